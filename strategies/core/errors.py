@@ -13,6 +13,17 @@ def printable(text: str) -> str:
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
+def one_line(text: str) -> str:
+    """Return a text as one line without control characters, at most :data:`LONGEST` long: it loses its middle."""
+    shorter = _without_middle(text)  # before each control character becomes four
+    return _without_middle(printable(" ".join(shorter.split())))
+
+
+def _without_middle(text: str) -> str:
+    half = LONGEST // 2 - 3
+    return text if len(text) <= LONGEST else f"{text[:half]} ... {text[-half:]}"
+
+
 class OneShotError(Exception):
     """An error whose text is meant for the user.
 
@@ -20,9 +31,7 @@ class OneShotError(Exception):
     """
 
     def __init__(self, message: str) -> None:
-        line = printable(" ".join(message.split()))
-        half = LONGEST // 2 - 3
-        super().__init__(line if len(line) <= LONGEST else f"{line[:half]} ... {line[-half:]}")
+        super().__init__(one_line(message))
 
 
 class OptionError(OneShotError):
@@ -37,13 +46,13 @@ class UploadError(OneShotError):
         client: The sender, with which the message begins; empty while it is unknown.
 
     Attributes:
-        reason: As given, in one line without control characters: it reaches logs by itself.
+        reason: As given, in one line as a message: it reaches logs by itself.
         client: As given.
     """
 
     def __init__(self, reason: str, client: str = "") -> None:
         super().__init__(f"{client}: {reason}" if client else reason)
-        self.reason, self.client = printable(" ".join(reason.split())), client
+        self.reason, self.client = one_line(reason), client
 
     def __reduce__(self) -> tuple[type[UploadError], tuple[str, str]]:
         """Keep the fields when the error is pickled between processes."""

@@ -14,7 +14,7 @@ from flwr.app import Message
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from ..core.errors import OneShotError, UploadError, printable
+from ..core.errors import OneShotError, UploadError, one_line
 from .names import Names
 from .pulling import Puller
 
@@ -80,7 +80,7 @@ class Refusals:
 
     def add(self, client: str, reason: str) -> None:
         """Record a refusal."""
-        found = client, printable(reason)
+        found = client, one_line(reason)
         if found in self.heard:
             return
         self.heard[found] = None

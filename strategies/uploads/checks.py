@@ -108,7 +108,7 @@ def check_arrays(
 
     Raises:
         UploadError: Names the first few keys that are missing, not expected or misfits, or an array without finite
-            values.
+            values, or with a batch normalisation's negative variance.
     """
     _check_keys(arrays, signature, f"{form.what} do not fit architecture {architecture!r}")
     misfits = [
@@ -124,6 +124,8 @@ def check_arrays(
         values[key] = form.read(arrays[key], shape, dtype, what)
         if not np.all(np.isfinite(values[key])):
             raise UploadError(f"{what} holds NaN or Inf; must be finite values")
+        if key.endswith("running_var") and np.any(values[key] < 0):  # its root would be NaN, in the clients' mean too
+            raise UploadError(f"{what} holds a negative variance; must be at least 0")
     return values
 
 

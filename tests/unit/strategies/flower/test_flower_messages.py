@@ -86,6 +86,10 @@ REFUSED: dict[str, tuple[Change, str]] = {
     "shape": (tensor("4.bias", torch.zeros(5)), r"arrays\['4\.bias'\] is float32\[5\], expected is float32\[4\]"),
     "dtype": (tensor("4.bias", BIAS.double()), r"arrays\['4\.bias'\] is float64\[4\], expected is float32\[4\]"),
     "nan": (tensor("4.bias", BIAS / 0), r"arrays\['4\.bias'\] holds NaN or Inf; must be finite values"),
+    "variance": (
+        tensor("1.running_var", torch.tensor([1.0, -1e-6])),
+        r"\['1\.running_var'\] holds a negative variance",
+    ),
     "inf": (tensor("1.running_var", torch.tensor([1.0, np.inf])), r"arrays\['1\.running_var'\] holds NaN or Inf"),
     "no metrics": (no_metrics, r"metrics\['num-examples'\] is missing: must be a positive whole number"),
     "zero examples": (metric(0), r"metrics\['num-examples'\] is 0: must be"),
