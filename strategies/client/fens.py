@@ -25,8 +25,8 @@ from flwr.clientapp import ClientApp
 from ..core.errors import OptionError
 from .fens_answers import Local as Local
 from .fens_answers import Own as Own
-from .fens_answers import Told as Told
 from .fens_answers import respond as respond
+from .holdout import Told as Told
 
 if TYPE_CHECKING:
     import torch
@@ -53,7 +53,8 @@ def serve(
             tensors, or numpy arrays.
         client: The client's stable name, or context -> name; its upload bears the same name.
         state_dir: Folder of the logits; empty: ``$ONESHOT_CLIENT_STATE``, else the user's cache folder.
-        max_ensemble_mib: The largest ensemble that the client accepts, in MiB; 0: any.
+        max_ensemble_mib: The largest ensemble that the client accepts, in MiB; 0: any. Its logits and votes must be
+            at most that large too, and at most 1024 MiB if it is 0.
     """
     builders = dict(model) if isinstance(model, Mapping) else {}
 

@@ -17,7 +17,8 @@ from ..combiners.voting import vote_counts
 from ..core.errors import OneShotError, UploadError
 from ..core.seeds import derive_seed
 from ..uploads.packed import PackedMember, ensemble_digest, from_wire, pack_member, unpack_member
-from .logits import LogitCache, Logits
+from .holdout import Told
+from .logits import LogitCache, Logits, check_made
 
 if TYPE_CHECKING:
     import torch
@@ -29,27 +30,8 @@ Said = tuple[dict[str, Any], Arrays]
 
 BATCH = 256
 MIB = 2**20
-MOST = 2**20  # local steps of a round, examples of a step
+MOST = 2**20  # local steps of a round, examples of a step, classes
 DIGEST = re.compile(r"[0-9a-f]{64}")
-
-
-@dataclass(frozen=True)
-class Told:
-    """The server's settings in every question of FENS that the choice of a client's own examples depends on.
-
-    Attributes:
-        run_id: The run of the ensemble's uploads.
-        seed: The run's seed.
-        holdout: Share of the client's examples that it kept from training.
-        per_class: Whether it kept that share of every class.
-        num_classes: C.
-    """
-
-    run_id: str
-    seed: int
-    holdout: float
-    per_class: bool
-    num_classes: int
 
 
 @dataclass(frozen=True)
@@ -71,7 +53,8 @@ class Local:
         build: An architecture's name -> a fresh module.
         own: The client's copy of its own upload, which the server then need not send; None if it has lost the copy.
         state_dir: Folder of the logits; see :func:`.places.run_place`.
-        max_ensemble_mib: The largest ensemble that the client accepts, MiB; 0: any; measured on arrival.
+        max_ensemble_mib: The largest ensemble that the client accepts, MiB; 0: any; measured on arrival. What the
+            client makes of an ensemble keeps to it too, and to :data:`.logits.MADE_MIB` if it is 0.
         refusal: The error with which the client answers every question; empty if it answers.
         tells_counts: Whether the client answers with votes, which count its examples by class.
     """
@@ -127,7 +110,7 @@ class _Asked:
             seed=self.number("seed"),
             holdout=self.real("holdout"),
             per_class=bool(facts["per-class"]),
-            num_classes=self.number("num-classes"),
+            num_classes=self.number("num-classes", counts=True),
         )
         # These three settings determine the held examples, and so their logits.
         held = f"{self.told.seed}/{self.told.holdout}/{self.told.per_class}"
@@ -183,6 +166,7 @@ def _offer(asked: _Asked) -> Said:
     sizes = asked.listed("sizes", int, len(members))
     _check_size(sum(sizes[number] for number in needed) / MIB, local)
     examples = len(_examples(asked)[1])
+    check_made("logits", len(members) * examples * asked.told.num_classes * 4, local.max_ensemble_mib)
     return {"ensemble": asked.ensemble, "examples": examples, "needs": needed}, {}
 
 
@@ -196,7 +180,7 @@ def _check_size(size: float, local: Local) -> None:
 
 def _members(asked: _Asked) -> list[str]:
     members: list[str] = asked.listed("members", str)
-    if ensemble_digest(members) != asked.ensemble:
+    if not members or ensemble_digest(members) != asked.ensemble:
         raise UploadError("the ensemble's digest does not match its members")
     return members
 
@@ -212,8 +196,10 @@ def _kept(asked: _Asked, members: list[str]) -> Logits | None:
     found = asked.cache.known(members)
     if found is None or (asked.facts.get("sees-inputs") and not found.inputs.size):
         return None
-    asked.cache.save(asked.ensemble, found)
-    return found
+    check_made("logits", len(members) * found.values[0].nbytes, asked.local.max_ensemble_mib)
+    selected = found.of(members)
+    asked.cache.save(asked.ensemble, selected)
+    return selected
 
 
 def _packed(own: Own, precision: str) -> PackedMember:
@@ -234,7 +220,7 @@ def _examples(asked: _Asked) -> tuple[Any, np.ndarray[Any, Any]]:
 
 
 def _compute(asked: _Asked) -> Said:
-    """Compute the logits of every member on the held examples, and save them."""
+    """Compute the logits of every member on the held examples, of equal members once, and save them."""
     import torch
 
     facts, arrays, precision = asked.facts, asked.arrays, str(asked.fact("precision"))
@@ -247,8 +233,11 @@ def _compute(asked: _Asked) -> Said:
     inputs, labels = _examples(asked)
     if isinstance(inputs, np.ndarray):  # numpy's own floats are double, a module's are not
         inputs = torch.as_tensor(inputs.astype(np.float32) if inputs.dtype == np.float64 else inputs)
-    values = []
+    check_made("logits", len(members) * len(labels) * asked.told.num_classes * 4, asked.local.max_ensemble_mib)
+    values: dict[str, np.ndarray[Any, Any]] = {}
     for number, (digest, architecture) in enumerate(zip(members, architectures, strict=True)):
+        if digest in values:  # clients with equal uploads are equal members
+            continue
         packed = copy
         if number in sent:
             packed = from_wire(number, arrays, facts, architecture=architecture, precision=precision)
@@ -256,9 +245,12 @@ def _compute(asked: _Asked) -> Said:
             raise UploadError(f"member {number} of the ensemble has another digest than the server's offer")
         module = unpack_member(packed, partial(asked.local.build, architecture, asked.told))
         with torch.no_grad():  # copies, because a member that works in place would change the others' inputs
-            values.append(torch.cat([module(part.clone()) for part in torch.split(inputs, BATCH)]).float().numpy())
+            outputs = torch.cat([module(part.clone()) for part in torch.split(inputs, BATCH)])
+        values[digest] = outputs.float().numpy()
+        # Again, because a module may have more outputs than the server says.
+        check_made("logits", len(members) * values[digest].nbytes, asked.local.max_ensemble_mib)
     seen = inputs.float().numpy() if facts.get("sees-inputs") else np.zeros(0, np.float32)
-    logits = Logits(tuple(members), np.stack(values), labels, seen)
+    logits = Logits(tuple(members), np.stack([values[digest] for digest in members]), labels, seen)
     asked.cache.save(asked.ensemble, logits)
     return {"ensemble": asked.ensemble, "examples": len(logits.labels)}, {}
 
@@ -292,6 +284,8 @@ def _votes(asked: _Asked) -> Said:
     logits = _cached(asked)
     if logits is None:
         return {"ensemble": asked.ensemble, "missing": True}, {}
+    members, _, classes = logits.values.shape
+    check_made("votes", members * classes**2 * 8, asked.local.max_ensemble_mib)
     return {"ensemble": asked.ensemble}, {"counts": vote_counts(logits.values, logits.labels).astype(np.int64)}
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 
@@ -9,6 +11,25 @@ from ..core.errors import OptionError
 from ..core.seeds import derive_seed
 
 Positions = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Told:
+    """The server's settings in every question that the choice of a client's own examples depends on.
+
+    Attributes:
+        run_id: The run of the ensemble's uploads.
+        seed: The run's seed.
+        holdout: Share of the client's examples that it kept from training.
+        per_class: Whether it kept that share of every class.
+        num_classes: C.
+    """
+
+    run_id: str
+    seed: int
+    holdout: float
+    per_class: bool
+    num_classes: int
 
 
 def held_out(

@@ -19,10 +19,14 @@ import numpy as np
 import numpy.typing as npt
 
 from ..core.durable import atomic_write
+from ..core.errors import UploadError
 from ..core.places import forget_older_runs, is_ours, make_private, make_run_place, newest_first, run_place
 
 # The newest ensembles of a run whose logits a client keeps.
 ENSEMBLES_KEPT = 4
+
+# The largest logits or votes of an ensemble on a client without a limit of its own, MiB.
+MADE_MIB = 1024.0
 
 # Flower's own logger, so that the lines reach the log of the run.
 LOG = getLogger("flwr")
@@ -57,6 +61,31 @@ class Logits:
         """Bytes in memory."""
         return self.values.nbytes + self.labels.nbytes + self.inputs.nbytes
 
+    def of(self, members: Sequence[str]) -> Logits:
+        """Return the logits of some of the members, in their order; a repeated member takes memory each time."""
+        rows = [self.members.index(member) for member in members]
+        return Logits(tuple(members), self.values[rows], self.labels, self.inputs)
+
+
+def check_made(what: str, size: int, most_mib: float) -> None:
+    """Refuse what a client would make of an ensemble, before any of it takes memory or disk.
+
+    The limit on messages does not bound the logits. The name of a member has 64 bytes, its logits have 4 n C.
+
+    Args:
+        what: What the client would make.
+        size: Its bytes.
+        most_mib: The largest ensemble that the client accepts, MiB; 0: :data:`MADE_MIB`.
+
+    Raises:
+        UploadError: It is larger.
+    """
+    most = most_mib or MADE_MIB
+    if size > most * 2**20:
+        raise UploadError(
+            f"the ensemble's {what} are {size / 2**20:.1f} MiB: must be at most {most:g} MiB on this node"
+        )
+
 
 class LogitCache:
     """The files of one client and one run.
@@ -87,12 +116,11 @@ class LogitCache:
         return found
 
     def known(self, members: Sequence[str]) -> Logits | None:
-        """Return the logits of an ensemble that is part of a cached one, in the order of ``members``."""
+        """Return the logits of the newest cached ensemble that holds all of ``members``; see :meth:`Logits.of`."""
         for path in newest_first(self._folder.glob("*.npz")):
             kept = _read(path)
             if kept is not None and set(members) <= set(kept.members):
-                rows = [kept.members.index(member) for member in members]
-                return Logits(tuple(members), kept.values[rows], kept.labels, kept.inputs)
+                return kept
         return None
 
     def save(self, ensemble: str, logits: Logits) -> None:

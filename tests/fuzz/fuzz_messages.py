@@ -19,7 +19,7 @@ from torch import nn
 
 from strategies.client import upload_facts
 from strategies.client.corrections import LocalUpdate
-from strategies.client.fens_answers import Local, Own, Told, respond
+from strategies.client.fens import Local, Own, Told, respond
 from strategies.distillation.lent import Lent
 from strategies.flower.clients import GridClients
 from strategies.flower.messages import read_reply

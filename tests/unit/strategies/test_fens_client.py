@@ -19,11 +19,12 @@ from method_fakes import BUILDERS, UPLOADS, upload
 from torch import nn
 
 from strategies.client import logits as module
-from strategies.client.fens import respond
+from strategies.client.fens import Own, respond
 from strategies.client.holdout import held_out
 from strategies.client.logits import ENSEMBLES_KEPT, LogitCache, Logits
 from strategies.core.errors import OptionError, UploadError
 from strategies.core.places import RUNS_KEPT
+from strategies.uploads.packed import ensemble_digest, pack_member
 
 MEMBERS = ("m0", "m1", "m2")
 ROOT = Path(__file__).resolve().parents[3]
@@ -80,7 +81,7 @@ def test_logits_of_fewer_members_are_found_among_those_of_more(tmp_path: Path) -
     found = cache.known(["m2", "m0"])
 
     assert found is not None
-    np.testing.assert_array_equal(found.values, logits().values[[2, 0]])
+    np.testing.assert_array_equal(found.of(["m2", "m0"]).values, logits().values[[2, 0]])
     assert cache.known(["m0", "other"]) is None
 
 
@@ -236,3 +237,65 @@ def test_logits_that_are_written_make_their_run_the_newest(tmp_path: Path) -> No
     cache.save("e1", logits())
 
     assert cache.load("e1") is not None
+
+
+OWN = Own("narrow", UPLOADS[0].read())
+MINE = pack_member("narrow", OWN.state, precision="float32").digest
+
+
+def repeated(folder: Path, step: str, count: int, *, classes: int = CLASSES, limit: float = 0.0) -> dict[str, Any]:
+    """Return what client c0 says about an ensemble of its own upload alone, so often."""
+    facts = {
+        "run-id": RUN, "seed": 0, "holdout": 0.1, "per-class": False, "num-classes": classes, "step": step,
+        "ensemble": ensemble_digest([MINE] * count), "members": [MINE] * count, "sizes": [8] * count,
+        "architectures": ["narrow"] * count, "precision": "float32",
+    }  # fmt: skip
+    local = replace(DirectClients(folder, limit=limit).local("c0"), own=lambda _: OWN)
+    return respond(facts, {}, local)[0]
+
+
+@pytest.mark.parametrize(
+    ("step", "classes", "before", "line"),
+    [
+        ("offer", CLASSES, 0, "logits are 0.4 MiB"),
+        ("offer", CLASSES, 1, "logits are 0.4 MiB"),
+        ("ensemble", CLASSES, 0, "logits are 0.4 MiB"),
+        ("ensemble", 1, 0, "logits are 0.4 MiB"),  # the server names fewer classes than the member has
+        ("votes", CLASSES, 4000, "votes are 0.3 MiB"),
+    ],
+)
+def test_a_member_named_often_takes_no_more_than_the_node_permits(
+    tmp_path: Path, step: str, classes: int, before: int, line: str
+) -> None:
+    if before:
+        assert "error" not in repeated(tmp_path, "ensemble", before)
+    kept = [*tmp_path.rglob("*.npz")]
+
+    said = repeated(tmp_path, step, 4000, classes=classes, limit=0.25)
+
+    assert said["error"] == f"the ensemble's {line}: must be at most 0.25 MiB on this node"
+    assert [*tmp_path.rglob("*.npz")] == kept
+
+
+def test_logits_are_bounded_also_on_a_node_without_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MADE_MIB", 0.125)
+
+    assert "must be at most 0.125 MiB" in repeated(tmp_path, "offer", 2000)["error"]
+    assert "error" not in repeated(tmp_path, "offer", 1000)
+
+
+def test_a_member_named_often_is_evaluated_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    builder, built = BUILDERS["narrow"], []
+    monkeypatch.setitem(BUILDERS, "narrow", lambda: built.append(1) or builder())
+
+    assert "error" not in repeated(tmp_path, "ensemble", 5)
+
+    (path,) = tmp_path.rglob("*.npz")
+    values = np.load(path)["values"]
+    assert values.shape == (5, 9, CLASSES)
+    np.testing.assert_array_equal(values, values[[0] * 5])
+    assert len(built) == 1
+
+
+def test_an_ensemble_of_no_members_is_refused(tmp_path: Path) -> None:
+    assert repeated(tmp_path, "ensemble", 0)["error"] == "the ensemble's digest does not match its members"
