@@ -53,8 +53,8 @@ def serve(
             tensors, or numpy arrays.
         client: The client's stable name, or context -> name; its upload bears the same name.
         state_dir: Folder of the logits; empty: ``$ONESHOT_CLIENT_STATE``, else the user's cache folder.
-        max_ensemble_mib: The largest ensemble that the client accepts, in MiB; 0: any. Its logits and votes must be
-            at most that large too, and at most 1024 MiB if it is 0.
+        max_ensemble_mib: The largest ensemble that the client accepts, in MiB; 0: any. Its logits, its votes, and
+            the hidden units of an aggregator's step each take at most that too, and at most 1024 MiB if it is 0.
     """
     builders = dict(model) if isinstance(model, Mapping) else {}
 

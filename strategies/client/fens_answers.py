@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..aggregation.steps import round_steps
+from ..aggregation.steps import round_steps, units
 from ..aggregation.training import Sgd
 from ..combiners.voting import vote_counts
 from ..core.errors import OneShotError, UploadError
@@ -262,6 +262,8 @@ def _round(asked: _Asked) -> Said:
         return {"ensemble": asked.ensemble, "missing": True}, {}
     number, aggregator = asked.number("round"), str(asked.fact("aggregator"))
     sgd = Sgd(asked.number("steps", counts=True), asked.number("batch-size", counts=True), asked.real("lr"))
+    work = 4 * units(asked.arrays) * min(sgd.batch_size, len(logits.labels))
+    check_made("hidden units in a step", work, asked.local.max_ensemble_mib)
     try:
         params = round_steps(
             aggregator,

@@ -25,7 +25,7 @@ from ..core.places import forget_older_runs, is_ours, make_private, make_run_pla
 # The newest ensembles of a run whose logits a client keeps.
 ENSEMBLES_KEPT = 4
 
-# The largest logits or votes of an ensemble on a client without a limit of its own, MiB.
+# The largest logits, votes or hidden units of an ensemble on a client without a limit of its own, MiB.
 MADE_MIB = 1024.0
 
 # Flower's own logger, so that the lines reach the log of the run.

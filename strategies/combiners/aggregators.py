@@ -18,7 +18,7 @@ import numpy as np
 from ..core.errors import OptionError
 from ..core.seeds import derive_seed
 from . import forms
-from .forms import Array, Params, Pullback, Sizes
+from .forms import Array, Params, Pullback, Rng, Sizes
 
 
 @dataclass(frozen=True)
@@ -38,15 +38,15 @@ class Aggregator:
     name: str
     combiner: str
     kind: str
-    draw: Callable[[np.random.Generator, Sizes], Params]
+    draw: Callable[[Rng, Sizes], Params]
     apply: Callable[[Mapping[str, Array], Array], tuple[Array, Pullback]]
     counts: str = ""
 
-    def start(self, seed: int, *, members: int, classes: int, hidden: int = 0) -> Params:
+    def start(self, seed: int | None, *, members: int, classes: int, hidden: int = 0) -> Params:
         """Return the float32 parameters that the first round starts from; counts are zero.
 
         Args:
-            seed: The run's seed.
+            seed: The run's seed; None: not drawn, for their names and shapes alone.
             members: M.
             classes: C.
             hidden: Units k of ``"nn"``; 0: two per member, as the paper has.
@@ -54,7 +54,7 @@ class Aggregator:
         Raises:
             ValueError: It is trained with torch: :func:`.gate.start_gate` starts it.
         """
-        rng = np.random.default_rng(derive_seed(seed, "aggregator", self.name))
+        rng = None if seed is None else np.random.default_rng(derive_seed(seed, "aggregator", self.name))
         return self.draw(rng, Sizes(members, classes, hidden or 2 * members))
 
     def from_counts(self, counts: Any) -> Params:

@@ -22,6 +22,8 @@ from . import voting
 Array = np.ndarray[Any, Any]
 Params = dict[str, Array]
 Pullback = Callable[[Array], Params]
+# None: only the shapes matter.
+Rng = np.random.Generator | None
 
 # Replaces zero in logarithms: the smallest normal float32.
 TINY = np.finfo(np.float32).tiny
@@ -35,25 +37,27 @@ class Sizes(NamedTuple):
     hidden: int
 
 
-def uniform(rng: np.random.Generator, bound: float, *shape: int) -> Array:
-    """Draw float32 numbers of a shape from U(-bound, bound)."""
+def uniform(rng: Rng, bound: float, *shape: int) -> Array:
+    """Draw float32 numbers of a shape from U(-bound, bound); without a generator, zeros that take no memory."""
+    if rng is None:
+        return np.broadcast_to(np.float32(0), shape)
     return rng.uniform(-bound, bound, shape).astype(np.float32)
 
 
 # Untrained forms
 
 
-def draw_nothing(_: np.random.Generator, __: Sizes) -> Params:
+def draw_nothing(_: Rng, __: Sizes) -> Params:
     """Return no parameters."""
     return {}
 
 
-def draw_label_counts(_: np.random.Generator, sizes: Sizes) -> Params:
+def draw_label_counts(_: Rng, sizes: Sizes) -> Params:
     """Return label counts of zero [M, C]."""
     return {"weights": np.zeros((sizes.members, sizes.classes), np.float32)}
 
 
-def draw_votes(_: np.random.Generator, sizes: Sizes) -> Params:
+def draw_votes(_: Rng, sizes: Sizes) -> Params:
     """Return counts of votes of zero [M, C, C]."""
     return {"counts": np.zeros((sizes.members, sizes.classes, sizes.classes), np.float32)}
 
@@ -76,7 +80,7 @@ def vote(params: Mapping[str, Array], logits: Array) -> tuple[Array, Pullback]:
 # Trained forms. Xavier's bound is sqrt(6 / (fan in + fan out)); that of torch's layers is 1 / sqrt(fan in).
 
 
-def draw_linear(rng: np.random.Generator, sizes: Sizes) -> Params:
+def draw_linear(rng: Rng, sizes: Sizes) -> Params:
     """Return weights [M] by Xavier for M inputs and one output, and a bias [1] of one."""
     bound = math.sqrt(6 / (sizes.members + 1))
     return {"weight": uniform(rng, bound, sizes.members), "bias": np.ones(1, np.float32)}
@@ -88,7 +92,7 @@ def linear(params: Mapping[str, Array], logits: Array) -> tuple[Array, Pullback]
     return combined, lambda g: {"weight": np.tensordot(logits, g, axes=2), "bias": g.sum().reshape(1)}
 
 
-def draw_per_class(rng: np.random.Generator, sizes: Sizes) -> Params:
+def draw_per_class(rng: Rng, sizes: Sizes) -> Params:
     """Return weights [M, C] by Xavier."""
     bound = math.sqrt(6 / (sizes.members + sizes.classes))
     return {"weight": uniform(rng, bound, sizes.members, sizes.classes)}
@@ -100,7 +104,7 @@ def per_class(params: Mapping[str, Array], logits: Array) -> tuple[Array, Pullba
     return combined, lambda g: {"weight": np.einsum("bc,mbc->mc", g, logits)}
 
 
-def draw_nn(rng: np.random.Generator, sizes: Sizes) -> Params:
+def draw_nn(rng: Rng, sizes: Sizes) -> Params:
     """Return two layers, M C -> k -> C, initialised as in torch."""
     return _draw_layers(rng, sizes.members * sizes.classes, sizes.hidden, sizes.classes)
 
@@ -117,7 +121,7 @@ def nn(params: Mapping[str, Array], logits: Array) -> tuple[Array, Pullback]:
     return hidden @ params["weight2"].T + params["bias2"], pull
 
 
-def draw_in_torch(_: np.random.Generator, __: Sizes) -> NoReturn:
+def draw_in_torch(_: Rng, __: Sizes) -> NoReturn:
     """Refuse: the gate's parameters follow from the shape of its input, see :func:`.gate.start_gate`."""
     raise ValueError("aggregator 'moe' needs the shape of the members' input: combiners.gate starts it")
 
@@ -141,7 +145,7 @@ def two_class_weighted(params: Mapping[str, Array], logits: Array) -> tuple[Arra
     return _odds(_log_sum_exp(np.log(shares)[:, None] + _log_softmax(logits))), _no_way_back
 
 
-def draw_two_class_per_class(rng: np.random.Generator, sizes: Sizes) -> Params:
+def draw_two_class_per_class(rng: Rng, sizes: Sizes) -> Params:
     """Return a layer M -> 1 initialised as in torch: weights [M] and a bias [1]."""
     bound = sizes.members**-0.5
     return {"weight": uniform(rng, bound, sizes.members), "bias": uniform(rng, bound, 1)}
@@ -154,7 +158,7 @@ def two_class_per_class(params: Mapping[str, Array], logits: Array) -> tuple[Arr
     return combined, lambda g: {"weight": d @ g[:, 1], "bias": g[:, 1].sum().reshape(1)}
 
 
-def draw_two_class_nn(rng: np.random.Generator, sizes: Sizes) -> Params:
+def draw_two_class_nn(rng: Rng, sizes: Sizes) -> Params:
     """Return two layers, M -> 4 M -> 1, initialised as in torch; Camelyon16 has two members, so 8 units."""
     return _draw_layers(rng, sizes.members, 4 * sizes.members, 1)
 
@@ -172,7 +176,7 @@ def two_class_nn(params: Mapping[str, Array], logits: Array) -> tuple[Array, Pul
     return _beside_zero((hidden @ params["weight2"].T + params["bias2"])[:, 0]), pull
 
 
-def _draw_layers(rng: np.random.Generator, inputs: int, hidden: int, outputs: int) -> Params:
+def _draw_layers(rng: Rng, inputs: int, hidden: int, outputs: int) -> Params:
     return {
         "weight1": uniform(rng, inputs**-0.5, hidden, inputs),
         "bias1": uniform(rng, inputs**-0.5, hidden),

@@ -77,7 +77,7 @@ def mixture(weights: Mapping[str, Tensor], logits: Tensor, x: Tensor, *, dropout
 
 
 def start_gate(
-    seed: int,
+    seed: int | None,
     *,
     members: int,
     classes: int,
@@ -87,7 +87,7 @@ def start_gate(
     """Return the gate's float32 parameters for the first round, drawn as torch initialises its layers.
 
     Args:
-        seed: The run's seed.
+        seed: The run's seed; None: not drawn, for their names and shapes alone.
         members: M.
         classes: C.
         input_shape: Of one image: (channels, height, width).
@@ -96,15 +96,14 @@ def start_gate(
     Raises:
         OptionError: The input is no image, or too small for the gate's convolutions.
     """
-    channels, *sides = input_shape
-    left = [((side - KERNEL + 1) // 2 - KERNEL + 1) // 2 for side in sides]
+    left = [((side - KERNEL + 1) // 2 - KERNEL + 1) // 2 for side in input_shape[1:]]
     if len(left) != 2 or min(left) < 1:
-        found = " x ".join(map(str, input_shape))
+        found = " x ".join(map(str, input_shape)) or "absent"
         raise OptionError(f"aggregator 'moe' looks at images, and the input is {found}: must be at least 16 x 16")
-    rng = np.random.default_rng(derive_seed(seed, "aggregator", "moe"))
+    rng = None if seed is None else np.random.default_rng(derive_seed(seed, "aggregator", "moe"))
     widths = [MAPS[1] * left[0] * left[1], *UNITS, members * classes if per_class else members]
     shapes: dict[str, tuple[int, ...]] = {f"layer{n}": (widths[n], widths[n - 1]) for n in (1, 2, 3)}
-    shapes |= {"conv1": (MAPS[0], channels, KERNEL, KERNEL), "conv2": (MAPS[1], MAPS[0], KERNEL, KERNEL)}
+    shapes |= {"conv1": (MAPS[0], input_shape[0], KERNEL, KERNEL), "conv2": (MAPS[1], MAPS[0], KERNEL, KERNEL)}
     params = {}
     for layer, shape in shapes.items():
         bound = math.prod(shape[1:]) ** -0.5  # torch's default, 1 / sqrt(fan in), for weights and biases

@@ -18,10 +18,13 @@ from fens_fakes import CLASSES, RUN, DirectClients, examples, fens_job, fitted, 
 from method_fakes import BUILDERS, UPLOADS, upload
 from torch import nn
 
+from strategies.aggregation import gate_steps, steps
 from strategies.client import logits as module
 from strategies.client.fens import Own, respond
 from strategies.client.holdout import held_out
 from strategies.client.logits import ENSEMBLES_KEPT, LogitCache, Logits
+from strategies.combiners.aggregators import AGGREGATORS
+from strategies.combiners.gate import start_gate
 from strategies.core.errors import OptionError, UploadError
 from strategies.core.places import RUNS_KEPT
 from strategies.uploads.packed import ensemble_digest, pack_member
@@ -299,3 +302,63 @@ def test_a_member_named_often_is_evaluated_once(tmp_path: Path, monkeypatch: pyt
 
 def test_an_ensemble_of_no_members_is_refused(tmp_path: Path) -> None:
     assert repeated(tmp_path, "ensemble", 0)["error"] == "the ensemble's digest does not match its members"
+
+
+def stepped(folder: Path, aggregator: str, given: dict[str, np.ndarray[Any, Any]], limit: float = 0.0) -> str:
+    """Return the error of client c0 in a round whose aggregator has these parameters; empty without one."""
+    rng = np.random.default_rng(0)
+    found = Logits(MEMBERS, rng.normal(size=(3, 40, 3)).astype(np.float32), rng.integers(0, 3, 40), IMAGES)
+    LogitCache(str(folder), RUN, "c0", "0/0.1/False").save("e" * 64, found)
+    facts = {
+        "run-id": RUN, "seed": 0, "holdout": 0.1, "per-class": False, "num-classes": 3, "ensemble": "e" * 64,
+        "step": "round", "round": 1, "aggregator": aggregator, "steps": 1, "batch-size": 2**20, "lr": 0.1,
+    }  # fmt: skip
+    said, moved = respond(facts, given, DirectClients(folder, limit=limit).local("c0"))
+    assert moved.keys() == (set() if "error" in said else given.keys())
+    return str(said.get("error", ""))
+
+
+IMAGES = np.zeros((40, 1, 16, 16), np.float32)
+GATE = start_gate(0, members=3, classes=3, input_shape=(1, 16, 16))
+LINEAR = AGGREGATORS["linear"].start(0, members=3, classes=3)
+NN = AGGREGATORS["nn"].start(0, members=3, classes=3, hidden=4000)
+
+
+@pytest.mark.parametrize(
+    ("aggregator", "given", "line"),
+    [
+        ("linear", {**LINEAR, "bias": np.ones((5000, 1, 1), np.float32)}, "'bias' is float32 [5000, 1, 1]: must be"),
+        ("linear", {**LINEAR, "weight": np.ones((500, 3), np.float32)}, "'weight' is float32 [500, 3]: must be"),
+        ("linear", {"weight": LINEAR["weight"]}, "parameters are ['weight']: must be ['bias', 'weight']"),
+        ("linear", {**LINEAR, "bias": np.ones(1)}, "'bias' is float64 [1]: must be float32 [1]"),
+        ("nn", {**NN, "bias1": np.ones(0, np.float32)}, "'weight1' is float32 [4000, 9]: must be float32 [6, 9]"),
+        ("moe", {**GATE, "layer1_weight": np.ones((120, 5), np.float32)}, "is float32 [120, 5]: must be float32 [120,"),
+        ("moe", {**GATE, "layer3_bias": np.ones(9, np.float32)}, "is float32 [3, 84]: must be float32 [9, 84]"),
+        ("voting", {"counts": np.ones((3, 3, 3), np.float32)}, "it is not trained by gradients"),
+        ("magic", LINEAR, "'magic'"),
+    ],
+)
+def test_parameters_that_do_not_fit_the_logits_are_refused_before_they_are_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, aggregator: str, given: dict[str, Any], line: str
+) -> None:
+    monkeypatch.setattr(steps, "local_steps", None)
+    monkeypatch.setattr(gate_steps, "gate_steps", None)
+
+    error = stepped(tmp_path, aggregator, given)
+
+    assert error.startswith(f"the server's aggregator '{aggregator}' does not fit the logits: ")
+    assert line in error
+
+
+@pytest.mark.parametrize("per_class", [False, True])
+def test_a_gate_of_either_form_and_hidden_units_of_any_number_fit(tmp_path: Path, per_class: bool) -> None:
+    gate = start_gate(0, members=3, classes=3, input_shape=(1, 16, 16), per_class=per_class)
+
+    assert stepped(tmp_path, "moe", gate) == ""
+    assert stepped(tmp_path, "nn", NN) == ""
+
+
+def test_the_hidden_units_of_a_step_take_no_more_than_the_node_permits(tmp_path: Path) -> None:
+    line = "the ensemble's hidden units in a step are 0.6 MiB: must be at most 0.5 MiB on this node"
+    assert stepped(tmp_path, "nn", NN, limit=0.5) == line
+    assert stepped(tmp_path, "nn", NN, limit=0.75) == ""
