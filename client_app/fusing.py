@@ -78,10 +78,11 @@ def answer(config: AppConfig, node: Node, said: Mapping[str, Any], sent: State, 
     with seeded_torch(asked.seed, "fusefl", stage):
         model = build(node.architecture, num_classes=classes, input_shape=own.split.input_shape)
         whole = cut(node.architecture, model, blocks)
-        frozen = Frozen([*whole][:blocks], [part_of(received, f"{number}.") for number in range(1, stage)], adapter)
+        below_it = [part_of(received, f"{number}.") for number in range(1, stage)]
+        frozen = Frozen([*whole][:blocks], below_it, adapter, own.split.input_shape)
         if stage > blocks:
             return _moments(config, node, own, data, frozen)
-        net = above(whole, stage, frozen, _joined(frozen, own, data.images[:1]), adapter, kept)
+        net = above(whole, stage, frozen, adapter, kept)
     last = _train(net, frozen, own, data, config, node=node, seed=derive_seed(asked.seed, "client", node.client, stage))
     state = net.state_dict()
     try:

@@ -24,38 +24,38 @@ class Frozen(nn.Sequential):
         blocks: The client's own blocks, as many as there are stages or more; their weights do not matter.
         sent: Of every stage the weights of all M copies, stacked: name -> [M, ...].
         adapter: What later blocks begin with, a key of :data:`ADAPTERS`.
+        input_shape: (ch, H, W).
 
     Attributes:
         members: M.
+        channels: C of the joined maps.
 
     Raises:
         UploadError: The adapter is unknown, or weights do not fit their block.
     """
 
-    def __init__(self, blocks: Sequence[nn.Module], sent: Sequence[State], adapter: str) -> None:
+    def __init__(
+        self, blocks: Sequence[nn.Module], sent: Sequence[State], adapter: str, input_shape: Sequence[int]
+    ) -> None:
         super().__init__()
         if adapter not in ADAPTERS or not all(sent) or len(sent) > len(blocks):
             raise UploadError(
                 f"the server's adapter is {adapter[:80]!r}, for {len(sent)} blocks: must be one of "
                 f"{', '.join(ADAPTERS)}, and the weights of 1 to {len(blocks)} blocks"
             )
-        self.members = len(next(iter(sent[0].values())))
-        for number, (block, stacked) in enumerate(zip(blocks, sent, strict=False)):
+        first = next(iter(sent[0].values()))
+        self.members, self.channels, joined = len(first) if first.ndim else 0, 0, torch.zeros(1, *input_shape)
+        for number, (block, stacked) in enumerate(zip(blocks, sent, strict=False), 1):
+            template = adapted(block, adapter, members=self.members, channels=self.channels) if number > 1 else block
+            # Before M copies are made, so that the bytes that were sent bound those that they take.
+            _check_fits(template, stacked, self.members, f"the server's blocks {number}")
             states = [{key: value[k] for key, value in stacked.items()} for k in range(self.members)]
-            try:
-                self.append(SideBySide(self._template(number, block, stacked, adapter), states))
-            except (IndexError, RuntimeError) as error:
-                raise UploadError(
-                    f"the server's blocks {number + 1} do not fit this client's: {_line(error)}"
-                ) from error
+            self.append(SideBySide(template, states).eval())
+            with torch.no_grad():
+                joined = self[-1](joined)
+            self.channels = joined.shape[1] // self.members
         self.requires_grad_(False)
         self.train(False)
-
-    def _template(self, number: int, block: nn.Module, stacked: State, adapter: str) -> nn.Module:
-        if number == 0:
-            return block
-        channels = len(stacked["adapter.weight"][0]) if "adapter.weight" in stacked else 1
-        return adapted(block, adapter, members=self.members, channels=channels)
 
     def train(self, mode: bool = True) -> Frozen:  # noqa: ARG002  its statistics stay those of the senders
         """Stay in evaluation mode, whatever ``mode`` is."""
@@ -69,14 +69,13 @@ class Frozen(nn.Sequential):
         return x
 
 
-def above(whole: nn.Sequential, stage: int, frozen: Frozen, joined: Tensor, adapter: str, kept: State) -> nn.Sequential:
+def above(whole: nn.Sequential, stage: int, frozen: Frozen, adapter: str, kept: State) -> nn.Sequential:
     """Return what a client trains in a stage: its blocks from this one on, after an adapter of its own.
 
     Args:
         whole: The client's blocks and classifier; the result has its modules and their names.
         stage: s, from 2 to the number of blocks.
         frozen: The blocks below.
-        joined: An output of them [B, M C, ...].
         adapter: A key of :data:`ADAPTERS`; a convolution is drawn from torch's global generator.
         kept: The weights that these blocks have after the stage before.
 
@@ -88,9 +87,24 @@ def above(whole: nn.Sequential, stage: int, frozen: Frozen, joined: Tensor, adap
         net.load_state_dict({key: kept[key] for key in net.state_dict()})
     except (KeyError, RuntimeError) as error:
         raise UploadError(f"the client's own model lacks what follows block {stage - 1}: {_line(error)}") from error
-    channels = joined.shape[1] // frozen.members
-    net[0] = adapted(net[0], adapter, members=frozen.members, channels=channels)
+    net[0] = adapted(net[0], adapter, members=frozen.members, channels=frozen.channels)
     return net
+
+
+def _check_fits(template: nn.Module, stacked: State, members: int, what: str) -> None:
+    """Compare stacked weights of M copies with the module that all of them are like.
+
+    Raises:
+        UploadError: Names some that differ, or M is 0.
+    """
+    wanted = {key: (value.dtype, (members, *value.shape)) for key, value in template.state_dict().items()}
+    found = {key: (value.dtype, tuple(value.shape)) for key, value in stacked.items()}
+    wrong = sorted(key for key in {*wanted, *found} if wanted.get(key) != found.get(key))
+    if wrong or not members:
+        raise UploadError(
+            f"{what} do not fit this client's: their tensors {wrong[:3]!s:.200} must be those of at least one copy of "
+            "its block, with the same number of copies, shapes and types"
+        )
 
 
 def _line(error: Exception) -> str:

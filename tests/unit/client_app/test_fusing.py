@@ -28,6 +28,7 @@ from server_app.report.load_code import load_code
 from server_app.settings.build import build_job, build_strategy
 from server_app.settings.checks import check_needs_of_settings
 from server_app.settings.read import Settings, read_settings
+from strategies.client import fusefl
 from strategies.core.errors import OptionError, QuorumError, UploadError
 from strategies.core.seeds import seeded_torch
 from strategies.run.run_folder import RunFolder
@@ -248,6 +249,36 @@ def test_blocks_of_another_model_or_too_many_of_them_are_refused(trained: tuple[
         fusing.answer(settings.app, node, said, {**sent, "conv1.weight": sent["conv1.weight"][:, :3]})
     with pytest.raises(UploadError, match="the clients' blocks are 0.0 MiB: must be at most 0.001 MiB on this node"):
         fusing.answer(settings.app, node, said, sent, max_mib=0.001)
+
+
+@pytest.mark.parametrize("change", [
+    lambda sent: {"x": torch.empty(3000, 0)},  # no bytes, so within every limit
+    lambda sent: {**sent, "x": torch.empty(2, 0)},
+    lambda sent: {key: value[:0] for key, value in sent.items()},
+    lambda sent: {"conv1.weight": torch.tensor(1.0), **sent, "conv1.bias": torch.tensor(1.0)},
+    lambda sent: {**sent, "conv1.bias": sent["conv1.bias"][:1]},
+    lambda sent: {**sent, "conv1.bias": sent["conv1.bias"].bool()},
+])  # fmt: skip
+def test_no_block_is_copied_for_tensors_that_are_not_those_of_its_copies(
+    trained: tuple[Settings, Node], change: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said, sent = question(trained[0])
+    monkeypatch.setattr(fusefl, "SideBySide", lambda *_: pytest.fail("a block is copied"))
+
+    with pytest.raises(UploadError, match="the server's blocks 1 do not fit this client's: their tensors .* must be"):
+        fusing.answer(trained[0].app, trained[1], said, change(sent))
+
+
+@pytest.mark.parametrize("shape", [(2, 5000, 0), (2,), (2, 5, 10, 1, 1)])
+def test_an_adapter_of_other_channels_than_the_block_below_has_is_refused(
+    trained: tuple[Settings, Node], shape: tuple[int, ...]
+) -> None:
+    (settings, node), (said, sent) = trained, question(trained[0])
+    block = fusing.answer(settings.app, node, said, sent)
+    both = {key: torch.stack([value, value]) for key, value in block.items() if not key.startswith("classifier")}
+
+    with pytest.raises(UploadError, match=r"the server's blocks 2 do not fit .* \['adapter.weight'\] must be"):
+        fusing.answer(settings.app, node, {**said, "stage": 3}, {**both, "adapter.weight": torch.zeros(shape)})
 
 
 def test_a_client_that_keeps_its_label_counts_or_its_privacy_answers_nothing_that_tells_them(
