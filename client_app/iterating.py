@@ -27,6 +27,7 @@ from fl_app.data import augment, normalize
 from fl_app.models import build
 from strategies.client.corrections import LocalUpdate
 from strategies.client.round_state import RoundState
+from strategies.core.asks import real_of
 from strategies.core.errors import UploadError
 from strategies.core.seeds import derive_seed, initial_torch
 
@@ -98,5 +99,5 @@ def counted_steps(model: nn.Module, step: Callable[..., None]) -> Iterator[None]
 
 
 def _client_config(config: ClientConfig, said: Mapping[str, Any]) -> ClientConfig:
-    factor = float(said.get("lr-factor", 1.0))
+    factor = real_of(said, "lr-factor", 1.0)
     return replace(config, lr=config.lr * factor, final_lr=config.final_lr * factor)

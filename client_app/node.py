@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fl_app.node_config import checkpoint_path, client_name
 from fl_app.node_policy import FREE, NodePolicy
 from strategies.client import CLIENT_NAME
+from strategies.core.asks import real_of, whole_of
 from strategies.core.errors import UploadError
 
 if TYPE_CHECKING:
@@ -111,12 +112,16 @@ class Asked:
 
     @classmethod
     def of(cls, said: Mapping[str, Any], seed: int) -> Asked:
-        """Read a request's config; ``seed`` is the app's own, used if the server sends none."""
+        """Read a request's config; ``seed`` is the app's own, used if the server sends none.
+
+        Raises:
+            UploadError: A number is none.
+        """
         return cls(
             str(said.get("run-id", "")),
-            int(said.get("server-round", 1)),
-            int(said.get("seed", seed)),
-            float(said.get("holdout", 0.0)),
+            whole_of(said, "server-round", 1),
+            whole_of(said, "seed", seed),
+            real_of(said, "holdout", 0.0),
             bool(said.get("holdout-per-class", False)),
             bool(said.get("calibrate", False)),
             str(said.get("task", "classifier")),

@@ -27,7 +27,6 @@ These modules name their papers and deviations. :mod:`.round_state` keeps the st
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -35,7 +34,7 @@ import torch
 from flwr.app import ConfigRecord, Message
 from torch import nn
 
-from ..core.errors import UploadError
+from ..core.asks import real_of, whole_of
 from ..core.places import check_round
 from .control import ControlVariates as ControlVariates
 from .control import Travel as Travel
@@ -98,13 +97,13 @@ class LocalUpdate:
         memory: RoundState | None = None,
         label_counts: Sequence[int] | None = None,
     ) -> None:
-        self._round = int(_number(said, "server-round", 1))
+        self._round = whole_of(said, "server-round", 1)
         check_round(self._round)
-        self._last, self._safe = _whole(said, "last-round"), _whole(said, "safe-round")
+        self._last, self._safe = (whole_of(said, key) if key in said else None for key in ("last-round", "safe-round"))
         self._memory = memory or RoundState(None, str(said.get("client", "client")))
         self._travel = Travel(momentum)
-        mu, alpha = (_number(said, key, 0.0) for key in ("proximal-mu", "feddyn-alpha"))
-        sparse, self._recalled = compression_of(_number(said, "stc-density", 0.0), said), None
+        mu, alpha = (real_of(said, key, 0.0) for key in ("proximal-mu", "feddyn-alpha"))
+        sparse, self._recalled = compression_of(real_of(said, "stc-density", 0.0), said), None
         if sparse or alpha or "control" in sent:
             self._recalled = self._memory.recall(self._round, self._last)
         kept = self._recalled.state if self._recalled else {}
@@ -178,15 +177,3 @@ def read_round(msg: Message) -> tuple[dict[str, Any], dict[str, State]]:
     records = msg.content.array_records
     config = msg.content.config_records.get("config", ConfigRecord())
     return dict(config), {name: dict(record.to_torch_state_dict()) for name, record in records.items()}
-
-
-def _whole(said: Mapping[str, Any], key: str) -> int | None:
-    return int(_number(said, key, 0)) if key in said else None
-
-
-def _number(said: Mapping[str, Any], key: str, usual: float) -> float:
-    """Return a finite number of a request's config, or its default."""
-    value = said.get(key, usual)
-    if not isinstance(value, int | float) or not math.isfinite(value):
-        raise UploadError(f"the server's {key} is {value!r:.80}: must be a finite number")
-    return value

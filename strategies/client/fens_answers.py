@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import numpy as np
 from ..aggregation.steps import round_steps, units
 from ..aggregation.training import Sgd
 from ..combiners.voting import vote_counts
+from ..core.asks import real_of, whole_of
 from ..core.errors import OneShotError, UploadError
 from ..core.seeds import derive_seed
 from ..uploads.packed import PackedMember, ensemble_digest, from_wire, pack_member, unpack_member
@@ -128,18 +128,16 @@ class _Asked:
 
     def number(self, key: str, *, counts: bool = False) -> int:
         """Return a whole number of the question; one that ``counts`` lies in 1 to :data:`MOST`."""
-        value = self.fact(key)
-        if type(value) is not int or (counts and not 1 <= value <= MOST):
-            allowed = f"from 1 to {MOST}" if counts else "of 64 bits"
-            raise UploadError(f"the server's {key} is {value!r:.80}: must be a whole number {allowed}")
+        self.fact(key)
+        value = whole_of(self.facts, key)
+        if counts and not 1 <= value <= MOST:
+            raise UploadError(f"the server's {key} is {value}: must be a whole number from 1 to {MOST}")
         return value
 
     def real(self, key: str) -> float:
         """Return a finite number of the question."""
-        value = self.fact(key)
-        if not isinstance(value, int | float) or not math.isfinite(value):
-            raise UploadError(f"the server's {key} is {value!r:.80}: must be a finite number")
-        return float(value)
+        self.fact(key)
+        return real_of(self.facts, key)
 
     def listed(self, key: str, kind: type, length: int | None = None) -> list[Any]:
         """Return a list of the question whose values are all of one kind, of the given length."""

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from ..core.asks import whole_of
 from ..core.errors import OptionError, UploadError
 from ..core.seeds import generator, seeded_torch
 from ..distillation.lent import Lent, draw_noise
@@ -57,7 +58,7 @@ class GeneratedExamples:
         self.lent = Lent.read(said)
         self._head = _head_of(model, self.lent) if self.lent.level == "features" else None
         self._generator = _generator(model, self.lent, self._head, sent)
-        self._rng = generator(_seed(said), "generated", client, server_round)
+        self._rng = generator(whole_of(said, "seed", 0), "generated", client, server_round)
         counts = list(label_counts or ())
         self._most = self.lent.epochs * sum(counts) if counts else float("inf")
         self._seen, self._size, self._full = 0, 0, 0
@@ -104,13 +105,6 @@ class GeneratedExamples:
         buffers = {name: value.clone() for name, value in layer.named_buffers()}
         logits: Tensor = functional_call(layer, buffers, (examples,))
         return logits
-
-
-def _seed(said: Mapping[str, Any]) -> int:
-    seed = said.get("seed", 0)
-    if type(seed) is not int:
-        raise UploadError(f"the server's seed is {seed!r:.80}: must be a whole number")
-    return seed
 
 
 def _head_of(model: nn.Module, lent: Lent) -> str:

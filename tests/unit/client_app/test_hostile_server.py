@@ -357,6 +357,33 @@ def fens_errors(node: Hospital, *, announced: int = 1, arrived: int = 8, step: s
     return errors
 
 
+NOT_NUMBERS = (
+    ("seed", "x"), ("seed", [1, 2]), ("server-round", float("inf")), ("server-round", "9" * 5000), ("holdout", "x"),
+    ("holdout", float("nan")),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        *product(("upload", "rounds", "fusefl"), NOT_NUMBERS),
+        *product(["rounds"], [("lr-factor", "x"), ("last-round", "x")]),
+    ],
+)
+def test_a_word_in_place_of_a_number_is_refused_in_one_line(
+    hospital: Callable[..., Hospital], kind: str, said: tuple[str, Any]
+) -> None:
+    key, value = said
+    more: dict[str, Any] = {"upload": {}, "rounds": {"iterative": "fedavg"}, "fusefl": {"stage": 2}}[kind]
+
+    reply = hospital().asked(
+        {"run-id": RUNS[0], **more, key: value}, {}, kind="train.fusefl" if kind == "fusefl" else "train"
+    )
+
+    told = reply.content.config_records["answer" if kind == "fusefl" else "upload"]
+    assert str(told["error"]).startswith(f"the server's {key} is {value!r:.80}: must be a ")
+
+
 WORDS = ("../secret/model.safetensors", "/secret", "~/", "{client}", "{partition}", "open/link", "open", "0" * 32, "")
 KEYS = ("client.checkpoint", "data.root", "client.state-dir", "client.nodes", "uploads", "resume", "run-dir")
 
