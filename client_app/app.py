@@ -12,7 +12,7 @@ from flwr.clientapp import ClientApp
 from client_app.node import Asked, Node
 from client_app.told_counts import told_counts
 from fl_app.node_config import client_name, node_facts, node_policy
-from strategies.client import already_held, failure, upload_facts
+from strategies.client import already_held, failure, read_arrays, upload_facts
 from strategies.core.errors import OneShotError
 from strategies.core.offline import enforce
 
@@ -52,8 +52,8 @@ def upload(msg: Message, context: Context) -> Message:
         node = Node.of(facts, config, policy)
         torch.set_num_threads(1)
         asked = Asked.of(msg.content.config_records.get("config", ConfigRecord()), config.seed)
-        start = msg.content.array_records.get("arrays", ArrayRecord()).to_torch_state_dict()
-        trained, state = trained_model(config, node, asked, dict(start))
+        start = read_arrays(msg.content.array_records.get("arrays", ArrayRecord()), torch.from_numpy)
+        trained, state = trained_model(config, node, asked, start)
         # A checkpoint without data has no facts of its own.
         node = replace(node, architecture=uploaded_name(asked.task, node.architecture))
         return _reply(msg, config, node, trained, state)
@@ -81,14 +81,14 @@ def fusefl(msg: Message, context: Context) -> Message:
 
     facts = node_facts(context.node_config, context.run_config)
     said = dict(msg.content.config_records.get("config", ConfigRecord()))
-    sent = msg.content.array_records.get("arrays", ArrayRecord()).to_torch_state_dict()
     told, state = {"stage": said.get("stage", 0)}, dict[str, torch.Tensor]()
     try:
         config = AppConfig.from_settings(context.run_config)
         node = Node.of(facts, config, node_policy(context.node_config, facts))
         torch.set_num_threads(1)
         limit = float(facts.get("max-ensemble-mib", config.client.max_ensemble_mib))
-        state = answer(config, node, said, dict(sent), max_mib=limit)
+        sent = read_arrays(msg.content.array_records.get("arrays", ArrayRecord()), torch.from_numpy)
+        state = answer(config, node, said, sent, max_mib=limit)
     except OneShotError as error:
         told["error"] = str(error)
     record = ConfigRecord({"client": client_name(facts), **told})

@@ -17,11 +17,23 @@ spare it a second training for the same run::
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import tokenize
+import zipfile
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
-from flwr.app import ConfigRecord, Message, RecordDict
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
+from ..core.errors import UploadError
 from ..uploads.checks import CLIENT_NAME as CLIENT_NAME
+
+V = TypeVar("V")
+
+# The errors that numpy raises for bytes that are no array, or a torn one.
+TORN = (ArithmeticError, EOFError, LookupError, MemoryError, OSError, RuntimeError, SyntaxError, TypeError, ValueError,
+        tokenize.TokenError, zipfile.BadZipFile, zlib.error)  # fmt: skip
 
 
 def already_held(msg: Message, *, client: str) -> Message | None:
@@ -46,6 +58,28 @@ def held_mark(client: str, run_id: str) -> str:
 def failure(msg: Message, *, client: str, reason: str) -> Message:
     """Return the answer of a client without an upload, so that the server knows the client's name and its reason."""
     return Message(RecordDict({"upload": ConfigRecord({"client": client, "error": reason})}), reply_to=msg)
+
+
+def read_arrays(record: ArrayRecord, made: Callable[[np.ndarray[Any, Any]], V]) -> dict[str, V]:
+    """Return the arrays of a server's record by name, whatever their bytes are.
+
+    Args:
+        record: The record.
+        made: Makes the result of an array, such as ``torch.from_numpy``.
+
+    Raises:
+        UploadError: Names an array that cannot be read.
+    """
+    found = {}
+    for key, array in record.items():
+        try:
+            values = array.numpy()
+            if not isinstance(values, np.ndarray):  # numpy reads an archive of arrays, too
+                raise TypeError(f"it is {type(values).__name__}")
+            found[key] = made(values)
+        except TORN as error:
+            raise UploadError(f"the server's array {key[:80]!r} cannot be read: {error!s:.200}") from error
+    return found
 
 
 def upload_facts(

@@ -36,6 +36,7 @@ from torch import nn
 
 from ..core.asks import real_of, whole_of
 from ..core.places import check_round
+from . import read_arrays
 from .control import ControlVariates as ControlVariates
 from .control import Travel as Travel
 from .generated import GeneratedExamples
@@ -173,7 +174,11 @@ class LocalUpdate:
 
 
 def read_round(msg: Message) -> tuple[dict[str, Any], dict[str, State]]:
-    """Return a request's config and its arrays by name of record."""
+    """Return a request's config and its arrays by name of record.
+
+    Raises:
+        UploadError: Names an array that cannot be read.
+    """
     records = msg.content.array_records
     config = msg.content.config_records.get("config", ConfigRecord())
-    return dict(config), {name: dict(record.to_torch_state_dict()) for name, record in records.items()}
+    return dict(config), {name: read_arrays(record, torch.from_numpy) for name, record in records.items()}

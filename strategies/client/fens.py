@@ -19,10 +19,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from ..core.errors import OptionError
+from ..core.errors import OptionError, UploadError
+from . import read_arrays
 from .fens_answers import Local as Local
 from .fens_answers import Own as Own
 from .fens_answers import respond as respond
@@ -83,7 +85,10 @@ def answer(msg: Message, local: Local) -> Message:
     """Answer one message of FENS."""
     facts = dict(msg.content.config_records.get("config", ConfigRecord()))
     arrays = msg.content.array_records.get("arrays", ArrayRecord())
-    said, made = respond(facts, {key: array.numpy() for key, array in arrays.items()}, local)
+    try:
+        said, made = respond(facts, read_arrays(arrays, np.asarray), local)
+    except UploadError as error:
+        said, made = {"error": str(error)}, {}
     record = ArrayRecord({key: Array(value) for key, value in made.items()})
     content = RecordDict({"answer": ConfigRecord({"client": local.client, **said}), "arrays": record})
     return Message(content, reply_to=msg)

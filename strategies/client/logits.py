@@ -6,8 +6,6 @@ import contextlib
 import hashlib
 import io
 import os
-import zipfile
-import zlib
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +19,7 @@ import numpy.typing as npt
 from ..core.durable import atomic_write
 from ..core.errors import UploadError
 from ..core.places import forget_older_runs, is_ours, make_private, make_run_place, newest_first, run_place
+from . import TORN
 
 # The newest ensembles of a run whose logits a client keeps.
 ENSEMBLES_KEPT = 4
@@ -30,10 +29,6 @@ MADE_MIB = 1024.0
 
 # Flower's own logger, so that the lines reach the log of the run.
 LOG = getLogger("flwr")
-
-# The errors that numpy raises for a torn or changed file.
-_TORN = (OSError, ValueError, TypeError, LookupError, EOFError, RuntimeError, MemoryError, SyntaxError, zlib.error,
-         zipfile.BadZipFile)  # fmt: skip
 
 # A simulated client's process serves many clients and many rounds: it reads a recent file only once.
 _RECENT: OrderedDict[tuple[str, int], Logits] = OrderedDict()
@@ -160,7 +155,7 @@ def _read(path: Path) -> Logits | None:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in ("members", "values", "labels", "inputs")}
             digest = str(file["digest"]) if "digest" in file else ""  # earlier releases wrote none
-    except _TORN as error:
+    except TORN as error:
         LOG.warning("the logits %s are damaged: %s", path, error)
         return None
     if digest and digest != _digest_of(arrays):

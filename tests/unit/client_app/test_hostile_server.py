@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -382,6 +383,39 @@ def test_a_word_in_place_of_a_number_is_refused_in_one_line(
 
     told = reply.content.config_records["answer" if kind == "fusefl" else "upload"]
     assert str(told["error"]).startswith(f"the server's {key} is {value!r:.80}: must be a ")
+
+
+def npy(shape: str, dtype: str = "<f4") -> bytes:
+    """Return a file of numpy's with this header, and 64 bytes of values."""
+    header = f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': {shape}, }}\n".encode()
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + bytes(64)
+
+
+def archive() -> bytes:
+    file = io.BytesIO()
+    np.savez(file, a=np.zeros(3))
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    "data", [b"junk", b"", archive(), npy("((("), npy("(3,)", "|O"), npy(f"({2**40},)"), npy("(-4,)")]
+)
+@pytest.mark.parametrize("kind", ["upload", "rounds", "fusefl", "fens"])
+def test_bytes_that_are_no_array_are_refused_in_one_line(
+    hospital: Callable[..., Hospital], kind: str, data: bytes
+) -> None:
+    more: dict[str, Any] = {"rounds": {"iterative": "fedavg"}, "fusefl": {"stage": 2}}.get(kind, {})
+    train = "train" if kind in ("upload", "rounds") else f"train.{kind}"
+
+    reply = hospital().asked(
+        {"run-id": RUNS[0], **more},
+        {},
+        kind=train,
+        arrays=ArrayRecord({"w": Array("float32", (3,), "numpy.ndarray", data)}),
+    )
+
+    told = reply.content.config_records["upload" if train == "train" else "answer"]
+    assert str(told["error"]).startswith("the server's array 'w' cannot be read: ")
 
 
 WORDS = ("../secret/model.safetensors", "/secret", "~/", "{client}", "{partition}", "open/link", "open", "0" * 32, "")
