@@ -67,8 +67,13 @@ def fens(msg: Message, context: Context) -> Message:
     from client_app.fens_half import FensHalf
     from strategies.client.fens import answer
 
-    facts = node_facts(context.node_config, context.run_config)
-    return answer(msg, FensHalf(context.run_config, facts, node_policy(context.node_config, facts)).local())
+    try:
+        facts = node_facts(context.node_config, context.run_config)
+        local = FensHalf(context.run_config, facts, node_policy(context.node_config, facts)).local()
+    except OneShotError as error:
+        told = ConfigRecord({"client": client_name(context.node_config), "error": str(error)})
+        return Message(RecordDict({"answer": told, "arrays": ArrayRecord()}), reply_to=msg)
+    return answer(msg, local)
 
 
 @app.train("fusefl")
@@ -79,10 +84,12 @@ def fusefl(msg: Message, context: Context) -> Message:
     from client_app.fusing import answer
     from fl_app.config import AppConfig
 
-    facts = node_facts(context.node_config, context.run_config)
     said = dict(msg.content.config_records.get("config", ConfigRecord()))
-    told, state = {"stage": said.get("stage", 0)}, dict[str, torch.Tensor]()
+    told = {"client": client_name(context.node_config), "stage": said.get("stage", 0)}
+    state = dict[str, torch.Tensor]()
     try:
+        facts = node_facts(context.node_config, context.run_config)
+        told["client"] = client_name(facts)
         config = AppConfig.from_settings(context.run_config)
         node = Node.of(facts, config, node_policy(context.node_config, facts))
         torch.set_num_threads(1)
@@ -91,14 +98,16 @@ def fusefl(msg: Message, context: Context) -> Message:
         state = answer(config, node, said, sent, max_mib=limit)
     except OneShotError as error:
         told["error"] = str(error)
-    record = ConfigRecord({"client": client_name(facts), **told})
-    return Message(RecordDict({"answer": record, "arrays": ArrayRecord(state)}), reply_to=msg)
+    return Message(RecordDict({"answer": ConfigRecord(told), "arrays": ArrayRecord(state)}), reply_to=msg)
 
 
 @app.query()
 def introduce(msg: Message, context: Context) -> Message:
     """Answer with this client's name."""
-    name = client_name(node_facts(context.node_config, context.run_config))
+    try:
+        name = client_name(node_facts(context.node_config, context.run_config))
+    except OneShotError as error:
+        return failure(msg, client=client_name(context.node_config), reason=str(error))
     return Message(RecordDict({"upload": upload_facts(client=name)}), reply_to=msg)
 
 

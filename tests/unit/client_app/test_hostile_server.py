@@ -418,6 +418,17 @@ def test_bytes_that_are_no_array_are_refused_in_one_line(
     assert str(told["error"]).startswith("the server's array 'w' cannot be read: ")
 
 
+@pytest.mark.parametrize("kind", ["train", "train.fens", "train.fusefl", "query"])
+def test_a_setting_that_no_deployed_node_takes_is_refused_in_one_line_whatever_is_asked(
+    hospital: Callable[..., Hospital], kind: str
+) -> None:
+    reply = hospital().asked({"run-id": RUNS[0], "stage": 2}, {"client.nodes": "x"}, kind=kind)
+
+    told = reply.content.config_records["answer" if "." in kind else "upload"]
+    assert told["client"] == "hospital-a"
+    assert str(told["error"]).startswith("setting 'client.nodes' is 'x': must be '' outside `oneshot run`")
+
+
 WORDS = ("../secret/model.safetensors", "/secret", "~/", "{client}", "{partition}", "open/link", "open", "0" * 32, "")
 KEYS = ("client.checkpoint", "data.root", "client.state-dir", "client.nodes", "uploads", "resume", "run-dir")
 
