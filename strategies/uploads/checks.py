@@ -158,7 +158,7 @@ def check_facts(
             f"{names['label-counts']} sum to {sum(label_counts)}, but {names['num-examples']} is {num_examples}"
         )
     layers, bounds = told.get("range-layers", []), told.get("ranges", [])
-    ranges = None if layers == bounds == [] else _ranges(layers, bounds, names["ranges"])
+    ranges = None if layers == bounds == [] else check_ranges(layers, bounds, names["ranges"])
     return UploadFacts(client, architecture, num_examples, label_counts, pretrained, ranges)
 
 
@@ -193,8 +193,17 @@ def _label_counts(counts: object, num_classes: int, what: str) -> tuple[int, ...
     return whole
 
 
-def _ranges(layers: object, bounds: object, what: str) -> dict[str, tuple[float, float]]:
-    """Return the activation ranges of a model by layer, in float32, in which they are sent on."""
+def check_ranges(layers: object, bounds: object, what: str) -> dict[str, tuple[float, float]]:
+    """Return the activation ranges of a model by layer, in float32, in which they are sent on.
+
+    Args:
+        layers: A list of the layers' names.
+        bounds: A list of two finite numbers for each of them, the smallest first.
+        what: The ranges' name in messages.
+
+    Raises:
+        UploadError: They are something else.
+    """
     names = layers if isinstance(layers, list) else []
     texts = {name for name in names if isinstance(name, str) and len(name) <= MAX_LAYER_NAME}
     if not isinstance(layers, list) or not len(texts) == len(names) <= MAX_LAYERS:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..core.errors import UploadError
+from .checks import check_ranges
 
 if TYPE_CHECKING:
     from torch import nn
@@ -125,17 +126,10 @@ def from_wire(
     """Read member ``number`` of a message, the inverse of :func:`to_wire`.
 
     Raises:
-        UploadError: Layers and ranges do not belong together.
+        UploadError: Layers and ranges do not belong together, or are no names and finite numbers.
     """
     prefix = f"{number}/"
     own = {key.removeprefix(prefix): value for key, value in arrays.items() if key.startswith(prefix)}
-    values = own.pop("<ranges>", None)
-    layers = facts.get(f"layers-{number}", [])
-    if values is not None and not (isinstance(layers, list) and values.shape == (len(layers), 2)):
-        raise UploadError(f"member {number} of the ensemble has ranges {list(values.shape[:9])}: must be two per layer")
-    ranges = (
-        {}
-        if values is None
-        else {layer: (float(low), float(high)) for layer, (low, high) in zip(layers, values, strict=True)}
-    )
+    bounds = own.pop("<ranges>", np.zeros(0)).ravel().tolist()
+    ranges = check_ranges(facts.get(f"layers-{number}", []), bounds, f"member {number} of the ensemble: its ranges")
     return PackedMember(architecture, precision, own, ranges)

@@ -24,8 +24,9 @@ from client_app.tasks import TASKS
 from fl_app.config import AppConfig
 from fl_app.ledger import Ledger
 from strategies.core import checkpoints
+from strategies.core.errors import UploadError
 from strategies.core.options import Scalar, flatten
-from strategies.uploads.packed import ensemble_digest
+from strategies.uploads.packed import ensemble_digest, from_wire
 
 PRIVATE = {"privacy.epsilon": 8.0, "client.share-label-counts": False, "client.batch-size": 64, "client.steps": 1}
 RUNS = [f"{number:032x}" for number in range(9)]
@@ -427,6 +428,18 @@ def test_a_setting_that_no_deployed_node_takes_is_refused_in_one_line_whatever_i
     told = reply.content.config_records["answer" if "." in kind else "upload"]
     assert told["client"] == "hospital-a"
     assert str(told["error"]).startswith("setting 'client.nodes' is 'x': must be '' outside `oneshot run`")
+
+
+@pytest.mark.parametrize(("layers", "bounds"), [
+    (["net"], [0.0, float("nan")]), (["net"], [-float("inf"), 1.0]), ([1], [0.0, 1.0]), (["a", "a"], [0.0, 1.0] * 2),
+])  # fmt: skip
+def test_ranges_of_a_member_that_are_no_names_and_finite_numbers_are_refused(
+    layers: list[Any], bounds: list[float]
+) -> None:
+    arrays = {"0/<ranges>": np.array(bounds, np.float32).reshape(-1, 2)}
+
+    with pytest.raises(UploadError, match="member 0 of the ensemble: its ranges"):
+        from_wire(0, arrays, {"layers-0": layers}, architecture="lenet5", precision="int8")
 
 
 WORDS = ("../secret/model.safetensors", "/secret", "~/", "{client}", "{partition}", "open/link", "open", "0" * 32, "")

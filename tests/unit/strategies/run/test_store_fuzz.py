@@ -48,5 +48,5 @@ def test_toml_that_would_take_all_memory_or_cannot_be_printed_is_refused(text: s
 def test_ranges_without_their_layers_are_refused() -> None:
     import numpy as np
 
-    with pytest.raises(UploadError, match="must be two per layer"):
+    with pytest.raises(UploadError, match="must be two real numbers for each of 1 layers"):
         from_wire(0, {"0/<ranges>": np.zeros((2, 2))}, {"layers-0": ["a"]}, architecture="net", precision="int8")
