@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from ..core.errors import UploadError
-from ..uploads.ternary import VALUES, Compression, flat, unflat
+from ..uploads.ternary import LEAST_DENSITY, VALUES, Compression, flat, unflat
 from .parameters import State, arrays_of, parameters_of, part_of, shapes_of
 
 
@@ -30,10 +30,10 @@ def compression_of(density: float, said: Mapping[str, Any]) -> Compression | Non
     values = str(said.get("stc-values", VALUES[0]))
     if not density:
         return None
-    if not 0.0 < density <= 1.0 or values not in VALUES:
+    if not LEAST_DENSITY <= density <= 1.0 or values not in VALUES:
         raise UploadError(
-            f"the request's stc-density is {density} and its stc-values {values[:80]!r}: must be above 0 and at most "
-            f"1, and one of {', '.join(VALUES)}"
+            f"the request's stc-density is {density} and its stc-values {values[:80]!r}: must be "
+            f"at least {LEAST_DENSITY} and at most 1, and one of {', '.join(VALUES)}"
         )
     return Compression(density, values)
 

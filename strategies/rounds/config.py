@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from ..core.errors import OptionError
 from ..core.options import check, option
 from ..method import METHODS, ClientAsks, Need
-from ..uploads.ternary import VALUES
+from ..uploads.ternary import LEAST_DENSITY, VALUES
 
 TITLES = {
     "fedavg": "FedAvg",
@@ -70,7 +70,7 @@ class IterativeConfig:
     )
     mu: float = option(0.01, "weight mu of the proximal term, for fedprox", above=0.0)
     dyn_alpha: float = option(0.01, "weight alpha of the dynamic regulariser, for feddyn", above=0.0)
-    stc_density: float = option(0.01, "share p of the entries that are sent, for stc", above=0.0, high=1.0)
+    stc_density: float = option(0.01, "share p of the entries that are sent, for stc", low=LEAST_DENSITY, high=1.0)
     stc_values: str = option(
         "ternary", "form of these entries, for stc: signs and one magnitude, or 16 bits each", choices=VALUES
     )

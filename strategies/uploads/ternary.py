@@ -23,6 +23,7 @@ import numpy.typing as npt
 from ..core.errors import UploadError
 
 Vector = npt.NDArray[np.float32]
+LEAST_DENSITY = 1e-9  # the code words of far smaller ones have no length that can be computed
 GOLDEN = (math.sqrt(5) + 1) / 2
 VALUES = ("ternary", "float16")
 _LARGEST = np.finfo(np.float16).max
@@ -54,7 +55,7 @@ class Compression:
     """The share of a vector's entries to keep, and their form.
 
     Attributes:
-        density: p in (0, 1], the share of the entries that are kept.
+        density: p from :data:`LEAST_DENSITY` to 1, the share of the entries that are kept.
         values: One of :data:`VALUES`, the form of each.
     """
 

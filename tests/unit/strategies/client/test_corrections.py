@@ -247,7 +247,9 @@ def test_sparse_update_of_the_server_is_added_to_the_weights_of_the_round_before
         LocalUpdate(model, {**said, "server-round": 4}, sent, memory=memory)
 
 
-@pytest.mark.parametrize("wrong", [{"stc-density": 1.5}, {"stc-density": 0.5, "stc-values": "float8"}], ids=str)
+@pytest.mark.parametrize(
+    "wrong", [{"stc-density": 1.5}, {"stc-density": 5e-324}, {"stc-density": 0.5, "stc-values": "float8"}], ids=str
+)
 def test_a_compression_that_does_not_exist_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(UploadError, match="at most 1, and one of ternary, float16"):
         LocalUpdate(net(), wrong, {})
