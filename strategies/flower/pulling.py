@@ -3,6 +3,7 @@
 Flower moves a message as objects: arrays in chunks, arrays, records, and the message itself. A node writes them as it
 likes. An array may name one chunk a thousand times, and a record one array, so that a few MiB on the wire become GiB in
 memory. Here the bytes of the objects are counted while they arrive, and the bytes of the message before it is inflated.
+The announcement of an answer is a tree of objects, and a few KiB of it become millions of nodes in the same way.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterable
+from itertools import chain, islice
 from typing import Any
 
 from flwr.app import Message
@@ -27,6 +29,8 @@ from .messages import count_bytes
 DEEPEST = 5  # message, records, record, array, chunk
 # The body of a record of numbers and texts, and the list of an array's chunks: Python needs many times their bytes.
 MOST_TEXT = 4 * MIB
+# Ten thousand arrays of one chunk each; DenseNet-201 has a thousand. With so many Flower needs seconds to begin.
+MOST_OBJECTS = 20_000
 _CLIENT = "_client"  # where Flower's grid keeps its client of the SuperLink
 
 
@@ -160,7 +164,7 @@ class _Bounded:
 
     def PullMessages(self, request: Any) -> Any:  # noqa: N802  Flower's name
         if self.response is None:
-            self.response = self._client.PullMessages(request)
+            self.response = _flat(self._client.PullMessages(request))
         return self.response
 
     def PullObject(self, request: Any) -> Any:  # noqa: N802  Flower's name
@@ -178,6 +182,24 @@ class _Bounded:
         objects, self._objects = self._objects, {}  # Flower frees an object as soon as it is inflated
         _check(inflated_bytes(request.message_object_id, objects), self._max_bytes)
         return response
+
+
+def _flat(response: Any) -> Any:
+    """Return an announcement that names every object once: Flower pulls an object as often as it is named.
+
+    Raises:
+        UploadError: It names more objects than any answer has.
+    """
+    trees = chain.from_iterable(map(iterate_object_tree, response.message_object_trees))
+    if next(islice(trees, MOST_OBJECTS, None), None) is not None:
+        raise UploadError(f"its answer names more than {MOST_OBJECTS} objects")
+    for whole in response.message_object_trees:
+        names = dict.fromkeys(tree.object_id for tree in iterate_object_tree(whole))
+        del whole.children[:]
+        for name in names:
+            if name != whole.object_id:
+                whole.children.add(object_id=name)
+    return response
 
 
 def inflated_bytes(object_id: str, objects: dict[str, bytes]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 import tracemalloc
 from collections import Counter
@@ -13,11 +14,12 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common.constant import ErrorCode
+from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.inflatable.inflatable_object import get_object_id
 from wire_fakes import Link, deflated, grid_of, rewritten
 
 from strategies.core.errors import UploadError
-from strategies.flower.pulling import MOST_TEXT, Puller, inflated_bytes
+from strategies.flower.pulling import MOST_OBJECTS, MOST_TEXT, Puller, inflated_bytes
 from strategies.uploads.checks import MIB
 
 
@@ -109,6 +111,37 @@ def test_an_answer_whose_objects_are_lost_is_an_error_of_flower() -> None:
 
     assert reply is not None
     assert reply.error.code == ErrorCode.MESSAGE_UNAVAILABLE
+
+
+def test_an_object_that_an_announcement_names_often_is_pulled_once() -> None:
+    answer = message({"weight": np.arange(40_000, dtype=np.float32), "bias": [1.0]})
+    link = Link(answer, deflated(answer))
+    tree = link.announced.message_object_trees[0]
+    names = [child.object_id for child in tree.children]
+    for child in tree.children:
+        child.children.extend(ObjectTree(object_id=name) for name in names)
+
+    reply = Puller(grid_of(link), MIB).pull("1")
+
+    assert reply is not None
+    assert reply.content.array_records["arrays"]["bias"].numpy() == [1.0]
+    assert sorted(link.pulled) == sorted(link.objects)
+
+
+@pytest.mark.parametrize("levels", [1, 3])
+def test_an_announcement_of_too_many_objects_is_refused_before_one_is_pulled(levels: int) -> None:
+    answer = message({"weight": [1.0]})
+    link = Link(answer, deflated(answer))
+    leaves = [link.announced.message_object_trees[0]]
+    width = math.ceil(MOST_OBJECTS ** (1 / levels))
+    for level in range(levels):
+        names = [f"{level:032x}{k * (levels == 1):032x}" for k in range(width)]
+        leaves = [leaf.children.add(object_id=name) for leaf in leaves for name in names]
+
+    with pytest.raises(UploadError, match="its answer names more than 20000 objects"):
+        Puller(grid_of(link), MIB).pull("1")
+
+    assert link.pulled == []
 
 
 def test_every_record_of_an_answer_counts() -> None:

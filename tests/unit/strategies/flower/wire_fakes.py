@@ -29,6 +29,7 @@ class Link:
         objects: Id -> content, the message first.
 
     Attributes:
+        announced: The announcement.
         absent: Ids of the objects that have not arrived.
         lost: Ids of the objects that will not.
         pulled: Ids of the objects that were pulled.
@@ -41,7 +42,8 @@ class Link:
         bare = message_to_proto(remove_content_from_message(message))
         bare.metadata.message_id = first
         tree = ObjectTree(object_id=first, children=[ObjectTree(object_id=name) for name in others])
-        self._answers = [PullAppMessagesResponse(messages_list=[bare], message_object_trees=[tree])]
+        self.announced = PullAppMessagesResponse(messages_list=[bare], message_object_trees=[tree])
+        self._answers = [self.announced]
 
     def PullMessages(self, request: Any) -> Any:  # noqa: N802, ARG002
         return self._answers.pop() if self._answers else PullAppMessagesResponse()
