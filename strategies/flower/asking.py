@@ -62,8 +62,8 @@ class Exchange:
         nodes: The nodes.
         phase: The phase that the bytes are booked under.
         question: Node -> the message to it; None to leave it out.
-        receive: Takes an answer and its question, because a reply that Flower makes up in a node's place lacks the
-            node's id. Returns whether the client has met the request, or raises an UploadError.
+        receive: Takes an answer and its question. Returns whether the client has met the request, or raises an
+            UploadError.
         unneeded: Whether another node has already given a node's answer: the exchange then does not wait for it.
         pace: How often answers and nodes are looked for; None for the pace of uploads.
 
@@ -194,7 +194,7 @@ class Exchange:
         sent = self._pending.pop(message_id)
         try:
             with self._nodes.guarded(sent.node):
-                reply = self._nodes.pull(message_id)
+                reply = self._nodes.pull(message_id, sent.node)
                 if reply is None:
                     self._pending[message_id] = sent  # behind the others
                     return False

@@ -153,13 +153,21 @@ class Nodes:
         ids = list(self.grid.push_messages([message]))
         return ids[0] if ids and ids[0] else None
 
-    def pull(self, message_id: str) -> Message | None:
+    def pull(self, message_id: str, node: int) -> Message | None:
         """Return the answer to one message; None if it has not arrived whole.
+
+        Args:
+            message_id: The id of the message.
+            node: The node that it went to. The answer bears this id: a node may write another one into its answer, and
+                Flower writes none of a node into an answer that it makes up.
 
         Raises:
             UploadError: It is larger than ``max_bytes``.
         """
-        return self._puller.pull(message_id)
+        reply = self._puller.pull(message_id)
+        if reply is not None:
+            reply.metadata.__dict__["_src_node_id"] = node  # Flower has no setter for it
+        return reply
 
     @contextmanager
     def guarded(self, node: int) -> Iterator[None]:
@@ -184,7 +192,7 @@ class Nodes:
         for message_id, (sent, hear) in list(self._late.items()):
             try:
                 with self.guarded(sent.node):
-                    reply = self.pull(message_id)
+                    reply = self.pull(message_id, sent.node)
                     if reply is not None:
                         del self._late[message_id]
                         hear(reply, sent)

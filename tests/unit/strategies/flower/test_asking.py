@@ -172,13 +172,27 @@ def test_a_grid_that_has_failed_itself_is_no_refusal(talk: Any) -> None:
     assert found.refusals == []
 
 
-def test_an_answer_counts_for_the_node_that_was_asked_whatever_it_says_of_itself(talk: Any) -> None:
-    def forged(message: Message) -> Message:
-        reply = Message(RecordDict(), reply_to=message)
-        reply.metadata.__dict__.update({"_src_node_id": 1, "_reply_to_message_id": "message-0"})
-        return reply
+def forged(message: Message) -> Message:
+    reply = Message(RecordDict(), reply_to=message)
+    reply.metadata.__dict__.update({"_src_node_id": 1, "_reply_to_message_id": "message-0"})
+    return reply
 
-    assert talk(FakeGrid({1: stock(1), 2: forged})).ask() == [1, 2]
+
+@pytest.mark.parametrize("late", [False, True])
+def test_an_answer_bears_the_node_that_was_asked_whatever_it_says_of_itself(talk: Any, late: bool) -> None:
+    found = talk(FakeGrid({2: forged}, delays={1: 10**9 * late}))
+    heard: list[tuple[int, int]] = []
+
+    def receive(reply: Message, sent: Sent) -> bool:
+        heard.append((reply.metadata.src_node_id, sent.node))
+        return True
+
+    exchange, _ = found.exchange(receive)
+    exchange.wait(5.0, lambda: not exchange.waiting_for, lambda: "")
+    exchange.close(receive)
+    found.grid._delays[1] = 0
+    assert found.nodes.busy() == set()
+    assert heard == [(2, 2)]
 
 
 # A lost question is asked again.

@@ -188,6 +188,20 @@ def test_client_without_a_number_that_a_project_s_own_average_reads_costs_its_an
     assert [row["answers"] for row in rows_of(tmp_path / "flower")] == [4, 4]
 
 
+def test_each_client_without_such_a_number_is_refused_whatever_node_it_claims_to_be(tmp_path: Path) -> None:
+    def claiming(message: Message) -> Message | None:
+        reply = stock(1)(message)
+        if reply is not None:
+            reply.metadata.__dict__["_src_node_id"] = 1
+        return reply
+
+    clients = {k: changed(stock(k), with_loss) for k in (1, 2, 3)}
+    base = Base(FedAvg(**EVERYONE, train_metrics_aggr_fn=own_average))
+    result_of(iterative(tmp_path / "run", base=base, rounds=1), {**clients, 4: claiming, 5: claiming})
+
+    assert [client for client, _ in refusals_of(tmp_path / "run")] == ["node-4", "node-5"]
+
+
 def numbers(client: str, **values: Any) -> Answered:
     return answered(client, arrays=MODEL, metrics=MetricRecord({"num-examples": 5, **values}))
 
