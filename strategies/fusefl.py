@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -35,11 +35,12 @@ from .core.seeds import generator, seeded_torch
 from .core.work import work
 from .distillation.pool import shuffled_batches
 from .method import EnsembleSpec, Method, Need, Outcome, Snapshot
-from .statistics.gaussians import Gaussians
+from .statistics.gaussians import LARGEST, Gaussians
 from .teacher.average import weighted_mean
 from .teacher.copies import built
 from .uploads.accepted import of_kind
 from .uploads.checks import Signature, check_arrays
+from .uploads.outputs import check_answers
 from .uploads.tensors import tensor_form
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from .method import Job, ModelBuilder, Progress, State
 
 CALIBRATION_LR, CALIBRATION_BATCH = 0.01, 128
+MOST_EXAMPLES = 2**31  # of one client, whatever its upload tells: sums over clients stay far below 2**63
 CLASSIFIER = "classifier."  # before the names of its weights, in the answers of the last stage
 
 
@@ -137,13 +139,15 @@ class _Server:
 
     def __init__(self, job: Job, progress: Progress, clients: Clients) -> None:
         self._job, self._progress, self._clients = job, progress, clients
-        first, self.templates = built(_builder_of(job)), list[nn.Module]()
+        first, self.templates = built(_builder_of(job)), list[nn.Sequential]()
+        self._inputs = list[tuple[int, ...]]()  # the shapes of joined maps that they take
         *blocks, self.classifier = cast("Sequence[nn.Module]", first.later)
         with torch.no_grad(), seeded_torch(0, "fusefl"):
             maps = first.eval()(torch.zeros(1, *job.input_shape))
             for block in blocks:
                 how = {"members": len(job.uploads), "channels": maps.shape[1]}
                 self.templates.append(adapted(block, job.config.adapter, **how))
+                self._inputs.append((len(job.uploads) * maps.shape[1], *maps.shape[2:]))
                 maps = block.eval()(maps)
         self._features = maps.shape[1]
         self._exchanges = len(blocks) + job.config.calibrate
@@ -154,10 +158,9 @@ class _Server:
         found: list[list[State]] = [] if snapshot is None else list(snapshot.state)
         for number in range(len(found), len(self.templates)):
             below = found[-1] if found else [upload.read() for upload in self._job.uploads]
-            signature = _signature(self.templates[number])
-            if number + 1 == len(self.templates):
-                signature |= {CLASSIFIER + key: value for key, value in _signature(self.classifier).items()}
-            found.append(self._ask(number + 2, below, signature))
+            last = number + 1 == len(self.templates)
+            signature = _signature(self.templates[number]) | (_signature(self.classifier, CLASSIFIER) if last else {})
+            found.append(self._ask(number + 2, below, signature, partial(self._check_block, number)))
             self._progress.checkpoint(partial(Snapshot, len(found), list(found)))
         parts = [[_split(state) for state in states] for states in found]
         return [[block for block, _ in part] for part in parts], [head for _, head in parts[-1]]
@@ -169,11 +172,28 @@ class _Server:
             "counts": ((classes,), "int64"), "means": ((classes, features), "float32"),
             "covariances": ((classes, features, features), "float32"),
         }  # fmt: skip
-        told = self._ask(len(self.templates) + 2, last, signature)
+        told = self._ask(len(self.templates) + 2, last, signature, self._check_gaussians)
         return Gaussians.pooled([Gaussians(**each) for each in told])
 
-    def _ask(self, stage: int, below: list[State], signature: Signature) -> list[State]:
-        """Send all copies of a stage's blocks to all clients, and return their answers in the order of the uploads."""
+    def _check_block(self, number: int, _: str, state: State) -> None:
+        """Refuse a block, or a classifier beside it, whose outputs for noise are not finite, or too large."""
+        block, head = _split(state)
+        check_answers(copy.deepcopy(self.templates[number]), block, self._inputs[number], LARGEST)
+        if head:
+            check_answers(copy.deepcopy(self.classifier), head, (self._features,), LARGEST)
+
+    def _check_gaussians(self, client: str, state: State) -> None:
+        """Refuse moments that no features have, and those of more examples than the client's upload tells of."""
+        told = {upload.client: upload.num_examples or sum(upload.label_counts or ()) for upload in self._job.uploads}
+        Gaussians(**state).check(min(told[client], MOST_EXAMPLES))
+
+    def _ask(
+        self, stage: int, below: list[State], signature: Signature, check_state: Callable[[str, State], None]
+    ) -> list[State]:
+        """Send all copies of a stage's blocks to all clients, and return their answers in the order of the uploads.
+
+        ``check_state`` raises UploadError for a client and tensors of the right form that are of no use.
+        """
         names = [upload.client for upload in self._job.uploads]
         phase = f"block {stage}" if stage < len(self.templates) + 2 else "calibration"
         arrays = {key: torch.stack([state[key] for state in below]).numpy() for key in below[0]}
@@ -184,6 +204,7 @@ class _Server:
                 told = f"of {answer.client!r} for stage {answer.facts.get('stage')!r}"
                 raise UploadError(f"its answer is {told}: must be of a client that uploaded, for stage {stage}")
             check_arrays(_tensors(answer), phase, signature, tensor_form("arrays", exact=True))
+            check_state(answer.client, _tensors(answer))
 
         answers = self._clients.ask(question, phase=phase, quorum=len(names), check=check_answer)
         self._progress.record({"epoch": stage - 1, "mib_per_client": round(self._clients.mib_per_client, 6)})
@@ -209,9 +230,9 @@ def _builder_of(job: Job) -> ModelBuilder:
     return job.builders.get(job.student + SUFFIXES[BLOCK]) or job.builders[job.student]
 
 
-def _signature(module: nn.Module) -> dict[str, Any]:
+def _signature(module: nn.Module, before: str = "") -> dict[str, Any]:
     state = module.state_dict().items()
-    return {key: (tuple(value.shape), str(value.dtype).removeprefix("torch.")) for key, value in state}
+    return {before + key: (tuple(value.shape), str(value.dtype).removeprefix("torch.")) for key, value in state}
 
 
 def _tensors(answer: Answer) -> State:

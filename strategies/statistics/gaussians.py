@@ -10,6 +10,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..core.errors import UploadError
+from .bounds import ROUNDING
+
+LARGEST = 1e9  # of a mean or a variance: draws, and steps of a classifier on them, stay finite in float32
+
 
 @dataclass(frozen=True)
 class Gaussians:
@@ -37,6 +42,33 @@ class Gaussians:
             if len(own) > 1:
                 covariances[c] = torch.cov(own.T)
         return cls(torch.bincount(labels, minlength=classes), means, covariances)
+
+    def check(self, most: int) -> None:
+        """Refuse what no examples' features have, as one client may tell it.
+
+        Args:
+            most: The largest number of examples.
+
+        Raises:
+            UploadError: Counts, means or covariances break a bound.
+        """
+        if int(self.counts.min()) < 0 or not 0 < float(self.counts.double().sum()) <= most:
+            raise UploadError(f"counts are {self.counts.tolist()!s:.80}: must be from 0, with a sum of 1 to {most}")
+        means, told = self.means.double(), self.covariances.double()
+        variances = told.diagonal(dim1=1, dim2=2)
+        if not max(float(means.abs().max()), float(variances.abs().max())) <= LARGEST:
+            raise UploadError(f"means or variances exceed {LARGEST:g}: must be at most that large")
+        if bool(told[self.counts < 2].any() or means[self.counts < 1].any()):
+            raise UploadError("covariances of less than two examples, or means of none, are not 0: must be 0")
+        # |S_ij| <= sqrt(S_ii S_jj) bounds the other entries too.
+        slack = ROUNDING * variances.amax(1)[:, None, None] + torch.finfo(torch.float32).tiny
+        roots = variances.clamp(min=0).sqrt()
+        over = (told.abs() - roots[:, :, None] * roots[:, None] > slack) | ((told - told.mT).abs() > slack)
+        if bool((variances < 0).any() or over.any()):
+            raise UploadError(
+                "covariances are not those of features: must be symmetric, with variances from 0, and no entry above "
+                "the root of the product of its variances"
+            )
 
     @classmethod
     def pooled(cls, parts: list[Gaussians]) -> Gaussians:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from ..core.errors import UploadError
 from ..core.kinds import CVAE, REFUSALS, STATISTICS, kind_of
@@ -45,18 +47,35 @@ def check_outputs(
     if kind_of(architecture) == STATISTICS:
         sums: Any = builder()
         return str(sums.check_upload(state, num_examples))  # sums of features know their own bounds
-    with seeded_torch(0, "probe"), torch.no_grad():
+    with seeded_torch(0, "probe"):
         model = builder()
+    check_answers(model, state, input_shape)
+    return ""
+
+
+def check_answers(model: nn.Module, state: State, input_shape: tuple[int, ...], most: float = math.inf) -> None:
+    """Refuse weights with which a model's outputs for standard normal inputs are not finite, or too large.
+
+    Args:
+        model: Takes the weights, in place; one that cannot take the inputs is not judged.
+        state: The weights.
+        input_shape: Of one input.
+        most: The largest size of an output.
+
+    Raises:
+        UploadError: An output is larger or no number.
+    """
+    probes = torch.randn(PROBES, *input_shape, generator=generator(0, "probe"))
+    with seeded_torch(0, "probe"), torch.no_grad():
         model.load_state_dict(state)
-        probes = torch.randn(PROBES, *input_shape, generator=generator(0, "probe"))
         try:
             outputs = model.eval()(probes)
         except REFUSALS:  # a model of tokens, say
-            return ""
-    if isinstance(outputs, torch.Tensor) and not bool(outputs.isfinite().all()):
+            return
+    if isinstance(outputs, torch.Tensor) and not bool((outputs.isfinite() & (outputs.abs() <= most)).all()):
         largest = max((float(value.abs().max()) for value in state.values() if value.numel()), default=0.0)
+        bound = "" if math.isinf(most) else f", or exceed {most:g}"
         raise UploadError(
-            f"arrays are finite, but the model's outputs for normal noise are not (largest value {largest:.3g}): must "
-            "be weights of a trained model"
+            f"arrays are finite, but the model's outputs for normal noise are not{bound} "
+            f"(largest value {largest:.3g}): must be weights of a trained model"
         )
-    return ""

@@ -216,7 +216,8 @@ def fitted(method: Method, job: Job) -> Outcome:
     """Run a method, with clients in reach where it cannot do without them."""
     if method.name in WITH_CLIENTS:
         assert method.fit_with is not None
-        return method.fit_with(job, Silent(), Answering(job))
+        asked = replace(job, uploads=tuple(telling(upload, num_examples=20) for upload in job.uploads))
+        return method.fit_with(asked, Silent(), Answering(asked))
     return method.fit(job, Silent())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -27,7 +28,7 @@ BUILDERS = {"net": nn.Identity, "net+block": First}
 
 def upload(k: int) -> Upload:
     state = {key: torch.full(value.shape, k + 1.0) for key, value in First().state_dict().items()}
-    return Upload(UploadFacts(f"c{k}", "net+block", 10, (4, 3, 2, 1)), lambda: state)
+    return Upload(UploadFacts(f"c{k}", "net+block", 20, (5, 5, 5, 5)), lambda: state)
 
 
 def job(*, builders: Any = None, **options: Any) -> Job:
@@ -106,6 +107,54 @@ def test_answers_that_do_not_fit_are_refused_and_nobody_may_miss(spoil: Any, rea
 
     (found,) = clients.refused
     assert re.search(reason, found)
+
+
+def counted(*counts: int) -> Any:
+    return lambda a: changed(a, counts=np.array(counts))
+
+
+def told(what: str, change: Callable[[Any], Any]) -> Any:
+    return lambda a: changed(a, **{what: change(a.arrays[what])})
+
+
+@pytest.mark.parametrize(("stage", "spoil", "reason"), [
+    (3, counted(-40, -40, -40, -40), r"counts are \[-40, -40, -40, -40\]: must be from 0, with a sum of 1 to 20"),
+    (3, counted(2**63 - 1, 2**63 - 1, 1, 1), "must be from 0, with a sum of 1 to 20"),
+    (3, counted(6, 5, 5, 5), "must be from 0, with a sum of 1 to 20"),
+    (3, counted(0, 0, 0, 0), "must be from 0, with a sum of 1 to 20"),
+    (3, counted(5, 5, 5, 1), "covariances of less than two examples, or means of none, are not 0"),
+    (3, told("means", lambda a: np.full_like(a, 3e38)), r"means or variances exceed 1e\+09"),
+    (3, told("covariances", lambda a: np.full_like(a, 3e38)), r"means or variances exceed 1e\+09"),
+    (3, told("covariances", lambda a: a + 3e38 * (1 - np.eye(5, dtype=a.dtype))), "no entry above the root"),
+    (3, told("covariances", np.triu), "covariances are not those of features: must be symmetric"),
+    (3, told("covariances", np.negative), "with variances from 0"),
+    (2, told("classifier.weight", lambda a: np.full_like(a, 3e38)), "outputs for normal noise are not, or exceed 1e"),
+    (2, told("classifier.bias", lambda a: np.full_like(a, -3e38)), "outputs for normal noise are not, or exceed 1e"),
+    (2, told("adapter.weight", lambda a: np.full_like(a, 3e38)), "outputs for normal noise are not, or exceed 1e"),
+])  # fmt: skip
+def test_answer_that_would_ruin_the_others_work_is_refused(stage: int, spoil: Any, reason: str) -> None:
+    def spoilt(answer: Answer) -> Answer:
+        return spoil(answer) if answer.client == "c2" and answer.facts["stage"] == stage else answer
+
+    clients = Answering(job(), spoil=spoilt)
+
+    with pytest.raises(QuorumError, match="2 usable answers, needs 3"):
+        fit_with(clients.job, Silent(), clients)
+
+    (found,) = clients.refused
+    assert re.search(reason, found)
+
+
+def test_counts_of_an_upload_that_claims_too_many_examples_do_not_overflow() -> None:
+    one = job()
+    liar = replace(one.uploads[2], facts=replace(one.uploads[2].facts, num_examples=2**63 - 1))
+    clients = Answering(
+        replace(one, uploads=(*one.uploads[:2], liar)),
+        spoil=lambda a: counted(2**62, 0, 0, 0)(a) if a.client == "c2" and a.facts["stage"] == 3 else a,
+    )
+
+    with pytest.raises(QuorumError, match="calibration: 2 usable answers, needs 3"):
+        fit_with(clients.job, Silent(), clients)
 
 
 def test_interrupted_run_resumes_after_the_last_exchange_with_the_same_bits() -> None:

@@ -60,3 +60,13 @@ def test_draws_have_the_mean_and_the_covariance_also_where_it_is_singular() -> N
     torch.testing.assert_close(drawn.mean(0), told.means[0], atol=0.05, rtol=0)
     torch.testing.assert_close(torch.cov(drawn.T), root @ root.T, atol=0.15, rtol=0)
     assert float(drawn[:, 1].std()) == 0.0
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-20, 1.0, 1e4])
+def test_what_examples_have_passes_the_check_in_float32_for_any_scale_and_rank(scale: float) -> None:
+    for count in (1, 2, 3, 30):
+        rows, labels = rows_of(5, count, 10.0)
+        rows[:, 3] = rows[0, 3]  # a feature that is constant
+        rows[:, 2] *= 1e-9
+        made = Gaussians.of(rows * scale, labels, 4)
+        Gaussians(made.counts, made.means.float(), made.covariances.float()).check(count)
