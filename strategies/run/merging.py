@@ -33,7 +33,7 @@ from .journal import Journal
 from .merged_card import CARD_FILE, merged_card
 from .one_line import OneLine
 from .run_folder import STUDENT_FILE
-from .stage import all_cores
+from .stage import all_cores, checked
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -174,6 +174,7 @@ def merge(
         OptionError: An argument is out of its range, the method needs an input that is missing, or modules differ in
             more than their weights where it needs one architecture.
         UploadError: A model's weights are damaged, not finite, or of no known architecture.
+        OneShotError: The method ended with a model of NaN or Inf.
     """
     chosen = METHODS[method]
     _check_further(further, chosen)
@@ -200,7 +201,7 @@ def merge(
         with OneLine() as note:  # a line of its own, which no progress is written over
             (log or note)(ASSUMED)
     with OneLine() as line, Journal(None, log or line, label=method) as journal:
-        outcome = InProcess().run(chosen, job, journal)
+        outcome = checked(chosen, InProcess().run(chosen, job, journal))
     clients = tuple(upload.client for upload in uploads)
     return Result(method, clients, outcome, Job(**{**vars(job), "device": "cpu"}))
 

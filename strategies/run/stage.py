@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..core.durable import has_digest, store_errors
-from ..core.errors import OptionError, StoreError
+from ..core.errors import OneShotError, OptionError, StoreError
 from ..core.kinds import CLASSIFIER, kind_of
 from ..method import Outcome
 from ..statistics.groups import with_heads
@@ -69,15 +69,35 @@ def run_stage(
         log: Takes a line for the user.
         tick: Called now and then, for the caller's other duties.
         checkpoint_s: Seconds between two checkpoints, at least.
+
+    Raises:
+        OneShotError: The method refuses the job, failed, or ended with a model of NaN or Inf.
     """
     began = time.monotonic()
     job = joined(method, job, log)
     unit = "epoch" if method.fit_with is None else "round"
     with Journal(folder, log, label=method.name, unit=unit, interval_s=checkpoint_s, tick=tick) as journal:
-        outcome = compute.run(method, job, journal)
+        outcome = checked(method, compute.run(method, job, journal))
         resumed_at = journal.resumed_at
     # This process uses the outcome on the CPU, wherever the stage ran.
     return StageReport(outcome, replace(job, device="cpu"), resumed_at, time.monotonic() - began)
+
+
+def checked(method: Method, outcome: Outcome) -> Outcome:
+    """Return an outcome whose student and ensemble are finite.
+
+    Raises:
+        OneShotError: A tensor holds NaN or Inf: uploads with finite outputs may still overflow in training.
+    """
+    spec = outcome.ensemble
+    for whose, state in (("student", outcome.student), ("ensemble", None if spec is None else spec.weights)):
+        for name, value in (state or {}).items():
+            if not bool(value.isfinite().all()):
+                raise OneShotError(
+                    f"method {method.name!r} ended with NaN or Inf in tensor {name!r} of the {whose}: must be finite; "
+                    "leave out an upload with huge weights, or lower the method's learning rates"
+                )
+    return outcome
 
 
 def joined(method: Method, job: Job, log: Callable[[str], None] = lambda _: None) -> Job:

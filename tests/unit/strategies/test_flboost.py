@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from flboost_fakes import COUNTS, SHAPE, SMALL, B, C, Rows, Z, differ, job, net, student, weights
 from method_fakes import telling
 
-from strategies.core.errors import OptionError
+from strategies.compute.in_process import InProcess
+from strategies.core.errors import OneShotError, OptionError
 from strategies.distillation.generators import ConditionalGenerator
 from strategies.flboost import METHOD, FlBoostConfig, _Server
 from strategies.method import Job, Silent
 from strategies.rounds.refinement import refines
+from strategies.run.merging import merge
+from strategies.run.run_folder import RunFolder
+from strategies.run.stage import run_stage
+from strategies.uploads.outputs import check_outputs
 
 # A change here changes every published number.
 PINNED = 0.698160
@@ -192,3 +198,16 @@ def test_generator_of_silent_clients_is_trained_by_estimated_shares() -> None:
 def test_mixed_architectures_have_a_pool() -> None:
     given = mute(job(kinds=("net", "other", "net"), teacher="tally"))
     assert all(bool(value.isfinite().all()) for value in student(METHOD.fit(given, Silent())).values())
+
+
+def test_student_that_one_accepted_upload_made_nan_is_no_result(tmp_path: Path) -> None:
+    huge = {key: value * 5e36 if key.startswith("6.") else value for key, value in weights("net", 2).items()}
+    check_outputs("net", huge, net, SHAPE)
+    one = job()
+    spoilt = replace(one, start=None, uploads=(*one.uploads[:2], replace(one.uploads[2], read=lambda: huge)))
+    said = r"^method 'flboost' ended with NaN or Inf in tensor '0\.weight' of the student: must be finite"
+
+    with RunFolder.create(tmp_path / "run", {}) as run, pytest.raises(OneShotError, match=said):
+        run_stage(METHOD, spoilt, InProcess(), run.round(), log=lambda _: None)
+    with pytest.raises(OneShotError, match=said):
+        merge([upload.read() for upload in spoilt.uploads], "flboost", model=net, num_classes=C, input_shape=SHAPE)
