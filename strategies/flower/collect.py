@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from logging import INFO, WARNING
@@ -176,14 +177,15 @@ class Collector:
     def mean_metrics(self) -> dict[str, float]:
         """Average the metrics of this process's clients, weighted by their examples, as Flower's FedAvg does.
 
-        A number that not all of them report is left out.
+        A number that most of them report is averaged over those who report it. Other numbers are left out.
         """
-        reports = [self._reported[name] for name in sorted(self._reported)]
-        total = sum(examples for examples, _ in reports)
-        if not total:
-            return {}
-        shared = set.intersection(*(set(metrics) for _, metrics in reports))
-        return {key: sum(n * metrics[key] for n, metrics in reports) / total for key in sorted(shared)}
+        reports = [report for _, report in sorted(self._reported.items()) if report[0]]
+        counts = Counter(key for _, metrics in reports for key in metrics)
+        means = {}
+        for key in sorted(key for key, count in counts.items() if 2 * count > len(reports)):
+            told = [(examples, metrics[key]) for examples, metrics in reports if key in metrics]
+            means[key] = sum(n * value for n, value in told) / sum(n for n, _ in told)
+        return means
 
     def _accept(self, reply: Message, sent: Sent) -> None:
         classes, most, sender = self._num_classes, self._max_bytes, self._names.call(sent.node)

@@ -12,6 +12,7 @@ name follows from their weights, because node ids are random per run and the ord
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -97,7 +98,7 @@ class Reply:
         state: Its weights, decoded and checked; empty if the server holds them already.
         held: The server holds its upload already.
         anonymous: It gave no name; that of the facts follows from its weights.
-        metrics: Further numbers it reports.
+        metrics: Further numbers it reports, without NaN and infinity.
     """
 
     facts: UploadFacts
@@ -153,7 +154,11 @@ def _checked(
         facts,
         check_upload(arrays, facts, signatures[architecture], array_form("arrays")),
         anonymous="client" not in said,
-        metrics={k: float(v) for k, v in metrics.items() if isinstance(v, (int, float)) and k != "num-examples"},
+        metrics={
+            key: float(value)
+            for key, value in metrics.items()
+            if isinstance(value, (int, float)) and math.isfinite(value) and key != "num-examples"
+        },
     )
 
 

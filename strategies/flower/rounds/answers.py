@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, compress
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import Strategy
@@ -98,12 +99,11 @@ def of_one_form(strategy: Strategy, answers: Sequence[Answered]) -> tuple[list[A
     if not any(_reads_numbers(each) for _, each in within(strategy)):
         return list(answers), {}
     forms = [_form(answer) for answer in answers]
-    senders = Counter(chain.from_iterable(forms))
-    common = {number for number, count in senders.items() if 2 * count > len(forms)}
+    common = _common(forms)
     usable = [answer for answer, form in zip(answers, forms, strict=True) if common <= form]
     others = {
         answer.message.metadata.src_node_id: f"its numbers lack {', '.join(sorted(key for key, _ in common - form))}, "
-        "which the strategy may compute with and most clients send"
+        "which the strategy may compute with and most clients send as a finite number"
         for answer, form in zip(answers, forms, strict=True)
         if not common <= form
     }
@@ -117,8 +117,39 @@ def _reads_numbers(strategy: Strategy) -> bool:
 
 
 def _form(answer: Answered) -> set[tuple[str, int]]:
-    """Return the names of an answer's numbers, with the length of each list."""
-    return {(key, len(value) if isinstance(value, list) else -1) for key, value in metrics_of(answer.content).items()}
+    """Return the names of an answer's numbers, with the length of each list; NaN and infinity are no numbers."""
+    told = metrics_of(answer.content)
+    lists = {key: value if isinstance(value, list) else [value] for key, value in told.items()}
+    finite = [key for key, values in lists.items() if all(map(math.isfinite, values))]
+    return {(key, len(lists[key]) if isinstance(told[key], list) else -1) for key in finite}
+
+
+def _common(forms: Sequence[set[tuple[str, int]]]) -> set[tuple[str, int]]:
+    """Return the numbers that most clients send."""
+    senders = Counter(chain.from_iterable(forms))
+    return {number for number, count in senders.items() if 2 * count > len(forms)}
+
+
+def _numbers(strategy: Strategy, answers: Sequence[Answered]) -> list[MetricRecord]:
+    """Return of each answer the numbers that most clients send.
+
+    Where a client does not send one, the mean of the others stands in its place. So Flower's average is that of the
+    others, and no client voids a number for all.
+    """
+    weight, forms = getattr(strategy, "weighted_by_key", EXAMPLES), [_form(answer) for answer in answers]
+    records = [metrics_of(answer.content) for answer in answers]
+    found = [MetricRecord() for _ in answers]
+    for number in sorted(_common(forms)):
+        key, has = number[0], [number in form for form in forms]
+        mean = None if all(has) else _mean(list(compress(records, has)), key, weight)
+        for into, record, own in zip(found, records, has, strict=True):
+            into[key] = record[key] if own or mean is None else mean
+    return found
+
+
+def _mean(records: Sequence[MetricRecord], key: str, weight: str) -> int | float | list[int] | list[float]:
+    alone = [RecordDict({"metrics": MetricRecord({weight: each[weight], key: each[key]})}) for each in records]
+    return aggregate_metricrecords(alone, weight)[key]
 
 
 def show(strategy: Strategy, answers: Sequence[Answered], names: Collection[str]) -> list[Message]:
@@ -132,12 +163,10 @@ def show(strategy: Strategy, answers: Sequence[Answered], names: Collection[str]
         answers: The messages of these are changed.
         names: The arrays that the strategy sees.
     """
-    records = [metrics_of(answer.content) for answer in answers]
-    keys = sorted(key for key, _ in set.intersection(*map(_form, answers)))
     contents = [answer.content for answer in answers]
     arrays, numbers = _names_of(contents, getattr(strategy, "arrayrecord_key", "arrays"))
     wanted = _further(contents).union(getattr(strategy, "bounded_records", ()))
-    for answer, record in zip(answers, records, strict=True):
+    for answer, record in zip(answers, _numbers(strategy, answers), strict=True):
         state = answer.reply.state
         others = {
             name: found
@@ -148,7 +177,7 @@ def show(strategy: Strategy, answers: Sequence[Answered], names: Collection[str]
         answer.message.content = RecordDict(
             {
                 arrays: ArrayRecord({name: state[name] for name in names}),
-                numbers: MetricRecord({key: record[key] for key in keys}),
+                numbers: record,
                 **others,
             }
         )

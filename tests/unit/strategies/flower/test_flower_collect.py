@@ -10,6 +10,7 @@ import pytest
 from flower_fakes import (
     CLASSES,
     SIGNATURES,
+    Client,
     FakeGrid,
     equal,
     failing,
@@ -65,6 +66,15 @@ def test_collect_when_all_answer_stores_their_uploads(folder: RoundFolder, said:
     assert (bob.num_examples, bob.label_counts) == (12, None)
     assert equal(bob.read(), weights(2))
     assert any(line.startswith("upload of bob: net, ") and line.endswith(" MiB, stored") for line in said)
+
+
+def test_metrics_of_most_clients_are_averaged_without_those_that_report_no_finite_number(folder: RoundFolder) -> None:
+    def reporting(seed: int, **metrics: Any) -> Client:
+        return lambda message: Message(records(weights(seed), num_examples=seed, **metrics), reply_to=message)
+
+    clients = {1: reporting(1, loss=1.0), 3: reporting(3, loss=2.0), 5: reporting(5, loss=float("nan"), other=1.0)}
+    phase, _ = take(folder, FakeGrid(clients))
+    assert phase.mean_metrics() == {"loss": pytest.approx((1.0 + 3 * 2.0) / 4)}
 
 
 def test_collect_pulls_ids_one_by_one_and_answered_ones_no_more(folder: RoundFolder) -> None:

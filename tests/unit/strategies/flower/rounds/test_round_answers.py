@@ -181,9 +181,10 @@ def test_client_without_a_number_that_a_project_s_own_average_reads_costs_its_an
 
     assert [row["answers"] for row in rows_of(tmp_path / "run")] == [3, 3]
     ((_, reason),) = refusals_of(tmp_path / "run")
-    assert reason == "its numbers lack loss, which the strategy may compute with and most clients send"
+    sent = "which the strategy may compute with and most clients send as a finite number"
+    assert reason == f"its numbers lack loss, {sent}"
     assert equal(found, result_of(iterative(tmp_path / "clean", rounds=2), clients))
-    # Flower's average leaves the number out, and the client in.
+    # Flower's average of the number is that of the others, and the client stays in.
     result_of(iterative(tmp_path / "flower", rounds=2), {**clients, 4: stock(4)})
     assert [row["answers"] for row in rows_of(tmp_path / "flower")] == [4, 4]
 
@@ -204,6 +205,17 @@ def test_each_client_without_such_a_number_is_refused_whatever_node_it_claims_to
 
 def numbers(client: str, **values: Any) -> Answered:
     return answered(client, arrays=MODEL, metrics=MetricRecord({"num-examples": 5, **values}))
+
+
+@pytest.mark.parametrize("hostile", [{"loss": float("nan")}, {"loss": float("inf")}, {"loss": [1.0]}, {}])
+def test_a_client_that_tells_no_finite_number_leaves_the_average_to_the_others(hostile: dict[str, Any]) -> None:
+    answers = [numbers("a", loss=1.0), numbers("b", loss=2.0), numbers("c", **hostile)]
+    strategy = FedAvg(**EVERYONE)
+
+    _, told = strategy.aggregate_train(1, show(strategy, answers, ["w"]))
+
+    assert told == {"loss": pytest.approx(1.5)}
+    assert [each.client for each in of_one_form(FedAvg(train_metrics_aggr_fn=own_average), answers)[0]] == ["a", "b"]
 
 
 def test_numbers_that_most_clients_send_count_one_by_one_whatever_else_a_client_sends() -> None:
