@@ -74,8 +74,8 @@ def check_answers(model: nn.Module, state: State, input_shape: tuple[int, ...], 
             return
     if isinstance(outputs, torch.Tensor) and not bool((outputs.isfinite() & (outputs.abs() <= most)).all()):
         largest = max((float(value.abs().max()) for value in state.values() if value.numel()), default=0.0)
-        bound = "" if math.isinf(most) else f", or exceed {most:g}"
+        bound = "" if math.isinf(most) else f" whose outputs are at most {most:g}"
         raise UploadError(
-            f"arrays are finite, but the model's outputs for normal noise are not{bound} "
-            f"(largest value {largest:.3g}): must be weights of a trained model"
+            "arrays are finite, but the model's outputs for normal noise are not "
+            f"(largest value {largest:.3g}): must be weights of a trained model{bound}"
         )

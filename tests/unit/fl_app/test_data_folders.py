@@ -125,7 +125,7 @@ def test_imagefolder_of_named_classes_may_lack_some(images: Path, empty: bool) -
 
 @pytest.mark.parametrize(
     ("name", "classes", "why"),
-    [("imagefolder", "ant", "two different names"), ("imagefolder", "ant,ant", "two different names"),
+    [("imagefolder", "ant", "2 to 65536 different names"), ("imagefolder", "ant,ant", "2 to 65536 different names"),
      ("digits", "ant,cat", "must be '' unless 'data.name' is 'imagefolder'")],
 )  # fmt: skip
 def test_names_of_classes_are_several_and_of_folders(name: str, classes: str, why: str) -> None:
