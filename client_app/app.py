@@ -12,7 +12,7 @@ from flwr.clientapp import ClientApp
 from client_app.node import Asked, Node
 from client_app.told_counts import told_counts
 from fl_app.node_config import client_name, node_facts, node_policy
-from strategies.client import already_held, failure, read_arrays, upload_facts
+from strategies.client import already_held, answered, failure, read_arrays, upload_facts
 from strategies.core.errors import OneShotError
 from strategies.core.offline import enforce
 
@@ -71,8 +71,7 @@ def fens(msg: Message, context: Context) -> Message:
         facts = node_facts(context.node_config, context.run_config)
         local = FensHalf(context.run_config, facts, node_policy(context.node_config, facts)).local()
     except OneShotError as error:
-        told = ConfigRecord({"client": client_name(context.node_config), "error": str(error)})
-        return Message(RecordDict({"answer": told, "arrays": ArrayRecord()}), reply_to=msg)
+        return answered(msg, {"client": client_name(context.node_config), "error": str(error)}, ArrayRecord())
     return answer(msg, local)
 
 
@@ -98,7 +97,7 @@ def fusefl(msg: Message, context: Context) -> Message:
         state = answer(config, node, said, sent, max_mib=limit)
     except OneShotError as error:
         told["error"] = str(error)
-    return Message(RecordDict({"answer": ConfigRecord(told), "arrays": ArrayRecord(state)}), reply_to=msg)
+    return answered(msg, told, ArrayRecord(state))
 
 
 @app.query()

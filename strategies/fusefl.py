@@ -203,8 +203,9 @@ class _Server:
             if answer.client not in names or answer.facts.get("stage") != stage:
                 told = f"of {answer.client!r} for stage {answer.facts.get('stage')!r}"
                 raise UploadError(f"its answer is {told}: must be of a client that uploaded, for stage {stage}")
-            check_arrays(_tensors(answer), phase, signature, tensor_form("arrays", exact=True))
-            check_state(answer.client, _tensors(answer))
+            state = _tensors(answer)
+            check_arrays(state, phase, signature, tensor_form("arrays", exact=True))
+            check_state(answer.client, state)
 
         answers = self._clients.ask(question, phase=phase, quorum=len(names), check=check_answer)
         self._progress.record({"epoch": stage - 1, "mib_per_client": round(self._clients.mib_per_client, 6)})

@@ -60,6 +60,17 @@ def failure(msg: Message, *, client: str, reason: str) -> Message:
     return Message(RecordDict({"upload": ConfigRecord({"client": client, "error": reason})}), reply_to=msg)
 
 
+def answered(msg: Message, said: Mapping[str, Any], arrays: ArrayRecord) -> Message:
+    """Return the answer to a question of FENS or FuseFL.
+
+    Args:
+        msg: The question.
+        said: The facts, with the client's name as ``client``, and the reason as ``error`` if it cannot answer.
+        arrays: Those of the answer.
+    """
+    return Message(RecordDict({"answer": ConfigRecord(dict(said)), "arrays": arrays}), reply_to=msg)
+
+
 def read_arrays(record: ArrayRecord, made: Callable[[np.ndarray[Any, Any]], V]) -> dict[str, V]:
     """Return the arrays of a server's record by name, whatever their bytes are.
 

@@ -20,11 +20,11 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
 
 from ..core.errors import OptionError, UploadError
-from . import read_arrays
+from . import answered, read_arrays
 from .fens_answers import Local as Local
 from .fens_answers import Own as Own
 from .fens_answers import respond as respond
@@ -90,5 +90,4 @@ def answer(msg: Message, local: Local) -> Message:
     except UploadError as error:
         said, made = {"error": str(error)}, {}
     record = ArrayRecord({key: Array(value) for key, value in made.items()})
-    content = RecordDict({"answer": ConfigRecord({"client": local.client, **said}), "arrays": record})
-    return Message(content, reply_to=msg)
+    return answered(msg, {"client": local.client, **said}, record)

@@ -20,7 +20,7 @@ from .generators import ConditionalGenerator, FeatureGenerator
 LEVELS = ("features", "images")
 NOISES = ("normal", "uniform")
 MOST = 2**16  # of any whole number that describes a generator
-MOST_VALUES = 2**26  # of a batch of its examples, or of what it makes them from: 256 MiB
+MOST_VALUES = 2**26  # of a batch: its examples, or layers, and what they are made from; 256 MiB
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from logging import INFO, WARNING
@@ -19,7 +18,7 @@ from ..run.stage import TRAFFIC_FILE
 from ..run.traffic import MIB, UPLOAD_PHASE, Traffic
 from ..uploads.checks import Signature
 from .asking import Exchange
-from .messages import Reply, Request, count_bytes, is_anonymous, read_reply
+from .messages import Reply, Request, count_bytes, is_anonymous, read_reply, sent_by_most
 from .names import Names
 from .nodes import Nodes, Refusals, Sent, own_error
 
@@ -180,9 +179,8 @@ class Collector:
         A number that most of them report is averaged over those who report it. Other numbers are left out.
         """
         reports = [report for _, report in sorted(self._reported.items()) if report[0]]
-        counts = Counter(key for _, metrics in reports for key in metrics)
         means = {}
-        for key in sorted(key for key, count in counts.items() if 2 * count > len(reports)):
+        for key in sorted(sent_by_most([metrics.keys() for _, metrics in reports])):
             told = [(examples, metrics[key]) for examples, metrics in reports if key in metrics]
             means[key] = sum(n * value for n, value in told) / sum(n for n, _ in told)
         return means

@@ -14,8 +14,10 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from ..method import Job, Method, State
 
 V = TypeVar("V")
+H = TypeVar("H", bound=Hashable)
 ANONYMOUS = re.compile(r"anonymous-[0-9a-f]{12}(-[0-9]+)?")
 # The limit of the numbers that a client's answer is weighted with: products of larger ones overflow.
 MOST_WEIGHT = 2**63
@@ -221,6 +224,12 @@ def metrics_name(content: RecordDict) -> str:
 def metrics_of(content: RecordDict) -> MetricRecord:
     """Return the record with a client's numbers, see :func:`metrics_name`; an empty one if there is none."""
     return content.metric_records.get(metrics_name(content), MetricRecord())
+
+
+def sent_by_most(told: Sequence[Collection[H]]) -> set[H]:
+    """Return what more than half of the clients tell; each client's own are different from each other."""
+    counts = Counter(chain.from_iterable(told))
+    return {each for each, count in counts.items() if 2 * count > len(told)}
 
 
 def in_order(arrays: Mapping[str, V], names: Iterable[str]) -> dict[str, V]:

@@ -6,14 +6,14 @@ import math
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from itertools import chain, compress
+from itertools import compress
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import Strategy
 from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 
 from ...core.errors import UploadError
-from ..messages import Reply, arrays_name, is_weight, metrics_name, metrics_of
+from ..messages import Reply, arrays_name, is_weight, metrics_name, metrics_of, sent_by_most
 from ..surroundings import within
 
 EXAMPLES = "num-examples"
@@ -99,7 +99,7 @@ def of_one_form(strategy: Strategy, answers: Sequence[Answered]) -> tuple[list[A
     if not any(_reads_numbers(each) for _, each in within(strategy)):
         return list(answers), {}
     forms = [_form(answer) for answer in answers]
-    common = _common(forms)
+    common = sent_by_most(forms)
     usable = [answer for answer, form in zip(answers, forms, strict=True) if common <= form]
     others = {
         answer.message.metadata.src_node_id: f"its numbers lack {', '.join(sorted(key for key, _ in common - form))}, "
@@ -118,16 +118,11 @@ def _reads_numbers(strategy: Strategy) -> bool:
 
 def _form(answer: Answered) -> set[tuple[str, int]]:
     """Return the names of an answer's numbers, with the length of each list; NaN and infinity are no numbers."""
-    told = metrics_of(answer.content)
-    lists = {key: value if isinstance(value, list) else [value] for key, value in told.items()}
-    finite = [key for key, values in lists.items() if all(map(math.isfinite, values))]
-    return {(key, len(lists[key]) if isinstance(told[key], list) else -1) for key in finite}
-
-
-def _common(forms: Sequence[set[tuple[str, int]]]) -> set[tuple[str, int]]:
-    """Return the numbers that most clients send."""
-    senders = Counter(chain.from_iterable(forms))
-    return {number for number, count in senders.items() if 2 * count > len(forms)}
+    return {
+        (key, len(value) if isinstance(value, list) else -1)
+        for key, value in metrics_of(answer.content).items()
+        if all(map(math.isfinite, value if isinstance(value, list) else [value]))
+    }
 
 
 def _numbers(strategy: Strategy, answers: Sequence[Answered]) -> list[MetricRecord]:
@@ -139,7 +134,7 @@ def _numbers(strategy: Strategy, answers: Sequence[Answered]) -> list[MetricReco
     weight, forms = getattr(strategy, "weighted_by_key", EXAMPLES), [_form(answer) for answer in answers]
     records = [metrics_of(answer.content) for answer in answers]
     found = [MetricRecord() for _ in answers]
-    for number in sorted(_common(forms)):
+    for number in sorted(sent_by_most(forms)):
         key, has = number[0], [number in form for form in forms]
         mean = None if all(has) else _mean(list(compress(records, has)), key, weight)
         for into, record, own in zip(found, records, has, strict=True):
