@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from logging import ERROR
 from typing import TYPE_CHECKING, Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.common.constant import ErrorCode
+from flwr.common.logger import log
 
 from client_app.node import Asked, Node
 from client_app.told_counts import told_counts
-from fl_app.node_config import client_name, node_facts, node_policy
-from strategies.client import already_held, answered, failure, read_arrays, upload_facts
+from fl_app.node_config import client_name, is_deployed, node_facts, node_policy
+from fl_app.project import FAILURES
+from strategies.client import TORN, already_held, answered, failure, read_arrays, upload_facts
 from strategies.core.errors import OneShotError
 from strategies.core.offline import enforce
 
@@ -24,7 +28,24 @@ if TYPE_CHECKING:
     from fl_app.node_policy import NodePolicy
 
 enforce()  # in a deployment, this is the first code of ours in the process
-app = ClientApp()
+
+
+def without_its_text(msg: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
+    """Answer with an unexpected error's type alone: on a deployed node its text, which may hold paths, stays there.
+
+    A Flower mod, around every answer of this app.
+    """
+    try:
+        return call_next(msg, context)
+    except (*FAILURES, *TORN) as error:
+        if not is_deployed(context.node_config):
+            raise
+        log(ERROR, "no answer for the server:", exc_info=error)
+        reason = f"{type(error).__name__} in the client's app; the node's log says more"
+        return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=msg)
+
+
+app = ClientApp(mods=[without_its_text])
 
 
 @app.train()

@@ -34,6 +34,7 @@ from fl_app.models import build
 from fl_app.models.blocks import cut
 from strategies.client.fusefl import Frozen, above, summed
 from strategies.core.errors import UploadError
+from strategies.core.processor import subnormals_as_zero
 from strategies.core.seeds import derive_seed, seeded_torch
 from strategies.statistics.gaussians import Gaussians
 
@@ -46,6 +47,7 @@ MOST_KEPT = 2**30  # bytes of outputs that are kept; more are computed in every 
 FROZEN = "frozen."  # before the stage and the names of received blocks, in what a client keeps
 
 
+@subnormals_as_zero()
 def answer(config: AppConfig, node: Node, said: Mapping[str, Any], sent: State, *, max_mib: float = 0.0) -> State:
     """Return a client's answer to one question.
 

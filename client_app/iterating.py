@@ -29,9 +29,11 @@ from strategies.client.corrections import LocalUpdate
 from strategies.client.round_state import RoundState
 from strategies.core.asks import real_of
 from strategies.core.errors import UploadError
+from strategies.core.processor import subnormals_as_zero
 from strategies.core.seeds import derive_seed, initial_torch
 
 
+@subnormals_as_zero()
 def local_round(
     config: AppConfig, node: Node, asked: Asked, said: Mapping[str, Any], sent: Mapping[str, State]
 ) -> tuple[Trained, dict[str, State], dict[str, float]]:

@@ -23,7 +23,7 @@ from fl_app.data import ImageData, Normalization, augment, normalize
 from strategies.core.errors import DataError
 from strategies.core.gpu import Graphed, adam, has_hooks, resolve_device, sgd
 from strategies.core.layout import fast_layout, tensors_of
-from strategies.core.memory import kept_memory
+from strategies.core.processor import kept_memory
 from strategies.core.seeds import derive_seed, seeded_torch
 
 

@@ -39,6 +39,7 @@ from strategies.client.holdout import held_out
 from strategies.core.errors import UploadError
 from strategies.core.kinds import STATISTICS, backbone_in, is_head, kind_of
 from strategies.core.places import expanded, state_root
+from strategies.core.processor import subnormals_as_zero
 from strategies.core.seeds import derive_seed, initial_torch, seeded_torch
 
 State = dict[str, torch.Tensor]
@@ -107,6 +108,7 @@ def _read(policy: NodePolicy, what: str, read: Read, positions: torch.Tensor) ->
         return read(positions)
 
 
+@subnormals_as_zero()
 def trained_model(config: AppConfig, node: Node, asked: Asked, start: State) -> tuple[Trained | None, State]:
     """Return the model that a client sends: pretrained, kept from an earlier request, or trained now.
 

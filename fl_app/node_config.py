@@ -80,7 +80,12 @@ def node_policy(node_config: Mapping[str, Any], facts: Mapping[str, Any]) -> Nod
         node_config: From Flower.
         facts: Of :func:`node_facts`.
     """
-    return NodePolicy.of(facts, deployed=not set(node_config) <= PARTITION)
+    return NodePolicy.of(facts, deployed=is_deployed(node_config))
+
+
+def is_deployed(node_config: Mapping[str, Any]) -> bool:
+    """Return whether Flower's config of a node is that of a deployed one, not of a simulated one."""
+    return not set(node_config) <= PARTITION
 
 
 def refused_in_deployment(place: str) -> str:

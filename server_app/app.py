@@ -27,6 +27,7 @@ from server_app.settings.settled import check_adopted, check_same_run
 from strategies.core.durable import store_errors
 from strategies.core.errors import ComputeError, OneShotError, StoreError
 from strategies.core.offline import enforce
+from strategies.core.processor import subnormals_as_zero
 from strategies.flower.run import say
 from strategies.run.run_folder import RunFolder
 
@@ -48,6 +49,7 @@ def main(grid: Grid, context: Context) -> None:
         raise
 
 
+@subnormals_as_zero()
 def _run(grid: Grid, given: dict[str, Any]) -> None:
     began = time.monotonic()
     settings = read_settings(given)

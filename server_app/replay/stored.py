@@ -27,6 +27,7 @@ from server_app.settings.settled import check_same_run, check_settled
 from strategies.compute import ServerCompute, choose, named
 from strategies.core.errors import OneShotError, OptionError, StoreError
 from strategies.core.options import flatten
+from strategies.core.processor import subnormals_as_zero
 from strategies.core.seeds import seeded_torch
 from strategies.method import METHODS, Job, Method
 from strategies.rounds.config import NEEDS_CLIENTS, FederatedRounds
@@ -38,6 +39,7 @@ from strategies.uploads.needs import check_alone, fitting
 LEAST_UPLOADS = 2  # the least number that a replay of another project's run needs after its gatekeeper
 
 
+@subnormals_as_zero()
 def replay_run(request: Request, *, log: Callable[[str], None], compute: ServerCompute | None = None) -> dict[str, Any]:
     """Run the method, keep its result in a run folder of its own, and return the result.
 

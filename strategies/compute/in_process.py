@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from ..core.gpu import resolve_device
-from ..core.memory import kept_memory
+from ..core.processor import kept_memory, subnormals_as_zero
 from ..core.work import Counting, Work, counted
 from ..method import Job, Method, Outcome, Progress
 from ..uploads.needs import check_needs
@@ -52,7 +52,7 @@ def torch_as_usual(count: int) -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
-        with torch.inference_mode(False), torch.enable_grad():
+        with torch.inference_mode(False), torch.enable_grad(), subnormals_as_zero():
             yield
     finally:
         torch.set_num_threads(before)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ..core.errors import OneShotError
 from ..core.gpu import resolve_device
 from ..core.offline import enforce
+from ..core.processor import subnormals_as_zero
 from ..method import Upload
 from .packing import unpack
 from .worker import Failure
@@ -69,10 +70,12 @@ class ShardWorker:
         """Finish loading; return whether a member keeps batch-normalisation statistics."""
         return self._open.close()
 
+    @subnormals_as_zero()
     def forward(self, images: Array, request: Request) -> Answer:
         """Make a forward pass, see :class:`strategies.teacher.sharded.Shard`."""
         return self._open.forward(images, request)
 
+    @subnormals_as_zero()
     def backward(self, ticket: int, logits: Array, watched: Array | None) -> Array | None:
         """Make a backward pass, see :class:`strategies.teacher.sharded.Shard`."""
         return self._open.backward(ticket, logits, watched)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.errors import OptionError
 from ..core.gpu import resolve_device
-from ..core.memory import kept_memory
+from ..core.processor import kept_memory
 from ..core.work import Counting, Work, counted, work
 from ..uploads.needs import check_needs
 from .in_process import torch_as_usual

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from strategies.core.memory import kept_memory
+from strategies.core.processor import kept_memory
 from strategies.run.files import read_json, write_json
 
 Row = Mapping[str, Any]

@@ -23,7 +23,7 @@ TRUSTED = {
     ("strategies/compute/shard_worker.py", "pickle.loads"): "builders that our own driver has pickled, over Ray's own",
     ("strategies/__init__.py", "importlib.import_module"): "names that stand in this file",
     ("strategies/compute/__init__.py", "importlib.import_module"): "names that stand in this file",
-    ("strategies/core/memory.py", "ctypes.CDLL"): "the C library of the process itself",
+    ("strategies/core/processor.py", "ctypes.CDLL"): "the C library of the process itself",
     ("fl_app/models/__init__.py", "importlib.import_module"): "names that stand in this file",
     ("fl_app/models/backbones.py", "importlib.import_module"): "the packaged backbone",
     ("fl_app/models/wordllama.py", "importlib.import_module"): "the package tokenizers",

@@ -169,6 +169,46 @@ def test_no_answer_tells_which_users_the_node_s_machine_has(hospital: Callable[.
     assert user not in error_of(hospital().asked({"run-id": RUNS[0]}, folders)) or not user
 
 
+@pytest.mark.parametrize("kind", [MessageType.TRAIN, "train.fens", "train.fusefl", MessageType.QUERY])
+@pytest.mark.parametrize("error", [PermissionError(13, "denied", "/srv/patients"), KeyError("/srv/patients")])
+def test_the_text_of_an_unexpected_error_stays_on_a_deployed_node(
+    hospital: Callable[..., Hospital],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    kind: str,
+    error: Exception,
+) -> None:
+    def broken(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(client_app, "node_facts", broken)
+    node = hospital()
+
+    reply = node.asked({}, {}, kind=kind)
+
+    assert reply.has_error()
+    assert reply.error.code == 2
+    assert reply.error.reason == f"{type(error).__name__} in the client's app; the node's log says more"
+    assert "/srv/patients" in caplog.text
+    simulated = replace(node, own={"partition-id": 1, "num-partitions": 4})
+    with pytest.raises(type(error), match="/srv/patients"):
+        simulated.asked({}, {}, kind=kind)
+
+
+def test_a_client_trains_with_subnormal_numbers_as_zero(
+    hospital: Callable[..., Hospital], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = list[float]()
+
+    def own(*_: object) -> None:
+        seen.append(float(torch.tensor(torch.finfo(torch.float32).tiny) / 2))
+        raise UploadError("enough")
+
+    monkeypatch.setattr(work, "own_examples", own)
+    assert error_of(hospital().train()).endswith("enough")
+    assert seen == [0.0]
+
+
 def test_a_checkpoint_in_the_node_s_folders_is_sent_and_the_error_of_one_stays_on_the_node(
     hospital: Callable[..., Hospital],
 ) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from flwr.app import Context, RecordDict
 
 from fl_app.config import AppConfig
@@ -55,6 +56,21 @@ def test_wrong_settings_are_refused_before_any_client_is_asked_or_a_folder_is_ma
 
     assert not run_dir.exists()
     assert len([record for record in caplog.records if record.levelname == "ERROR"]) == 6
+
+
+def test_a_run_takes_subnormal_numbers_for_zero_before_it_loads_anything(
+    serve: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = list[float]()
+
+    def read(_: object) -> None:
+        seen.append(float(torch.tensor(torch.finfo(torch.float32).tiny) / 2))
+        raise OptionError("enough")
+
+    monkeypatch.setattr(server_app, "read_settings", read)
+    with pytest.raises(OptionError, match="enough"):
+        serve()
+    assert seen == [0.0]
 
 
 def test_a_run_that_fails_keeps_its_reason_and_its_folder_for_the_next_try(

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from server_app.replay import stored
 from server_app.replay.request import Request
 from server_app.replay.stored import replay_run
 from strategies.core.errors import OneShotError, OptionError, StoreError
@@ -75,6 +76,21 @@ def test_every_method_when_replayed_leaves_its_result_beside_the_run_and_the_run
     assert (info["method"], info["replay-of"], info["settings"]["method"]) == (method, str(run), method)
     assert info["id"] != json.loads((run / "run.json").read_text())["id"]
     assert (target / ("student.safetensors" if METHODS[method].kind != "ensemble" else "ensemble")).exists()
+
+
+def test_a_replay_takes_subnormal_numbers_for_zero_before_it_loads_anything(
+    run_folder: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, seen = run_folder(), list[float]()
+
+    def prepared(*_: object) -> None:
+        seen.append(float(torch.tensor(torch.finfo(torch.float32).tiny) / 2))
+        raise OptionError("enough")
+
+    monkeypatch.setattr(stored, "_prepared", prepared)
+    with pytest.raises(OptionError, match="enough"):
+        replayed(run)
+    assert seen == [0.0]
 
 
 def test_a_replay_without_a_method_runs_the_run_s_own_and_gives_the_same_bits_each_time(run_folder: MakeRun) -> None:

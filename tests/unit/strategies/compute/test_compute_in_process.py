@@ -62,6 +62,15 @@ def test_run_with_an_unmet_need_refuses_before_the_method_starts() -> None:
         InProcess().run(method(fit, Need.SAME_ARCHITECTURE), job(student="other"), Silent())
 
 
+def test_a_method_takes_subnormal_numbers_for_zero() -> None:
+    def fit(job: Job, progress: Progress) -> Outcome:
+        return Outcome({"half": torch.full((8,), torch.finfo(torch.float32).tiny) / 2})
+
+    outcome = InProcess().run(method(fit), job(), Silent())
+    assert outcome.student is not None
+    assert not outcome.student["half"].any()
+
+
 def test_torch_as_usual_inside_another_restores_the_outer_count() -> None:
     with torch_as_usual(2):
         with torch_as_usual(1):

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+
+from strategies.core import processor
+from strategies.core.processor import kept_memory, subnormals_as_zero
+
+ROOT = Path(__file__).resolve().parents[4]
+SMALLEST_NORMAL = 1.1754943508222875e-38
+
+# In a process of its own: what other tests left in the heap would serve the large blocks too.
+FAULTS = textwrap.dedent("""
+    import resource, torch
+    from strategies.core.processor import kept_memory
+
+    def step():  # blocks of 40 to 64 MiB, above what glibc ever keeps by itself
+        first = torch.empty(12 * 2**20).fill_(1.0)
+        second = torch.empty(16 * 2**20).fill_(1.0)
+        del first
+        third = torch.empty(10 * 2**20).fill_(1.0)
+
+    def faults():
+        for _ in range(8):  # the heap grows to what a step needs
+            step()
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for _ in range(8):
+            step()
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    with kept_memory():
+        kept = faults()
+    print(kept, faults())
+""")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(processor._allocator()[0] is None, reason="the C library is not glibc")
+def test_memory_when_kept_is_not_mapped_anew_and_after_the_block_it_is() -> None:
+    done = subprocess.run([sys.executable, "-c", FAULTS], cwd=ROOT, capture_output=True, text=True, check=True)
+    kept, after = map(int, done.stdout.split())
+
+    assert kept < 100
+    assert after > 20 * max(kept, 1)
+
+
+def test_a_system_without_the_allocator_s_functions_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(processor.ctypes, "CDLL", None)  # would fail if it were asked
+
+    with kept_memory():
+        assert torch.ones(3).sum() == 3
+
+
+def test_the_block_s_error_comes_through() -> None:
+    with pytest.raises(ValueError, match="of the block"), kept_memory():
+        raise ValueError("of the block")
+
+
+def largest(value: float) -> float:
+    return float((torch.full((8,), value) / 2).max())
+
+
+def test_a_block_takes_subnormal_numbers_for_zero_and_leaves_normal_ones() -> None:
+    with subnormals_as_zero():
+        assert largest(SMALLEST_NORMAL) == 0.0
+        assert largest(2 * SMALLEST_NORMAL) == SMALLEST_NORMAL
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_a_block_restores_what_was_set_before_it_also_after_an_error(before: bool) -> None:
+    torch.set_flush_denormal(before)
+    try:
+        with subnormals_as_zero():
+            with pytest.raises(KeyError), subnormals_as_zero():
+                raise KeyError
+            assert largest(SMALLEST_NORMAL) == 0.0
+        assert (largest(SMALLEST_NORMAL) == 0.0) is before
+    finally:
+        torch.set_flush_denormal(False)
+
+
+def test_all_threads_of_a_process_that_begins_with_it_take_subnormal_numbers_for_zero() -> None:
+    code = textwrap.dedent("""
+        import torch
+        from strategies.core.processor import subnormals_as_zero
+
+        with subnormals_as_zero():
+            torch.set_num_threads(2)
+            many = torch.full((2**20,), 1e-39)
+            inside = int((many * 0.5).count_nonzero())
+        print(torch.get_num_threads(), inside)
+    """)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["2", "0"]
