@@ -72,7 +72,9 @@ class ClientConfig:
         choices=("numbers", "presence"),
     )
     checkpoint: str = option("", "upload this file and train nothing; {client} and {partition} are filled in")
-    max_ensemble_mib: float = option(0.0, "largest ensemble that a client accepts, MiB; 0 = any", low=0.0)
+    max_ensemble_mib: float = option(
+        0.0, "largest ensemble that a client accepts, and most logits of it, MiB; 0 = any ensemble", low=0.0
+    )
     nodes: str = option("", "folder of node configs, or one such file: a simulation plays these nodes")
     state_dir: str = option("", "folder of a client's trained models; empty: $ONESHOT_CLIENT_STATE, else the cache")
 
