@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 from collections.abc import Collection
+from dataclasses import replace
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported
 
@@ -19,6 +20,8 @@ from measure import say
 from resources import memory, teacher_speed
 from server_stage import Scale, speed
 
+from strategies.distillation.synthesis import ARITHMETICS
+
 PARTS = ("speed", "agreement", "teachers", "memory", "schedules", "local-training", "refinement", "scale", "features")
 
 
@@ -28,6 +31,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="about two minutes: half the teachers, half the batch")
     parser.add_argument("--pool", type=int, default=16, help="batches in the pool of the epoch that is reported")
     parser.add_argument("--repetitions", type=int, default=0, help="of which medians are taken; 0: 3, quick 1")
+    parser.add_argument("--precision", choices=ARITHMETICS, default="float32", help="of the shipped generator")
     parser.add_argument("--only", choices=PARTS, action="append", help="measure this part (may be given again)")
     return parser.parse_args()
 
@@ -38,9 +42,9 @@ def main() -> None:
     torch.set_num_threads(1)
     quick, parts = given.quick, given.only or PARTS
     repetitions = given.repetitions or (1 if quick else 3)
-    scale = Scale(pool=given.pool, repetitions=repetitions)
+    scale = Scale(pool=given.pool, repetitions=repetitions, precision=given.precision)
     if quick:
-        scale = Scale(clients=5, batch=64, pool=given.pool, repetitions=repetitions)
+        scale = replace(scale, clients=5, batch=64)
     ratios: dict[str, dict[str, float]] = {}
     if "speed" in parts:
         ratios |= speed(scale)

@@ -38,6 +38,7 @@ class Scale:
         timed_steps: Generator steps that are timed.
         timed_batches: Pool batches that are timed.
         repetitions: Of which the median is taken.
+        precision: Of the shipped generator; the published loop's is float32.
     """
 
     clients: int = 10
@@ -47,6 +48,7 @@ class Scale:
     timed_steps: int = 1
     timed_batches: int = 1
     repetitions: int = 3
+    precision: str = "float32"
 
 
 # The models of Co-Boosting's experiments, and whether its code augments their data set.
@@ -62,7 +64,7 @@ def case_of(method: str, model: str, scale: Scale, **changes: Any) -> Case:
     shape = (channels, 32, 32)
     settings = Settings(steps=scale.timed_steps, batch=scale.batch, augment=augment)
     shipped = partial(build, model, num_classes=10, input_shape=shape)
-    return Case(method, shape, shipped, plain, scale.clients, replace(settings, **changes))
+    return Case(method, shape, shipped, plain, scale.clients, replace(settings, **changes), precision=scale.precision)
 
 
 def both_sides(case: Case, batches: int) -> tuple[Any, State, Batch]:
@@ -160,7 +162,8 @@ def speed(scale: Scale, models: tuple[str, ...] = tuple(MODELS)) -> dict[str, di
     """
     say(
         f"CPU seconds of one server epoch, published/shipped: {scale.clients} teachers, batch {scale.batch}, "
-        f"{scale.steps} generator steps and one pass over {scale.pool} pool batches; fp32, one thread.\n"
+        f"{scale.steps} generator steps and one pass over {scale.pool} pool batches; one thread; "
+        f"shipped generator: {scale.precision}.\n"
         f"Composed of {scale.timed_steps} step(s) and {scale.timed_batches} batch(es), medians of {scale.repetitions} "
         "interleaved repetition(s). cnn5 reads its pool with crop and flip (CIFAR), lenet5 unchanged, as published."
     )

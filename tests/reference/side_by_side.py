@@ -36,6 +36,7 @@ class Case:
         clients: n.
         settings: Of the published loop; the shipped config follows from them.
         seed: Of the weights and of every draw.
+        precision: Of the shipped generator; the published loop's is float32.
     """
 
     method: str
@@ -45,16 +46,18 @@ class Case:
     clients: int
     settings: Settings
     seed: int = 0
+    precision: str = "float32"
 
 
-def shipped_config(method: str, settings: Settings) -> Any:
+def shipped_config(case: Case) -> Any:
     """Return the shipped config that asks for what the published loop does."""
+    method, settings = case.method, case.settings
     shared = {
         "epochs": settings.epochs,
         "generator_steps": settings.steps,
         "generator_lr": settings.generator_lr,
         "generator_clip": settings.generator_clip,
-        "generator_precision": "float32",  # that of the published loop
+        "generator_precision": case.precision,
         "latent": settings.latent,
         "synthesis_batch_size": settings.batch,
         "pool_augmentation": "crop-flip" if settings.augment else "none",
@@ -96,7 +99,7 @@ def shipped_job(case: Case, states: Sequence[Mapping[str, torch.Tensor]] | None 
         num_classes=case.settings.classes,
         input_shape=case.shape,
         normalization=Normalization((0.5,) * case.shape[0], (0.5,) * case.shape[0]),
-        config=shipped_config(case.method, case.settings),
+        config=shipped_config(case),
         seed=case.seed,
     )
 
