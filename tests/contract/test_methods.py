@@ -1,6 +1,5 @@
 """What every method of the registry promises, checked on three tiny clients."""
 
-import ast
 import pickle
 import shutil
 import subprocess
@@ -377,22 +376,6 @@ def test_gate_on_predictions_gives_its_pinned_value() -> None:
     job = replace(job, config=replace(job.config, gate="predictions"))
     logits = predict(METHODS["intactofl"].fit(job, Silent()), job)
     assert float(logits.abs().mean()) == pytest.approx(1.652460, rel=1e-3)
-
-
-def test_module_carries_a_source_note(method: Method) -> None:
-    note = ast.get_docstring(ast.parse((ROOT / f"{method.name.replace('-', '_')}.py").read_text())) or ""
-    summary, _, rest = note.partition("\n\n")
-    assert summary.endswith(".")
-    assert "\n" not in summary
-    if method.source == "this library":
-        assert "published nowhere else" in rest
-        assert 0 < rest.find("Symbols: ") < rest.find("Where: ")
-        return
-    places = [rest.find(f"{heading}: ") for heading in ("Paper", "Symbols", "Where", "Deviations")]
-    assert places == sorted(places), "the headings of the source note are Paper, Symbols, Where, Deviations"
-    assert min(places) >= 0
-    assert "https://" in rest
-    assert "Read version: " in rest
 
 
 PROGRAM = textwrap.dedent("""
