@@ -43,10 +43,7 @@ bench: $(READY)  ## measure for minutes; ARGS=--quick for the short form
 results: $(READY)  ## renew the pages' tables and plots from docs/results/
 	PYTHONPATH=tests/bench $(BIN)/python tests/bench/rivals.py --write
 	$(BIN)/python tests/bench/tally_plot.py
-	PYTHONPATH=tests/bench $(BIN)/python tests/bench/factorial.py --write
-	PYTHONPATH=tests/bench $(BIN)/python tests/bench/two_classes.py --write
-	PYTHONPATH=tests/bench $(BIN)/python tests/bench/gate_attacks.py --write
-	PYTHONPATH=tests/bench $(BIN)/python tests/bench/student_attacks.py --write
+	PYTHONPATH=tests/bench $(BIN)/python tests/bench/factorial_tables.py
 	PYTHONPATH=tests/bench $(BIN)/python tests/bench/feature_tables.py --write
 	PYTHONPATH=tests/bench $(BIN)/python tests/bench/feature_plot.py
 	PYTHONPATH=tests/bench $(BIN)/python tests/bench/student_plot.py

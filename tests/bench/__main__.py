@@ -15,14 +15,13 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported
 
 import torch
 from agreement import agreement
-from budget import schedules
 from measure import say
 from resources import memory, teacher_speed
 from server_stage import Scale, speed
 
 from strategies.distillation.synthesis import ARITHMETICS
 
-PARTS = ("speed", "agreement", "teachers", "memory", "schedules", "local-training", "refinement", "scale", "features")
+PARTS = ("speed", "agreement", "teachers", "memory", "local-training", "features")
 
 
 def arguments() -> argparse.Namespace:
@@ -58,14 +57,11 @@ def main() -> None:
     if "memory" in parts:
         memory((5, 10, 20) if quick else (5, 10, 20, 50, 100), batch=16 if quick else 64)
         say()
-    if "schedules" in parts:
-        schedules(epochs=12 if quick else 60, seeds=1 if quick else 3)
-        say()
-    ratios |= imported(parts, quick=quick, repetitions=repetitions)
+    ratios |= imported(parts, repetitions=repetitions)
     say(json.dumps(ratios))
 
 
-def imported(parts: Collection[str], *, quick: bool, repetitions: int) -> dict[str, dict[str, float]]:
+def imported(parts: Collection[str], *, repetitions: int) -> dict[str, dict[str, float]]:
     """Run the parts whose modules are imported for them alone, and return their ratios."""
     ratios: dict[str, dict[str, float]] = {}
     if "local-training" in parts:
@@ -73,15 +69,6 @@ def imported(parts: Collection[str], *, quick: bool, repetitions: int) -> dict[s
 
         ratios["local-training"] = local_training.main()
         say()
-    if "refinement" in parts:
-        import refinement
-
-        ratios |= refinement.overhead(2, iterations=1) if quick else refinement.overhead(4)
-        say()
-    if "scale" in parts:
-        import scale
-
-        scale.main((10, 50)) if quick else scale.main()
     if "features" in parts:
         import feature_speed
 

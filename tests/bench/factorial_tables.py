@@ -1,4 +1,4 @@
-"""The tables of teachers crossed with images, from docs/results/factorial.json, made by tests/bench/factorial.py."""
+"""The tables of teachers crossed with images, from docs/results/factorial.json; run it to renew docs/tally.md."""
 
 from __future__ import annotations
 
@@ -120,3 +120,7 @@ def write(out: Path = OUT) -> None:
     for name, made in tables(out).items():
         text = written(text, name, made)
     PAGE.write_text(text)
+
+
+if __name__ == "__main__":
+    write()

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import flboost_tables
-import long_schedules
 import pandas as pd
 import run_tables
+import tally_tables
 
 DOCS = Path(__file__).parents[2] / "docs"
 RESULTS = DOCS / "results"
@@ -211,7 +211,7 @@ TABLES = {
     "feature_attacks": (attacks, "features.md"),
     "tally_student": (students, "tally.md"),
     "tally_student:images": (numbers_of_images, "tally.md"),
-    "long_schedules": (long_schedules.table, "tally.md"),
+    **tally_tables.TABLES,
     **{name: (made, "results.md") for name, made in (run_tables.TABLES | flboost_tables.TABLES).items()},
     "gpu": (run_tables.gpu, "scale.md"),
 }

@@ -29,13 +29,6 @@ def test_results_are_as_they_were_written(path: Path) -> None:
     assert read_json(path)
 
 
-def test_the_page_has_the_gatekeepers_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(BENCH))
-    results = read_json(ROOT / "docs" / "results" / "gatekeeper-fresh.json")
-    table = runpy.run_path(str(BENCH / "gatekeeper.py"))["table"](results["rows"])
-    assert table in (ROOT / "docs" / "uploads.md").read_text()
-
-
 def test_the_page_has_the_rivals_figures_and_their_differences(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(BENCH))
     rivals = runpy.run_path(str(BENCH / "rivals.py"))
@@ -44,25 +37,6 @@ def test_the_page_has_the_rivals_figures_and_their_differences(monkeypatch: pyte
     assert len(rows) == 3 * sum(len(rivals["names"](data)) for data in rivals["DATA"])
     assert [line for line in rivals["table"](rows).splitlines() if line not in page] == []
     assert rivals["differences"](rows) in page
-
-
-def test_the_page_has_the_figures_of_two_classes_per_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(BENCH))
-    rows = read_json(ROOT / "docs" / "results" / "two_classes.json")["rows"]
-    page = (ROOT / "docs" / "tally.md").read_text()
-    assert [table for table in runpy.run_path(str(BENCH / "two_classes.py"))["tables"](rows) if table not in page] == []
-
-
-def test_the_page_has_the_figures_of_crafted_updates(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(BENCH))
-    rows = read_json(ROOT / "docs" / "results" / "gate_attacks.json")["rows"]
-    assert runpy.run_path(str(BENCH / "gate_attacks.py"))["table"](rows) in (ROOT / "docs" / "tally.md").read_text()
-
-
-def test_the_page_has_the_figures_of_students_under_attack(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(BENCH))
-    rows = read_json(ROOT / "docs" / "results" / "student_attacks.json")["rows"]
-    assert runpy.run_path(str(BENCH / "student_attacks.py"))["table"](rows) in (ROOT / "docs" / "tally.md").read_text()
 
 
 def row(name: str, seed: int, **accuracy: float) -> dict[str, Any]:
