@@ -13,7 +13,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from logging import getLogger
-from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
@@ -90,7 +89,8 @@ class Keep:
             return None
         try:
             facts = read_facts(self._facts)
-            _check_digest(self._weights, facts.pop(_WEIGHTS, ""))
+            if sha256_file(self._weights) != facts.pop(_WEIGHTS):
+                raise ValueError("its digest differs from that of its content")
             facts["label_counts"] = tuple(facts["label_counts"])
             facts |= {key: math.nan for key in _MEASURED if facts[key] is None}
             if facts.get("ranges") is not None:
@@ -124,13 +124,3 @@ class Keep:
         for path in newest_first(others)[MODELS_KEPT - 1 :] if is_ours(self._folder) else ():
             path.with_suffix(".json").unlink(missing_ok=True)
             path.unlink(missing_ok=True)
-
-
-def _check_digest(weights: Path, sha256: str) -> None:
-    """Compare a file with its digest; an empty one is of an earlier release.
-
-    Raises:
-        ValueError: The file has another digest.
-    """
-    if sha256 and sha256_file(weights) != sha256:
-        raise ValueError("its digest differs from that of its content")

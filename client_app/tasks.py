@@ -120,7 +120,7 @@ def _all(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _decoder(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    return part_of(state, "decoder.") or state  # an earlier release kept the decoder alone
+    return part_of(state, "decoder.")
 
 
 def _first_block(state: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -134,7 +134,7 @@ def _with_earlier(asked: Comparison, folder: Path) -> Comparison:
     if not (folder / COMPARISON_FILE).exists():
         return asked
     before = read_json(folder / COMPARISON_FILE)
-    foreign = {name: before.get(name, getattr(asked, name)) for name in _FOREIGN}  # earlier versions stored no model
+    foreign = {name: before[name] for name in _FOREIGN}
     settings = {**before["settings"], **{f"--{name}": text for name, text in foreign.items() if text}}
     given = {**asked.overrides, **{f"--{name}": text for name in _FOREIGN if (text := getattr(asked, name))}}
     for key, now in sorted(given.items()):

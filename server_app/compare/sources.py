@@ -8,10 +8,9 @@ from typing import Any
 
 from server_app.report.communication import curve_of, own_names
 from server_app.settings.choices import CHOICES
-from server_app.settings.read import default_settings
+from server_app.settings.read import default_settings, known_settings
 from strategies.core.errors import OptionError
 from strategies.core.options import Scalar
-from strategies.run.retired import RETIRED
 from strategies.run.run_folder import RunFolder
 from strategies.run.stage import kept_round
 from strategies.run.traffic import UPLOAD_PHASE
@@ -131,7 +130,7 @@ def scored_alike(
 
 
 def _with_defaults(info: Mapping[str, Any]) -> dict[str, Any]:
-    return {**RETIRED, **default_settings(), **(info.get("settings") or {})}
+    return {**default_settings(), **known_settings(info.get("settings") or {})}
 
 
 def _key(facts: Mapping[str, Any]) -> tuple[str, ...]:

@@ -17,7 +17,6 @@ from server_app.report.tables import csv_text, markdown_text, print_table
 from server_app.settings.read import default_settings, scaled_line
 from server_app.settings.text import to_toml
 from strategies.run.results import COMPARISON_FILE
-from strategies.run.retired import RETIRED
 
 COLUMNS = ("method", "kind", "n", "accuracy, %", "best, %", "wall, s", "CPU, s", "MiB", "MiB/client", "uploads")
 # Amounts of a cell -> digits of their mean.
@@ -142,7 +141,7 @@ def _best(cell: Mapping[str, Any], outcome: Mapping[str, Any]) -> dict[str, Any]
 def _line(key: tuple[str, str, str], group: pd.DataFrame) -> Line:
     scores = group["accuracy"]
     numbers = group[[*AMOUNTS, "best"]].astype(float)
-    # A comparison of an earlier version lacks some amounts: they have no mean.
+    # An amount that a cell could not measure has no mean.
     means = {name: _rounded(numbers[name].mean(skipna=False), digits) for name, digits in AMOUNTS.items()}
     name, method, kind = key
     return Line(
@@ -259,7 +258,7 @@ def differing_line(settings: Mapping[str, Sequence[Any]]) -> str:
 
 def _as_run(own: Mapping[str, Any]) -> str:
     """Return a sentence on the options of a run's own result that are not the app's defaults."""
-    defaults = {**RETIRED, **default_settings()}
+    defaults = default_settings()
     changed = [f"{key}={to_toml(value)}" for key, value in own["options"].items() if defaults.get(key) != value]
     return f"{own['outcomes'][-1]['name']}: {' '.join(changed) or 'with the default options'}."
 

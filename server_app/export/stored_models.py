@@ -16,7 +16,7 @@ from fl_app.models.features import FeatureFunction
 from server_app.replay.foreign_models import answering_of, check_models, foreign_models
 from server_app.settings.build import architectures
 from server_app.settings.choices import CHOICES
-from server_app.settings.read import read_settings
+from server_app.settings.read import known_settings, read_settings
 from strategies.combiners.combiners import build_combiner
 from strategies.core.errors import OptionError, StoreError
 from strategies.core.kinds import holds_images
@@ -24,7 +24,6 @@ from strategies.core.seeds import generator, seeded_torch
 from strategies.method import Job, Upload
 from strategies.run.ensembles import FOLDER_NAME, load_ensemble
 from strategies.run.identity import stored_normalization
-from strategies.run.retired import without_retired
 from strategies.run.run_folder import RunFolder
 from strategies.teacher.ensemble import Ensemble
 
@@ -159,7 +158,7 @@ def _whole(module: nn.Module) -> nn.Module:
 
 def _builders(run: Path, info: Mapping[str, Any], model: str, split: Split) -> tuple[Mapping[str, ModelBuilder], str]:
     if not _of_another_project(info):
-        settings = read_settings({**without_retired(info["settings"]), "resume": "", "run-dir": ""})
+        settings = read_settings({**known_settings(info["settings"]), "resume": "", "run-dir": ""})
         seed = int(info.get("data-seed", settings.app.seed))
         return architectures(settings, split, FeatureFunction(settings.app.features, seed, *split.normalization))
     if not model:

@@ -19,14 +19,13 @@ from server_app.launch.resuming import how_to_go_on
 from server_app.settings.build import check_before_start
 from server_app.settings.choices import asks_again
 from server_app.settings.commit import COMMIT_VARIABLE, commit_of
-from server_app.settings.read import Settings, read_settings
+from server_app.settings.read import Settings, known_settings, read_settings
 from server_app.settings.rehearsal import DEFAULT_SUPERNODES, number_of_clients
 from server_app.settings.settled import check_adopted, check_same_run
 from strategies.core.errors import OneShotError, OptionError, StoreError
 from strategies.core.options import Scalar
 from strategies.method import Method
 from strategies.run import FACTS_FILE, RESULT_FILE, is_run_folder
-from strategies.run.retired import without_retired
 from strategies.run.run_folder import RunFolder, default_run_dir
 from strategies.run.stage import pinned_clients
 
@@ -145,10 +144,10 @@ def _how_to_go_on(folder: Path) -> str:
 
 
 def stored_settings(folder: Path) -> dict[str, Scalar]:
-    """Return the original settings of a run of this app, without those that are constants now.
+    """Return the original settings of a run of this app.
 
     Raises:
-        OptionError: A setting that is a constant now had another value; or the run is not of this app.
+        OptionError: The run is not of this app.
         StoreError: The folder is no run folder.
     """
     with RunFolder.open(folder, write=False) as run_folder:
@@ -157,7 +156,7 @@ def stored_settings(folder: Path) -> dict[str, Scalar]:
         raise OptionError(
             f"{folder} is no run of this app ({FACTS_FILE} has no settings): resume it with its own project"
         )
-    return without_retired(stored)
+    return known_settings(stored)
 
 
 def stored_supernodes(folder: Path) -> int:

@@ -15,7 +15,7 @@ from fl_app.project import FAILURES, imported, one_line
 from server_app.replay.request import Request
 from server_app.replay.teachers import upload_of_each
 from server_app.settings.choices import CHOICES, Choice
-from server_app.settings.read import Settings
+from server_app.settings.read import Settings, known_settings
 from server_app.settings.settled import check_same_run
 from strategies.core.errors import OneShotError, OptionError
 from strategies.core.kinds import CLASSIFIER, kind_of
@@ -24,7 +24,6 @@ from strategies.core.seeds import seeded_torch
 from strategies.gatekeeper.config import GatekeeperConfig
 from strategies.method import Job
 from strategies.run.identity import stored_normalization
-from strategies.run.retired import without_retired
 from strategies.run.stage import all_cores
 from strategies.uploads.builders import check_student, named_builders
 from strategies.uploads.checks import Signatures, check_arrays
@@ -139,10 +138,9 @@ def _foreign_job(request: Request, info: Mapping[str, Any]) -> tuple[Settings, J
         )
     method = CHOICES[name]
     own, door = options_of(method.config, name), options_of(GatekeeperConfig, "gatekeeper")
-    overrides = without_retired(request.overrides)
-    reject_unknown(overrides, ["seed", *OF_THE_APP, *(o.key for o in own + door)])
+    reject_unknown(request.overrides, ["seed", *OF_THE_APP, *(o.key for o in own + door)])
     begun = begun_options(request, info)
-    chosen = {**begun, **overrides}
+    chosen = {**begun, **request.overrides}
     config: Any = parse(method.config, chosen, name)
     gatekeeper = flatten(parse(GatekeeperConfig, chosen, "gatekeeper"), "gatekeeper")
     said = {key: chosen[key] for key in OF_THE_APP if key in chosen}
@@ -170,4 +168,4 @@ def _foreign_job(request: Request, info: Mapping[str, Any]) -> tuple[Settings, J
 
 def begun_options(request: Request, info: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that a replay of another project's run began with; empty for a new one."""
-    return without_retired(info.get("options", {})) if request.resume is not None else {}
+    return known_settings(info.get("options", {})) if request.resume is not None else {}

@@ -21,7 +21,7 @@ from server_app.settings.choices import CHOICES
 from server_app.settings.commit import commit_facts
 from server_app.settings.held_out import HeldOut
 from server_app.settings.own_scores import OwnScores, Scorer
-from server_app.settings.read import Settings, read_settings, scaled_line
+from server_app.settings.read import Settings, known_settings, read_settings, scaled_line
 from server_app.settings.server_data import open_half
 from server_app.settings.settled import check_same_run, check_settled
 from strategies.compute import ServerCompute, choose, named
@@ -240,7 +240,7 @@ def _settings(request: Request, info: Mapping[str, Any]) -> Settings | None:
     # The run's own method may have had a teacher that this method does not accept.
     if request.method in METHODS and stored.get("teacher") not in METHODS[request.method].teachers:
         wanted = {"teacher": "method", **wanted}
-    settings = read_settings({**stored, "resume": "", "run-dir": "", **wanted})
+    settings = read_settings({**known_settings(stored), "resume": "", "run-dir": "", **wanted})
     if request.resume is not None:
         check_same_run(info, settings.flat)
     else:

@@ -10,12 +10,10 @@ from typing import Any
 
 from server_app.compare.sources import data_of
 from server_app.settings.choices import CHOICES
-from server_app.settings.read import default_settings
-from server_app.settings.settled import FREE_ON_RESUME
+from server_app.settings.settled import FREE_ON_RESUME, completed
 from strategies.core.errors import OptionError
 from strategies.core.options import Scalar
 from strategies.rounds.config import OWN_LR, IterativeConfig
-from strategies.run.retired import RETIRED
 from strategies.run.run_folder import RunFolder
 from strategies.run.stage import kept_round
 
@@ -123,7 +121,7 @@ def _read(path: Path) -> RoundsRun:
             "method 'iterative' or another that trains its clients in rounds"
         )
     name, stored = info["method"], info.get("settings")
-    flat = {**RETIRED, **default_settings(), **stored} if isinstance(stored, dict) else {}
+    flat = completed(stored) if isinstance(stored, dict) else {}
     method, shared, own = _split(name, flat) if flat else (CHOICES[name].title, {}, _plain_facts(info))
     done = int(rows[-1]["epoch"])
     whole = result.get("status") == "finished" and not result.get("resumed_at")

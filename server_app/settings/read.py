@@ -14,7 +14,6 @@ from strategies.gatekeeper.config import OFF, GatekeeperConfig
 from strategies.method import METHODS, Method
 from strategies.rounds.config import IterativeConfig
 from strategies.rounds.refinement import Refiner
-from strategies.run.retired import without_retired
 
 # Defaults for small data. Tried out on digits, they take seconds, where DENSE's own values take an hour and FENS's a
 # minute. FLBoost's values, tried out on Fashion-MNIST, suit models as small as the main job's.
@@ -83,16 +82,21 @@ def known_options() -> list[Option]:
     return own + [o for name in CHOICES for o in options_of(CHOICES[name].config, name)]
 
 
+def known_settings(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a stored run that are options of this version; the others have no effect any more."""
+    known = {o.key for o in known_options()}
+    return {key: value for key, value in stored.items() if key in known}
+
+
 def read_settings(given: Mapping[str, Scalar]) -> Settings:
     """Check settings and read them.
 
     Args:
-        given: Flat settings; absent keys have their default. Retired settings may have their fixed value.
+        given: Flat settings; absent keys have their default.
 
     Raises:
         OptionError: The error names the key, the value and the possible values.
     """
-    given = without_retired(given)
     reject_unknown(given, [o.key for o in known_options()])
     flat = {**default_settings(), **given}
     app = AppConfig.from_settings(flat)

@@ -9,12 +9,11 @@ from typing import Any
 from fl_app.config import AppConfig
 from fl_app.data import Split, nobodys
 from server_app.settings.choices import CHOICES
-from server_app.settings.read import Settings, default_settings
+from server_app.settings.read import Settings, default_settings, known_settings
 from server_app.settings.server_data import open_half
 from strategies.core.errors import OptionError
 from strategies.core.options import Scalar, options_of, parse
 from strategies.method import ClientAsks, Need
-from strategies.run.retired import without_retired
 from strategies.run.run_folder import RunFolder
 
 # Settings of the app; those of the methods and of the gatekeeper are free as well.
@@ -57,12 +56,8 @@ def check_same_run(stored: Mapping[str, Any], flat: Mapping[str, Scalar]) -> Non
 
 
 def completed(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a run's stored settings; a setting newer than the run has its default, which is how the run behaved.
-
-    Raises:
-        OptionError: A setting that is fixed now had another value.
-    """
-    return {**default_settings(), **without_retired(stored)}
+    """Return a run's stored settings; a setting newer than the run has its default, which is how the run behaved."""
+    return {**default_settings(), **known_settings(stored)}
 
 
 # The settings, beside the methods' options, that a run on the uploads of another may change: folders and waiting times.

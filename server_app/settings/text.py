@@ -12,7 +12,6 @@ from strategies.core.errors import OptionError
 from strategies.core.options import Scalar, meant, reject_unknown
 from strategies.core.places import expanded
 from strategies.core.toml import read_toml, read_toml_file
-from strategies.run.retired import without_retired
 
 CONF = Path(__file__).resolve().parents[2] / "conf"  # the settings files that have names, in a clone or installed
 # Settings that name a file or a folder; those that name a run may be words, see launch/arguments.py.
@@ -36,7 +35,6 @@ def merge_settings(sources: Sequence[str], kinds: Mapping[str, type]) -> dict[st
     for source in sources:
         file = _file_of(source, kinds)
         merged.update(_read_pairs(source, kinds) if file is None else _read_file(file))
-    merged = without_retired(merged)
     reject_unknown(merged, list(kinds))
     return merged
 

@@ -154,11 +154,11 @@ def _read(path: Path) -> Logits | None:
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in ("members", "values", "labels", "inputs")}
-            digest = str(file["digest"]) if "digest" in file else ""  # earlier releases wrote none
+            digest = str(file["digest"])
     except TORN as error:
         LOG.warning("the logits %s are damaged: %s", path, error)
         return None
-    if digest and digest != _digest_of(arrays):
+    if digest != _digest_of(arrays):
         LOG.warning("the logits %s are damaged: their digest differs from that of their content", path)
         return None
     members = tuple(str(member) for member in arrays["members"])

@@ -152,7 +152,7 @@ class RoundState:
 
 
 def _read(path: Path) -> State:
-    """Read a state, and compare it with its digest; states of earlier releases have none.
+    """Read a state, and compare it with its digest.
 
     Raises:
         OSError: The file cannot be read.
@@ -162,6 +162,6 @@ def _read(path: Path) -> State:
     with safe_open(path, framework="pt") as file:
         wanted = (file.metadata() or {}).get(_DIGEST)
         state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  it is no dict
-    if wanted is not None and weights_sha256(state) != wanted:
+    if weights_sha256(state) != wanted:
         raise ValueError(f"{path}: its digest differs from that of its content")
     return state

@@ -56,15 +56,15 @@ class UploadFacts:
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> UploadFacts:
-        """Return the facts of a JSON row; rows of early versions lack the later fields.
+        """Return the facts of a JSON row.
 
         Raises:
             AttributeError: The ranges are no mapping.
-            KeyError: The row lacks the label counts.
+            KeyError: The row lacks the label counts or the ranges.
             TypeError: The row has another field, or a value of another kind.
             ValueError: A layer does not have two numbers.
         """
-        counts, ranges = row["label_counts"], row.get("ranges")
+        counts, ranges = row["label_counts"], row["ranges"]
         pairs = None if ranges is None else {layer: (float(low), float(high)) for layer, (low, high) in ranges.items()}
         return cls(**{**row, "label_counts": None if counts is None else tuple(counts), "ranges": pairs})
 

@@ -13,7 +13,6 @@ from ..core.facts import Normalization
 from ..core.options import flatten
 from ..uploads.checks import Signatures
 from .files import plain
-from .retired import without_retired
 from .run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -56,9 +55,7 @@ def open_run(path: Path, method: str, job: Job, *, identity: Mapping[str, Any], 
 
 
 def stored_normalization(info: Mapping[str, Any]) -> Normalization:
-    """Return the input space of a run's models, given its run.json; files of early versions do not say it."""
-    if "normalization" not in info:
-        return Normalization.half(info["input-shape"][0])
+    """Return the input space of a run's models, given its run.json."""
     mean, std = info["normalization"]
     return Normalization(tuple(mean), tuple(std))
 
@@ -78,8 +75,6 @@ WAITING = ("quorum", "patience-s", "ensemble-patience-s")
 def _check_same_run(folder: RunFolder, asked: Mapping[str, Any]) -> None:
     """Refuse to resume a run that began as another one: its uploads, checkpoint and result would mix."""
     begun, now = folder.info, plain(asked)
-    own = {f"{begun.get('method')}.{key}": value for key, value in begun.get("config", {}).items()}
-    without_retired({**begun, **own})
     then = {**begun, **begun.get("config", {})}
     for key, value in {**now, **now["config"]}.items():
         if key not in ("config", *WAITING) and then.get(key, value) != value:

@@ -56,7 +56,7 @@ class Stc(FedAvg):
         if not _equal(self._start, self._made):
             self._holders = set()
         config["stc-density"] = self._compression.density
-        if self._compression.values != "ternary":  # the default of a client, of earlier versions too
+        if self._compression.values != "ternary":  # a client's default
             config["stc-values"] = self._compression.values
         messages = list(super().configure_train(server_round, arrays, config, grid))
         for message in messages:

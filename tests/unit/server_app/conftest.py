@@ -132,6 +132,7 @@ def run_folder(tmp_path: Path) -> Callable[..., Path]:
             "student": flat["model.student"] or flat["model.name"],
             "num-classes": 10,
             "input-shape": [1, 16, 16],
+            "normalization": [[0.5], [0.5]],
             "settings": flat,
             "num-supernodes": 3,
             "commit": "0123456789ab",

@@ -51,7 +51,8 @@ def stored(path: Path, given: dict[str, Any], states: Sent, facts: dict[str, Upl
     signatures = Signatures(job.builders)
     about = {
         "method": given["method"], "seed": 0, "student": job.student, "num-classes": split.num_classes,
-        "input-shape": list(job.input_shape), "settings": {**default_settings(), **given},
+        "input-shape": list(job.input_shape),
+        "normalization": [job.normalization.mean, job.normalization.std], "settings": {**default_settings(), **given},
     }  # fmt: skip
     with RunFolder.create(path, about) as folder:
         for name, state in states.items():

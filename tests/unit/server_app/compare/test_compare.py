@@ -588,7 +588,14 @@ def test_runs_of_another_project_are_compared_without_accuracies(
     (tmp_path / "compared_net.py").write_text(NET)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(sys.modules, "compared_net", raising=False)
-    info = {"method": "fedens", "seed": 4, "student": "model", "num-classes": 3, "input-shape": [1, 4, 4]}
+    info = {
+        "method": "fedens",
+        "seed": 4,
+        "student": "model",
+        "num-classes": 3,
+        "input-shape": [1, 4, 4],
+        "normalization": [[0.5], [0.5]],
+    }
     with RunFolder.create(tmp_path / "theirs" / "run", info) as folder:
         for number in range(2):
             torch.manual_seed(number)

@@ -54,7 +54,12 @@ def foreign_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pat
     (tmp_path / "their_models.py").write_text(NET)
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "foreign"
-    facts: dict[str, Any] = {"student": "net", "num-classes": 2, "input-shape": [1, 2, 2]}
+    facts: dict[str, Any] = {
+        "student": "net",
+        "num-classes": 2,
+        "input-shape": [1, 2, 2],
+        "normalization": [[0.5], [0.5]],
+    }
     with RunFolder.create(path, facts) as folder:
         torch.manual_seed(0)
         digest = folder.save_student(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)).state_dict())

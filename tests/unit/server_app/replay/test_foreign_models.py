@@ -84,7 +84,14 @@ def stored(path: Path, *architectures: str) -> Path:
         "model": nn.Sequential(nn.Flatten(), nn.Linear(16, 3)),
         "wide": nn.Sequential(nn.Flatten(), nn.Linear(16, 5), nn.ReLU(), nn.Linear(5, 3)),
     }
-    info = {"method": "fedens", "seed": 4, "student": "model", "num-classes": 3, "input-shape": [1, 4, 4]}
+    info = {
+        "method": "fedens",
+        "seed": 4,
+        "student": "model",
+        "num-classes": 3,
+        "input-shape": [1, 4, 4],
+        "normalization": [[0.5], [0.5]],
+    }
     with RunFolder.create(path, info) as folder:
         for number, name in enumerate(architectures):
             folder.round(1).accept(UploadFacts(f"c{number}", name, 5), nets[name].state_dict())

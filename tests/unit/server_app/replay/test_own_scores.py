@@ -74,7 +74,14 @@ def _project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """A run folder as another project leaves it: client a knows the classes, client b confuses them."""
-    info = {"method": "fedens", "seed": 4, "student": "model", "num-classes": 2, "input-shape": [1, 4, 4]}
+    info = {
+        "method": "fedens",
+        "seed": 4,
+        "student": "model",
+        "num-classes": 2,
+        "input-shape": [1, 4, 4],
+        "normalization": [[0.5], [0.5]],
+    }
     with RunFolder.create(tmp_path / "runs" / "run", info) as folder:
         for client, sign in (("a", 3.0), ("b", -1.0)):
             weight = sign * torch.tensor([[1.0] * 8 + [-1.0] * 8, [-1.0] * 8 + [1.0] * 8])

@@ -305,7 +305,15 @@ def foreign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeRun:
     monkeypatch.delitem(sys.modules, "foreign_net", raising=False)
 
     def make(*architectures: str, **facts: Any) -> Path:
-        info = {"method": "fedens", "seed": 4, "student": "model", "num-classes": 3, "input-shape": [1, 4, 4], **facts}
+        info = {
+            "method": "fedens",
+            "seed": 4,
+            "student": "model",
+            "num-classes": 3,
+            "input-shape": [1, 4, 4],
+            "normalization": [[0.5], [0.5]],
+            **facts,
+        }
         with RunFolder.create(tmp_path / "foreign-runs" / "run", info) as folder:
             for number, architecture in enumerate(architectures or ("model", "model")):
                 torch.manual_seed(number)

@@ -45,7 +45,7 @@ def run_of_rounds(tmp_path: Path) -> MakeRun:
         path = tmp_path / "runs" / name
         info = {
             "method": flat["method"], "seed": seed, "settings": flat, "num-supernodes": 4, "num-classes": 10,
-            "input-shape": [1, 16, 16], "threads": 1,
+            "input-shape": [1, 16, 16], "normalization": [[0.5], [0.5]], "threads": 1,
         }  # fmt: skip
         refined = flat["iterative.refiner"] != "none"
         with RunFolder.create(path, info) as folder:

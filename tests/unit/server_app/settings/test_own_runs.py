@@ -112,7 +112,9 @@ def run_of(given: dict[str, Scalar], path: Path, clients: int = 3) -> Path:
     signatures = Signatures(job.builders)
     info = {
         "method": settings.method.name, "seed": 0, "student": job.student, "num-classes": job.num_classes,
-        "input-shape": list(job.input_shape), "settings": dict(settings.flat), "num-supernodes": clients,
+        "input-shape": list(job.input_shape),
+        "normalization": [job.normalization.mean, job.normalization.std],
+        "settings": dict(settings.flat), "num-supernodes": clients,
     }  # fmt: skip
     with RunFolder.create(path, info) as folder:
         for number in range(clients):

@@ -64,6 +64,7 @@ def run_of(method: str, how_much: dict[str, Any], path: Path) -> Path:
     signatures = Signatures(of_kind(job.builders, settings.method.uploads))
     facts = {
         "method": method, "seed": 0, "student": job.student, "num-classes": 10, "input-shape": list(job.input_shape),
+        "normalization": [job.normalization.mean, job.normalization.std],
         "settings": {**default_settings(), **given},
     }  # fmt: skip
     with RunFolder.create(path, facts) as folder:
@@ -226,9 +227,6 @@ def test_client_keeps_its_whole_model_and_sends_the_task_s_part_again(tmp_path: 
     assert whole[1].keys() > {f"decoder.{key}" for key in first}
     assert first.keys() == again.keys()
     assert all(torch.equal(value, again[key]) for key, value in first.items())
-
-    kept.save(whole[0], first)  # as an earlier release did
-    assert trained_model(settings.app, node, asked, {})[1].keys() == first.keys()
 
 
 @pytest.mark.parametrize("name", ["fedov", "fafi", "fedcvae-ens", "fedens"])

@@ -14,9 +14,7 @@ from torch import nn
 from strategies.core.errors import OptionError
 from strategies.fedavg import FedAvgConfig
 from strategies.method import Job, Normalization
-from strategies.run.files import write_json
 from strategies.run.identity import open_run, stored_normalization
-from strategies.run.retired import RETIRED, without_retired
 
 JOB = Job((), {"model": lambda: nn.Linear(4, 2)}, "model", 2, (4, 1, 1), Normalization((0.0,), (1.0,)), FedAvgConfig())
 
@@ -39,31 +37,7 @@ def test_open_run_refuses_another_model_of_the_same_name_in_one_line(tmp_path: P
     assert opened(tmp_path / "run", lambda: nn.Linear(4, 2)) == begun
 
 
-def test_open_run_of_a_folder_that_does_not_tell_the_tensors_resumes(tmp_path: Path) -> None:
-    begun = opened(tmp_path / "run", lambda: nn.Linear(4, 2))
-    write_json(tmp_path / "run" / "run.json", {key: begun[key] for key in begun if key != "student-tensors"})
-    assert "student-tensors" not in opened(tmp_path / "run", lambda: nn.Linear(2, 4))
+def test_stored_normalization_is_that_of_the_facts() -> None:
+    facts = {"normalization": [[0.1, 0.2, 0.3], [0.4, 0.5, 0.6]]}
 
-
-def test_stored_normalization_is_that_of_the_facts_and_half_in_files_of_early_versions() -> None:
-    early = {"input-shape": [3, 8, 8]}
-
-    assert stored_normalization({**early, "normalization": [[0.1, 0.2, 0.3], [0.4, 0.5, 0.6]]}) == Normalization(
-        (0.1, 0.2, 0.3), (0.4, 0.5, 0.6)
-    )
-    assert stored_normalization(early) == Normalization((0.5,) * 3, (0.5,) * 3)
-
-
-def test_settings_at_their_fixed_values_are_left_out() -> None:
-    assert without_retired({**RETIRED, "seed": 3}) == {"seed": 3}
-
-
-def test_whole_float_may_be_stored_without_its_point() -> None:
-    assert without_retired({"dense.ce-weight": 1}) == {}
-
-
-@pytest.mark.parametrize("key", RETIRED)
-def test_another_value_is_refused_in_one_line(key: str) -> None:
-    with pytest.raises(OptionError) as refused:
-        without_retired({"seed": 3, key: "other"})
-    assert str(refused.value) == f"setting {key!r} is 'other': must be {RETIRED[key]!r}, which is fixed now"
+    assert stored_normalization(facts) == Normalization((0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
