@@ -9,14 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from client_app import work
-from client_app.attacking import claimed, copied, last_layer_scaled, poisoned, scaled
-from client_app.iterating import local_round
+from client_app.attacking import claimed, copied, poisoned
 from client_app.keeping import Trained
-from client_app.local_training import Epoch
 from client_app.node import Asked, Node
-from client_app.tasks import TASKS
-from client_app.work import own_examples, trained_model
+from client_app.work import trained_model
 from fl_app.attacks import AttackConfig, triggered
 from fl_app.config import AppConfig
 from fl_app.data import ImageData
@@ -51,17 +47,6 @@ def examples(count: int = 20) -> ImageData:
     return ImageData(images, torch.arange(count) % 5)
 
 
-def test_labels_when_they_are_flipped_are_those_from_the_other_end() -> None:
-    attack, data = AttackConfig("label-flip", "a"), examples()
-
-    flipped = poisoned(data, attack, client="a", num_classes=5, seed=0)
-
-    assert flipped.labels[:5].tolist() == [4, 3, 2, 1, 0]
-    assert flipped.images is data.images
-    assert data.labels[:5].tolist() == [0, 1, 2, 3, 4]
-    assert poisoned(data, attack, client="b", num_classes=5, seed=0) is data
-
-
 def test_images_when_a_backdoor_is_trained_bear_the_trigger_in_the_asked_share_and_the_target_s_label() -> None:
     attack, data = AttackConfig("backdoor", "a,b", target=3, poisoned=0.25), examples()
     before = ImageData(data.images.clone(), data.labels.clone())
@@ -89,26 +74,6 @@ def test_a_backdoor_when_its_share_is_less_than_one_image_marks_one() -> None:
     assert int((done.images != examples().images).flatten(1).any(1).sum()) == 1
     with pytest.raises(OptionError, match="'attack.target' is 3: must be 0 to 2"):
         poisoned(examples(), attack, client="a", num_classes=3, seed=0)
-
-
-def test_weights_when_they_are_scaled_leave_counters_as_they_are() -> None:
-    state = {"w": torch.tensor([1.0, -2.0]), "running_var": torch.ones(1), "num_batches_tracked": torch.tensor(7)}
-
-    assert {key: value.tolist() for key, value in scaled(state, -3.0).items()} == {
-        "w": [-3.0, 6.0],
-        "running_var": [-3.0],
-        "num_batches_tracked": 7,
-    }
-
-
-def test_a_last_layer_when_it_is_scaled_is_scaled_alone() -> None:
-    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2))
-    before = {key: value.clone() for key, value in model.state_dict().items()}
-
-    last_layer_scaled(model, -2.0)
-
-    after = model.state_dict()
-    assert all(torch.equal(after[key], before[key] * (-2.0 if key.startswith("2.") else 1.0)) for key in before)
 
 
 @pytest.mark.parametrize(
@@ -170,23 +135,6 @@ def test_the_attacks_of_one_upload_do_as_documented_and_report_honest_facts() ->
     assert not same(drawn, sent_by(2, config_of("random", "client-001,client-002"))[1])
 
 
-def test_weights_when_they_are_drawn_at_random_are_not_the_common_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(*_: object, **__: object) -> Epoch:
-        raise AssertionError("it trains though it should not")
-
-    drawn = sent_by(1, config_of("random", "client-001"))
-    monkeypatch.setitem(TASKS, "classifier", replace(TASKS["classifier"], train=never))
-
-    again = sent_by(1, config_of("random", "client-001"))
-
-    assert same(again[1], drawn[1])
-    assert again[0].loss != again[0].loss  # it has trained on nothing
-    config, node = config_of(), Node.of({"partition-id": 1, "num-partitions": CLIENTS}, config_of())
-    asked = Asked("", 1, 0)
-    start = work._started(config, node, asked, own_examples(config, node, asked).split).state_dict()
-    assert not same(again[1], start)
-
-
 def test_the_copied_client_is_the_next_honest_one_of_a_simulation() -> None:
     config = config_of("copy", "client-000,client-002", model__per_client="lenet5,mnist-cnn,lenet5")
 
@@ -205,16 +153,6 @@ def test_the_copied_client_is_the_next_honest_one_of_a_simulation() -> None:
         copied(Node.of({"partition-id": 1, "num-partitions": 3}, every), every)
 
 
-def test_a_checkpoint_when_its_client_is_an_attacker_is_not_sent(tmp_path: Path) -> None:
-    config = config_of("scale", "clinic")
-    node = Node.of({"client": "clinic", "checkpoint": str(tmp_path / "m.pt")}, config)
-
-    with pytest.raises(
-        UploadError, match="attack.kind is 'scale': must be 'none' for a client that uploads a checkpoint"
-    ):
-        trained_model(config, node, Asked("", 1, 0), {})
-
-
 @pytest.mark.parametrize("task", ["open-set", "prototypes", "cvae"])
 @pytest.mark.parametrize("kind", ["label-flip", "backdoor", "scale", "last-layer", "random", "copy"])
 def test_attacks_when_another_kind_of_model_is_asked_for_work_too(task: str, kind: str) -> None:
@@ -224,23 +162,6 @@ def test_attacks_when_another_kind_of_model_is_asked_for_work_too(task: str, kin
     assert state.keys() == honest[1].keys()
     assert not same(state, honest[1])
     assert trained.architecture == honest[0].architecture
-
-
-def test_rounds_when_an_attacker_poisons_its_examples_differ_and_other_attacks_are_refused() -> None:
-    def answered(config: AppConfig) -> State:
-        node = Node.of({"partition-id": 1, "num-partitions": CLIENTS}, config)
-        trained, records, _ = local_round(config, node, Asked("", 1, 0), {}, {"arrays": start})
-        assert trained.label_counts == own_examples(config, node, Asked("", 1, 0)).label_counts
-        return records["arrays"]
-
-    start = dict(sent_by(0, config_of())[1])
-    honest = answered(config_of())
-
-    assert same(answered(config_of("label-flip", "client-000")), honest)
-    assert not same(answered(config_of("label-flip", "client-001")), honest)
-    assert not same(answered(config_of("backdoor", "client-001")), honest)
-    with pytest.raises(UploadError, match="'scale': must be one of none, label-flip, backdoor in rounds"):
-        answered(config_of("scale", "client-001"))
 
 
 def test_an_attacker_s_upload_is_sent_again_and_is_never_an_honest_model(tmp_path: Path) -> None:

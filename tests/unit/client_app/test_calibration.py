@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -65,18 +63,6 @@ def test_ranges_of_many_examples_are_those_of_a_seeded_part(monkeypatch: pytest.
     assert len(set(first)) == 50
     assert asked(1)[0] == first
     assert asked(2)[0] != first
-
-
-@pytest.mark.parametrize("change", [lambda: None, lambda: torch.manual_seed(7)])
-def test_ranges_draw_from_no_shared_random_state(change: Callable[[], None]) -> None:
-    change()
-    before = torch.get_rng_state()
-    activation_ranges(nn.Sequential(nn.Flatten(), nn.Dropout(), nn.ReLU()), data(600), SPACE, seed=0)
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_ranges_without_examples_are_none() -> None:
-    assert activation_ranges(nn.Flatten(), data(0), SPACE, seed=0) == {}
 
 
 def test_ranges_of_a_model_that_diverged_are_refused() -> None:

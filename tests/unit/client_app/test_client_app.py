@@ -157,18 +157,6 @@ def test_a_client_when_asked_again_sends_its_kept_upload_and_trains_nothing(
     assert dict(first.content.metric_records["metrics"]) == dict(again.content.metric_records["metrics"])
 
 
-def test_a_client_when_its_architecture_was_changed_meanwhile_sends_its_kept_upload_as_it_is(
-    ask: Callable[..., Message],
-) -> None:
-    node = {"partition-id": 1, "num-partitions": CLIENTS}
-    ask(node=node)
-
-    again = ask(node={**node, "architecture": "wrn16-1"})
-
-    reply = read_reply(again.content, SIGNATURES, num_classes=10, max_bytes=2**20, sender="")
-    assert reply.facts.architecture == "lenet5"
-
-
 def test_a_client_with_an_invalid_name_says_so_and_trains_nothing(
     ask: Callable[..., Message], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,14 +165,6 @@ def test_a_client_with_an_invalid_name_says_so_and_trains_nothing(
     reply = ask(node={"client": "../alice", "partition-id": 1, "num-partitions": CLIENTS})
 
     assert str(facts_of(reply)["error"]).startswith("client is '../alice': must be a name that matches [A-Za-z0-9]")
-
-
-def test_a_client_when_its_kept_upload_is_torn_trains_again(ask: Callable[..., Message], tmp_path: Path) -> None:
-    first = ask()
-    (file,) = (tmp_path / "state").rglob("*.safetensors")
-    file.write_bytes(file.read_bytes()[:-10])
-
-    assert same(state_of(first), state_of(ask()))
 
 
 def test_a_client_when_its_disk_refuses_still_sends_its_model(ask: Callable[..., Message], tmp_path: Path) -> None:
@@ -229,28 +209,6 @@ def test_label_counts_when_they_are_private_stay_with_the_client(ask: Callable[.
     assert reply.content.metric_records["metrics"]["num-examples"] == len(own_labels(1))
 
 
-def test_label_counts_when_sent_as_presence_are_equal_parts(ask: Callable[..., Message]) -> None:
-    told, truth = (
-        [int(count) for count in facts_of(ask(client__label_counts_as=how))["label-counts"]]  # type: ignore[union-attr]
-        for how in ("presence", "numbers")
-    )
-
-    assert sum(told) == sum(truth) == len(own_labels(1))
-    assert max(told) - min(count for count in told if count) <= 1
-    assert told != truth
-
-
-def test_a_limit_when_set_leaves_the_clients_so_many_images(ask: Callable[..., Message]) -> None:
-    nodes = [{"partition-id": k, "num-partitions": CLIENTS} for k in range(CLIENTS)]
-
-    examples = [
-        ask(node=node, data__limit=200, data__law="iid").content.metric_records["metrics"]["num-examples"]
-        for node in nodes
-    ]
-
-    assert sum(examples) == 200
-
-
 def test_architectures_when_they_are_several_follow_the_clients(ask: Callable[..., Message]) -> None:
     mix = "lenet5,mnist-cnn"
     replies = [ask(node={"partition-id": k, "num-partitions": CLIENTS}, model__per_client=mix) for k in range(3)]
@@ -258,14 +216,6 @@ def test_architectures_when_they_are_several_follow_the_clients(ask: Callable[..
     assert [facts_of(reply)["architecture"] for reply in replies] == ["lenet5", "mnist-cnn", "lenet5"]
     for reply in replies:
         read_reply(reply.content, SIGNATURES, num_classes=10, max_bytes=2**24, sender="node")
-
-
-def test_a_node_when_its_own_config_names_them_has_its_name_and_architecture(ask: Callable[..., Message]) -> None:
-    node = {"partition-id": 1, "num-partitions": CLIENTS, "client": "clinic-a", "architecture": "mnist-cnn"}
-
-    facts = facts_of(ask(node=node))
-
-    assert (facts["client"], facts["architecture"]) == ("clinic-a", "mnist-cnn")
 
 
 def test_clients_of_one_architecture_start_from_the_same_weights_without_a_byte_sent(
@@ -294,24 +244,6 @@ def test_clients_when_their_starts_shall_differ_have_one_each_that_comes_again(
     first, other, again = starts
     assert not same(first, other)
     assert same(first, again)
-
-
-@pytest.mark.parametrize(("asked", "done"), [("data-set", "none"), ("flip", "flip"), ("crop-flip", "crop-flip")])
-def test_images_when_an_augmentation_is_named_are_changed_by_it_and_otherwise_by_the_data_set_s(
-    ask: Callable[..., Message], monkeypatch: pytest.MonkeyPatch, asked: str, done: str
-) -> None:
-    seen: list[str] = []
-    train = TASKS["classifier"].train
-
-    def watched(*args: Any, augmentation: str, **kwargs: Any) -> Any:
-        seen.append(augmentation)
-        return train(*args, augmentation=augmentation, **kwargs)
-
-    replace_training(monkeypatch, watched)
-
-    ask(client__augmentation=asked)
-
-    assert seen == [done]
 
 
 def test_start_weights_when_they_fit_are_the_start_and_otherwise_the_seed_is(
@@ -376,24 +308,6 @@ def test_a_pretrained_node_without_data_opens_none_and_tells_no_number(
     checked = read_reply(reply.content, SIGNATURES, num_classes=10, max_bytes=2**20, sender="node-9")
     assert (checked.facts.client, checked.facts.pretrained) == ("clinic-a", True)
     assert (checked.facts.num_examples, checked.facts.label_counts) == (None, None)
-
-
-def test_a_server_that_names_no_run_folder_is_refused(ask: Callable[..., Message]) -> None:
-    reply = ask(run_id="../../elsewhere")
-
-    assert "the server's run-id is '../../elsewhere'" in str(facts_of(reply)["error"])
-
-
-@pytest.mark.parametrize("checkpoint", ["", "model.pt"])
-def test_a_node_that_names_no_data_has_those_of_its_default_place_unless_it_has_a_model(checkpoint: str) -> None:
-    facts = {"client": "hospital-a", **({"checkpoint": checkpoint} if checkpoint else {})}
-    examples = FensHalf(flatten(AppConfig()), facts).local().examples
-
-    if checkpoint:
-        with pytest.raises(UploadError, match="holds no examples"):
-            examples(Told(RUN, 0, 0.1, per_class=False, num_classes=10))
-    else:
-        assert len(examples(Told(RUN, 0, 0.1, per_class=False, num_classes=10))[1]) == 129  # of all 1,297
 
 
 def test_examples_that_came_after_the_upload_keep_the_client_out_of_fens(ask: Callable[..., Message]) -> None:

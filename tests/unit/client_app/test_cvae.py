@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from client_app.cvae import KL_WEIGHT, divergence, reconstruction, train
+from client_app.cvae import divergence, reconstruction, train
 from client_app.local_training import Epoch
 from fl_app.config import ClientConfig
-from fl_app.data import ImageData, Normalization, open_split
-from fl_app.models.cvae import SIDES, Cvae, Decoder
-from strategies.core.errors import DataError, OptionError
+from fl_app.data import Normalization, open_split
+from fl_app.models.cvae import Cvae, Decoder
+from strategies.core.errors import OptionError
 
 HALF = Normalization((0.5,), (0.5,))
 
@@ -24,44 +24,6 @@ def cvae(shape: tuple[int, int, int] = (1, 16, 16), *, latent: int = 4) -> Cvae:
 
 def uniform(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.rand(shape, generator=torch.Generator().manual_seed(seed))
-
-
-@pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("side", SIDES)
-def test_images_when_encoded_and_decoded_keep_their_shape(channels: int, side: int) -> None:
-    model = cvae((channels, side, side), latent=7)
-    images, labels = uniform(5, channels, side, side), torch.arange(5)
-
-    logits, mean, log_variance = model(images, labels, torch.zeros(5, 7))
-
-    assert logits.shape == images.shape
-    assert mean.shape == log_variance.shape == (5, 7)
-
-
-def test_layers_are_those_of_the_specification() -> None:
-    sizes = {key: tuple(value.shape) for key, value in cvae((1, 32, 32), latent=10).named_parameters()}
-
-    convolutions = [shape for key, shape in sizes.items() if len(shape) == 4]
-    linear = [shape for key, shape in sizes.items() if len(shape) == 2]
-    assert convolutions == [
-        (32, 1, 4, 4), (32, 32, 4, 4), (64, 32, 4, 4), (64, 64, 4, 4),
-        (64, 64, 4, 4), (64, 32, 4, 4), (32, 32, 4, 4), (32, 1, 4, 4),
-    ]  # fmt: skip
-    assert linear == [(500, 256), (20, 500), (256, 20)]
-    assert [layer.eps for layer in cvae().decoder.modules() if isinstance(layer, torch.nn.BatchNorm2d)] == [1e-3] * 3
-
-
-def test_the_decoder_takes_noise_and_label_and_its_image_depends_on_both() -> None:
-    decoder = cvae().decoder.eval()
-    noise = uniform(2, 4)
-
-    pairs = [(noise, [3, 4]), (noise, [5, 6]), (-noise, [3, 4])]
-    with torch.no_grad():
-        first, other_label, other_noise = (decoder(z, torch.tensor(labels)) for z, labels in pairs)
-
-    assert decoder.latent == 4
-    assert not torch.allclose(first, other_label)
-    assert not torch.allclose(first, other_noise)
 
 
 def test_noise_is_shifted_and_scaled_by_the_posterior() -> None:
@@ -139,27 +101,3 @@ def test_training_with_the_same_seed_gives_the_same_bits_and_with_another_others
 
     assert all(torch.equal(value, states[1][key]) for key, value in states[0].items())
     assert not all(torch.equal(value, states[2][key]) for key, value in states[0].items())
-
-
-def test_the_divergence_counts_with_its_weight(monkeypatch: pytest.MonkeyPatch) -> None:
-    def at(weight: float) -> Cvae:
-        monkeypatch.setattr("client_app.cvae.KL_WEIGHT", weight)
-        return trained()[0]
-
-    assert KL_WEIGHT == 1.0  # as published
-    free, held = at(0.0), at(50.0)
-    images = open_split("digits", "train").take(torch.arange(64)).images / 255
-
-    with torch.no_grad():
-        free_kl, held_kl = (divergence(*model.eval().encoder(images).chunk(2, dim=1)) for model in (free, held))
-
-    assert held_kl < 0.5 * free_kl
-
-
-@pytest.mark.parametrize(("count", "batch"), [(1, 32), (64, 1)])
-def test_a_client_without_a_batch_of_two_is_refused(count: int, batch: int) -> None:
-    data = ImageData(torch.zeros(count, 1, 16, 16, dtype=torch.uint8), torch.zeros(count).long())
-    config = ClientConfig(**{**vars(SETTINGS), "batch_size": batch})
-
-    with pytest.raises(DataError, match=rf"on {count} examples in batches of {batch}: both must be at least 2"):
-        train(cvae(), data, config, normalization=HALF, augmentation="none", seed=0)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import resource
 import signal
 import stat
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -19,7 +16,7 @@ from client_app.feature_sums import ClientSums, add_up
 from client_app.head_training import ClientHead, train
 from fl_app.config import ClientConfig
 from fl_app.data import ImageData, Normalization
-from fl_app.feature_cache import FeatureCache, key_of
+from fl_app.feature_cache import FeatureCache
 from fl_app.models.backbones import Backbone
 from fl_app.models.features import FeatureFunction
 from fl_app.models.features_config import FeaturesConfig
@@ -91,15 +88,6 @@ def test_other_code_of_the_same_name_and_weights_reads_no_features_of_the_former
     assert torch.equal(summed(cache, make="make_changed")["gram"], summed(None, make="make_changed")["gram"])
 
 
-@pytest.mark.parametrize("left", [0, 4, 200])
-def test_a_damaged_file_is_extracted_again(cache: FeatureCache, left: int) -> None:
-    good = summed(cache)
-    (file,) = cache.folder.iterdir()
-    file.write_bytes(file.read_bytes()[:left])
-    assert torch.equal(summed(cache)["gram"], good["gram"])
-    assert sum(PASSES) == 600
-
-
 @pytest.mark.parametrize("place", [0, 7, 200, 20_000, -40, -1])
 def test_a_file_with_a_changed_byte_is_extracted_again(cache: FeatureCache, place: int) -> None:
     good = summed(cache)
@@ -127,12 +115,6 @@ def test_files_are_the_user_s_own_and_the_oldest_go_first(tmp_path: Path) -> Non
         assert none.file is None
 
 
-def test_a_pass_that_fails_leaves_no_file(cache: FeatureCache) -> None:
-    with pytest.raises(RuntimeError), cache.writing("key", (3, 4)):
-        raise RuntimeError
-    assert list(cache.folder.iterdir()) == []
-
-
 def test_a_full_disk_costs_the_file_alone(cache: FeatureCache, caplog: pytest.LogCaptureFixture) -> None:
     good = summed(None)
     kept = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -147,53 +129,6 @@ def test_a_full_disk_costs_the_file_alone(cache: FeatureCache, caplog: pytest.Lo
     assert torch.equal(found["gram"], good["gram"])
     assert list(cache.folder.iterdir()) == []
     assert "features are not cached: " in caplog.text
-
-
-def test_a_disk_that_is_read_only_is_read_and_costs_no_pass(
-    cache: FeatureCache, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    good = summed(cache)
-
-    def refuse(path: Any, *_: Any, **__: Any) -> int:  # as Linux does, also where there is no such file
-        raise OSError(errno.EROFS, "Read-only file system", str(path))
-
-    for name in ("open", "unlink", "utime"):
-        monkeypatch.setattr(os, name, refuse)
-    assert torch.equal(summed(cache)["gram"], good["gram"])
-    assert sum(PASSES) == 300
-    assert summed(cache, ImageData(255 - IMAGES, DATA.labels))["gram"].isfinite().all()
-    assert "features are not cached: [Errno 30] Read-only file system" in caplog.text
-
-
-def test_files_that_vanish_while_the_oldest_are_sought_do_no_harm(
-    cache: FeatureCache, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    summed(cache)
-    gone = cache.folder / "gone.npy"
-    listed = [gone, *cache.folder.glob("*.npy")]
-    monkeypatch.setattr(Path, "glob", lambda _, pattern: listed if pattern == "*.npy" else [])
-    with cache.writing("next", (2, 39)) as rows:
-        rows.add(torch.zeros(2, 39))
-    assert (cache.folder / "next.npy").exists()
-
-
-def test_what_a_killed_process_has_left_is_removed_after_a_day(cache: FeatureCache) -> None:
-    cache.folder.mkdir(parents=True)
-    old, fresh = cache.folder / ".a.1.tmp", cache.folder / ".b.2.tmp"
-    for path in (old, fresh):
-        path.touch()
-    os.utime(old, (0, 0))
-    summed(cache)
-    assert [fresh.exists(), old.exists()] == [True, False]
-
-
-def test_the_key_has_no_projection_and_all_the_rest() -> None:
-    def raw(seed: int = 0, **features: Any) -> str:
-        return FeatureFunction(FeaturesConfig(backbone="test_feature_cache:make", **features), seed).raw
-
-    images = torch.from_numpy(np.zeros((2, 1, 4, 4), np.uint8))
-    assert key_of(raw(dim=16), images) == key_of(raw(3, dim=8), images) == key_of(raw(), images)
-    assert len({key_of(raw(), images), key_of(raw(side=4), images), key_of(raw(), images + 1)}) == 3
 
 
 def test_a_head_is_trained_on_the_cached_features_of_an_earlier_run(cache: FeatureCache) -> None:

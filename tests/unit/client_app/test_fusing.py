@@ -22,13 +22,10 @@ from fl_app.data import Normalization, normalize, open_split
 from fl_app.models import build
 from fl_app.models.blocks import cut
 from fl_app.node_policy import NodePolicy
-from server_app.replay.request import Request
-from server_app.replay.stored import replay_run
 from server_app.report.load_code import load_code
 from server_app.settings.build import build_job, build_strategy
 from server_app.settings.checks import check_needs_of_settings
 from server_app.settings.read import Settings, read_settings
-from strategies.client import fusefl
 from strategies.core.errors import OptionError, QuorumError, UploadError
 from strategies.core.seeds import seeded_torch
 from strategies.run.run_folder import RunFolder
@@ -216,19 +213,6 @@ def test_a_stage_is_a_step_on_the_loss_above_the_frozen_outputs(trained: tuple[S
         torch.testing.assert_close(found[key], value.detach() - 0.1 * value.grad, rtol=1e-4, atol=1e-6)
 
 
-def test_outputs_that_are_not_kept_are_computed_again_to_the_same_result(
-    trained: tuple[Settings, Node], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (settings, node), asked = trained, question(trained[0])
-    # Batches of other sizes are rounded otherwise, and Adam moves a weight by the sign of a gradient that is rounding.
-    app = replace(settings.app, client=replace(settings.app.client, optimizer="sgd", lr=0.1))
-    kept = fusing.answer(app, node, *asked)
-
-    monkeypatch.setattr(fusing, "MOST_KEPT", 0)
-
-    torch.testing.assert_close(fusing.answer(app, node, *asked), kept, rtol=1e-3, atol=1e-4)
-
-
 @pytest.mark.parametrize(("changes", "reason"), [
     ({"stage": 1}, r"the server's stage is 1: must be 2 to 3 \(client.blocks\)"),
     ({"stage": 4}, "the server's stage is 4: must be 2 to 3"),
@@ -240,45 +224,6 @@ def test_questions_that_do_not_fit_are_refused(
 ) -> None:
     with pytest.raises(UploadError, match=reason):
         fusing.answer(trained[0].app, trained[1], *question(trained[0], **changes))
-
-
-def test_blocks_of_another_model_or_too_many_of_them_are_refused(trained: tuple[Settings, Node]) -> None:
-    (settings, node), (said, sent) = trained, question(trained[0])
-
-    with pytest.raises(UploadError, match=r"the server's blocks 1 do not fit this client's: .*conv1"):
-        fusing.answer(settings.app, node, said, {**sent, "conv1.weight": sent["conv1.weight"][:, :3]})
-    with pytest.raises(UploadError, match="the clients' blocks are 0.0 MiB: must be at most 0.001 MiB on this node"):
-        fusing.answer(settings.app, node, said, sent, max_mib=0.001)
-
-
-@pytest.mark.parametrize("change", [
-    lambda sent: {"x": torch.empty(3000, 0)},  # no bytes, so within every limit
-    lambda sent: {**sent, "x": torch.empty(2, 0)},
-    lambda sent: {key: value[:0] for key, value in sent.items()},
-    lambda sent: {"conv1.weight": torch.tensor(1.0), **sent, "conv1.bias": torch.tensor(1.0)},
-    lambda sent: {**sent, "conv1.bias": sent["conv1.bias"][:1]},
-    lambda sent: {**sent, "conv1.bias": sent["conv1.bias"].bool()},
-])  # fmt: skip
-def test_no_block_is_copied_for_tensors_that_are_not_those_of_its_copies(
-    trained: tuple[Settings, Node], change: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said, sent = question(trained[0])
-    monkeypatch.setattr(fusefl, "SideBySide", lambda *_: pytest.fail("a block is copied"))
-
-    with pytest.raises(UploadError, match="the server's blocks 1 do not fit this client's: their tensors .* must be"):
-        fusing.answer(trained[0].app, trained[1], said, change(sent))
-
-
-@pytest.mark.parametrize("shape", [(2, 5000, 0), (2,), (2, 5, 10, 1, 1)])
-def test_an_adapter_of_other_channels_than_the_block_below_has_is_refused(
-    trained: tuple[Settings, Node], shape: tuple[int, ...]
-) -> None:
-    (settings, node), (said, sent) = trained, question(trained[0])
-    block = fusing.answer(settings.app, node, said, sent)
-    both = {key: torch.stack([value, value]) for key, value in block.items() if not key.startswith("classifier")}
-
-    with pytest.raises(UploadError, match=r"the server's blocks 2 do not fit .* \['adapter.weight'\] must be"):
-        fusing.answer(settings.app, node, {**said, "stage": 3}, {**both, "adapter.weight": torch.zeros(shape)})
 
 
 def test_a_client_that_keeps_its_label_counts_or_its_privacy_answers_nothing_that_tells_them(
@@ -306,11 +251,3 @@ def test_models_and_settings_that_do_not_fit_are_refused_before_any_client_works
     with pytest.raises(OptionError, match="'client.share-label-counts' is False"):
         check_needs_of_settings(settings_of(client__share_label_counts=False))
     check_needs_of_settings(settings_of(client__share_label_counts=False, fusefl__calibrate=False))
-
-
-def test_replay_of_a_run_is_refused_in_one_line(tmp_path: Path) -> None:
-    settings = settings_of(client__epochs=1)
-    strategy_of(settings, tmp_path / "run").start(clients(settings), timeout=60.0)
-
-    with pytest.raises(OptionError, match="'fusefl' trains later blocks with its clients, which no replay reaches"):
-        replay_run(Request(tmp_path / "run", "fusefl", {}, folder=tmp_path / "replay"), log=str)

@@ -195,20 +195,6 @@ def test_the_text_of_an_unexpected_error_stays_on_a_deployed_node(
         simulated.asked({}, {}, kind=kind)
 
 
-def test_a_client_trains_with_subnormal_numbers_as_zero(
-    hospital: Callable[..., Hospital], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen = list[float]()
-
-    def own(*_: object) -> None:
-        seen.append(float(torch.tensor(torch.finfo(torch.float32).tiny) / 2))
-        raise UploadError("enough")
-
-    monkeypatch.setattr(work, "own_examples", own)
-    assert error_of(hospital().train()).endswith("enough")
-    assert seen == [0.0]
-
-
 def test_a_checkpoint_in_the_node_s_folders_is_sent_and_the_error_of_one_stays_on_the_node(
     hospital: Callable[..., Hospital],
 ) -> None:

@@ -10,10 +10,8 @@ import pytest
 import torch
 from flower_fakes import act_in_a_run
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
-from torch import nn
 
 from client_app import app as client_app
-from client_app.iterating import counted_steps
 from fl_app.config import AppConfig
 from fl_app.models import build, builders
 from strategies.client import corrections
@@ -83,10 +81,6 @@ def same(left: State, right: State) -> bool:
     return left.keys() == right.keys() and all(torch.equal(left[key], right[key]) for key in left)
 
 
-def way(state: State) -> float:
-    return sum(float((value - START[name]).square().sum()) for name, value in state.items()) ** 0.5
-
-
 def test_answer_is_one_that_the_server_accepts_and_tells_how_far_it_went(ask: Callable[..., Message]) -> None:
     reply = ask(client__momentum=0.0)
     checked = read_reply(reply.content, SIGNATURES, num_classes=10, max_bytes=2**20, sender="node-9")
@@ -106,11 +100,6 @@ def test_rounds_keep_no_model_and_are_drawn_each_by_its_number(ask: Callable[...
     assert same(arrays_of(ask(1)), first)
     assert not same(arrays_of(ask(2)), first)
     assert not (tmp_path / "state").exists()
-
-
-def test_proximal_term_keeps_the_client_near_the_server_s_model(ask: Callable[..., Message]) -> None:
-    plain, near = arrays_of(ask()), arrays_of(ask(said={"proximal-mu": 5.0}))
-    assert 0 < way(near) < 0.9 * way(plain)
 
 
 def test_generator_of_the_server_changes_the_training_and_learns_which_labels_are_held(
@@ -164,14 +153,6 @@ def test_control_variate_of_the_server_steers_and_the_client_s_own_is_remembered
     assert not same(arrays_of(second), arrays_of(ask(2, client__momentum=0.0)))
 
 
-def test_clipping_acts_on_gradient_and_correction_together(ask: Callable[..., Message]) -> None:
-    control = {name: torch.full_like(value, 10.0) for name, value in START.items()}
-    reply = ask(1, control=control, client__momentum=0.0, client__clip=0.5, client__steps=4)
-    assert reply.content.metric_records["metrics"]["travel"] == pytest.approx(0.04)
-    # The control variate is much longer than any gradient, so all steps are as long as the clip, and one way.
-    assert way(arrays_of(reply)) == pytest.approx(4 * 0.01 * 0.5, rel=1e-2)
-
-
 def test_feddyn_s_drift_is_remembered_and_pulls_in_the_next_round(ask: Callable[..., Message], tmp_path: Path) -> None:
     dyn = {"feddyn-alpha": 1.0}
     first = arrays_of(ask(1, said={**dyn, "last-round": 0}))
@@ -186,25 +167,6 @@ def test_feddyn_s_drift_is_remembered_and_pulls_in_the_next_round(ask: Callable[
     lost = ask(2, said={**dyn, "last-round": 1, "safe-round": 0})
     assert lost.content.metric_records["metrics"]["restarted"] == 1.0
     assert same(arrays_of(lost), arrays_of(ask(2, said={"proximal-mu": 1.0})))
-
-
-def test_server_without_a_run_meets_a_client_without_a_memory(ask: Callable[..., Message], tmp_path: Path) -> None:
-    zeros = {name: torch.zeros_like(value) for name, value in START.items()}
-    for number in (1, 2):
-        plain = arrays_of(ask(number, said={"run-id": ""}, client__steps=2))
-        assert same(arrays_of(ask(number, said={"run-id": ""}, control=zeros, client__steps=2)), plain)
-    assert not (tmp_path / "state").exists()
-
-
-def test_steps_are_counted_in_place_of_epochs(ask: Callable[..., Message]) -> None:
-    reply = ask(client__steps=7, client__momentum=0.0, client__epochs=3)
-    assert reply.content.metric_records["metrics"]["travel"] == pytest.approx(0.07)
-
-
-def test_steps_travel_farther_with_the_momentum_of_the_client_s_sgd(ask: Callable[..., Message]) -> None:
-    reply = ask(client__steps=3, client__momentum=0.5)
-    # Along a gradient of one, the steps are 1, 1.5 and 1.75 times the learning rate of 0.01.
-    assert reply.content.metric_records["metrics"]["travel"] == pytest.approx(0.0425)
 
 
 def test_stc_sends_a_hundredth_of_the_weights(ask: Callable[..., Message]) -> None:
@@ -229,42 +191,3 @@ def test_client_that_cannot_take_part_says_why(
     facts = ask(said=said, **settings).content.config_records["upload"]
     assert facts["client"] == "client-001"
     assert reason in str(facts["error"])
-
-
-def test_client_says_its_name_when_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    act_in_a_run(monkeypatch)
-    content = RecordDict({"config": ConfigRecord({"names": True})})
-    message = Message(content, dst_node_id=9, message_type=MessageType.QUERY)
-    context = Context(run_id=1, node_id=9, node_config={"client": "clinic"}, state=RecordDict(), run_config={})
-    assert client_app.app(message, context).content["upload"] == ConfigRecord({"client": "clinic"})
-
-
-def test_counted_steps_are_those_of_the_model_alone_and_of_the_block() -> None:
-    model, other, rates = nn.Linear(2, 2), nn.Linear(2, 2), list[float]()
-
-    def step(lr: float, *, at_rest: bool) -> None:
-        assert at_rest  # SGD without momentum has no state
-        rates.append(lr)
-
-    optimizers = [torch.optim.SGD(each.parameters(), lr=lr) for each, lr in ((model, 0.5), (other, 0.1))]
-    with counted_steps(model, step):
-        for optimizer in optimizers:
-            optimizer.step()
-        optimizers[0].param_groups[0]["lr"] = 0.25
-        optimizers[0].step()
-    optimizers[0].step()
-    assert rates == [0.5, 0.25]
-
-
-def test_counted_steps_travel_as_far_as_a_weight_whose_momentum_is_forgotten() -> None:
-    model, travel = nn.Linear(1, 1, bias=False), corrections.Travel(0.9)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    began = float(model.weight.detach())
-    with counted_steps(model, travel.step):
-        for number in range(9):
-            if number % 3 == 0:  # as client.momentum-epochs does
-                optimizer.state.clear()
-            model.weight.grad = torch.ones_like(model.weight)
-            optimizer.step()
-
-    assert travel.length == pytest.approx(began - float(model.weight.detach()), rel=1e-5)

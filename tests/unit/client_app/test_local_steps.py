@@ -12,7 +12,6 @@ from client_app.local_training import Epoch, epoch_lengths, train
 from fl_app.config import ClientConfig
 from fl_app.data import ImageData, Normalization
 from strategies.core.errors import DataError
-from strategies.core.seeds import derive_seed
 
 FAST = ClientConfig(epochs=4, batch_size=8, lr=0.1, device="cpu")
 
@@ -64,29 +63,6 @@ def test_steps_when_counted_take_the_place_of_the_epochs(steps: int, size: int, 
     assert isinstance(net, nn.Sequential)
     assert [epoch.number for epoch in epochs] == list(range(1, len(lengths) + 1))
     assert size == 1 or net[2].num_batches_tracked == sum(lengths)
-
-
-def test_steps_that_make_whole_epochs_end_with_their_bits_and_more_steps_see_all_images_again_in_another_order() -> (
-    None
-):
-    whole, counted, more = (
-        weights(run(change)[0]) for change in (FAST, replace(FAST, steps=24), replace(FAST, steps=25))
-    )
-
-    assert torch.equal(whole, counted)
-    assert not torch.equal(counted, more)
-
-
-def test_steps_of_the_last_epoch_are_those_that_its_loss_is_of() -> None:
-    data, config = toy(16), ClientConfig(steps=1, batch_size=8, lr=1e-9, device="cpu")
-    order = torch.randperm(16, generator=torch.Generator().manual_seed(derive_seed(1, "batches")))[:8]
-    images = (data.images[order].float() / 255 - 0.5) / 0.5
-
-    _, (epoch,) = run(config, data=data)
-
-    assert epoch.loss == pytest.approx(
-        nn.functional.cross_entropy(model()(images), data.labels[order]).item(), rel=1e-5
-    )
 
 
 def test_the_cosine_schedule_goes_over_the_epochs_that_the_steps_make() -> None:

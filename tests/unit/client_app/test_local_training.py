@@ -9,9 +9,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from client_app.local_training import Epoch, train
-from client_app.losses import loss_of
-from client_app.node import Node
-from fl_app.config import AppConfig, ClientConfig
+from fl_app.config import ClientConfig
 from fl_app.data import ImageData, Normalization
 from strategies.core.errors import ComputeError, OptionError
 from strategies.core.gpu import Graphed
@@ -57,15 +55,6 @@ def weights(net: nn.Module) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in net.parameters()])
 
 
-def test_training_when_classes_are_separable_learns_them() -> None:
-    net, epochs = run(replace(FAST, epochs=8))
-
-    assert [epoch.number for epoch in epochs] == list(range(1, 9))
-    assert epochs[-1].loss < 0.3 * epochs[0].loss
-    assert epochs[-1].accuracy == 1.0
-    assert net.training
-
-
 def test_training_when_repeated_with_one_seed_gives_the_same_bits_and_with_another_others() -> None:
     first, again, other = (run(net=model(dropout=0.3), seed=seed)[0] for seed in (1, 1, 2))
 
@@ -108,13 +97,6 @@ def test_one_step_is_that_of_clipped_sgd_worked_out_by_hand() -> None:
     assert epoch.loss == pytest.approx(loss.item(), rel=1e-5)
 
 
-def test_clip_when_zero_lets_every_gradient_through() -> None:
-    free, clipped, wide = (weights(run(replace(FAST, clip=clip))[0]) for clip in (0.0, 0.01, 1e6))
-
-    assert torch.equal(free, wide)
-    assert not torch.equal(free, clipped)
-
-
 def rates_of(config: ClientConfig) -> list[float]:
     """Train in full batches, and return the learning rate of every epoch."""
     rates: list[float] = []
@@ -132,21 +114,6 @@ def test_the_cosine_schedule_when_chosen_falls_towards_the_final_rate(last: floa
 
     falling = [(1 + torch.cos(torch.tensor(torch.pi * t / 4)).item()) / 2 for t in range(4)]
     assert rates == pytest.approx([last + (0.1 - last) * part for part in falling])
-
-
-def test_the_constant_schedule_keeps_its_rate() -> None:
-    assert rates_of(FAST) == [0.1] * 4
-
-
-def test_one_step_of_adam_when_chosen_moves_every_weight_that_matters_by_the_rate() -> None:
-    config = replace(FAST, epochs=1, batch_size=48, optimizer="adam", lr=1e-3, clip=0.0)
-
-    net, _ = run(config)
-
-    moved = (weights(net) - weights(model())).abs()
-    stirred = moved[moved > 0]  # the others' units are silent
-    assert len(stirred) > 0.5 * len(moved)
-    torch.testing.assert_close(stirred, torch.full_like(stirred, 1e-3), rtol=0.02, atol=0.0)
 
 
 def test_one_step_of_sam_is_clipped_sgd_with_the_gradient_of_the_neighbour_uphill() -> None:
@@ -173,24 +140,6 @@ def test_one_step_of_sam_is_clipped_sgd_with_the_gradient_of_the_neighbour_uphil
     for moved, start, g in zip(net.parameters(), model().parameters(), second, strict=True):
         torch.testing.assert_close(moved, start - config.lr * g * config.clip / length(second), rtol=1e-4, atol=1e-6)
     assert epoch.loss == pytest.approx(nn.functional.cross_entropy(model()(images), data.labels).item(), rel=1e-5)
-
-
-def test_sam_when_there_is_batch_norm_counts_every_step_once() -> None:
-    net, _ = run(replace(FAST, sam_rho=0.05), net=model(norm=True))
-
-    assert isinstance(net, nn.Sequential)
-    assert net[2].num_batches_tracked == 4 * 6  # epochs, batches of 8 of 48
-
-
-def test_ldam_when_chosen_is_the_loss_that_is_minimised_and_reported() -> None:
-    data = toy(12)
-    config = ClientConfig(epochs=1, batch_size=12, loss="ldam", device="cpu")
-    images = (data.images.float() / 255 - 0.5) / 0.5
-
-    net, (epoch,) = run(config, data=data)
-
-    assert epoch.loss == pytest.approx(loss_of(config, data.labels)(model()(images), data.labels).item(), rel=1e-5)
-    assert not torch.equal(weights(net), weights(run(replace(config, loss="cross-entropy"), data=data)[0]))
 
 
 def test_clients_when_their_data_are_equal_train_in_orders_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,31 +193,6 @@ def test_a_leftover_of_one_image_when_there_is_batch_norm_is_left_out_of_its_epo
     # Of 17 images each epoch sees 16 and averages over those.
     assert all((16 * epoch.accuracy) % 1 == pytest.approx(0.0, abs=1e-4) for epoch in epochs)
     assert all(0.8 < epoch.loss < 1.6 for epoch in epochs)
-
-
-def test_batches_of_one_image_when_asked_for_train_on_all_of_them() -> None:
-    net, epochs = run(replace(FAST, batch_size=1, epochs=1, lr=0.01))
-
-    assert epochs[0].loss > 0.0
-    assert not torch.equal(weights(net), weights(model()))
-
-
-def test_a_single_image_when_it_is_all_there_is_trains() -> None:
-    net, epochs = run(data=toy(1))
-
-    assert epochs[-1].loss < epochs[0].loss
-    assert not torch.equal(weights(net), weights(model()))
-
-
-def test_training_of_a_three_dimensional_convolution_runs_and_stores_others_channels_last() -> None:
-    net = nn.Sequential(
-        nn.Conv2d(1, 2, 3), nn.Unflatten(1, (1, 2)), nn.Conv3d(1, 4, (2, 3, 3)), nn.Flatten(), nn.Linear(16, 3)
-    )
-
-    _, epochs = run(net=net)
-
-    assert epochs[-1].loss < epochs[0].loss
-    assert net[0].weight.is_contiguous(memory_format=torch.channels_last)  # type: ignore[operator,union-attr]
 
 
 def test_device_that_the_process_does_not_see_is_refused_by_the_setting() -> None:
@@ -332,9 +256,3 @@ def test_gpu_replays_a_graph_and_repeats_its_bits(monkeypatch: pytest.MonkeyPatc
     first, again = (weights(run(replace(FAST, device="cuda"), net=model(dropout=0.3))[0]) for _ in range(2))
     assert torch.equal(first, again)
     assert captures == [True, True]
-
-
-def test_node_s_own_device_has_precedence_over_the_setting() -> None:
-    config = AppConfig(client=replace(FAST, device="cuda:1"))
-    assert Node.of({"partition-id": 0}, config).training(config.client).device == "cuda:1"
-    assert Node.of({"partition-id": 0, "device": "cpu"}, config).training(config.client) == replace(FAST, device="cpu")

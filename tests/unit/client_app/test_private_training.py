@@ -16,10 +16,8 @@ from client_app import private_training
 from client_app.fens_half import FensHalf
 from client_app.iterating import local_round
 from client_app.keeping import Trained
-from client_app.local_training import Epoch
 from client_app.node import Asked, Node
 from client_app.private_training import Plan, plan_of, system_normal, system_uniform, train
-from client_app.tasks import TASKS
 from client_app.work import trained_model
 from fl_app.config import AppConfig, ClientConfig
 from fl_app.data import ImageData, Normalization
@@ -117,19 +115,6 @@ def test_momentum_is_forgotten_after_as_many_epochs_as_without_privacy(monkeypat
     assert not torch.allclose(weights(0.9, 0), plain)
     assert torch.equal(weights(0.9, 2, epochs=2), weights(0.9, 0, epochs=2))
     assert not torch.allclose(weights(0.9, 2), weights(0.9, 0))
-
-
-def test_epochs_are_reported_by_their_numbers_without_a_loss_which_no_noise_would_hide() -> None:
-    told: list[Epoch] = []
-    privacy = PrivacyConfig(epsilon=3.0)
-
-    train(
-        linear_model(), linear_data(), replace(PLAIN, epochs=2),
-        privacy=privacy, normalization=HALF, augmentation="none", report=told.append,
-    )  # fmt: skip
-
-    assert [epoch.number for epoch in told] == [1, 2]
-    assert all(math.isnan(figure) for epoch in told for figure in (epoch.loss, epoch.accuracy))
 
 
 @pytest.mark.parametrize("huge", [float("inf"), float("nan"), 3e38])
@@ -318,15 +303,6 @@ def test_a_model_with_statistics_of_its_examples_is_refused_because_they_would_b
         fit(OwnNet(part), data)
 
 
-def test_a_deep_model_of_smooth_activations_and_group_norms_trains() -> None:
-    def layers(channels: int) -> list[nn.Module]:
-        return [nn.Conv2d(channels, 8, 3, padding=1, bias=False), nn.GroupNorm(4, 8), nn.SiLU()]
-
-    deep = nn.Sequential(*layers(1), *(layer for _ in range(23) for layer in layers(8)), nn.Conv2d(8, 1, 1))
-    fit(OwnNet(deep), own_data())
-    assert all(parameter.isfinite().all() for parameter in deep.parameters())
-
-
 def private(**more: Any) -> AppConfig:
     settings: dict[str, Any] = {key.replace("__", ".").replace("_", "-"): value for key, value in more.items()}
     small: dict[str, Any] = {
@@ -386,26 +362,6 @@ def test_a_private_upload_that_may_lie_in_a_closed_folder_is_refused_in_one_line
 
     with pytest.raises(UploadError, match="cannot be read: training again would spend the privacy twice"):
         sent_by(private(client__state_dir=str(tmp_path)))
-
-
-def test_an_upload_when_another_process_kept_one_meanwhile_is_that_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config, trained = private(client__state_dir=str(tmp_path)), private_training.train
-    first: list[State] = []
-
-    def slowly(*given: Any, **how: Any) -> float:
-        monkeypatch.setattr("client_app.tasks.TASKS", TASKS)
-        first.append(sent_by(config)[1])  # the restarted node is asked again while the old one's process still trains
-        return trained(*given, **how)
-
-    slow = replace(TASKS["classifier"], train_privately=slowly)
-    monkeypatch.setattr("client_app.tasks.TASKS", {**TASKS, "classifier": slow})
-
-    second = sent_by(config)[1]
-
-    assert same(second, first[0])
-    assert same(sent_by(config)[1], first[0])
 
 
 def test_an_upload_when_the_disk_refuses_its_copy_is_not_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

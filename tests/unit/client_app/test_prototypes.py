@@ -10,15 +10,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from client_app import cvae
 from client_app.local_training import Epoch
 from client_app.prototypes import prototypes_apart, supervised_contrast, train
 from fl_app.config import ClientConfig
 from fl_app.data import ImageData, Normalization
 from fl_app.models import build
-from fl_app.models.cvae import Cvae
 from fl_app.models.prototypes import PrototypeNet
-from strategies.core.errors import DataError
 
 HALF = Normalization((0.5,), (0.5,))
 CONFIG = ClientConfig(epochs=1, batch_size=6, lr=0.05, clip=1.0, whole_batches=True)
@@ -134,55 +131,3 @@ def test_views_are_drawn_and_mirrored_as_the_settings_say(
     train(net(), toy(6), replace(CONFIG, views=views), normalization=HALF, augmentation=augmentation, seed=0)
 
     assert seen == [(flips, each)] * 2
-
-
-def test_client_with_fewer_images_than_a_batch_trains_on_all_of_them() -> None:
-    model, before = net(), net()
-
-    train(model, toy(5), replace(CONFIG, batch_size=512), normalization=HALF, augmentation="none", seed=0)
-
-    assert not torch.equal(model.prototypes, before.prototypes)
-
-
-@pytest.mark.parametrize("task", ["prototypes", "cvae"])
-def test_float_images_train_as_the_pixels_that_they_are_and_others_are_refused(task: str) -> None:
-    data, identity = toy(), Normalization.identity(1)
-    floats = ImageData(data.images.float() / 255, data.labels)
-    if task == "prototypes":
-        first, second, fit, config = net(), net(), train, CONFIG
-    else:
-        first, second, fit = *(cvae_net() for _ in range(2)), cvae.train
-        config = replace(CONFIG, latent=4)
-
-    for model, images in ((first, data), (second, floats)):
-        fit(model, images, config, normalization=identity, augmentation="none", seed=0)
-
-    assert all(map(torch.equal, first.state_dict().values(), second.state_dict().values()))
-    standardised = ImageData(floats.images - 0.5, data.labels)
-    with pytest.raises(DataError, match=r"values outside \[0, 1\]: must be pixels in \[0, 1\], or uint8"):
-        fit(first, standardised, config, normalization=identity, augmentation="none", seed=0)
-
-
-def cvae_net() -> Cvae:
-    with torch.random.fork_rng():
-        torch.manual_seed(3)
-        return Cvae(3, (1, 16, 16), latent=4)
-
-
-def test_encoder_is_the_classifier_without_its_last_layer() -> None:
-    model = net(classes=10)
-
-    assert model.prototypes.shape == (10, 84)
-    assert model(torch.zeros(2, 1, 16, 16)).shape == (2, 94)
-    drawn = model.prototypes.clone()
-    torch.manual_seed(8)
-    model.reset_parameters()
-    assert not torch.equal(drawn, model.prototypes)
-    assert 0.9 < model.prototypes.std().item() < 1.1
-
-
-@pytest.mark.parametrize("name", ["resnet8", "mnist-cnn", "cnn-torch"])
-def test_encoders_of_other_architectures_have_a_feature_per_input_of_the_last_layer(name: str) -> None:
-    model = PrototypeNet(build(name, num_classes=4, input_shape=(1, 16, 16)), 4)
-
-    assert model(torch.zeros(2, 1, 16, 16)).shape == (2, 4 + model.prototypes.shape[1])

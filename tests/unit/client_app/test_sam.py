@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -80,26 +79,3 @@ def test_running_statistics_move_once_per_step_and_are_those_of_the_first_pass()
     assert model[1].track_running_stats
     model(X)
     assert model[1].num_batches_tracked == 2
-
-
-def test_running_statistics_when_the_second_pass_fails_are_tracked_again() -> None:
-    model = net(norm=True)
-    first_pass(model)
-
-    def broken() -> torch.Tensor:
-        raise RuntimeError("no second pass")
-
-    with pytest.raises(RuntimeError, match="no second pass"):
-        sharpen(model, broken, rho=0.1)
-
-    assert model[1].track_running_stats
-
-
-def test_a_gradient_of_zero_stays_one() -> None:
-    model = net()
-    (0.0 * model(X).sum()).backward()
-
-    sharpen(model, lambda: 0.0 * model(X).sum(), rho=0.05)
-
-    assert all(p.grad is not None and p.grad.abs().max() == 0 for p in model.parameters())
-    assert all(torch.isfinite(p).all() for p in model.parameters())

@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from torch.nn import functional as F
 
 from client_app.losses import ldam, loss_of, margins_of
 from fl_app.config import ClientConfig
@@ -53,17 +52,3 @@ def test_ldam_when_classes_are_skewed_equals_the_formula(
 
     expected = by_formula(logits, labels, counts, largest=largest, scale=scale)
     assert loss.item() == pytest.approx(expected, rel=1e-5)
-
-
-def test_ldam_when_margins_are_zero_is_the_scaled_cross_entropy() -> None:
-    logits, labels = torch.randn(6, 4, generator=torch.Generator().manual_seed(1)), torch.tensor([0, 1, 2, 3, 3, 0])
-
-    loss = ldam(logits, labels, margins_of(torch.bincount(labels), 0.0), scale=2.0)
-
-    torch.testing.assert_close(loss, F.cross_entropy(2 * logits, labels))
-
-
-def test_the_default_loss_is_cross_entropy() -> None:
-    logits, labels = torch.tensor([[0.2, 1.0, -1.0]]), torch.tensor([1])
-
-    assert torch.equal(loss_of(ClientConfig(), labels)(logits, labels), F.cross_entropy(logits, labels))
