@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,17 +14,13 @@ from flower_fakes import (
     crashing,
     failing,
     in_turn,
-    named,
-    records,
-    silent,
     stock,
-    weights,
 )  # fmt: skip
-from flwr.app import Error, Message, MessageType, RecordDict
+from flwr.app import Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
 
-from strategies.core.errors import StoreError, UploadError
-from strategies.flower.asking import MOST_QUESTIONS, PULLS_PER_POLL, Exchange, to_each
+from strategies.core.errors import UploadError
+from strategies.flower.asking import Exchange
 from strategies.flower.nodes import Nodes, Refusals, Sent, own_error
 from strategies.run.run_folder import RunFolder
 from strategies.run.traffic import Traffic
@@ -84,42 +79,6 @@ def test_every_node_is_asked_once_and_answers_are_pulled_one_at_a_time(talk: Any
     assert [ids[0] for ids in found.grid.pulls].count("message-1") == 1  # an answer is pulled only once
 
 
-def test_many_nodes_that_have_not_answered_are_looked_at_in_turns(talk: Any) -> None:
-    many = 5 * PULLS_PER_POLL
-    found = talk(DeployedGrid({n: stock(n) for n in range(many)}, delays=dict.fromkeys(range(many), 2)))
-    exchange, heard = found.exchange()
-    exchange.look()
-    for _ in range(2):
-        before = len(found.grid.pulls)
-        exchange.poll()
-        assert len(found.grid.pulls) - before == PULLS_PER_POLL
-    assert {ids[0] for ids in found.grid.pulls} == {f"message-{n}" for n in range(2 * PULLS_PER_POLL)}
-    for _ in range(13):
-        exchange.poll()
-    assert sorted(heard) == list(range(many))
-    assert all(len(ids) == 1 for ids in found.grid.pulls)
-
-
-def test_answers_that_are_there_are_all_taken_at_one_look(talk: Any) -> None:
-    many = 5 * PULLS_PER_POLL
-    found = talk(DeployedGrid({n: stock(n) for n in range(many)}))
-    exchange, heard = found.exchange()
-    exchange.look()
-    exchange.poll()
-    assert sorted(heard) == list(range(many))
-
-
-def test_a_disk_error_of_the_server_ends_the_wait_and_blames_no_client(talk: Any) -> None:
-    def receive(reply: Message, sent: Sent) -> bool:
-        raise StoreError("the folder is gone")
-
-    found = talk(FakeGrid({1: stock(1)}))
-    exchange, _ = found.exchange(receive)
-    with pytest.raises(StoreError, match="the folder is gone"):
-        exchange.wait(1.0, lambda: False, lambda: "")
-    assert (exchange.waiting_for, found.refusals) == ((), [])
-
-
 # Answers that cannot be read.
 
 
@@ -132,44 +91,6 @@ def test_an_answer_that_cannot_be_inflated_is_a_refusal_of_its_node_alone(talk: 
     assert (client, reason.split(": ")[:2]) == ("node-2", ["its answer cannot be read", type(error).__name__])
     assert "\x1b" not in reason
     assert found.asked.count(2) == 1  # it is asked nothing any more
-
-
-def test_an_answer_whose_decoding_fails_in_any_way_is_a_refusal_that_bears_the_clients_name(talk: Any) -> None:
-    def receive(reply: Message, sent: Sent) -> bool:
-        if sent.node == 2:
-            raise OverflowError("too large")
-        return True
-
-    found = talk(FakeGrid({1: stock(1), 2: stock(2)}))
-    found.nodes.names.pin(2, "bob")
-    found.ask(receive)
-    assert found.refusals == [("bob", "its answer cannot be read: OverflowError: too large")]
-    assert found.nodes.names.barred == {2}
-
-
-def test_a_late_answer_that_cannot_be_inflated_is_heard_of_once_and_its_node_asked_no_more(
-    talk: Any, said: list[str]
-) -> None:
-    grid = Hostile({1: stock(1), 2: stock(2)}, hostile=[], error=KeyError("chunk"), delays={2: 10**9})
-    found = talk(grid)
-    assert found.ask(timeout_s=5.0) == [1]
-    grid.hostile = {2}
-    assert found.ask(timeout_s=5.0) == [1]
-    assert found.asked == [1, 2, 1]
-    assert said.count("late: node-2: its answer cannot be read: KeyError: 'chunk'") == 1
-
-
-def test_a_grid_that_has_failed_itself_is_no_refusal(talk: Any) -> None:
-    def gone() -> list[int]:
-        raise ConnectionError("the SuperLink is gone")
-
-    grid = Hostile({1: stock(1)}, hostile=[1], error=ConnectionError("gone"))
-    grid.get_nodes = lambda: [SimpleNamespace(node_id=1, last_activated_at="")]  # type: ignore[method-assign]
-    grid.get_node_ids = gone  # type: ignore[method-assign]
-    found = talk(grid)
-    with pytest.raises(ConnectionError, match="the SuperLink is gone"):
-        found.ask()
-    assert found.refusals == []
 
 
 def forged(message: Message) -> Message:
@@ -206,36 +127,6 @@ def test_a_lost_answer_is_asked_again_and_is_no_refusal(talk: Any, code: int) ->
     assert (found.refusals, found.asked) == ([], [1, 2, 1])
 
 
-def test_a_node_that_is_lost_each_time_is_refused_in_the_end(talk: Any) -> None:
-    found = talk(DeployedGrid({1: crashing}))
-    assert found.ask() == []
-    assert found.asked == [1] * MOST_QUESTIONS
-    assert found.refusals == [("node-1", "the process of its ClientApp ended without an answer, 3 times")]
-
-
-def test_a_super_node_that_was_restarted_is_asked_again(talk: Any, said: list[str]) -> None:
-    found = talk(DeployedGrid({1: in_turn(silent, stock(1)), 2: stock(2)}, activated={1: 30}))
-    assert found.ask(timeout_s=3600.0) == [1, 2]
-    assert "node-1: its SuperNode was restarted; it is asked again when it is connected" in said
-
-
-def test_missing_answers_are_recorded_with_the_reason(talk: Any) -> None:
-    found = talk(DeployedGrid({1: silent, 2: silent, 3: stock(3)}, away={2: (5, 10**9)}))
-    exchange, _ = found.exchange()
-    exchange.wait(30.0, lambda: not exchange.waiting_for, lambda: "")
-    exchange.refuse_missing("no answer within 30 s")
-    assert found.refusals == [
-        ("node-1", "no answer within 30 s"),
-        ("node-2", "the connection to the node was lost, and it has not come back"),
-    ]
-
-
-def test_a_node_whose_answer_is_not_needed_is_not_waited_for(talk: Any, clock: Any) -> None:
-    found = talk(DeployedGrid({1: silent, 2: stock(2)}))
-    assert found.ask(unneeded=lambda node: node == 1) == [2]
-    assert clock.now < 1.0
-
-
 # Late answers.
 
 
@@ -247,15 +138,6 @@ def test_a_node_that_owes_an_answer_is_asked_nothing_else_until_it_has_come(talk
     found.grid._delays[2] = 0
     assert found.ask(timeout_s=5.0) == [1, 2]
     assert found.asked == [1, 2, 1, 1, 2]
-
-
-def test_a_late_node_that_starts_anew_owes_nothing(talk: Any) -> None:
-    found = talk(DeployedGrid({1: in_turn(silent, stock(1))}, activated={1: 60}))
-    assert found.ask(timeout_s=5.0) == []
-    assert found.nodes.busy() == {1}
-    for _ in range(60):
-        found.nodes.connected()
-    assert found.ask(timeout_s=5.0) == [1]
 
 
 @pytest.mark.parametrize(("client", "lines"), [(failing("no data"), ["late: node-1: no data"]), (crashing, [])])
@@ -270,33 +152,3 @@ def test_a_late_failure_of_the_client_is_logged_and_a_lost_answer_is_no_failure(
 
 
 # Contents, refusals, names.
-
-
-def test_only_the_nodes_that_have_a_content_are_asked_and_each_message_is_new(talk: Any) -> None:
-    found = talk(DeployedGrid({1: in_turn(crashing, stock(1)), 2: stock(2)}))
-    assert found.ask(question=to_each({1: records(weights(1))}, MessageType.EVALUATE)) == [1]
-    assert found.asked == [1, 1]
-    assert found.grid.asked[0] is not found.grid.asked[1]
-
-
-def test_a_node_that_cannot_be_asked_has_left(talk: Any) -> None:
-    found = talk(FakeGrid({1: stock(1), 2: stock(2)}, gone=[2]))
-    assert found.ask() == [1]
-    assert found.refusals == [("node-2", "the node has left")]
-
-
-def test_a_refusal_is_written_and_logged_once(talk: Any, said: list[str]) -> None:
-    found = talk(FakeGrid({}))
-    for reason in ("late", "late", "worse"):
-        found.nodes.refusals.add("bob", reason)
-    assert found.refusals == [("bob", "late"), ("bob", "worse")]
-    assert said == ["refused bob: late", "refused bob: worse"]
-
-
-def test_an_error_that_names_its_client_is_refused_under_that_name(talk: Any) -> None:
-    def receive(reply: Message, sent: Sent) -> bool:
-        raise UploadError("it holds NaN: must be finite", "carol")
-
-    found = talk(FakeGrid({1: named("alice", 1)}))
-    found.ask(receive)
-    assert found.refusals == [("carol", "it holds NaN: must be finite")]

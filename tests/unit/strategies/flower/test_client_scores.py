@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from flower_fakes import CLASSES, ONE_THREAD, SHAPE, Client, FakeGrid, Hostile, named, net, stock, strategy, weights
+from flower_fakes import CLASSES, ONE_THREAD, SHAPE, Client, FakeGrid, net, stock, weights
 from flwr.app import ArrayRecord, Error, Message, MessageType, MetricRecord, RecordDict
-from flwr.serverapp.exception import AggregationError
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
 
-from strategies import FLBoost, OneShotFedAvg
+from strategies import FLBoost
 from strategies.core.errors import UploadError
-from strategies.flower.evaluation import ClientEvaluation, average_scores, check_scores, scores_check
-from strategies.flower.messages import count_bytes
+from strategies.flower.evaluation import ClientEvaluation, check_scores
 from strategies.flower.rounds.base import EVERYONE
 from strategies.rounds.refinement import Refiner
-from strategies.run.traffic import Traffic
 
 HUGE = 10**400  # a whole number beyond every float
 BAD: dict[str, tuple[list[dict[str, Any]], str]] = {
@@ -58,25 +54,6 @@ def test_scores_that_spoil_an_average_are_refused(records: list[dict[str, Any]],
         check_scores(content)
 
 
-def test_scores_are_accepted_under_any_name_with_lists_and_the_strategy_s_own_weight() -> None:
-    check_scores(
-        RecordDict({"stats": MetricRecord({"num-examples": 2.5, "acc": 0.0, "per-class": [0.5, -1.0], "e": []})})
-    )
-    check = scores_check(FedAvg(weighted_by_key="images"))
-    check(scores(images=3, acc=0.5))
-    with pytest.raises(UploadError, match=r"metrics\['images'\] is None"):
-        check(scores(**{"num-examples": 3}))
-
-
-def test_strategy_with_an_average_of_its_own_gets_every_answer() -> None:
-    class Own(FedAvg):
-        def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-            return MetricRecord({"round": server_round, "answers": len(list(replies))})
-
-    found = average_scores(Own(), 1, [reply(1, RecordDict()), told(2, 0, float("nan"))])
-    assert found == {"round": 1, "answers": 2}
-
-
 @pytest.mark.parametrize(
     ("answers", "wanted", "line"),
     [
@@ -99,53 +76,14 @@ def test_average_is_that_of_the_usable_scores_and_never_an_error(
     assert any(each.startswith(line) for each in said)
 
 
-def test_other_names_and_further_scores_of_one_client_cost_the_others_nothing() -> None:
-    more, other = scores(**{"num-examples": 5, "acc": 0.75, "auc": 0.5}), RecordDict({"s": scores(loss=1.0)["metrics"]})
-    other["s"]["num-examples"] = 5
-    renamed = RecordDict({"stats": scores(**{"num-examples": 5, "acc": 1.0})["metrics"]})
-    answers = [reply(1, other), told(2, 5, 0.5), told(3, 5, 0.75), reply(4, more), reply(5, renamed)]
-    assert ClientEvaluation(1.0).aggregate(1, answers) == {"acc": 0.75}
-
-
 def test_scores_of_the_classes_that_each_client_alone_has_cost_no_client_its_others() -> None:
     answers = [reply(k, scores(**{"num-examples": 5, "acc": 0.25 * k, f"class-{k}": 1.0})) for k in (1, 2, 3)]
     assert ClientEvaluation(1.0).aggregate(1, answers) == {"acc": 0.5}
 
 
-def test_scores_of_classes_of_which_every_client_lacks_another_leave_out_no_majority() -> None:
-    answers = [
-        reply(k, scores(**{"num-examples": 5, "acc": 0.25 * k, **{f"class-{c}": 1.0 for c in (1, 2, 3) if c != k}}))
-        for k in (1, 2, 3)
-    ]
-    assert ClientEvaluation(1.0).aggregate(1, answers) == {"acc": 0.625, "class-1": 1.0}
-
-
-def test_an_average_of_the_project_s_own_may_read_numbers_that_are_none() -> None:
-    def counted(records: list[RecordDict], weight: str) -> MetricRecord:
-        return MetricRecord({"answers": len(records)})
-
-    found = average_scores(FedAvg(evaluate_metrics_aggr_fn=counted), 1, [told(1, 5, float("nan")), told(2, 5, 0.5)])
-    assert found == {"answers": 2}
-
-
-def test_an_average_of_the_project_s_own_may_return_numbers_of_torch_and_nothing() -> None:
-    for found, kept in (({"acc": torch.tensor(0.5)}, {"acc": 0.5}), ({}, None)):
-        base = FedAvg(evaluate_metrics_aggr_fn=lambda records, weight, found=found: found)
-        assert average_scores(base, 1, [told(1, 5, 0.5)]) == kept
-
-
 def test_scores_of_an_honest_round_are_flower_s_own_to_the_bit() -> None:
     replies = [told(1, 7, 0.1), told(2, 11, 0.7), told(3, 13, 0.3)]
     assert ClientEvaluation(1.0).aggregate(1, replies) == FedAvg().aggregate_evaluate(1, replies)
-
-
-@pytest.mark.parametrize("error", [ZeroDivisionError(), KeyError("acc"), TypeError(), ValueError()])
-def test_strategy_that_cannot_average_says_so_in_flower_s_way(error: Exception) -> None:
-    def failing(records: list[RecordDict], weight: str) -> MetricRecord:
-        raise error
-
-    with pytest.raises(AggregationError, match=type(error).__name__):
-        average_scores(FedAvg(evaluate_metrics_aggr_fn=failing), 1, [told(1, 5, 0.5)])
 
 
 # In a run.
@@ -182,59 +120,6 @@ def test_client_without_test_data_is_refused_by_name_and_the_others_scores_count
     assert [dict(record) for record in found.evaluate_metrics_clientapp.values()] == [{"acc": 0.5}] * 2
     (refusal,) = [json.loads(line) for line in (tmp_path / "run" / "refusals.jsonl").read_text().splitlines()]
     assert (refusal["client"], refusal["reason"][:41]) == ("node-3", "scores: metrics['num-examples'] is 0: mus")
-
-
-def test_scores_of_another_form_are_left_out(tmp_path: Path, said: list[str]) -> None:
-    found = boosted(tmp_path / "run", FedAvg(**EVERYONE), nodes_with(**{"num-examples": 5, "acc": [0.5]}))
-    assert [dict(record) for record in found.evaluate_metrics_clientapp.values()] == [{"acc": 0.5}] * 2
-    assert sorted(found.train_metrics_clientapp) == [1, 2]
-    assert sum("scores: they are not those of the others" in line for line in said) == 2
-
-
-def test_run_in_which_no_client_has_test_data_goes_on(tmp_path: Path) -> None:
-    nodes = {k: scoring(k, lambda: scores(**{"num-examples": 0, "acc": 0.0})) for k in (1, 2, 3)}
-    found = boosted(tmp_path / "run", FedAvg(**EVERYONE), nodes)
-    assert found.evaluate_metrics_clientapp == {}
-    assert sorted(found.train_metrics_clientapp) == [1, 2]
-
-
-def test_one_shot_run_names_the_client_whose_scores_are_none(tmp_path: Path, said: list[str]) -> None:
-    run = strategy(OneShotFedAvg, tmp_path / "run", fraction_evaluate=1.0)
-    grid: Any = FakeGrid(nodes_with(**{"num-examples": -5, "acc": 0.5}))
-    result = run.start(grid)
-    assert dict(result.evaluate_metrics_clientapp[1]) == {"acc": 0.5}
-    assert any(line.startswith("refused node-3: scores: metrics['num-examples'] is -5") for line in said)
-
-
-def test_own_loop_averages_the_usable_scores(tmp_path: Path, said: list[str]) -> None:
-    found = FLBoost(net, base=FedAvg(), num_classes=CLASSES, input_shape=SHAPE, run_dir=tmp_path / "run")
-    assert found.aggregate_evaluate(1, [told(1, 5, 0.5), told(2, 0, 0.0)]) == {"acc": 0.5}
-    assert found.aggregate_evaluate(2, [told(1, 5, HUGE), told(2, 5, HUGE)]) is None
-    assert any(line.startswith("round 2: no scores of the clients: OverflowError") for line in said)
-
-
-def test_evaluation_of_a_student_keeps_the_names_and_the_account_of_its_run(tmp_path: Path) -> None:
-    nodes = {k: scoring(k, lambda: scores(**{"num-examples": 5, "acc": 0.5})) for k in (1, 2, 3)}
-    grid: Any = Hostile(nodes, hostile=[3], error=ValueError("no array"))
-    strategy(OneShotFedAvg, tmp_path / "run", fraction_evaluate=1.0).start(grid)
-    assert (grid.of_type(MessageType.TRAIN), grid.of_type(MessageType.EVALUATE)) == ([1, 2, 3], [1, 2])
-    moved = Traffic.read(tmp_path / "run" / "traffic.json").phases["evaluation"]
-    asked = [count_bytes(m.content) for m in grid.asked if m.metadata.message_type == MessageType.EVALUATE]
-    assert list(moved.down.values()) == asked
-    assert moved.up.keys() == moved.down.keys() == {"node-1", "node-2"}
-
-
-def test_share_of_clients_that_score_a_student_follows_from_the_seed(tmp_path: Path, said: list[str]) -> None:
-    def asked(name: str, ids: Iterable[int], seed: int) -> list[str]:
-        clients = dict(zip(ids, "abcdef", strict=True))
-        grid: Any = FakeGrid({node: named(client, ord(client)) for node, client in clients.items()})
-        strategy(OneShotFedAvg, tmp_path / name, fraction_evaluate=0.5, seed=seed).start(grid)
-        return sorted(clients[node] for node in grid.of_type(MessageType.EVALUATE))
-
-    draws = [asked(f"run-{seed}", range(6), seed) for seed in range(4)]
-    assert draws == [asked(f"again-{seed}", range(16, 10, -1), seed) for seed in range(4)]
-    assert len(set(map(tuple, draws))) > 1
-    assert not any("training will be skipped" in line for line in said)
 
 
 def test_no_name_of_a_client_s_number_steers_a_terminal(tmp_path: Path, said: list[str]) -> None:

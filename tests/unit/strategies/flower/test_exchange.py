@@ -11,22 +11,18 @@ from flower_fakes import (
     CLASSES,
     SIGNATURES,
     DeployedGrid,
-    FakeGrid,
     Hostile,
     crashing,
     equal,
-    failing,
     in_turn,
     named,
     silent,
-    stock,
     weights,
 )  # fmt: skip
 from flwr.app import ArrayRecord, Error, Message
 from flwr.common.constant import ErrorCode
 
 from strategies.core.errors import QuorumError
-from strategies.flower.asking import MOST_QUESTIONS, PULLS_PER_POLL
 from strategies.flower.collect import Collector
 from strategies.flower.messages import Request
 from strategies.flower.names import Names
@@ -60,31 +56,6 @@ def test_collect_when_a_client_app_dies_asks_the_node_again(folder: RoundFolder,
     )
 
 
-def test_collect_when_the_last_client_app_dies_asks_its_node_again_though_the_quorum_is_met(
-    folder: RoundFolder,
-) -> None:
-    nodes = {1: in_turn(crashing, named("alice", 1)), 2: named("bob", 2), 3: named("carl", 3)}
-    collector(folder).collect(DeployedGrid(nodes, delays={1: 60}), REQUEST, timeout=3600.0, min_uploads=2)
-    assert folder.held() == ["alice", "bob", "carl"]
-    assert folder.refused() == []
-
-
-def test_collect_when_a_super_node_that_has_answered_starts_anew_takes_its_answer(folder: RoundFolder) -> None:
-    last, work = 2 * PULLS_PER_POLL, list[int]()
-    grid = DeployedGrid({n: stock(n, work=work) for n in range(1, last + 1)}, activated={last: 2})
-    collector(folder).collect(grid, REQUEST, timeout=60.0, min_uploads=last)
-    assert sorted(work) == list(range(1, last + 1))  # no client trained twice
-    assert len(folder.held()) == last
-
-
-def test_collect_when_a_client_app_dies_each_time_gives_it_up(folder: RoundFolder, clock: Any) -> None:
-    grid = DeployedGrid({1: crashing, 2: named("bob", 2)})
-    with pytest.raises(QuorumError, match=r"node-1: the process of its ClientApp ended without an answer, 3 times\. "):
-        collector(folder).collect(grid, REQUEST, timeout=3600.0, min_uploads=2)
-    assert grid.of_type().count(1) == MOST_QUESTIONS
-    assert clock.now < 10.0  # nothing is left to wait for
-
-
 @pytest.mark.parametrize("code", [ErrorCode.LOAD_CLIENT_APP_EXCEPTION, ErrorCode.CLIENT_APP_RAISED_EXCEPTION])
 def test_collect_when_a_client_itself_fails_does_not_ask_it_again(folder: RoundFolder, code: int) -> None:
     own = lambda message: Message(Error(code=code, reason="no data"), reply_to=message)  # noqa: E731
@@ -92,14 +63,6 @@ def test_collect_when_a_client_itself_fails_does_not_ask_it_again(folder: RoundF
     collector(folder).collect(grid, REQUEST, timeout=60.0, min_uploads=1)
     assert grid.of_type() == [1, 2]
     assert reasons(folder) == {"node-1": "no data"}
-
-
-def test_collect_when_a_node_goes_and_comes_back_under_its_id_asks_it_again(folder: RoundFolder) -> None:
-    grid = DeployedGrid({1: in_turn(silent, named("alice", 1)), 2: named("bob", 2)}, away={1: (20, 300)})
-    collector(folder).collect(grid, REQUEST, timeout=3600.0, min_uploads=2)
-    assert grid.of_type() == [1, 2, 1]
-    assert folder.held() == ["alice", "bob"]
-    assert folder.refused() == []
 
 
 def test_collect_when_a_node_comes_back_under_another_id_does_not_wait_for_the_old_one(
@@ -112,26 +75,6 @@ def test_collect_when_a_node_comes_back_under_another_id_does_not_wait_for_the_o
     assert reasons(folder) == {"node-1": "the connection to the node was lost, and it has not come back"}
 
 
-def test_collect_when_the_old_ids_name_is_known_finishes_with_the_names_answer(folder: RoundFolder, clock: Any) -> None:
-    grid = DeployedGrid({1: silent, 2: named("alice", 1), 3: named("bob", 2)}, joins={2: 10})
-    names = Names()
-    names.pin(1, "alice")
-    collector(folder, names=names).collect(grid, REQUEST, timeout=3600.0, min_uploads=2)
-    assert clock.now < 10.0
-    assert folder.held() == ["alice", "bob"]
-    assert folder.refused() == []
-
-
-def test_collect_when_a_super_node_restarts_under_its_id_does_not_wait_for_a_forgotten_answer(
-    folder: RoundFolder, clock: Any, said: list[str]
-) -> None:
-    grid = DeployedGrid({1: in_turn(silent, named("alice", 1)), 2: named("bob", 2)}, activated={1: 30})
-    collector(folder).collect(grid, REQUEST, timeout=3600.0, min_uploads=2)
-    assert folder.held() == ["alice", "bob"]
-    assert clock.now < 20.0
-    assert "node-1: its SuperNode was restarted; it is asked again when it is connected" in said
-
-
 def test_collect_when_lost_nodes_leave_the_quorum_open_waits_for_them_to_the_deadline(
     folder: RoundFolder, clock: Any
 ) -> None:
@@ -141,22 +84,8 @@ def test_collect_when_lost_nodes_leave_the_quorum_open_waits_for_them_to_the_dea
     assert clock.now == pytest.approx(300.0)
 
 
-def test_collect_when_lost_nodes_are_not_needed_goes_on_without_them(folder: RoundFolder, clock: Any) -> None:
-    grid = DeployedGrid({1: silent, 2: named("bob", 2)}, away={1: (20, 10**9)})
-    collector(folder).collect(grid, REQUEST, timeout=3600.0, min_uploads=1)
-    assert clock.now < 10.0
-
-
 def test_collect_when_one_client_is_two_nodes_still_waits_for_the_quorum_of_clients(folder: RoundFolder) -> None:
     nodes = {1: named("alice", 1), 2: named("alice", 1), 3: named("bob", 2)}
-    collector(folder).collect(DeployedGrid(nodes, joins={3: 100}), REQUEST, timeout=3600.0, min_uploads=2)
-    assert folder.held() == ["alice", "bob"]
-
-
-def test_collect_when_one_clients_second_upload_is_refused_still_waits_for_the_quorum_of_clients(
-    folder: RoundFolder,
-) -> None:
-    nodes = {1: named("alice", 1), 2: named("alice", 2), 3: named("bob", 3)}
     collector(folder).collect(DeployedGrid(nodes, joins={3: 100}), REQUEST, timeout=3600.0, min_uploads=2)
     assert folder.held() == ["alice", "bob"]
 
@@ -171,13 +100,6 @@ def test_collect_when_the_same_upload_comes_twice_takes_it_once_and_refuses_noth
     assert folder.held() == ["alice"]
     assert folder.refused() == []
     assert "upload of alice: it came again, unchanged" in said
-
-
-def test_collect_when_the_deadline_comes_takes_the_answers_so_far(folder: RoundFolder) -> None:
-    many = {n: named(f"client-{n:03d}", n) for n in range(1, 3 * PULLS_PER_POLL)}
-    phase = collector(folder)
-    phase.collect(DeployedGrid(many), REQUEST, timeout=0.0, min_uploads=len(many))
-    assert len(folder.held()) == len(many)
 
 
 @pytest.mark.parametrize(
@@ -198,21 +120,6 @@ def test_collect_when_an_upload_is_late_counts_it_until_the_server_stage_begins(
     found.poll()
     assert folder.held() == ["alice", "bob"]
     assert any(line.startswith("upload of bob") and line.endswith(fate) for line in said)
-
-
-def test_collect_when_a_late_node_is_lost_logs_it_and_asks_no_client(folder: RoundFolder) -> None:
-    grid = DeployedGrid({1: named("alice", 1), 2: silent})
-    found = collector(folder).collect(grid, REQUEST, timeout=30.0, min_uploads=1)
-    grid.away[2] = (0, 10**9)
-    found.poll()
-    assert grid.of_type() == [1, 2]
-    assert folder.refused()[-1]["reason"] == "the connection to the node was lost"
-
-
-def test_collect_in_a_simulation_does_not_ask_a_failed_node_for_ever(folder: RoundFolder, clock: Any) -> None:
-    with pytest.raises(QuorumError):
-        collector(folder).collect(FakeGrid({1: failing("ActorDiedError")}), REQUEST, timeout=3600.0, min_uploads=1)
-    assert clock.now < 10.0
 
 
 def test_an_accepted_upload_is_never_replaced_by_another_of_its_name(folder: RoundFolder) -> None:

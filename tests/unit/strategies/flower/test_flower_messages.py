@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flower_fakes import BUILDERS, CLASSES, SIGNATURES, equal, linear, net, records, weights
+from flower_fakes import CLASSES, SIGNATURES, equal, net, records, weights
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from strategies.client import already_held, held_mark, upload_facts
 from strategies.core.errors import UploadError
 from strategies.core.facts import UploadFacts
-from strategies.flower.messages import Reply, Request, count_bytes, is_anonymous, metrics_name, metrics_of, read_reply
+from strategies.flower.messages import Reply, Request, count_bytes, is_anonymous, read_reply
 from strategies.uploads.checks import Signatures
 
 Change = Callable[[RecordDict], None]
@@ -35,10 +35,6 @@ def fact(key: str, value: Any) -> Change:
 
 def ranges(layers: Any, bounds: Any) -> Change:
     return lambda content: content["upload"].update({"range-layers": layers, "ranges": bounds})
-
-
-def without_fact(key: str) -> Change:
-    return lambda content: content["upload"].__delitem__(key)
 
 
 def metric(value: Any) -> Change:
@@ -176,11 +172,6 @@ def test_read_reply_when_the_name_is_one_of_a_nameless_client_refuses_it(name: s
         read(good(client=name))
 
 
-@pytest.mark.parametrize("name", ["a", "A" * 64, "hospital-3.site_b", "0", "anonymous", "anonymous-x"])
-def test_read_reply_when_the_name_is_one_takes_it(name: str) -> None:
-    assert read(good(client=name)).facts.client == name
-
-
 def test_read_reply_when_too_large_says_both_sizes() -> None:
     content = good()
     size = sum(len(array.data) for array in content["arrays"].values())
@@ -209,81 +200,10 @@ def test_read_reply_of_a_stock_client_names_it_by_its_weights() -> None:
     assert (one.facts.architecture, one.facts.num_examples, one.facts.label_counts) == ("net", 3, None)
 
 
-def test_read_reply_of_a_stock_client_takes_records_by_any_name() -> None:
-    content = RecordDict({"model": ArrayRecord(weights(1)), "facts": MetricRecord({"num-examples": 4})})
-    assert read(content).facts.num_examples == 4
-    content = RecordDict({"a": MetricRecord({"num-examples": 5}), "metrics": MetricRecord(), **content})
-    assert read(content).facts.num_examples == 5  # an empty one tells nothing
-
-
-@pytest.mark.parametrize(
-    ("numbers", "name"),
-    [
-        ({"a": {"x": 1}, "metrics": {"x": 2}}, "metrics"),
-        ({"a": {"x": 1}, "metrics": {}}, "a"),
-        ({"metrics": {}, "a": {}, "b": {"x": 1}}, "b"),
-        ({"a": {}}, "metrics"),
-        ({}, "metrics"),
-    ],
-)
-def test_record_of_a_client_s_numbers_is_one_for_all_who_read_it(numbers: dict[str, Any], name: str) -> None:
-    content = RecordDict({key: MetricRecord(record) for key, record in numbers.items()})
-    assert metrics_name(content) == name
-    assert dict(metrics_of(content)) == numbers.get(name, {}) or not any(numbers.values())
-
-
-def test_read_reply_when_no_architecture_is_named_takes_the_only_one_that_fits() -> None:
-    assert read(records(weights(1, "linear"))).facts.architecture == "linear"
-    with pytest.raises(UploadError, match=r"^node-7: upload\.architecture is missing and of the known ones none fits"):
-        read(records({"weight": torch.zeros(3)}))
-    twins = Signatures({"one": linear, "two": linear, "net": net})
-    with pytest.raises(UploadError, match=r"known ones one, two fit; must be one"):
-        read(records(weights(1, "linear")), twins)
-
-
-def test_read_reply_when_one_architecture_is_known_names_the_misfit() -> None:
-    with pytest.raises(UploadError, match=r"'net': missing 0\.bias, .* and 3 more; not expected nothing$"):
-        read(records(weights(1, "linear")), Signatures({"net": net}))
-
-
 def test_read_reply_of_a_pretrained_node_needs_no_examples() -> None:
     facts = upload_facts(client="alice", pretrained=True, label_counts=[1, 2, 3, 4])
     reply = read(RecordDict({"arrays": ArrayRecord(weights(1)), "upload": facts}))
     assert (reply.facts.num_examples, reply.facts.pretrained, reply.facts.label_counts) == (None, True, (1, 2, 3, 4))
-
-
-@pytest.mark.parametrize("value", [1, "yes", False])
-def test_read_reply_when_pretrained_is_not_true_needs_examples(value: object) -> None:
-    content = good(pretrained=value)
-    no_metrics(content)
-    with pytest.raises(UploadError, match="num-examples"):
-        read(content)
-
-
-def test_read_reply_when_label_counts_are_empty_takes_them_as_untold() -> None:
-    assert read(good(**{"label-counts": []})).facts.label_counts is None
-
-
-def test_read_reply_when_held_needs_a_name() -> None:
-    assert read(RecordDict({"upload": ConfigRecord({"client": "bob", "held": True})})) == Reply(
-        UploadFacts("bob", ""), held=True
-    )
-    with pytest.raises(UploadError, match=r"^node-7: upload\.held needs upload\.client, which is missing$"):
-        read(RecordDict({"upload": ConfigRecord({"held": True})}))
-
-
-def test_signatures_build_each_model_once_and_leave_the_random_state_alone() -> None:
-    built: list[str] = []
-    signatures = Signatures({name: lambda name=name: built.append(name) or BUILDERS[name]() for name in BUILDERS})
-    before = torch.get_rng_state()
-    assert list(signatures) == ["net", "linear"]
-    assert len(signatures) == 2
-    assert built == []
-    for _ in range(2):
-        assert signatures["linear"] == {"1.weight": ((4, 64), "float32"), "1.bias": ((4,), "float32")}
-    assert built == ["linear"]
-    assert "vgg" not in signatures
-    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_request_holds_all_settings_of_a_client() -> None:
@@ -305,10 +225,6 @@ def test_request_names_no_client_and_marks_of_another_run_are_no_ones() -> None:
     assert already_held(message, client="alice") is None
 
 
-def test_request_when_nothing_is_held_says_nothing_of_it() -> None:
-    assert "held" not in Request(ArrayRecord(), {}, 1, "f00", 5).message(7).content["config"]
-
-
 def test_count_bytes_counts_names_texts_and_arrays() -> None:
     array = Array(np.zeros(3, np.float32))
     content = RecordDict(
@@ -320,19 +236,3 @@ def test_count_bytes_counts_names_texts_and_arrays() -> None:
     )
     assert count_bytes(content) == sum(record.count_bytes() for record in content.values())
     assert count_bytes(RecordDict({"c": ConfigRecord({"empty": "", "none": []})})) == 9
-
-
-def test_read_reply_returns_the_ranges_of_our_client_half_in_float32() -> None:
-    told = {"": (-0.5, 0.1), "features.0": (0.0, 0.0), "<input>": (-1e-46, 2.0)}
-    content = good(**upload_facts(client="alice", ranges=told))
-    count_bytes(content)
-    found = read(content).facts.ranges
-    assert found == {"": (-0.5, float(np.float32(0.1))), "features.0": (0.0, 0.0), "<input>": (0.0, 2.0)}
-    assert list(found or {}) == list(told)
-
-
-@pytest.mark.parametrize("told", [None, {}])
-def test_read_reply_without_ranges_has_none(told: dict[str, tuple[float, float]] | None) -> None:
-    facts = upload_facts(client="alice", ranges=told)
-    assert list(facts) == ["client"]
-    assert read(good(**facts)).facts.ranges is None

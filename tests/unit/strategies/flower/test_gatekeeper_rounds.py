@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import pytest
 from flower_fakes import CLASSES, SHAPE, FakeGrid, named, net, weights
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
-from strategies import METHODS, GatekeeperConfig, Iterative, OneShot, RunOptions
+from strategies import METHODS, GatekeeperConfig, OneShot, RunOptions
 from strategies.client import upload_facts
 from strategies.core.errors import OptionError, QuorumError
 from strategies.gatekeeper import inspection
@@ -77,16 +76,6 @@ def test_warn_finds_the_same_and_leaves_no_client_out(tmp_path: Path, said: list
     assert any("alice is suspect" in line and line.endswith("it takes part") for line in said)
 
 
-def test_off_asks_no_question(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inspection, "inspect", lambda *_, **__: pytest.fail("no inspection is due"))
-    strategy = one_shot(tmp_path / "run", "off")
-
-    strategy.start(grid())
-
-    assert len(clients_of(strategy)) == 4
-    assert not (tmp_path / "run" / "gatekeeper.json").exists()
-
-
 def test_too_few_left_fail_the_run_by_name_and_the_uploads_stay(tmp_path: Path) -> None:
     strategy = one_shot(tmp_path / "run", "exclude", min_uploads=4)
 
@@ -111,29 +100,6 @@ def test_a_resumed_run_keeps_the_first_verdict(tmp_path: Path, monkeypatch: pyte
     assert (tmp_path / "run" / "gatekeeper.json").read_bytes() == first
 
 
-def test_an_upload_that_comes_while_the_others_are_judged_is_kept_for_replay(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    nodes, judge = grid(), inspection.inspect
-    nodes.nodes[5], nodes._delays[5] = named("emil", 5, label_counts=COUNTS), 10**9
-
-    def slow(*args: Any, progress: Any, **more: Any) -> Any:
-        nodes._delays[5] = 0
-        progress.report(1, 100)  # the grid is looked at meanwhile
-        return judge(*args, progress=progress, **more)
-
-    monkeypatch.setattr(inspection, "inspect", slow)
-    strategy = one_shot(tmp_path / "run", "exclude")
-    strategy.start(nodes, timeout=10.0)
-    assert clients_of(strategy) == ["bob", "carl", "dora"]
-
-    monkeypatch.setattr(inspection, "inspect", judge)
-    later = one_shot(tmp_path / "later", "exclude")
-    later.replay(tmp_path / "run", target=tmp_path / "replay")
-
-    assert clients_of(later) == ["bob", "carl", "dora", "emil"]
-
-
 @pytest.mark.parametrize(("first", "then"), [("warn", "exclude"), ("exclude", "off")])
 def test_a_run_that_goes_on_under_another_policy_is_refused(tmp_path: Path, first: str, then: str) -> None:
     one_shot(tmp_path / "run", first).start(grid())
@@ -153,31 +119,3 @@ def test_a_replay_judges_all_stored_uploads_by_its_own_policy(tmp_path: Path) ->
     assert clients_of(judged) == ["bob", "carl", "dora"]
     assert read_json(tmp_path / "judged" / "gatekeeper.json")["quarantined"] == ["alice"]
     assert not (tmp_path / "whole" / "gatekeeper.json").exists()
-
-
-def test_a_caller_that_owns_the_loop_is_guarded_too(tmp_path: Path) -> None:
-    strategy, nodes = one_shot(tmp_path / "run", "exclude"), grid()
-    requests = list(strategy.configure_train(1, ArrayRecord(), ConfigRecord(), nodes))
-    replies = nodes.pull_messages(nodes.push_messages(requests))
-
-    strategy.aggregate_train(1, replies)
-    strategy.close()
-
-    assert clients_of(strategy) == ["bob", "carl", "dora"]
-
-
-def test_an_honest_cohort_is_passed_with_one_line(tmp_path: Path, said: list[str]) -> None:
-    strategy = one_shot(tmp_path / "run", "exclude")
-
-    strategy.start(grid(scaled=False))
-
-    assert len(clients_of(strategy)) == 4
-    assert "gatekeeper: no upload of 4 looks harmful" in said
-    assert json.loads((tmp_path / "run" / "gatekeeper.json").read_text())["quarantined"] == []
-
-
-def test_rounds_refuse_a_gatekeeper(tmp_path: Path) -> None:
-    options = RunOptions(gatekeeper=GatekeeperConfig("warn"))
-
-    with pytest.raises(OptionError, match=r"options\.gatekeeper\.policy is 'warn': must be 'off' in rounds"):
-        Iterative(net, num_classes=CLASSES, input_shape=SHAPE, run_dir=tmp_path / "run", options=options)

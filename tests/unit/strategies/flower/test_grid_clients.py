@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flower_fakes import Client, Clock, DeployedGrid, FakeGrid, Hostile, crashing, failing, in_turn, silent
+from flower_fakes import Client, Clock, DeployedGrid, FakeGrid, in_turn, silent
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from strategies.core.clients import Answer, Question
 from strategies.core.errors import QuorumError, UploadError
-from strategies.flower.clients import MOST_FAILURES, GridClients
+from strategies.flower.clients import GridClients
 from strategies.flower.nodes import SETTLE_S, Limits, Nodes, Refusals
 from strategies.run.run_folder import RunFolder
 from strategies.run.traffic import Traffic
@@ -86,13 +86,6 @@ def test_answers_of_all_uploads_end_the_wait_and_others_are_waited_for(
     assert seconds(None) >= SETTLE_S
 
 
-def test_arrays_arrive_as_they_were_sent(talk: Any) -> None:
-    sent = np.arange(6, dtype=np.float32).reshape(2, 3)
-    answers = talk(FakeGrid({1: replies("alice", arrays={"w": sent})})).ask(QUESTION, phase="p")
-
-    np.testing.assert_array_equal(answers["alice"].arrays["w"], sent)
-
-
 def test_named_questions_reach_the_named_alone_once_their_names_are_known(talk: Any) -> None:
     grid = FakeGrid({1: replies("alice"), 2: replies("bob")})
     clients = talk(grid)
@@ -116,15 +109,6 @@ def test_bytes_are_booked_by_client_and_phase(talk: Any) -> None:
     assert clients.mib_per_client == pytest.approx(2 * phases["ensemble"].total / 2**20)
 
 
-def test_bytes_of_a_phase_are_on_disk_when_the_next_has_begun(talk: Any, tmp_path: Path) -> None:
-    clients = talk(FakeGrid({1: replies("alice")}))
-    clients._nodes.traffic.path = tmp_path / "traffic.json"
-    for phase in ("ensemble", "ensemble", "aggregator"):
-        clients.ask(QUESTION, phase=phase)
-
-    assert Traffic.read(tmp_path / "traffic.json").phases == clients._nodes.traffic.phases
-
-
 def test_a_late_client_is_not_waited_for_beyond_the_patience_and_is_asked_again_when_it_is_free(talk: Any) -> None:
     grid = FakeGrid({1: replies("alice"), 2: replies("bob")}, delays={2: 1500})
     clients = talk(grid)
@@ -144,28 +128,6 @@ def test_without_a_quorum_it_fails_at_the_deadline_and_names_silent_clients(talk
     reason = "aggregator: 1 usable answers within 20 s, needs 2; no answer from node-2"
     with pytest.raises(QuorumError, match=reason):
         clients.ask(QUESTION, phase="aggregator", quorum=2, patience_s=2.0)
-
-
-def test_a_simulation_whose_clients_have_all_answered_badly_fails_at_once(talk: Any, clock: Any) -> None:
-    with pytest.raises(QuorumError):
-        talk(FakeGrid({1: failing("boom")})).ask(QUESTION, phase="p", quorum=1)
-    assert clock.now < 10
-
-
-def test_in_deployment_a_client_that_joins_meanwhile_is_asked(talk: Any) -> None:
-    grid = FakeGrid({1: replies("alice"), 2: replies("bob")}, simulation=False, joins={2: 4})
-
-    assert list(talk(grid).ask(QUESTION, phase="p", quorum=2)) == ["alice", "bob"]
-
-
-def test_a_node_that_fails_is_refused_once_and_given_up_after_some_questions(talk: Any) -> None:
-    grid = FakeGrid({1: replies("alice"), 2: failing("no such handler")})
-    clients = talk(grid)
-    for _ in range(MOST_FAILURES + 2):
-        clients.ask(QUESTION, phase="p", quorum=1)
-
-    assert grid.of_type("train.fens").count(2) == MOST_FAILURES
-    assert refusals(clients) == [("node-2", "no such handler")]
 
 
 def test_a_client_that_says_it_cannot_is_left_out_and_its_reason_is_kept(talk: Any) -> None:
@@ -216,71 +178,11 @@ def test_an_answer_of_a_wrong_form_is_refused(talk: Any, node: Client, reason: s
     assert reason in found
 
 
-def test_a_client_that_connects_during_a_named_question_does_not_hold_it_up(talk: Any, clock: Any) -> None:
-    grid = FakeGrid({1: replies("alice"), 2: replies("bob")}, simulation=False, joins={2: 3})
-    clients = talk(grid)
-    clients._nodes.names.pin(1, "alice")
-
-    before = clock.now
-    clients.ask({"alice": QUESTION}, phase="p")
-
-    assert clock.now - before < 10
-
-
 def test_a_hung_client_costs_the_patience_and_not_the_deadline(talk: Any, clock: Any) -> None:
     clients = talk(FakeGrid({1: replies("alice"), 2: silent}, simulation=False), timeout=3600.0)
 
     assert list(clients.ask(QUESTION, phase="p", quorum=1, patience_s=7.0)) == ["alice"]
     assert clock.now < 10
-
-
-def test_answers_that_are_all_unusable_are_given_up_after_the_patience(talk: Any, clock: Any) -> None:
-    def check(answer: Answer) -> None:
-        raise UploadError("weight holds NaN", answer.client)
-
-    clients = talk(FakeGrid({1: replies("alice")}, simulation=False), timeout=3600.0)
-
-    with pytest.raises(QuorumError, match="0 usable answers within"):
-        clients.ask(QUESTION, phase="p", quorum=1, patience_s=7.0, check=check)
-    assert clock.now < 10
-
-
-def test_an_answer_that_was_lost_is_asked_again_and_is_no_failure(talk: Any) -> None:
-    heard: list[Message] = []
-    grid = DeployedGrid({1: replies("alice"), 2: in_turn(crashing, replies("bob", heard=heard))})
-    clients = talk(grid)
-
-    assert list(clients.ask(QUESTION, phase="p", quorum=2)) == ["alice", "bob"]
-    assert (refusals(clients), len(heard)) == ([], 1)
-
-
-def test_a_lost_client_that_the_quorum_needs_is_waited_for_beyond_the_patience(talk: Any, clock: Any) -> None:
-    grid = DeployedGrid({1: replies("alice"), 2: in_turn(silent, replies("bob"))}, away={2: (5, 40)})
-
-    answers = talk(grid, timeout=3600.0).ask(QUESTION, phase="p", quorum=2, patience_s=3.0)
-
-    assert list(answers) == ["alice", "bob"]
-    assert 10 < clock.now < 60
-
-
-def test_an_answer_that_cannot_be_inflated_costs_its_node_alone(talk: Any) -> None:
-    grid = Hostile({1: replies("alice"), 2: replies("bob")}, hostile=[2], error=KeyError("chunk"))
-    clients = talk(grid)
-
-    for _ in range(2):
-        assert list(clients.ask(QUESTION, phase="p", quorum=1)) == ["alice"]
-    assert refusals(clients) == [("node-2", "its answer cannot be read: KeyError: 'chunk'")]
-    assert [m.metadata.dst_node_id for m in grid.asked] == [1, 2, 1]
-
-
-def test_a_late_answer_is_booked_and_counts_for_nothing(talk: Any) -> None:
-    grid = FakeGrid({1: replies("alice"), 2: replies("bob")}, delays={2: 10**9}, simulation=False)
-    clients = talk(grid)
-    clients.ask(QUESTION, phase="p", quorum=1, patience_s=3.0)
-    grid._delays[2] = 0
-
-    assert list(clients.ask({"alice": QUESTION}, phase="q", quorum=1)) == ["alice"]
-    assert clients._nodes.traffic.phases["p"].up.keys() == {"alice", "bob"}
 
 
 def taking_names(client: GridClients, rounds: int) -> list[list[str]]:
@@ -294,16 +196,6 @@ def test_a_node_that_takes_another_s_name_is_refused_and_the_other_answers_on(ta
     assert taking_names(clients, 4) == [["bob", "mallory"], ["bob"], ["bob"], ["bob"]]
     assert {name for name, _ in refusals(clients)} == {"mallory"}
     assert "it answers as 'bob' and was 'mallory' before: must keep its name" in refusals(clients)[0][1]
-
-
-def test_an_error_under_another_s_name_silences_the_node_that_sent_it(talk: Any) -> None:
-    heard: list[Message] = []
-    clients = talk(FakeGrid({1: replies("bob", error="leave me out"), 2: replies("bob", heard=heard)}))
-
-    found = taking_names(clients, 3)
-
-    assert found[-1] in ([], ["bob"])
-    assert len(heard) == 3  # the node that has sent no error is asked in every round
 
 
 def test_only_clients_that_have_uploaded_are_heard(talk: Any) -> None:

@@ -9,12 +9,10 @@ from typing import Any
 import pytest
 import torch
 from flower_fakes import (
-    BUILDERS,
     GRID,
     ONE_THREAD,
     SHAPE,
     TINY,
-    TINY_DENSE,
     FakeGrid,
     dense,
     equal,
@@ -28,14 +26,11 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from torch import nn
 
 from strategies import (
-    Dense,
     DenseConfig,
     FedENS,
     OneShotFedAvg,
-    RunOptions,
     load_ensemble_module,
 )
-from strategies.core.errors import OptionError, QuorumError
 from strategies.method import ASSUMED, Normalization
 from strategies.run.run_folder import RunFolder
 
@@ -117,29 +112,6 @@ def load(model: nn.Module, state: dict[str, torch.Tensor]) -> nn.Module:
     return model.eval().requires_grad_(False)
 
 
-def test_start_when_there_are_no_initial_arrays_has_nothing_to_evaluate_before(tmp_path: Path) -> None:
-    calls: list[int] = []
-    found = dense(tmp_path / "run")
-    found.start(FakeGrid(GRID), evaluate_fn=lambda server_round, _: calls.append(server_round))
-    assert calls == [1]
-
-
-def test_start_when_initial_arrays_are_another_model_does_not_evaluate_the_student_with_them(
-    tmp_path: Path, said: list[str]
-) -> None:
-    calls: list[int] = []
-    found = strategy(
-        Dense, tmp_path / "run", model=BUILDERS, student="net", config=TINY_DENSE, evaluate_model=mean_of_inputs
-    )
-    result = found.start(
-        FakeGrid(GRID), ArrayRecord(weights(5, "linear")), evaluate_fn=lambda number, _: calls.append(number)
-    )
-    assert calls == [0]
-    assert "evaluate_fn is not called for the result: initial_arrays have other shapes" in said
-    net().load_state_dict(result.arrays.to_torch_state_dict())
-    assert result.evaluate_metrics_serverapp == {1: mean_of_inputs(found.outcome)}
-
-
 @pytest.mark.parametrize(("num_rounds", "lines"), [(3, 0), (1, 0), (2, 1), (50, 1), (None, 1)])
 def test_start_ignores_num_rounds_and_says_so_once(
     tmp_path: Path, said: list[str], num_rounds: Any, lines: int
@@ -150,29 +122,12 @@ def test_start_ignores_num_rounds_and_says_so_once(
     assert sum("is ignored: rounds are an option of the method fedavg" in line for line in said) == lines
 
 
-def test_start_says_that_one_round_is_ignored_where_the_method_has_more(tmp_path: Path, said: list[str]) -> None:
-    found = dense(tmp_path / "run", config=DenseConfig(**{**TINY, "rounds": 2}))
-    found.start(FakeGrid(GRID), num_rounds=1)
-    assert any("num_rounds=1 is ignored: rounds are an option of the method dense" in line for line in said)
-
-
 @pytest.mark.parametrize("given", [None, Normalization((0.1,), (0.3,))])
 def test_start_says_that_it_assumes_a_normalization(
     tmp_path: Path, said: list[str], given: Normalization | None
 ) -> None:
     strategy(OneShotFedAvg, tmp_path / "run", normalization=given).start(FakeGrid(GRID))
     assert (ASSUMED in said) == (given is None)
-
-
-def test_rows_without_a_normalization_stay_as_they_are(tmp_path: Path, said: list[str]) -> None:
-    def row_net() -> nn.Module:
-        return nn.Sequential(nn.Flatten(), nn.Linear(5, 4))
-
-    found = strategy(OneShotFedAvg, tmp_path / "run", model=row_net, input_shape=(5, 1, 1), min_uploads=9)
-    assert found.job.normalization == Normalization((0.0,) * 5, (1.0,) * 5)
-    with pytest.raises(QuorumError):
-        found.start(FakeGrid({}), timeout=0)
-    assert ASSUMED not in said
 
 
 def test_start_sends_initial_arrays_and_settings_and_begins_the_student_there(tmp_path: Path) -> None:
@@ -217,12 +172,6 @@ def test_start_when_asked_to_lets_clients_evaluate_the_student(tmp_path: Path) -
     assert equal(dict(asked[0].content["arrays"].to_torch_state_dict()), dict(result.arrays.to_torch_state_dict()))
 
 
-def test_start_with_an_ensemble_asks_no_client_to_evaluate(tmp_path: Path) -> None:
-    grid = FakeGrid(GRID)
-    strategy(FedENS, tmp_path / "run", fraction_evaluate=1.0).start(grid)
-    assert grid.of_type(MessageType.EVALUATE) == []
-
-
 def test_start_when_clients_cannot_evaluate_keeps_the_result_and_the_scores_of_those_who_can(
     tmp_path: Path, said: list[str]
 ) -> None:
@@ -231,16 +180,6 @@ def test_start_when_clients_cannot_evaluate_keeps_the_result_and_the_scores_of_t
     assert len(result.arrays) > 0
     assert [dict(scores) for scores in result.evaluate_metrics_clientapp.values()] == [{"accuracy": 0.5}]
     assert sum("scores: metrics has 'num-examples' alone: must hold a score beside it" in line for line in said) == 2
-
-
-def test_start_when_clients_have_gone_before_they_evaluate_does_not_wait_for_ever(
-    tmp_path: Path, said: list[str]
-) -> None:
-    run_dir = tmp_path / "run"
-    strategy(OneShotFedAvg, run_dir).start(FakeGrid(GRID))
-    again = strategy(OneShotFedAvg, run_dir, fraction_evaluate=1.0).start(FakeGrid({}), timeout=30.0)
-    assert len(again.arrays) > 0
-    assert "no client connected within 30 s to evaluate the student" in said
 
 
 def test_teacher_of_a_strategy_may_be_tallys_pool(tmp_path: Path) -> None:
@@ -254,22 +193,3 @@ def test_teacher_of_a_strategy_may_be_tallys_pool(tmp_path: Path) -> None:
     assert not equal(ends["tally"], ends["own"])
     replayed = dense(None, options=replace(ONE_THREAD, teacher="tally")).replay(tmp_path / "own")
     assert equal(dict(replayed.state_dict()), ends["tally"])
-
-
-def test_teacher_of_a_strategy_that_distils_nothing_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=r"'fedens' does not distil an ensemble that it is given \('tally'\)"):
-        strategy(FedENS, tmp_path / "run", options=RunOptions(teacher="tally"))
-    with pytest.raises(OptionError, match="'teacher' is 'telly': must be"):
-        RunOptions(teacher="telly")
-
-
-def test_arrays_of_the_result_are_in_the_order_of_the_model_after_a_resume_too(tmp_path: Path) -> None:
-    def evaluate(number: int, arrays: ArrayRecord) -> None:
-        seen.append(list(arrays))
-
-    seen: list[list[str]] = []
-    wanted = list(net().state_dict())
-    first = strategy(OneShotFedAvg, tmp_path / "run").start(FakeGrid(GRID), evaluate_fn=evaluate)
-    again = strategy(OneShotFedAvg, tmp_path / "run").start(FakeGrid({}), evaluate_fn=evaluate)
-    assert list(first.arrays) == list(again.arrays) == wanted
-    assert seen == [wanted, wanted]

@@ -31,13 +31,11 @@ from strategies import METHODS, DenseConfig, FedENS, Fens, Normalization, OneSho
 from strategies.client.fens import Local, answer
 from strategies.core.errors import OptionError, QuorumError, StoreError
 from strategies.core.facts import UploadFacts
-from strategies.core.options import flatten
 from strategies.fens import FensConfig
 from strategies.method import Job, Method, Outcome, Progress, Snapshot
 from strategies.run.files import read_weights, write_json
-from strategies.run.identity import WAITING
 from strategies.run.run_folder import RunFolder
-from strategies.run.stage import pin_clients, pinned_clients, usable_uploads
+from strategies.run.stage import pin_clients
 
 START = ArrayRecord(weights(5))
 
@@ -113,14 +111,6 @@ def test_start_when_the_run_is_finished_reads_its_result(tmp_path: Path, said: l
     assert "round 1 of 1 is finished: its result is read from the run folder" in said
 
 
-def test_start_when_a_finished_run_ended_with_an_ensemble_reads_it(tmp_path: Path) -> None:
-    images = torch.rand(3, 1, 8, 8)
-    first, again = (strategy(FedENS, tmp_path / "run") for _ in range(2))
-    first.start(FakeGrid(GRID))
-    again.start(FakeGrid({}))
-    assert torch.equal(again.outcome(images), first.outcome(images))
-
-
 def test_start_when_the_upload_phase_was_cut_off_asks_named_clients_for_nothing_twice(tmp_path: Path) -> None:
     work: list[str] = []
     alice, bob = named("alice", 1, work=work), named("bob", 2, work=work)
@@ -129,18 +119,6 @@ def test_start_when_the_upload_phase_was_cut_off_asks_named_clients_for_nothing_
     resumed = result_of(dense(tmp_path / "run"), FakeGrid({3: bob, 4: alice}))
     assert work == ["alice", "bob"]
     assert equal(resumed, result_of(dense(tmp_path / "whole"), FakeGrid({1: alice, 2: bob})))
-
-
-def test_start_when_nameless_clients_were_asked_before_counts_each_once(tmp_path: Path) -> None:
-    with pytest.raises(QuorumError):
-        dense(tmp_path / "run", min_uploads=3).start(FakeGrid({1: stock(1), 2: stock(2)}))
-    found = dense(tmp_path / "run", min_uploads=3)
-    resumed = result_of(found, FakeGrid({3: stock(1), 4: stock(8), 5: stock(9)}))
-    assert equal(resumed, result_of(dense(tmp_path / "whole"), FakeGrid({1: stock(1), 2: stock(8), 3: stock(9)})))
-    assert len(list((tmp_path / "run" / "uploads").iterdir())) == 4
-    # A replay does not count the client of the upload set aside twice either.
-    replayed = strategy(FedENS, None).replay(tmp_path / "run", target=tmp_path / "replay")
-    assert len(replayed.members) == 3
 
 
 def test_start_when_an_upload_came_late_leaves_it_out_also_after_a_resume(tmp_path: Path) -> None:
@@ -188,19 +166,6 @@ def test_start_when_the_folder_is_of_another_run_refuses(tmp_path: Path, changes
     assert len(dense(tmp_path / "run").start(FakeGrid({})).arrays) > 0
 
 
-def test_the_wait_for_clients_is_the_one_thing_of_a_run_that_a_resume_may_change(tmp_path: Path) -> None:
-    def opened(**waiting: Any) -> None:
-        again = strategy(Fens, tmp_path / "run", config=FensConfig(precision="float32", **waiting))
-        assert again.folder.path == tmp_path / "run"
-        again.close()
-
-    opened()
-    assert set(WAITING) <= flatten(FensConfig()).keys()
-    opened(quorum=0.4, patience_s=90.0, ensemble_patience_s=900.0)
-    with pytest.raises(OptionError, match=r"rounds is 7, but the run in .* began with 500: resume"):
-        opened(rounds=7)
-
-
 def test_start_when_a_damaged_upload_was_taken_out_asks_its_client_and_begins_the_stage_anew(tmp_path: Path) -> None:
     whole = dict(dense(tmp_path / "whole").start(FakeGrid(GRID)).arrays.to_torch_state_dict())
     with pytest.raises(KilledError):
@@ -230,37 +195,6 @@ def test_replay_without_clients_ends_with_the_same_bits(tmp_path: Path) -> None:
     info = json.loads((target / "run.json").read_text())
     assert info["replay-of"] == str(tmp_path / "run")
     assert (target / "student.safetensors").exists()
-
-
-def test_replay_when_it_was_cut_off_goes_on(tmp_path: Path) -> None:
-    whole = dict(dense(tmp_path / "run").start(FakeGrid(GRID)).arrays.to_torch_state_dict())
-    with pytest.raises(KilledError):
-        mortal(tmp_path / "unused").replay(tmp_path / "run", target=tmp_path / "replay")
-    found = dense(None)
-    assert equal(dict(found.replay(tmp_path / "run", target=tmp_path / "replay").state_dict()), whole)
-    assert found.report.resumed_at == 1
-    # Once finished it is read.
-    assert equal(dict(dense(None).replay(tmp_path / "run", target=tmp_path / "replay").state_dict()), whole)
-    with pytest.raises(OptionError, match="replay-of is '.*elsewhere', but the run in .* began with '.*run'"):
-        dense(None).replay(tmp_path / "elsewhere", target=tmp_path / "replay")
-
-
-def test_replay_of_models_that_are_not_given_names_them(tmp_path: Path) -> None:
-    result_of(dense(tmp_path / "run"))
-    other = strategy(FedENS, None, model={"theirs": net})
-    with pytest.raises(
-        OptionError, match="holds uploads of architecture model: must be among .* given by name, theirs$"
-    ):
-        other.replay(tmp_path / "run", target=tmp_path / "replay")
-
-
-def test_replay_when_there_are_no_uploads_says_so(tmp_path: Path) -> None:
-    with pytest.raises(QuorumError):
-        dense(tmp_path / "run").start(FakeGrid({}), timeout=1.0)
-    with pytest.raises(StoreError, match=r"run: no uploads are stored here, so there is nothing to replay$"):
-        dense(None).replay(tmp_path / "run", target=tmp_path / "replay")
-    with pytest.raises(StoreError, match=r"absent: no run folder"):
-        dense(None).replay(tmp_path / "absent", target=tmp_path / "other")
 
 
 def test_start_when_a_stored_upload_is_damaged_says_which(tmp_path: Path) -> None:
@@ -293,15 +227,6 @@ def test_start_with_two_rounds_sends_the_student_back(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "run" / "outcome.json").read_text())["round"] == 2
 
 
-def test_start_when_the_second_round_was_cut_off_goes_on_there(tmp_path: Path) -> None:
-    whole = result_of(dense(tmp_path / "whole", config=TWO_ROUNDS))
-    with pytest.raises(KilledError):
-        mortal(tmp_path / "run", TWO_ROUNDS, calls=2).start(FakeGrid(GRID), START)
-    grid = FakeGrid(GRID)
-    assert equal(result_of(dense(tmp_path / "run", config=TWO_ROUNDS), grid), whole)
-    assert grid.asked == []
-
-
 def test_start_when_a_crash_split_the_second_rounds_outcome_ends_with_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -327,34 +252,6 @@ def test_start_when_a_crash_split_the_second_rounds_outcome_ends_with_the_same_b
         assert equal(result_of(dense(run, config=TWO_ROUNDS), grid), whole)
         assert grid.asked == []
         assert equal(read_weights(run / "student.safetensors"), whole)
-
-
-def test_start_when_the_second_round_has_no_quorum_keeps_the_first(tmp_path: Path) -> None:
-    def once(name: str, seed: int) -> Any:
-        client = named(name, seed)
-        return lambda m: client(m) if m.content["config"]["server-round"] == 1 else None
-
-    with pytest.raises(QuorumError, match="no answer within 30 s"):
-        dense(tmp_path / "run", config=TWO_ROUNDS).start(
-            FakeGrid({1: once("alice", 1), 2: once("bob", 2)}), START, timeout=30.0
-        )
-    grid = FakeGrid(GRID)
-    resumed = result_of(dense(tmp_path / "run", config=TWO_ROUNDS), grid)
-    assert [m.content["config"]["server-round"] for m in grid.asked] == [2, 2]
-    assert equal(resumed, result_of(dense(tmp_path / "whole", config=TWO_ROUNDS)))
-
-
-def test_pin_clients_when_the_stage_has_begun_changes_nothing(tmp_path: Path) -> None:
-    with RunFolder.create(tmp_path / "run", {}) as run:
-        folder = run.round(1)
-        for client in ("bob", "alice", "anonymous-0123456789ab"):
-            folder.accept(UploadFacts(client, "net", 1), weights(1))
-        assert pinned_clients(folder) is None
-        assert len(usable_uploads(folder)) == 3
-        pin_clients(folder, {"bob", "alice"})
-        pin_clients(folder, {"bob"})
-        assert pinned_clients(folder) == ("alice", "bob")
-        assert [upload.client for upload in usable_uploads(folder)] == ["alice", "bob"]
 
 
 def test_a_client_whose_upload_came_during_the_stage_trains_no_aggregator_after_a_resume(
@@ -383,16 +280,3 @@ def test_a_client_whose_upload_came_during_the_stage_trains_no_aggregator_after_
 
     assert equal(ended("late", late=True), ended("without", late=False))
     assert "refused node-3: it answers as 'carol', and no upload has this name: must have uploaded" in said
-
-
-@pytest.mark.parametrize("named", ["~/run", "."])
-def test_replay_names_its_run_as_it_is_and_lies_beside_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str
-) -> None:
-    strategy(FedENS, tmp_path / "run").start(FakeGrid(GRID))
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.chdir(tmp_path / "run")
-    strategy(FedENS, None).replay(named)
-    (replay,) = (path for path in tmp_path.iterdir() if path.name != "run")
-    with RunFolder.open(replay, write=False) as folder:
-        assert folder.info["replay-of"] == str(tmp_path / "run")

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from flower_fakes import GRID, SHAPE, FakeGrid, linear, net, stock, strategy, weights
-from flwr.app import ArrayRecord, MetricRecord
+from flower_fakes import GRID, SHAPE, FakeGrid, net, strategy
 from flwr.serverapp.strategy import FedAvg
 
 from strategies import FedENS, FLBoost, Iterative, OneShotFedAvg
@@ -49,14 +48,6 @@ def test_an_argument_of_another_type_is_refused_in_one_line(
     assert "\n" not in str(refusal.value)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("timeout", [None, "60", float("nan"), -1])
-def test_a_timeout_that_is_no_number_of_seconds_is_refused(tmp_path: Path, kind: Any, timeout: Any) -> None:
-    with pytest.raises(OptionError, match=r"timeout is .*: must be a number of seconds, at least 0"):
-        strategy(kind, tmp_path / "run").start(FakeGrid(GRID), timeout=timeout)
-    assert not (tmp_path / "run").exists()
-
-
 @pytest.mark.parametrize("returned", [0.93, None, {"accuracy": "high"}, {"both": torch.ones(2)}, torch.ones(3, 3)])
 def test_scores_without_names_cost_a_warning_and_the_result_stays(
     tmp_path: Path, said: list[str], returned: Any
@@ -69,20 +60,6 @@ def test_scores_without_names_cost_a_warning_and_the_result_stays(
     assert len(heard) == 1
     assert "must be names with numbers" in heard[0]
     assert "\n" not in heard[0]
-
-
-def test_scores_of_evaluate_fn_without_names_cost_a_warning_and_the_result_stays(
-    tmp_path: Path, said: list[str]
-) -> None:
-    def wrong(number: int, arrays: ArrayRecord) -> Any:
-        return 0.5
-
-    result = strategy(OneShotFedAvg, tmp_path / "run").start(FakeGrid(GRID), evaluate_fn=wrong)
-    assert len(result.arrays) > 0
-    assert any("evaluate_fn returned 0.5: must be names with numbers" in line for line in said)
-    kept = MetricRecord({"several": [1, 2], "one": 3})
-    result = strategy(OneShotFedAvg, tmp_path / "run").start(FakeGrid({}), evaluate_fn=lambda number, arrays: kept)
-    assert result.evaluate_metrics_serverapp == {1: kept}
 
 
 @pytest.mark.parametrize("kind", [OneShotFedAvg, Iterative])
@@ -104,20 +81,3 @@ def test_a_run_folder_is_the_one_meant_when_the_strategy_was_made(
     mine.close()
     new.close()
     assert list((tmp_path / "other").iterdir()) == []
-
-
-@pytest.mark.parametrize("own", [OneShotFedAvg, Iterative])
-def test_overridden_steps_that_start_does_not_call_are_said_once(tmp_path: Path, said: list[str], own: Any) -> None:
-    class Saving(own):  # type: ignore[misc]
-        """As Flower's manual keeps the model of every round."""
-
-        def aggregate_train(self, *_: Any) -> Any:
-            raise AssertionError("start() does not call it")
-
-    for kind in (own, Saving):
-        started = strategy(kind, tmp_path / kind.__name__, model=linear, min_uploads=1)
-        started.start(FakeGrid({1: stock(1, architecture="linear")}), ArrayRecord(weights(3, "linear")))
-    assert [line for line in said if "overrides" in line] == [
-        "Saving overrides aggregate_train, which start() does not call: use observer or evaluate_fn, or a loop of your "
-        "own"
-    ]

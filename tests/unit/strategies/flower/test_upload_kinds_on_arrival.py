@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import torch
-from flower_fakes import BUILDERS, CLASSES, ONE_THREAD, SHAPE, Client, FakeGrid, linear, named, net, records, strategy
+from flower_fakes import CLASSES, SHAPE, Client, FakeGrid, linear, named, net, records, strategy
 from flwr.app import Message
 from torch import nn
 
@@ -45,18 +44,6 @@ def test_fedov_asks_for_open_set_classifiers_and_refuses_others_on_arrival(tmp_p
     assert found.outcome(torch.zeros(2, *SHAPE)).shape == (2, CLASSES)
 
 
-def test_models_without_a_kind_in_their_names_count_as_the_method_s_kind(tmp_path: Path) -> None:
-    def stock(message: Message) -> Message:
-        return Message(records(wider().state_dict()), reply_to=message)
-
-    found = strategy(FedOV, tmp_path / "run", model=wider)
-
-    found.start(FakeGrid({1: stock, 2: stock}))
-
-    assert len(found.report.job.uploads) == 2
-    assert found.outcome(torch.zeros(2, *SHAPE)).shape == (2, CLASSES)
-
-
 def test_finite_weights_whose_outputs_overflow_cost_their_client_alone(tmp_path: Path) -> None:
     def eve(message: Message) -> Message:
         state = {key: value.new_full(value.shape, 3e38) for key, value in linear().state_dict().items()}
@@ -72,16 +59,3 @@ def test_finite_weights_whose_outputs_overflow_cost_their_client_alone(tmp_path:
     found.close()
     assert refused["client"] == "eve"
     assert "outputs for normal noise are not (largest value 3e+38)" in refused["reason"]
-
-
-def test_run_with_a_list_of_architectures_refuses_the_others(tmp_path: Path) -> None:
-    options = replace(ONE_THREAD, accepted="net")
-    found = strategy(FedENS, tmp_path / "run", model=BUILDERS, student="net", options=options)
-    nodes = {1: named("alice", 1, architecture="net"), 2: named("bob", 2, architecture="net")}
-
-    found.start(FakeGrid({**nodes, 3: named("eve", 3, architecture="linear")}))
-
-    assert [upload.client for upload in found.report.job.uploads] == ["alice", "bob"]
-    [refused] = found.folder.round(1).refused()
-    found.close()
-    assert (refused["client"], refused["reason"]) == ("eve", "upload.architecture is 'linear', known here are net")

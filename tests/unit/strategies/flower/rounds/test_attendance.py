@@ -7,17 +7,6 @@ from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from strategies.flower.rounds.attendance import Attendance
 
 
-def test_last_round_moves_with_every_accepted_answer_and_safe_round_with_checkpoints() -> None:
-    attendance = Attendance()
-    assert attendance.told("a") == {"last-round": 0, "safe-round": 0}
-    attendance.accept(1, ["a", "b"])
-    attendance.checkpointed()
-    attendance.accept(3, ["a"])
-    assert attendance.told("a") == {"last-round": 3, "safe-round": 1}
-    assert attendance.told("b") == {"last-round": 1, "safe-round": 1}
-    assert attendance.told("c") == {"last-round": 0, "safe-round": 0}
-
-
 def test_a_server_that_resumes_from_a_checkpoint_forgets_later_rounds() -> None:
     attendance = Attendance()
     attendance.accept(1, ["a"])

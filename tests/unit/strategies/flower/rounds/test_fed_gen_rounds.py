@@ -118,14 +118,3 @@ def test_first_round_is_plain_and_so_are_all_with_clients_that_take_no_notice(tm
     plain = result(tmp_path / "c", Federation(), refined=False)
     assert equal(result(tmp_path / "d", Federation(heed=False)), plain)
     assert not equal(result(tmp_path / "e", Federation()), plain)
-
-
-def test_same_seed_ends_with_the_same_bits(tmp_path: Path) -> None:
-    assert equal(result(tmp_path / "a", Federation()), result(tmp_path / "b", Federation()))
-
-
-def test_it_goes_with_another_strategy(tmp_path: Path) -> None:
-    federation = Federation()
-    state = result(tmp_path / "run", federation, strategy="scaffold")
-    assert all(bool(value.isfinite().all()) for value in state.values())
-    assert sorted(federation.asked[-1][2]) == ["arrays", "control", "generator"]

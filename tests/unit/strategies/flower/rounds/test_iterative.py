@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import random
 import re
 from collections.abc import Callable, Mapping
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +15,9 @@ from flower_fakes import (
     CLASSES,
     ONE_THREAD,
     SHAPE,
-    SIGNATURES,
     Client,
     DeployedGrid,
     FakeGrid,
-    Hostile,
     crashing,
     equal,
     failing,
@@ -39,18 +35,11 @@ from strategies import Iterative, IterativeConfig
 from strategies.client import upload_facts
 from strategies.client.corrections import LocalUpdate, read_round
 from strategies.client.round_state import RoundState
-from strategies.core.errors import OneShotError, OptionError, QuorumError, UploadError
+from strategies.core.errors import OneShotError, OptionError, QuorumError
 from strategies.flower.messages import count_bytes
-from strategies.flower.nodes import Limits, Nodes, Refusals
-from strategies.flower.rounds import loop
 from strategies.flower.rounds.base import Base, base_of
-from strategies.flower.rounds.fednova import FedNova
-from strategies.flower.rounds.round_trip import RoundTrip, Terms
 from strategies.flower.rounds.stc import Stc
-from strategies.method import Normalization
 from strategies.rounds.config import TITLES
-from strategies.rounds.refinement import Refiner
-from strategies.run.traffic import Traffic
 from strategies.teacher.average import weighted_mean
 
 State = dict[str, torch.Tensor]
@@ -112,13 +101,6 @@ def rows_of(run_dir: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_rows_without_a_normalization_stay_as_they_are_in_rounds() -> None:
-    rows = Iterative(lambda: nn.Sequential(nn.Flatten(), nn.Linear(5, 2)), num_classes=2, input_shape=(5, 1, 1))
-    assert rows.job.normalization == Normalization((0.0,) * 5, (1.0,) * 5)
-    images = Iterative(net, num_classes=CLASSES, input_shape=SHAPE)
-    assert images.job.normalization == Normalization((0.5,), (0.5,))
-
-
 @pytest.mark.parametrize("name", TITLES)
 def test_every_strategy_runs_its_rounds_and_keeps_them(tmp_path: Path, name: str) -> None:
     run = tmp_path / "run"
@@ -146,14 +128,6 @@ def test_fedavg_is_the_mean_of_the_answers_by_their_examples(tmp_path: Path) -> 
     wanted = weighted_mean([weights(1), weights(2)], [10.0, 30.0])
     for key, value in wanted.items():
         torch.testing.assert_close(found[key], value)
-
-
-@pytest.mark.parametrize("name", TITLES)
-def test_clients_are_shown_by_name_whatever_their_nodes(tmp_path: Path, name: str) -> None:
-    first = result_of(iterative(tmp_path / "a", strategy=name), three(tmp_path / "disk-a"))
-    nodes = three(tmp_path / "disk-b").values()  # carol first
-    turned = result_of(iterative(tmp_path / "b", strategy=name), dict(enumerate(nodes, start=1)))
-    assert equal(first, turned)
 
 
 class KilledError(Exception):
@@ -190,21 +164,6 @@ def test_run_that_was_cut_off_goes_on_with_the_same_bits(tmp_path: Path, name: s
     assert [row["epoch"] for row in rows_of(run)] == [1, 2, 3, 4]
 
 
-@pytest.mark.parametrize(
-    ("returned", "kept"),
-    [({"loss": torch.tensor(0.5), "each": np.ones(2)}, {"loss": 0.5, "each": [1.0, 1.0]}), ((0.5, {"acc": 1.0}), None)],
-    ids=["tensors", "the form of old Flower"],
-)
-def test_run_goes_on_after_its_scores_whatever_the_projects_function_returns(
-    tmp_path: Path, returned: Any, kept: dict[str, Any] | None
-) -> None:
-    run, more = tmp_path / "run", {"evaluate_fn": lambda number, arrays: returned}
-    with pytest.raises(KilledError):
-        result_of(iterative(run), mortal(three(), 3), **more)
-    result = iterative(run).start(FakeGrid(three()), ArrayRecord(weights(5)), **more)
-    assert result.evaluate_metrics_serverapp == ({} if kept is None else dict.fromkeys(range(4), kept))
-
-
 def test_clients_numbers_take_no_name_of_a_row_of_metrics_and_a_resumed_run_keeps_its_rows(tmp_path: Path) -> None:
     def telling(client: Client) -> Client:
         def answer(message: Message) -> Message | None:
@@ -228,21 +187,6 @@ def test_clients_numbers_take_no_name_of_a_row_of_metrics_and_a_resumed_run_keep
     assert {(row["train-epoch"], row["train-accuracy"], row["train-answers"]) for row in rows} == {(5, 0.9, 77)}
 
 
-def test_fednova_with_momentum_adds_a_share_of_the_last_step() -> None:
-    def moved_by_one(start: float) -> RecordDict:
-        told = MetricRecord({"num-examples": 5, "travel": 0.3})
-        return RecordDict({"arrays": ArrayRecord({"w": torch.tensor([start + 1.0])}), "metrics": told})
-
-    strategy, w = FedNova(server_momentum=0.9), {"w": np.zeros(1, np.float32)}
-    ways = []
-    for _ in range(3):
-        step = strategy.step(w, [moved_by_one(float(w["w"][0]))], num_clients=1)
-        ways.append(float(step["w"][0] - w["w"][0]))
-        w = step
-
-    assert ways == pytest.approx([1.0, 1.9, 1.0 + 0.9 * 1.9])
-
-
 def test_finished_run_is_read_and_no_client_asked(tmp_path: Path) -> None:
     whole = result_of(iterative(tmp_path / "run"), three())
     asked: Asked = []
@@ -250,11 +194,6 @@ def test_finished_run_is_read_and_no_client_asked(tmp_path: Path) -> None:
     assert asked == []
     with pytest.raises(OptionError, match="rounds is 4, but the run in .* began with 3"):
         result_of(iterative(tmp_path / "run", rounds=4), three())
-
-
-def test_num_rounds_is_the_number_of_rounds(tmp_path: Path) -> None:
-    result_of(iterative(tmp_path / "run"), three(), num_rounds=2)
-    assert len(rows_of(tmp_path / "run")) == 2
 
 
 # Faults.
@@ -323,42 +262,12 @@ def test_spoilt_answer_is_refused_and_the_others_count(
         assert equal(found, clean)
 
 
-def test_round_in_which_every_client_fails_keeps_the_model(tmp_path: Path, said: list[str]) -> None:
-    def sometimes(client: Client) -> Client:
-        def answer(message: Message) -> Message | None:
-            failed = message.content["config"]["server-round"] % 2 == 0
-            return (failing("busy") if failed else client)(message)
-
-        return answer
-
-    states: list[State] = []
-
-    def observer(number: int, module: nn.Module) -> dict[str, float]:
-        states.append({key: value.clone() for key, value in module.state_dict().items()})
-        return {}
-
-    clients = {node: sometimes(client) for node, client in three().items()}
-    result_of(iterative(tmp_path / "run", rounds=6, observer=observer), clients)
-    assert [equal(before, after) for before, after in pairwise(states)] == [True, False, True, False, True]
-    # Three rounds are lost, but never one after the other.
-    assert [row["answers"] for row in rows_of(tmp_path / "run")] == [3, 0, 3, 0, 3, 0]
-    assert "round 2: 0 usable answers, needs 2: the model stays unchanged" in said
-
-
 def test_run_whose_clients_answer_no_more_ends_and_can_be_resumed(tmp_path: Path) -> None:
     run = tmp_path / "run"
     with pytest.raises(QuorumError, match="round 3: 0 usable answers, needs 2, for the 3rd time .* can be resumed"):
         result_of(iterative(run, rounds=5), {1: failing("gone"), 2: failing("gone")})
     result_of(iterative(run, rounds=5), three())
     assert [row["answers"] for row in rows_of(run)] == [0, 0, 3, 3, 3]
-
-
-def test_run_without_clients_says_so(tmp_path: Path) -> None:
-    with pytest.raises(QuorumError, match="0 clients are connected after 9 s, min-uploads is 2"):
-        result_of(iterative(tmp_path / "run"), {}, timeout=9.0)
-    grid = FakeGrid({1: stock(1)}, simulation=False)
-    with pytest.raises(QuorumError, match="1 clients are connected after 9 s"):
-        iterative(tmp_path / "other").start(grid, timeout=9.0)
 
 
 def test_late_client_is_asked_again_only_after_its_answer(tmp_path: Path) -> None:
@@ -383,36 +292,6 @@ def test_client_whose_answer_was_lost_is_asked_again_in_its_round(tmp_path: Path
     assert [row["answers"] for row in rows_of(tmp_path / "run")] == [3, 3, 3]
     assert not (tmp_path / "run" / "refusals.jsonl").exists()
     assert equal(dict(result.arrays.to_torch_state_dict()), result_of(iterative(tmp_path / "clean"), three()))
-
-
-def test_round_goes_on_without_a_node_that_is_gone_if_it_has_its_quorum(tmp_path: Path, clock: Any) -> None:
-    grid = DeployedGrid({**three(), 9: silent}, away={9: (40, 10**9)})
-    iterative(tmp_path / "run", rounds=1).start(grid, timeout=3600.0)
-    assert clock.now < 60.0
-    reason = "the connection to the node was lost, and it has not come back"
-    assert refusals_of(tmp_path / "run") == [("node-9", reason)]
-
-
-def test_answer_that_cannot_be_inflated_costs_its_node_alone(tmp_path: Path) -> None:
-    clean = result_of(iterative(tmp_path / "clean"), three())
-    grid = Hostile({**three(), 9: stock(9)}, hostile=[9], error=KeyError("chunk"))
-    found = iterative(tmp_path / "run").start(grid, ArrayRecord(weights(5)), timeout=60.0)
-    assert equal(dict(found.arrays.to_torch_state_dict()), clean)
-    assert refusals_of(tmp_path / "run") == [("node-9", "its answer cannot be read: KeyError: 'chunk'")]
-    assert grid.of_type().count(9) == 1
-
-
-def test_question_for_names_is_no_part_of_the_account(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    result_of(iterative(run, rounds=1, fraction=0.4, min_uploads=1), three())
-    moved = json.loads((run / "traffic.json").read_text())["phases"]["rounds"]
-    assert moved["down"].keys() == moved["up"].keys()
-    assert len(moved["down"]) == 2  # of three
-
-
-def test_silent_client_costs_a_deadline_and_is_named(tmp_path: Path, said: list[str]) -> None:
-    result_of(iterative(tmp_path / "run", rounds=2), {**three(), 9: silent}, timeout=5.0)
-    assert said.count("refused node-9: no answer within 5 s") == 1
 
 
 def test_model_that_diverges_ends_the_run_in_one_line(tmp_path: Path) -> None:
@@ -448,26 +327,6 @@ def test_sample_of_clients_follows_from_the_seed_and_their_names(tmp_path: Path)
     assert participants(tmp_path / "d", 1.0, nodes=nodes) == [["c0", "c3", "c4", "c5", "c6"]] * 4
 
 
-def test_request_describes_the_round(tmp_path: Path) -> None:
-    asked: Asked = []
-    found = iterative(tmp_path / "run", strategy="fedprox", mu=0.3, lr_decay=0.5, rounds=2)
-    result_of(found, three(asked=asked), train_config=ConfigRecord({"lr": 0.1}))
-    _, said, sent = asked[-1]
-    run_id = json.loads((tmp_path / "run" / "run.json").read_text())["id"]
-    assert said == {
-        "lr": 0.1, "server-round": 2, "run-id": run_id, "seed": 0, "iterative": True, "lr-factor": 0.5,
-        "num-clients": 3, "proximal-mu": 0.3,
-    }  # fmt: skip
-    assert sent == ["arrays"]
-
-
-def test_a_node_that_gets_no_more_questions_is_none_of_the_clients(tmp_path: Path) -> None:
-    grid = Hostile({**three(), 9: silent}, hostile=[9], error=KeyError("chunk"))
-    iterative(tmp_path / "run", strategy="scaffold", rounds=3).start(grid, timeout=60.0)
-    told = [message.content.config_records["config"] for message in grid.asked if "arrays" in message.content]
-    assert [said["num-clients"] for said in told] == [3] * 9
-
-
 def test_bytes_are_those_of_the_messages(tmp_path: Path) -> None:
     grid = FakeGrid(three())
     found = iterative(tmp_path / "run", rounds=2)
@@ -494,56 +353,6 @@ def test_stc_sends_the_update_alone_to_clients_of_the_round_before(tmp_path: Pat
     assert found["dave", joined] == ["arrays"]
     # A client's own sum of updates is the server's model: it could not have answered otherwise.
     assert rows_of(tmp_path / "run")[-1]["answers"] == 4
-
-
-def test_stc_sends_the_whole_model_where_it_was_refined_since(tmp_path: Path) -> None:
-    asked: Asked = []
-    refiner = Refiner.of("flboost", iterations=1, batch_size=6, latent=5)
-    found = iterative(tmp_path / "run", strategy="stc", rounds=3, refiner=refiner, compute="in-process")
-    found.start(FakeGrid(three(tmp_path / "disk", asked=asked)), ArrayRecord(weights(5)))
-    assert {tuple(sent) for _, _, sent in asked} == {("arrays",)}
-    assert [row["answers"] for row in rows_of(tmp_path / "run")] == [3, 3, 3]
-
-
-def forgetful(client: Client, disk: Path, name: str) -> Client:
-    """A client that loses what it keeps before the second round."""
-
-    def answer(message: Message) -> Message | None:
-        if message.content["config"].get("server-round") == 2:
-            for path in disk.glob(f"{name}-*"):
-                path.unlink()
-        try:
-            return client(message)
-        except UploadError as error:
-            return failing(str(error))(message)
-
-    return answer
-
-
-def test_stc_client_that_lost_its_state_gets_the_whole_model_in_the_round_after(tmp_path: Path) -> None:
-    asked: Asked = []
-    clients = three(tmp_path / "disk", asked=asked)
-    clients[5] = forgetful(clients[5], tmp_path / "disk", "alice")
-    iterative(tmp_path / "run", strategy="stc", rounds=3).start(FakeGrid(clients))
-    assert [row["answers"] for row in rows_of(tmp_path / "run")] == [3, 2, 3]
-    assert [sent for name, _, sent in asked if name == "alice"] == [["arrays"], ["arrays", "ternary"], ["arrays"]]
-
-
-def test_scaffold_goes_on_from_zero_for_a_client_that_lost_its_state_and_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said: list[str] = []
-    monkeypatch.setattr(loop, "say", said.append)
-    found = {}
-    for run in ("whole", "lost"):
-        clients = three(disk := tmp_path / run / "disk")
-        if run == "lost":
-            clients[5] = forgetful(clients[5], disk, "alice")
-        found[run] = result_of(iterative(tmp_path / run / "run", strategy="scaffold", rounds=3), clients)
-        assert [row["answers"] for row in rows_of(tmp_path / run / "run")] == [3, 3, 3]
-    line = "round 2: alice had lost its state of earlier rounds, and continues from zero"
-    assert [each for each in said if "from zero" in each] == [line]
-    assert any(not torch.equal(found["whole"][key], value) for key, value in found["lost"].items())
 
 
 def test_stc_server_adds_the_rest_of_an_update_to_the_next(tmp_path: Path) -> None:
@@ -592,33 +401,6 @@ def test_fedadam_steps_along_parameters_and_averages_buffers(tmp_path: Path) -> 
         assert torch.equal(found[key], mean[key])
 
 
-def test_rounds_leave_python_s_random_numbers_alone(tmp_path: Path) -> None:
-    random.seed(3)
-    before = random.getstate()
-    result_of(iterative(tmp_path / "run"), three())
-    assert random.getstate() == before
-
-
-def test_observer_is_asked_every_so_many_rounds_and_at_the_end(tmp_path: Path) -> None:
-    numbers: list[int] = []
-    calls: list[int] = []
-
-    def observer(number: int, module: nn.Module) -> dict[str, float]:
-        numbers.append(number)
-        return {"accuracy": 1.0}
-
-    def evaluate(number: int, arrays: ArrayRecord) -> MetricRecord:
-        calls.append(number)
-        return MetricRecord({"accuracy": 0.5})
-
-    found = iterative(tmp_path / "run", rounds=5, evaluate_every=2, observer=observer)
-    result = found.start(FakeGrid(three()), evaluate_fn=evaluate)
-    assert numbers == [2, 4, 5]
-    assert calls == [0, 2, 4, 5]
-    assert sorted(result.evaluate_metrics_serverapp) == calls
-    assert ["accuracy" in row for row in rows_of(tmp_path / "run")] == [False, True, False, True, True]
-
-
 # Flower's abstract steps, for a caller that owns the loop; wrong arguments.
 
 
@@ -638,39 +420,6 @@ def test_own_loop_ends_with_the_bits_of_start(tmp_path: Path, name: str) -> None
     found.close()
 
 
-def test_own_loop_lets_clients_forget_states_that_no_resume_needs(tmp_path: Path) -> None:
-    clients, found = three(tmp_path / "disk"), iterative(tmp_path / "run", strategy="scaffold", rounds=9)
-    grid, arrays = FakeGrid(clients), ArrayRecord(weights(5))
-    for number in range(1, 6):
-        messages = found.configure_train(number, arrays, ConfigRecord(), grid)  # type: ignore[arg-type]
-        made, _ = found.aggregate_train(number, grid.send_and_receive(messages, timeout=5.0))
-        assert made is not None
-        arrays = made
-    found.close()
-    assert sorted(path.stem for path in (tmp_path / "disk").glob("bob-*")) == ["bob-state-4", "bob-state-5"]
-
-
-def test_own_loop_without_a_quorum_keeps_the_arrays(tmp_path: Path) -> None:
-    found, grid = iterative(tmp_path / "run"), FakeGrid({1: failing("no"), 2: trainer("bob", 2)})
-    with pytest.raises(OptionError, match=r"replies came before any request: must be configure_train\(\)"):
-        found.aggregate_train(1, [])
-    messages = found.configure_train(1, ArrayRecord(weights(5)), ConfigRecord(), grid)  # type: ignore[arg-type]
-    assert found.aggregate_train(1, grid.send_and_receive(messages, timeout=5.0)) == (None, None)
-    found.close()
-
-
-def test_base_that_wants_more_nodes_than_there_are_loses_the_round_and_does_not_wait(tmp_path: Path) -> None:
-    base = Base(FedAvg(min_train_nodes=5, min_available_nodes=5))
-    with pytest.raises(QuorumError, match="round 3: 0 usable answers"):
-        result_of(iterative(tmp_path / "run", base=base, rounds=9), three())
-
-
-def test_own_strategies_have_nothing_to_say_without_replies() -> None:
-    everyone: dict[str, Any] = {"fraction_train": 1.0, "min_train_nodes": 1, "min_available_nodes": 1}
-    assert FedNova(**everyone).aggregate_train(1, []) == (None, None)
-    assert Stc(density=0.1, **everyone).aggregate_train(1, []) == (None, None)
-
-
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -685,35 +434,4 @@ def test_wrong_settings_are_refused(tmp_path: Path, change: dict[str, Any], reas
         iterative(tmp_path / "run", **change)
 
 
-def test_wrong_initial_arrays_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="initial_arrays have other names or shapes than model 'model'"):
-        iterative(tmp_path / "run").start(FakeGrid({}), ArrayRecord(weights(1, "linear")))
-
-
-def test_report_before_the_end_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="no outcome yet"):
-        _ = iterative(tmp_path / "run").report
-
-
 # Clients and their nodes.
-
-
-def test_a_client_whose_supernode_started_again_counts_once() -> None:
-    grid = DeployedGrid({5: stock(1), 6: stock(2)})
-    nodes, terms = Nodes(grid, Refusals(None), Traffic()), Terms(1, Limits(5.0), num_classes=10)
-    trip = RoundTrip(nodes, run_id="", signatures={"net": SIGNATURES["net"]}, terms=terms)
-    nodes.names.pin(5, "alice")
-    nodes.names.pin(6, "bob")
-    assert (trip.nodes(1, fraction=1.0, seed=0), trip.most) == ([5, 6], 2)
-
-    grid.nodes[9] = stock(2)
-    trip.nodes(2, fraction=1.0, seed=0)
-    assert trip.most == 3  # perhaps another client
-    nodes.names.pin(9, "bob")
-    assert trip.most == 2
-
-    grid.nodes[11] = stock(3)
-    trip.nodes(3, fraction=1.0, seed=0)
-    assert trip.most == 3
-    nodes.names.barred.add(11)
-    assert trip.most == 2

@@ -91,20 +91,6 @@ def test_the_refined_model_works(tmp_path: Path) -> None:
     assert model.eval()(torch.zeros(2, *SHAPE)).isfinite().all()
 
 
-def silent_clients() -> dict[int, Any]:
-    return {5 + k: named(f"c{k}", k) for k in range(3)}
-
-
-@pytest.mark.parametrize("name", ["flboost", "dense"])
-def test_tally_may_teach_the_refiner_of_clients_that_tell_no_counts(tmp_path: Path, name: str) -> None:
-    given = {"refiner": small(name, student_lr=0.1), "grid": silent_clients()}
-    own, tally, again = (
-        result(tmp_path / n, teacher=t, **given) for n, t in zip("abc", ("method", "tally", "tally"), strict=True)
-    )
-    assert all(torch.equal(tally[key], again[key]) for key in tally)
-    assert not all(torch.equal(tally[key], own[key]) for key in tally)
-
-
 def test_tally_teaches_a_refiner_that_is_there_and_distils(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="options.teacher is 'tally': must be 'method' in rounds without a refiner"):
         result(tmp_path, None, teacher="tally")

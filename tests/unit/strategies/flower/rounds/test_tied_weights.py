@@ -15,8 +15,6 @@ from strategies import Iterative, IterativeConfig
 from strategies.client import upload_facts
 from strategies.client.corrections import LocalUpdate, read_round
 from strategies.client.round_state import RoundState
-from strategies.flower.rounds.bounding import RoundBounds
-from strategies.flower.rounds.global_model import tied_names
 from strategies.rounds.config import TITLES
 
 
@@ -82,26 +80,6 @@ def test_tied_weights_move_alike_and_as_the_strategy_moves_them(tmp_path: Path, 
     assert not torch.equal(state["one.weight"], start().to_torch_state_dict()["one.weight"])
     assert torch.equal(state["one.weight"], state["two.weight"])
     assert torch.equal(dict(strategy.outcome.state_dict())["one.weight"], state["one.weight"])
-
-
-def test_server_steps_move_tied_weights_under_both_names(tmp_path: Path) -> None:
-    moved = {}
-    for name in ("fedavg", "fedadam"):
-        clients = {k: trainer(f"c{k}", k, tmp_path / "disk") for k in (1, 2)}
-        state = iterative(tmp_path / name, name).start(FakeGrid(clients), start(), 1).arrays.to_torch_state_dict()
-        moved[name] = {key: state[key] - start().to_torch_state_dict()[key] for key in ("one.weight", "two.weight")}
-    # Adam's steps have one length; those of the average are as long as the clients' own.
-    for key in ("one.weight", "two.weight"):
-        assert not torch.allclose(moved["fedadam"][key], moved["fedavg"][key], atol=1e-3)
-
-
-def test_tied_names_are_every_further_name_with_the_first() -> None:
-    assert tied_names(Tied()) == {"two.weight": "one.weight"}
-    assert tied_names(nn.Linear(2, 2)) == {}
-
-
-def test_bound_on_running_statistics_leaves_tied_weights_out() -> None:
-    assert {"one.weight", "two.weight"} <= RoundBounds(Tied())._parameters
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedadam", "stc"])

@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flower_fakes import CLASSES, SHAPE, net, records, silent, weights
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flower_fakes import CLASSES, SHAPE, net, records, weights
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, Krum, Strategy
 
 from strategies import Dense, Iterative, IterativeConfig
-from strategies.core.errors import OneShotError, OptionError, QuorumError, UploadError
+from strategies.core.errors import OptionError
 from strategies.flower.messages import read_reply
 from strategies.flower.rounds.answers import Answered
-from strategies.flower.rounds.base import Base, facts_of
+from strategies.flower.rounds.base import Base
 from strategies.flower.rounds.feddyn import FedDyn
 from strategies.flower.rounds.fednova import FedNova
 from strategies.flower.rounds.global_model import GlobalModel
@@ -203,51 +203,6 @@ def test_second_round_starts_from_the_refined_model(name: str) -> None:
         start = numpy_of(model.state)
 
 
-@pytest.mark.parametrize("name", ["FedAvgM", "FedAdam", "QFedAvg"])
-def test_buffers_of_strategies_that_step_are_averaged_by_examples(name: str) -> None:
-    model, states = model_of(wrap(MADE[name][0]())), [weights(k) for k in range(3)]
-    one_round(model, 1, states)
-    for key in ("1.running_mean", "1.running_var"):
-        np.testing.assert_allclose(model.state[key].numpy(), mean_of(states)[key], rtol=1e-5)
-
-
-@pytest.mark.parametrize("make", [Scaffold, lambda: FedDyn(alpha=0.01)])
-def test_buffers_of_scaffold_and_feddyn_are_averaged_plainly(make: Any) -> None:
-    strategy = make()
-    states, model = [weights(k) for k in range(3)], model_of(wrap(strategy))
-    contents = model.requests(1, {"num-clients": 3}, [1, 2, 3])
-    answers = answered_with_control(model, contents, states)
-    model.take(1, answers)
-    for key in ("1.running_mean", "1.running_var"):
-        wanted = sum(state[key] for state in states) / 3  # type: ignore[operator]
-        torch.testing.assert_close(model.state[key], wanted)
-
-
-def answered_with_control(
-    model: GlobalModel, contents: Mapping[int, RecordDict], states: list[State]
-) -> list[Answered]:
-    found = []
-    for k, (node, question) in enumerate(contents.items()):
-        content = records(states[k], num_examples=EXAMPLES[k], facts={"client": f"c{k}"})
-        if "control" in question:
-            content["control"] = ArrayRecord({name: torch.zeros_like(states[k][name]) for name in PARAMETERS})
-        checked = model.check_answer(content)
-        reply = read_reply(checked, Signatures({"model": net}), num_classes=CLASSES, max_bytes=10**7, sender=f"c{k}")
-        message = Message(content, reply_to=Message(question, dst_node_id=node, message_type="train"))
-        found.append(Answered(f"c{k}", message, checked, reply))
-    return found
-
-
-@pytest.mark.parametrize("name", ["Krum", "FedMedian"])
-def test_statistics_of_a_client_that_a_robust_strategy_leaves_out_stay_out(name: str) -> None:
-    states = [weights(1), {k: v + 1e-3 if v.is_floating_point() else v for k, v in weights(1).items()}, weights(2)]
-    hostile = {k: v + 1e4 if v.is_floating_point() else v for k, v in weights(3).items()}
-    model = model_of(wrap(MADE[name][0]()))
-    one_round(model, 1, [*states, hostile, weights(4)])
-    assert model.state["1.running_var"].max() < 2
-    assert model.state["1.running_mean"].max() < 2
-
-
 def test_fedavg_sees_the_same_arrays_as_in_flower() -> None:
     seen: list[set[str]] = []
 
@@ -268,13 +223,6 @@ def test_fedavg_sees_the_same_arrays_as_in_flower() -> None:
     for key, value in alone.to_torch_state_dict().items():
         if value.is_floating_point() and "batches" not in key:
             assert torch.equal(value, model.state[key]), key
-
-
-def test_counters_are_whole_numbers_under_every_strategy() -> None:
-    model = model_of(wrap(FedAvg()))
-    states = [{**weights(k), "1.num_batches_tracked": torch.tensor(7 + 10 * k)} for k in range(3)]
-    one_round(model, 1, states)
-    assert torch.equal(model.state["1.num_batches_tracked"], torch.tensor((10 * 7 + 30 * 17 + 20 * 27) // 60))
 
 
 # What outlives the process.
@@ -317,37 +265,6 @@ class Around(Strategy):
 
     def summary(self) -> None:
         """Ignore the report."""
-
-
-def test_strategy_around_another_one_is_both() -> None:
-    inner = FedAvgM(server_momentum=0.9)
-    base = wrap(Around(inner), remembers=("rounds", "last"))
-    assert base.remembers == ("inner.momentum_vector", "rounds", "last")
-    assert base.sees == "parameters"
-    model = model_of(base)
-    one_round(model, 1, [weights(k) for k in range(3)])
-    model.state = {key: value + 1 for key, value in model.state.items()}
-    model.requests(2, {}, [1, 2, 3])
-    kept: Any = inner.current_arrays
-    assert torch.equal(kept.to_torch_state_dict()["0.weight"], model.state["0.weight"])
-    again = Around(FedAvgM(server_momentum=0.9))
-    model_of(wrap(again, remembers=("rounds", "last"))).restore(model.snapshot())
-    assert again.rounds == 1
-    assert isinstance(again.last, ArrayRecord)
-    assert isinstance(again.inner, FedAvgM)
-    assert again.inner.momentum_vector is not None
-    assert facts_of(base)["base.inner.server_momentum"] == 0.9
-
-
-def test_subclass_is_taken_for_its_parent() -> None:
-    class Mine(FedAdam):
-        """Somebody's own."""
-
-    base = wrap(Mine(), remembers=("tau",))
-    assert base.remembers == ("m_t", "v_t", "tau")
-    assert facts_of(base)["base"] == "Mine"
-    assert facts_of(base)["base.beta_1"] == 0.9
-    assert not any(key.endswith("min_available_nodes") for key in facts_of(base))
 
 
 @pytest.mark.parametrize(
@@ -394,116 +311,7 @@ def test_strategy_that_cannot_be_refined_is_refused_in_a_line(base: Any, reason:
     assert "\n" not in str(caught.value)
 
 
-def test_attribute_that_is_not_there_is_refused() -> None:
-    with pytest.raises(
-        OptionError, match="remembers names 'speed', but the strategy has no such attribute: it has .*eta"
-    ):
-        wrap(FedAdam(), remembers=("speed",))
-
-
-class Answering(FedAvg):
-    """FedAvg whose model is changed before it is returned."""
-
-    def __init__(self, change: Callable[[State], Any]) -> None:
-        super().__init__()
-        self._change = change
-
-    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
-        arrays, metrics = super().aggregate_train(server_round, replies)
-        assert arrays is not None
-        changed = self._change(dict(arrays.to_torch_state_dict()))
-        return (None if changed is None else ArrayRecord(changed)), metrics
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        (lambda s: {k: v for k, v in s.items() if k != "4.bias"}, "do not fit model 'model': missing 4.bias; not exp"),
-        (lambda s: {**s, "5.bias": s["4.bias"]}, "missing nothing; not expected 5.bias"),
-        (lambda s: {**s, "4.bias": s["4.bias"][:2]}, r"of another shape 4.bias \[2\]"),
-        (lambda s: {**s, "4.bias": s["4.bias"] * float("nan")}, "round 1: the strategy's model holds NaN or Inf"),
-    ],
-)
-def test_a_result_that_is_no_model_ends_the_rounds_in_a_line(change: Callable[[State], Any], reason: str) -> None:
-    model = model_of(wrap(Answering(change)))
-    with pytest.raises(OneShotError, match=reason):
-        one_round(model, 1, [weights(1), weights(2)])
-
-
-def test_strategy_without_a_model_keeps_the_one_at_hand(said: list[str]) -> None:
-    model = model_of(wrap(Answering(lambda state: None)))
-    assert one_round(model, 1, [weights(1), weights(2)]) is None
-    assert torch.equal(model.state["0.weight"], weights(5)["0.weight"])
-    line = "round 1: strategy Answering made no model of 2 answers, so the model stays unchanged: it returned none"
-    assert line in said
-    # Bulyan wants three answers more than four for every malicious node.
-    assert one_round(model_of(wrap(flower.Bulyan(num_malicious_nodes=1))), 1, [weights(1), weights(2)]) is None
-
-
-def test_strategy_that_cannot_compute_loses_the_round_in_a_line(said: list[str]) -> None:
-    class Strict(FedAvg):
-        def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
-            for reply in replies:
-                reply.content["second"] = ArrayRecord({"a": Array(np.zeros(1))})
-            return super().aggregate_train(server_round, replies)
-
-    assert one_round(model_of(wrap(Strict())), 1, [weights(1), weights(2)]) is None
-    assert any("Expected exactly one ArrayRecord" in line and "model stays" in line for line in said)
-
-
 # Requests and answers of stock ClientApps.
-
-
-def test_keys_of_the_strategy_are_kept() -> None:
-    base = FedAvgM(arrayrecord_key="net", configrecord_key="cfg", server_momentum=0.5)
-    content = model_of(wrap(base)).requests(2, {"lr": 0.1}, [1, 2])[1]
-    assert set(content) == {"net", "cfg"}
-    assert set(content["net"]) == set(net().state_dict())  # buffers too
-    assert content["cfg"]["lr"] == 0.1  # type: ignore[index]
-    assert content["cfg"]["server-round"] == 2  # type: ignore[index]
-
-
-def test_weights_under_another_name_count() -> None:
-    model = model_of(wrap(FedAvg(weighted_by_key="images")))
-    contents = model.requests(1, {}, [1, 2])
-    answers = []
-    for (node, question), count, seed in zip(contents.items(), (1, 3), (1, 2), strict=True):
-        content = RecordDict(
-            {"m": ArrayRecord(weights(seed)), "n": MetricRecord({"images": count, "loss": [1.0, 2.0]})}
-        )
-        message = Message(content, reply_to=Message(question, dst_node_id=node, message_type="train"))
-        checked = model.check_answer(content)
-        reply = read_reply(checked, Signatures({"model": net}), num_classes=CLASSES, max_bytes=10**7, sender="x")
-        answers.append(Answered(f"c{node}", message, checked, reply))
-    assert [answer.reply.facts.num_examples for answer in answers] == [1, 3]
-    model.take(1, answers)
-    wanted = 0.25 * weights(1)["0.weight"] + 0.75 * weights(2)["0.weight"]
-    torch.testing.assert_close(model.state["0.weight"], wanted)
-
-
-@pytest.mark.parametrize(
-    ("base", "metrics", "reason"),
-    [
-        (FedAvg(weighted_by_key="images"), {}, r"metrics\['images'\] is None: must be a finite number above 0"),
-        (FedAvg(weighted_by_key="images"), {"images": 0}, r"metrics\['images'\] is 0"),
-        (FedAvg(weighted_by_key="images"), {"images": float("nan")}, r"metrics\['images'\] is nan"),
-        (FedAvg(weighted_by_key="images"), {"images": 1e308}, r"is 1e\+308: must be .* above 0, and below 2\*\*63"),
-        (flower.QFedAvg(client_learning_rate=0.1), {"train_loss": 1e308}, r"metrics\['train_loss'\] is 1e\+308"),
-        (flower.QFedAvg(client_learning_rate=0.1), {}, r"metrics\['train_loss'\] is None"),
-        (flower.QFedAvg(client_learning_rate=0.1), {"train_loss": [1.0]}, r"metrics\['train_loss'\] is \[1.0\]"),
-    ],
-)
-def test_number_that_the_strategy_computes_with_must_be_there(base: FedAvg, metrics: Any, reason: str) -> None:
-    with pytest.raises(UploadError, match=reason):
-        model_of(wrap(base)).check_answer(records(weights(1), **metrics))
-
-
-def test_weight_that_counts_no_examples_is_named_unless_their_number_stands_beside_it() -> None:
-    model, content = model_of(wrap(FedAvg(weighted_by_key="share"))), records(weights(1), share=0.25)
-    assert model.check_answer(content) == content
-    del content["metrics"]["num-examples"]
-    with pytest.raises(UploadError, match=r"metrics\['share'\] is 0.25: must be .* beside 'num-examples'"):
-        model.check_answer(content)
 
 
 # Who is asked.
@@ -524,14 +332,6 @@ def test_sample_follows_from_the_seed_and_leaves_the_random_states_alone() -> No
     model.requests(1, {}, nodes)
     after = (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())  # type: ignore[index, union-attr]
     assert before == after
-
-
-def test_strategy_that_waits_for_more_clients_ends_instead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flwr.serverapp.strategy.strategy_utils.sleep", lambda seconds: None)
-    base = wrap(Around(FedAvg(min_available_nodes=9)))
-    with pytest.raises(QuorumError, match="waits for more clients than the 2 that are connected"):
-        model_of(base).requests(1, {}, [1, 2])
-    assert silent(Message(RecordDict(), dst_node_id=1, message_type="train")) is None
 
 
 def test_every_strategy_of_flower_is_wrapped_or_refused() -> None:
