@@ -2,31 +2,23 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner
 
 from server_app import __main__ as entry
 from server_app import cli as command_line
-from server_app.compare.comparison import Comparison, _command
 from server_app.launch import superlink as launching
-from server_app.launch.run_command import app_folder
 from server_app.launch.superlink import Launched
-from server_app.replay.request import Request
-from server_app.settings.choices import ASSUMPTIONS, CHOICES, assumption_of
+from server_app.settings.choices import CHOICES, assumption_of
 from server_app.settings.read import APP_DEFAULTS, default_settings
-from strategies.core import offline
-from strategies.core.errors import OptionError
 from strategies.core.places import make_run_place
 from strategies.run.files import read_json, write_json
 from strategies.run.run_folder import RunFolder
@@ -156,12 +148,6 @@ def test_run_config_when_repeated_is_merged_and_the_later_wins(engine: Engine, t
     assert supernodes == 7
 
 
-def test_a_run_dir_when_named_is_used_and_made_absolute(engine: Engine, tmp_path: Path) -> None:
-    oneshot("run", "--run-config", "run-dir=here/it-is")
-
-    assert engine.calls[0][1]["run-dir"] == str(tmp_path / "here/it-is")
-
-
 def test_another_app_s_folder_when_named_is_run_and_a_folder_without_app_is_refused(
     engine: Engine, tmp_path: Path
 ) -> None:
@@ -229,16 +215,6 @@ def test_a_run_that_fails_exits_with_1_and_says_why_and_how_to_go_on(engine: Eng
     )
 
 
-def test_a_run_that_never_began_says_flower_s_reason_and_no_way_to_go_on(engine: Engine) -> None:
-    engine.starts, engine.launched = False, Launched(1, "not started", "the port is taken")
-
-    ended = oneshot("run", "--format", "json")
-
-    assert ended.exit_code == 1
-    assert ended.stderr.endswith("error: the run failed: the port is taken.\n")
-    assert json.loads(ended.stdout) == {"status": "failed", "error": "the run failed: the port is taken."}
-
-
 @pytest.mark.parametrize("result", [None, {"status": "failed", "error": "x"}])
 def test_a_run_that_flower_calls_completed_without_a_finished_result_has_failed(
     engine: Engine, result: Mapping[str, Any] | None
@@ -251,15 +227,6 @@ def test_a_run_that_flower_calls_completed_without_a_finished_result_has_failed(
     assert ("it ended without a result" if result is None else "the run failed: x.") in ended.stderr
 
 
-def test_a_run_that_flower_calls_failed_has_failed_whatever_its_folder_says(engine: Engine) -> None:
-    engine.launched = Launched(1, "killed", "the process was killed")
-
-    ended = oneshot("run")
-
-    assert ended.exit_code == 1
-    assert "the run failed: the process was killed." in ended.stderr
-
-
 def test_ctrl_c_exits_with_130_and_prints_how_to_go_on(engine: Engine) -> None:
     engine.result, engine.interrupted = None, True
 
@@ -267,28 +234,6 @@ def test_ctrl_c_exits_with_130_and_prints_how_to_go_on(engine: Engine) -> None:
 
     assert ended.exit_code == 130
     assert ended.stderr == f"interrupted. To resume: oneshot resume {engine.calls[0][1]['run-dir']}\n"
-
-
-def test_a_command_that_is_printed_is_offline_where_the_one_that_prints_it_is(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine.result, engine.interrupted = None, True
-    monkeypatch.setenv("ONESHOT_OFFLINE", "1")
-    monkeypatch.setattr(offline, "switch_on", lambda: None)  # this process stays open
-
-    ended = oneshot("run", "--offline")
-
-    folder = engine.calls[0][1]["run-dir"]
-    assert ended.stderr == f"interrupted. To resume: oneshot resume {folder} --offline\n"
-    assert _command(Comparison((Path("a"),), "tally", 1, {}), Path("b")).endswith(" --out b --offline")
-
-
-def test_ctrl_c_before_there_is_a_run_folder_promises_nothing(engine: Engine) -> None:
-    engine.starts, engine.interrupted = False, True
-
-    ended = oneshot("run")
-
-    assert (ended.exit_code, ended.stderr) == (130, "interrupted.\n")
 
 
 @pytest.mark.parametrize("way", ["resume", "run --resume", "run --run-config"])
@@ -308,41 +253,6 @@ def test_a_run_that_was_cut_off_goes_on_with_its_own_settings_and_clients(engine
     assert (settings["resume"], settings["run-dir"]) == (str(folder), "")
     assert settings.keys() == default_settings().keys()
     assert "DENSE" in ended.stdout
-
-
-def test_a_run_that_goes_on_may_wait_longer_but_may_not_compute_something_else(engine: Engine) -> None:
-    folder = cut_off(engine)
-
-    refused = oneshot("run", "--resume", folder, "--run-config", "data.alpha=0.1")
-    longer = oneshot("run", "--resume", folder, "--run-config", "deadline-s=9 min-uploads=1")
-
-    assert refused.exit_code == 1
-    assert "'data.alpha' is 0.1, but the run to resume began with 0.3" in refused.stderr
-    assert longer.exit_code == 0
-    assert len(engine.calls) == 2
-    assert (engine.calls[-1][1]["deadline-s"], engine.calls[-1][1]["min-uploads"]) == (9, 1)
-
-
-def test_the_command_that_resumes_is_one_that_a_shell_can_read(
-    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ONESHOT_RUNS", str(tmp_path / "my runs"))
-    engine.result, engine.launched = {"status": "failed", "error": "too few uploads"}, Launched(1, "failed", "")
-
-    ended = oneshot("run")
-
-    assert ended.stderr.endswith(f"To resume: oneshot resume '{engine.calls[0][1]['run-dir']}'\n")
-
-
-def test_a_failure_of_an_earlier_try_is_not_reported_as_that_of_this_one(engine: Engine) -> None:
-    engine.result, engine.launched = {"status": "failed", "error": "too few uploads"}, Launched(1, "failed", "")
-    oneshot("run")
-    folder = engine.calls[0][1]["run-dir"]
-    engine.result, engine.launched = None, Launched(1, "killed", "the process was killed")
-
-    ended = oneshot("resume", folder)
-
-    assert f"error: the run failed: the process was killed. To resume: oneshot resume {folder}\n" in ended.stderr
 
 
 @pytest.mark.parametrize("words", [["resume"], ["run", "--resume"]])
@@ -391,16 +301,6 @@ def test_a_run_of_clients_elsewhere_that_are_asked_again_is_not_resumed_here(eng
     assert "resume it by: flwr run APP SUPERLINK" in ended.stderr
 
 
-def test_a_folder_of_another_project_cannot_be_resumed_by_this_app(engine: Engine, tmp_path: Path) -> None:
-    RunFolder.create(tmp_path / "foreign", {"method": "fedens"}).close()
-
-    ended = oneshot("resume", tmp_path / "foreign")
-
-    assert ended.exit_code == 1
-    assert "is no run of this app" in ended.stderr
-    assert engine.calls == []
-
-
 def test_a_replay_from_the_command_line_prints_its_table_and_its_json(
     engine: Engine, run_folder: Callable[..., Path]
 ) -> None:
@@ -425,22 +325,6 @@ def test_a_replay_from_the_command_line_prints_its_table_and_its_json(
     assert engine.calls == []
 
 
-def test_a_replay_takes_its_method_from_the_settings_unless_the_option_names_one(
-    run_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def noted(request: Request, **_: Any) -> None:
-        asked.append((request.method, dict(request.overrides)))
-        raise OptionError("enough")
-
-    asked: list[tuple[str, dict[str, Any]]] = []
-    monkeypatch.setattr("server_app.replay.stored.replay_run", noted)
-    words = ["replay", run_folder(), "--set", "method=fedavg seed=4"]
-    oneshot(*words)
-    oneshot(*words, "--method", "dense")
-
-    assert asked == [("fedavg", {"seed": 4}), ("dense", {"seed": 4})]
-
-
 def test_a_replay_that_was_cut_off_goes_on_as_a_replay_only(
     engine: Engine, run_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -462,27 +346,6 @@ def test_a_replay_that_was_cut_off_goes_on_as_a_replay_only(
     assert engine.calls == []
 
 
-@pytest.mark.parametrize("width", [60, 80, 100])
-def test_methods_when_listed_fit_a_screen_under_their_assumptions(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch, width: int
-) -> None:
-    monkeypatch.setattr("server_app.launch.method_list.output_console", lambda: Console(width=width, highlight=False))
-    text = re.sub(r" +\n", "\n", oneshot("methods").stdout)
-
-    lines = text.splitlines()
-    assert len(lines) <= 25
-    assert max(map(len, lines)) <= width
-    shown = []
-    for line in re.sub(r"\n {12}", " ", text).splitlines()[:-1]:  # names that go on in the next line
-        if not line.startswith(" "):
-            heading = line
-            continue
-        kind, names = line.split(maxsplit=1)
-        shown += [(heading, kind, name) for name in names.split(", ")]
-    assert sorted(shown) == sorted((assumption_of(method), method.kind, name) for name, method in CHOICES.items())
-    assert list(dict.fromkeys(heading for heading, _, _ in shown)) == list(ASSUMPTIONS)
-
-
 def test_methods_when_named_show_their_options_with_the_app_s_and_the_paper_s_defaults(engine: Engine) -> None:
     ended = oneshot("methods", "dense", "fedavg", "dw-fedens")
 
@@ -496,10 +359,6 @@ def test_methods_when_named_show_their_options_with_the_app_s_and_the_paper_s_de
     assert "no options" in text
 
 
-def test_the_version_is_that_of_the_package(engine: Engine) -> None:
-    assert oneshot("--version").stdout == f"oneshot {metadata.version('oneshot-fl')}\n"
-
-
 @pytest.mark.parametrize("flag", ["-h", "--help"])
 def test_help_groups_the_commands(engine: Engine, flag: str) -> None:
     text = oneshot(flag).stdout
@@ -507,15 +366,6 @@ def test_help_groups_the_commands(engine: Engine, flag: str) -> None:
     assert [panel for panel in ("Run", "Reuse uploads", "Inspect", "Deploy") if f" {panel} " in text] == [
         "Run", "Reuse uploads", "Inspect", "Deploy",
     ]  # fmt: skip
-
-
-def test_method_seed_and_clients_are_options_and_win_over_settings(engine: Engine) -> None:
-    words = ("--run-config", "method=dense seed=1", "--method", "fedens", "--seed", 7, "--clients", 3)
-
-    assert oneshot("run", *words).exit_code == 0
-
-    ((_, settings, clients),) = engine.calls
-    assert (settings["method"], settings["seed"], clients) == ("fedens", 7, 3)
 
 
 def test_latest_is_the_newest_run_that_is_no_replay(
@@ -531,22 +381,6 @@ def test_latest_is_the_newest_run_that_is_no_replay(
 
     for result in (first, again):  # the replay itself is newer than both runs
         assert json.loads((Path(result["run_dir"]) / "run.json").read_text())["replay-of"] == str(new)
-
-
-def test_a_run_in_the_list_has_a_name_that_commands_take(
-    engine: Engine, run_folder: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run, elsewhere = run_folder(name="old"), tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    monkeypatch.setenv("ONESHOT_RUNS", str(run.parent))
-    monkeypatch.chdir(elsewhere)
-
-    (elsewhere / "old").mkdir()  # this folder is no run
-    found = json.loads(oneshot("replay", "old", "--method", "fedavg", "--format", "json").stdout)
-    unknown = oneshot("replay", "new", "--method", "fedavg")
-
-    assert json.loads((Path(found["run_dir"]) / "run.json").read_text())["replay-of"] == str(run)
-    assert "new: no run folder" in unknown.output
 
 
 def test_clean_removes_marked_folders_of_runs_and_nothing_else(
@@ -569,42 +403,6 @@ def test_clean_removes_marked_folders_of_runs_and_nothing_else(
     assert "of 1 runs" in rest
     shutil.rmtree(tmp_path / "state")
     assert "of 0 runs" in oneshot("clean").output
-
-
-@pytest.mark.parametrize("command", ["clean", "list"])
-def test_a_mistyped_folder_is_refused_and_the_usual_place_may_be_missing(
-    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "400")  # the error in its box is one line, however long the folder's name is
-    mistyped = oneshot(command, str(tmp_path / "none"))
-
-    assert mistyped.exit_code == 2
-    assert "does not exist" in mistyped.output
-    assert oneshot(command).exit_code == 0
-
-
-def test_clean_names_what_the_disk_keeps(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for number in range(2):
-        make_run_place(tmp_path / f"{number:032x}")
-    remove = shutil.rmtree
-    monkeypatch.setattr(shutil, "rmtree", lambda path, **how: path.name[-1] == "1" and remove(path, **how))
-
-    ended = oneshot("clean", str(tmp_path))
-
-    assert ended.exit_code == 1
-    assert ended.output.splitlines() == [
-        f"removed the clients' models of 1 runs from {tmp_path}",
-        f"1 could not be removed, such as {tmp_path / ('0' * 32)}",
-    ]
-
-
-def test_latest_without_a_run_is_a_usage_error(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ONESHOT_RUNS", str(tmp_path / "none"))
-
-    ended = oneshot("replay", "latest")
-
-    assert ended.exit_code == 2
-    assert "'latest' names no run" in " ".join(ended.stderr.split())
 
 
 def test_list_shows_every_run_with_its_facts(
@@ -632,29 +430,6 @@ def test_list_shows_every_run_with_its_facts(
     assert len(table) == 3
 
 
-def test_the_list_breaks_other_texts_before_the_name_of_a_run(tmp_path: Path) -> None:
-    name = "a-run-" + "x" * 60
-    info = {"created": "2026-01-01T10:00:00", "method": "tally", "seed": 0, "settings": {"data.name": "y" * 60}}
-    (tmp_path / name).mkdir()
-    write_json(tmp_path / name / "run.json", info)
-
-    lines = oneshot("list", tmp_path).stdout.splitlines()
-
-    assert any(line.startswith(name) for line in lines)
-    assert all(word in "\n".join(lines) for word in ("clients", "unfinished", "accuracy"))
-    assert max(map(len, lines[1:])) <= 140  # as wide as a name and numbers must be, with the other text broken
-
-
-def test_methods_when_named_are_listed_alone_and_an_unknown_one_is_refused(engine: Engine) -> None:
-    ended = oneshot("methods", "tally", "fedens", "--format", "json")
-    refused = oneshot("methods", "talley")
-
-    assert [entry["name"] for entry in json.loads(ended.stdout)] == ["tally", "fedens"]
-    assert refused.exit_code == 1
-    assert "unknown method 'talley': known are" in refused.stderr
-    assert "; did you mean 'tally'?" in refused.stderr
-
-
 def test_methods_when_listed_as_json_are_one_line_of_facts(engine: Engine) -> None:
     ended = oneshot("methods", "--format", "json")
 
@@ -666,13 +441,6 @@ def test_methods_when_listed_as_json_are_one_line_of_facts(engine: Engine) -> No
     (epochs,) = [option for option in facts["dense"]["options"] if option["key"] == "dense.epochs"]
     assert (epochs["default"], epochs["app_default"]) == (200, APP_DEFAULTS["dense.epochs"])
     assert epochs.keys() == {"key", "default", "app_default", "allowed", "help"}
-
-
-def test_help_when_nothing_is_asked_lists_the_commands(engine: Engine) -> None:
-    ended = oneshot()
-
-    for command in ("run", "resume", "replay", "methods"):
-        assert command in ended.output
 
 
 @pytest.mark.parametrize("words", [["resume"], ["run", "--resume"]])
@@ -692,35 +460,6 @@ def test_run_that_another_process_works_on_is_one_line_and_not_resumed(
     assert len(engine.calls) == 1
 
 
-@pytest.mark.usefixtures("engine")
-def test_two_starts_in_one_folder_promise_no_resumption_of_the_other_s_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    others: list[RunFolder] = []
-
-    def too_late(*_: Any, **__: Any) -> Launched:
-        others.append(RunFolder.create(tmp_path / "here", {"method": "tally"}))
-        return Launched(1, "finished:failed", "run folder is in use by process 1, wait or end it")
-
-    monkeypatch.setattr(launching, "launch", too_late)
-    refused = oneshot("run", "--set", "run-dir=here")
-    others[0].close()
-
-    assert refused.exit_code == 1
-    assert refused.stderr == "error: the run failed: run folder is in use by process 1, wait or end it.\n"
-
-
-def test_reasons_of_several_clients_are_printed_once(engine: Engine) -> None:
-    reason = "data set 'svhn' is not in /data"
-    several = [{"client": f"client-{k:03d}", "reason": reason, "time": "now"} for k in range(5)]
-    engine.result = {**RESULT, "refused": 5, "refusals": several}
-
-    shown = oneshot("run").stdout
-
-    assert shown.count(reason) == 1
-    assert f"client-000, client-001, client-002, client-003, client-004: {reason}" in " ".join(shown.split())
-
-
 def test_escape_codes_of_others_are_written_out_in_lists_and_results(engine: Engine, tmp_path: Path) -> None:
     RunFolder.create(tmp_path / "runs" / "eve", {"method": "\x1b[31mred", "seed": 0}).close()
     reason = {"client": "eve", "reason": "\x1b]0;title\x07", "time": "now"}
@@ -732,17 +471,6 @@ def test_escape_codes_of_others_are_written_out_in_lists_and_results(engine: Eng
     assert r"\x1b[31mred" in shown
     assert r"\x1b[2J" in shown
     assert r"\x1b]0;title\x07" in shown
-
-
-def test_run_with_relative_paths_names_those_of_the_caller(engine: Engine, tmp_path: Path) -> None:
-    for partition in range(5):
-        (tmp_path / f"c{partition}.pt").touch()
-
-    assert oneshot("run", "--run-config", "data.root=sets client.checkpoint=c{partition}.pt").exit_code == 0
-
-    ((_, settings, _),) = engine.calls
-    assert settings["data.root"] == str(tmp_path / "sets")
-    assert settings["client.checkpoint"] == str(tmp_path / "c{partition}.pt")
 
 
 @pytest.mark.parametrize(
@@ -780,17 +508,6 @@ def test_ctrl_c_while_the_command_loads_is_one_line_and_status_130(
     assert capsys.readouterr().err == "interrupted\n"
 
 
-def test_a_closed_output_is_none_of_a_command_s_business(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["oneshot", "methods"])
-    for name in ("stdout", "stderr"):
-        monkeypatch.setattr(sys, name, None)
-
-    with pytest.raises(SystemExit) as ended:
-        entry.main()
-
-    assert ended.value.code in (0, None)
-
-
 @pytest.mark.parametrize("words", [["methods"], ["list", "--format", "json"], ["--version"]])
 @pytest.mark.parametrize("full", [True, False])
 def test_an_output_that_cannot_be_written_is_one_line_and_a_closed_pipe_none(words: list[str], full: bool) -> None:
@@ -803,10 +520,3 @@ def test_an_output_that_cannot_be_written_is_one_line_and_a_closed_pipe_none(wor
     os.close(writer)
     assert ended.returncode == 1
     assert ended.stderr == ("error: the output cannot be written: No space left on device\n" if full else "")
-
-
-def test_a_project_file_of_another_encoding_is_no_app_and_no_traceback(tmp_path: Path) -> None:
-    (tmp_path / "pyproject.toml").write_bytes(b"name = 'caf\xe9'")
-
-    with pytest.raises(OptionError, match="is no Flower app"):
-        app_folder(tmp_path)

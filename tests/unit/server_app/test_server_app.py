@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from flwr.app import Context, RecordDict
 
 from fl_app.config import AppConfig
@@ -58,21 +57,6 @@ def test_wrong_settings_are_refused_before_any_client_is_asked_or_a_folder_is_ma
     assert len([record for record in caplog.records if record.levelname == "ERROR"]) == 6
 
 
-def test_a_run_takes_subnormal_numbers_for_zero_before_it_loads_anything(
-    serve: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen = list[float]()
-
-    def read(_: object) -> None:
-        seen.append(float(torch.tensor(torch.finfo(torch.float32).tiny) / 2))
-        raise OptionError("enough")
-
-    monkeypatch.setattr(server_app, "read_settings", read)
-    with pytest.raises(OptionError, match="enough"):
-        serve()
-    assert seen == [0.0]
-
-
 def test_a_run_that_fails_keeps_its_reason_and_its_folder_for_the_next_try(
     serve: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,21 +89,6 @@ def test_a_run_whose_stage_has_begun_when_resumed_asks_no_client_and_ends_with_i
     # What the clients sent before the restart counts.
     assert result["mib_up_per_client"] * 2**20 == pytest.approx(1001, abs=1)
     assert {"server", "app"} <= result["seconds"].keys()
-
-
-def test_a_finished_run_when_resumed_is_left_as_it_is(
-    serve: Callable[..., None], run_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = run_folder()
-    with RunFolder.open(run) as folder:
-        folder.write_result({"status": "finished"})
-    before = (run / "result.json").read_bytes()
-    monkeypatch.setattr(OneShot, "start", never)
-
-    serve(resume=str(run), run_dir="")
-
-    assert (run / "result.json").read_bytes() == before
-    RunFolder.open(run).close()
 
 
 def test_a_run_when_resumed_under_other_settings_is_refused_and_its_folder_let_go(

@@ -6,7 +6,6 @@ import io
 import json
 import os
 import re
-import shutil
 import signal
 import statistics
 import subprocess
@@ -29,21 +28,17 @@ from fl_app.models import build
 from server_app import cli as command_line
 from server_app.compare import comparison as comparing
 from server_app.compare import running
-from server_app.compare.cell import Cell, expected_seconds, run_cell, work
-from server_app.compare.comparison import Comparison, _cells, compare_runs
-from server_app.compare.metered import Metered, peak_mib, usage_of
+from server_app.compare.cell import Cell, run_cell, work
+from server_app.compare.comparison import Comparison, compare_runs
 from server_app.compare.table import notes_of
 from server_app.replay.request import Request
-from server_app.replay.stored import replay_run, unmet_need
+from server_app.replay.stored import replay_run
 from server_app.settings.choices import CHOICES
-from strategies.compute import InProcess
-from strategies.core.durable import sealed, unsealed
-from strategies.core.errors import OneShotError, OptionError, StoreError
+from strategies.core.errors import OneShotError, OptionError
 from strategies.core.facts import UploadFacts
 from strategies.core.seeds import seeded_torch
-from strategies.method import EnsembleSpec, Job, Outcome, Progress, Snapshot
+from strategies.method import EnsembleSpec, Job, Outcome, Progress
 from strategies.run.files import read_json, write_json
-from strategies.run.journal import Journal
 from strategies.run.run_folder import RunFolder
 
 MakeRun = Callable[..., Path]
@@ -198,31 +193,6 @@ def test_a_comparison_that_has_finished_does_no_work_and_one_with_more_does_the_
         compared(run, methods="fedens,dense", out=tmp_path / "out", overrides={"dense.epochs": 9})
 
 
-def test_runs_when_there_are_several_count_together(run_folder: MakeRun, ran: list[Any], tmp_path: Path) -> None:
-    first, second = run_folder(), run_folder("lenet5", "lenet5", name="other", seed=7)
-
-    found = compared(first, second, methods="fedens", seeds=2, out=tmp_path / "out")
-
-    assert ran == [("fedens", "run", 0), ("fedens", "other", 7)]
-    (line,) = found["table"]
-    scores = [cell["outcomes"][0]["accuracy"] for cell in found["cells"]]
-    assert (line["results"], line["uploads"]) == (2, "2-3")
-    assert line["accuracy"] == pytest.approx(sum(scores) / 2, abs=0.01)
-    assert line["accuracy_spread"] == pytest.approx(abs(scores[0] - scores[1]) / 2**0.5, abs=0.01)
-
-
-def test_a_method_that_draws_under_some_options_has_more_seeds_under_these(
-    run_folder: MakeRun, ran: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    draws = replace(CHOICES["fedens"], draws=lambda config: config.mean == "probabilities")
-    monkeypatch.setattr("strategies.fedens.METHOD", draws)
-
-    compared(run_folder(**{"fedens.mean": "probabilities"}), seeds=2)
-    compared(run_folder(name="other"), seeds=2)
-
-    assert ran == [("fedens", "run", 0), ("fedens", "run", 1), ("fedens", "other", 0)]
-
-
 def test_all_when_asked_for_leaves_out_methods_that_the_uploads_do_not_permit_and_a_name_is_refused(
     run_folder: MakeRun, ran: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -249,15 +219,6 @@ def test_all_when_asked_for_leaves_out_methods_that_the_uploads_do_not_permit_an
     assert not (tmp_path / "new").exists()
 
 
-def test_a_method_that_needs_images_on_the_server_is_permitted_once_a_setting_names_some(run_folder: MakeRun) -> None:
-    run, other = run_folder(**{"data.proxy": 0.0}), run_folder(name="other", **{"data.proxy": 0.1})
-
-    assert "needs that the server holds images without labels" in unmet_need(Request(run, "feddf", {}))
-    assert unmet_need(Request(other, "feddf", {})) == ""
-    with pytest.raises(OptionError, match="'feddf.epochs' is 0"):
-        unmet_need(Request(run, "feddf", {"feddf.epochs": 0}))
-
-
 def test_a_folder_s_earlier_methods_stay_in_the_table_and_other_settings_are_refused(
     run_folder: MakeRun, ran: list[Any], tmp_path: Path
 ) -> None:
@@ -270,46 +231,6 @@ def test_a_folder_s_earlier_methods_stay_in_the_table_and_other_settings_are_ref
     refused = oneshot("compare", run, "--methods", "dense", "--set", "dense.latent=6", "--out", out)
     assert refused.exit_code == 1
     assert "compares with dense.latent=5, now it is 6: must be its original settings" in refused.output
-
-
-def test_settings_of_a_comparison_need_not_be_named_again(run_folder: MakeRun, ran: list[Any], tmp_path: Path) -> None:
-    run, out, settings = run_folder(), tmp_path / "out", {"dense.latent": 5}
-    compared(run, methods="fedens", overrides=settings, out=out)
-    ran.clear()
-
-    found = compared(run, methods="fedens,dense", out=out)
-
-    assert ran == [("dense", "run", 0)]
-    assert found["settings"] == settings
-    info = json.loads((Path(found["cells"][1]["run_dir"]) / "run.json").read_text())
-    assert info["settings"]["dense.latent"] == 5
-
-
-def test_a_run_that_is_named_by_another_path_is_the_same_run_of_an_earlier_comparison(
-    run_folder: MakeRun, ran: list[Any], tmp_path: Path
-) -> None:
-    run, out, link = run_folder(), tmp_path / "out", tmp_path / "link"
-    link.symlink_to(run)
-    compared(run.parent / ".." / "runs" / run.name, out=out)
-
-    for other in (run, link):
-        assert len(compared(other, out=out)["runs"]) == 1
-    assert ran == [("fedens", "run", 0)]
-
-
-@pytest.mark.usefixtures("ran")
-def test_the_page_names_the_seeds_of_the_results(run_folder: MakeRun, tmp_path: Path) -> None:
-    compared(run_folder(), overrides={"seed": 5}, out=tmp_path / "out")
-
-    assert "3 clients · seed 5<" in (tmp_path / "out" / "report.html").read_text()
-
-
-def test_schedules_when_scaled_are_shown_under_the_table(run_folder: MakeRun, ran: list[Any]) -> None:
-    ended = oneshot("compare", run_folder(scale=0.5), "--methods", "dense", "--format", "md")
-
-    assert ended.exit_code == 0, ended.output
-    assert ran == [("dense", "run", 0)]
-    assert re.search(r"Scaled, dense: .*dense.epochs 1 instead of 2", ended.stdout)
 
 
 @pytest.mark.parametrize(
@@ -366,23 +287,6 @@ def test_runs_that_are_not_alike_are_refused(
     assert ran == []
 
 
-def test_a_folder_that_is_no_run_or_no_comparison_or_named_twice_is_refused(
-    run_folder: MakeRun, ran: list[Any], tmp_path: Path
-) -> None:
-    run = run_folder()
-
-    with pytest.raises(OptionError, match=f"{run} is named twice"):
-        compared(run, run)
-    with pytest.raises(StoreError, match="no run folder"):
-        compared(tmp_path)
-    with pytest.raises(StoreError, match=f"{run}: holds no comparison; --out must be a new folder"):
-        compared(run, out=run)
-    replay = Path(replay_run(Request(run, "fedens", {}), log=lambda _: None)["run_dir"])
-    with pytest.raises(StoreError, match=f"{replay} holds no uploads: it is a replay of {run}"):
-        compared(replay)
-    assert ran == []
-
-
 @pytest.mark.usefixtures("ran")
 def test_runs_whose_clients_differ_are_compared_with_a_warning_that_names_the_differences(run_folder: MakeRun) -> None:
     first = run_folder(seed=3, name="one", **{"data.alpha": 0.1, "data.root": "/a"})
@@ -428,22 +332,6 @@ def test_ctrl_c_says_how_to_go_on_and_that_command_does_the_rest(
     assert result["settings"] == overrides
 
 
-def test_ctrl_c_on_the_command_line_exits_with_130(
-    run_folder: MakeRun, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    def interrupt(*_: object) -> str:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(running, "run_cell", interrupt)
-    run = run_folder()
-
-    ended = oneshot("compare", run, "--methods", "fedens", "--out", tmp_path / "out")
-
-    assert ended.exit_code == 130
-    command = f"oneshot compare {run} --methods fedens --seeds 1 --out {tmp_path / 'out'}"
-    assert ended.stdout.endswith(f"interrupted. To resume: {command}\n")
-
-
 def test_a_cell_that_fails_is_reported_and_the_others_are_in_the_table(
     run_folder: MakeRun, ran: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -478,97 +366,7 @@ def test_a_cell_that_fails_is_reported_and_the_others_are_in_the_table(
     assert "error" not in json.loads(better.stdout)
 
 
-def test_time_left_is_estimated_by_cells_of_the_same_method_else_of_its_kind() -> None:
-    def cells(*names: str) -> list[Cell]:
-        return [Cell(Path("r"), name, 0, Path("f"), {}) for name in names]
-
-    took = [("fedens", 2.0), ("dense", 10.0), ("dense", 20.0)]
-
-    assert expected_seconds(cells("dense", "dw-fedens", "fedavg"), took) == pytest.approx(15 + 2 + 32 / 3)
-
-
-@pytest.mark.usefixtures("ran")
-def test_progress_says_which_cell_of_how_many_and_the_rest(run_folder: MakeRun) -> None:
-    run, lines = run_folder(), list[str]()
-
-    compared(run, methods="fedens,dw-fedens", log=lines)
-
-    begins = [line for line in lines if line.startswith("cell ")]
-    assert begins[0] == "cell 1 of 2: fedens, seed 0, run"
-    assert re.fullmatch(r"cell 2 of 2: dw-fedens, seed 0, run, about \d+ s left", begins[1])
-
-
 # What a cell costs.
-
-
-class CutOffError(Exception):
-    """The process dies."""
-
-
-def test_the_cost_of_an_interrupted_cell_is_that_of_all_its_processes(
-    run_folder: MakeRun, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    cell = Cell(run_folder(), "dense", 0, tmp_path / "cell", {"checkpoint-s": 0.0})
-    checkpoint, deaths = Journal.checkpoint, [CutOffError("killed")]
-
-    def dying(self: Journal, take: Callable[[], Snapshot]) -> None:
-        checkpoint(self, take)
-        if deaths:
-            raise deaths.pop()
-
-    monkeypatch.setattr(Journal, "checkpoint", dying)
-    with pytest.raises(CutOffError):
-        work(cell, lambda _: None)
-    # As if the first epoch had taken long.
-    row = json.loads((cell.folder / "usage.jsonl").read_text())
-    assert row["step"] == 1
-    assert row["cpu_s"] > 0.0
-    row = {**unsealed(row), "wall_s": 1000.0, "cpu_s": 3000.0, "peak_mib": 1e6}
-    (cell.folder / "usage.jsonl").write_text(json.dumps(sealed(row)) + "\n")
-
-    work(cell, lambda _: None)
-
-    usage = usage_of(cell.folder)
-    assert 1000.0 < usage.wall_s < 1100.0
-    assert 3000.0 < usage.cpu_s < 3100.0
-    assert usage.peak_mib == 1e6
-
-
-def test_a_server_stage_costs_its_own_time_only(run_folder: MakeRun, tmp_path: Path) -> None:
-    class Slow:
-        def run(self, method: Any, job: Any, progress: Progress) -> Outcome:
-            end = time.process_time() + 0.2
-            while time.process_time() < end:
-                pass
-            return InProcess().run(method, job, progress)
-
-    folder = tmp_path / "cell"
-    request = Request(run_folder(), "fedens", {}, folder=folder)
-    result = replay_run(request, log=lambda _: None, compute=Metered(Slow(), folder))
-
-    usage = usage_of(folder)
-    assert 0.2 <= usage.cpu_s < 1.0
-    assert usage.cpu_s - 0.1 < usage.wall_s <= result["seconds"]["server"] + 0.01  # rounded
-    with pytest.raises(StoreError, match="has no row of a finished server stage"):
-        usage_of(tmp_path)
-
-
-@pytest.mark.slow
-def test_peak_memory_counts_memory_that_was_given_back() -> None:
-    before = peak_mib()
-
-    held = torch.ones(64 * 2**20, dtype=torch.uint8) * 3
-    size = int(held[-1])
-    del held
-
-    assert size == 3
-    assert peak_mib() >= before
-    code = (
-        "import numpy\nfrom server_app.compare.metered import peak_mib\nbefore = peak_mib()\n"
-        "held = numpy.ones(200 * 2**20, numpy.uint8)\ndel held\nprint(before, peak_mib())"
-    )
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert 195.0 < float(said[1]) - float(said[0]) < 260.0
 
 
 # Runs of another project.
@@ -676,31 +474,6 @@ def test_the_table_for_people_has_every_column_and_names_plot_and_folder(run_fol
     ]
 
 
-def test_a_plot_that_cannot_be_drawn_is_one_line_beside_the_table(
-    run_folder: MakeRun, ran: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    def refused(*_: Any) -> None:
-        raise ValueError("no such colour")
-
-    monkeypatch.setattr("server_app.compare.plot.plot_comparison", refused)
-    ended = oneshot("compare", run_folder(), "--methods", "fedavg", "--out", tmp_path / "out")
-
-    assert ended.exit_code == 0, ended.output
-    assert "plot comparison: not drawn, ValueError: no such colour" in ended.output
-    assert read_json(tmp_path / "out" / "compare.json")["plot"] == ""
-    assert "data:image" not in (tmp_path / "out" / "report.html").read_text()
-
-
-def test_bad_input_on_the_command_line_is_one_line(run_folder: MakeRun) -> None:
-    for output, said in (("text", ""), ("md", ""), ("csv", "")):
-        ended = oneshot("compare", run_folder(name=output), "--methods", "fedprox", "--format", output)
-        assert (ended.exit_code, ended.stdout) == (1, said)
-        assert ended.stderr.startswith("error: unknown method 'fedprox'")
-        assert ended.stderr.count("\n") == 1
-    ended = oneshot("compare", run_folder(name="json"), "--methods", "fedprox", "--format", "json")
-    assert json.loads(ended.stdout)["status"] == "failed"
-
-
 # In processes of their own.
 
 ENTRY = "from server_app.__main__ import main; main()"
@@ -806,14 +579,3 @@ def test_a_cell_that_is_refused_or_dies_says_why(run_folder: MakeRun, tmp_path: 
     with pytest.raises(OneShotError, match="a refusal"):
         run_cell(slow, "0" * 32, broken)
     assert [child for child in psutil.Process().children() if "server_app.compare.cell" in child.cmdline()] == []
-
-
-def test_cells_of_runs_of_one_name_have_titles_of_their_own(run_folder: MakeRun, tmp_path: Path) -> None:
-    runs = [tmp_path / place for place in ("a/b/run", "c/b/run", "c/other")]
-    stored = run_folder()
-    for run in runs:
-        shutil.copytree(stored, run)
-
-    titles = [cell.title for cell in _cells(Comparison(tuple(runs), "fedens", 1, {}), ["fedens"], tmp_path / "out")]
-
-    assert titles == [f"fedens, seed 0, {name}" for name in ("a/b/run", "c/b/run", "other")]

@@ -13,8 +13,8 @@ from server_app.compare import comparison as comparing
 from server_app.compare import running
 from server_app.compare.cell import Cell, work
 from server_app.compare.comparison import Comparison, compare_runs
-from server_app.compare.sources import differing, own_results, scored_alike, with_rows, with_uploads
-from server_app.compare.table import lines_of, notes_of, points_of_lines
+from server_app.compare.sources import differing, own_results, with_uploads
+from server_app.compare.table import lines_of, points_of_lines
 from server_app.report.communication import Cost
 from server_app.settings.choices import CHOICES
 from strategies.core.errors import OptionError
@@ -121,35 +121,6 @@ def test_runs_differ_in_scale_and_options_of_the_methods_and_where_they_have_not
     assert differing(runs, ["dense"], ["data.alpha", "dense.epochs"]) == {"scale": [0.02, 1.0]}
 
 
-def test_own_results_on_other_held_out_images_than_the_cells_are_left_out(run_of_fens: MakeRun) -> None:
-    half, whole = run_of_fens(90.0, name="half", **{"data.held-out": "report"}), run_of_fens(80.0)
-    own = own_results([half, whole])
-
-    assert scored_alike(own, {}) == (own, {})
-    assert scored_alike(own, {"data.held-out": "report"}) == (
-        own[:1], {f"{whole}, as run": "its own result was scored with data.held-out=all"}
-    )  # fmt: skip
-
-
-def test_a_run_has_a_row_by_its_uploads_or_by_an_own_result_that_is_shown(run_of_fens: MakeRun) -> None:
-    uploaded = run_of_fens(90.0, name="uploaded")
-    shown, left_out = (run_of_fens(80.0, uploads=False, name=name) for name in ("shown", "left-out"))
-    runs = [uploaded, shown, left_out]
-
-    assert with_rows(runs, own_results([shown])) == [uploaded, shown]
-
-
-def test_notes_count_the_results_of_a_scaled_schedule() -> None:
-    scaled = [{}, {"scaled": {"dense.epochs": [4, 1]}}, {"scaled": {"dense.epochs": [4, 2]}}, {}]
-    cells = [{"method": "dense", "threads": 1, **more} for more in scaled]
-
-    notes = notes_of({"data": "digits", "runs": [], "seeds": 1, "left_out": {}, "cells": cells})
-
-    assert [note for note in notes if note.startswith("Scaled")] == [
-        f"Scaled, dense (1 of 4 results): dense.epochs {n} instead of 4." for n in (1, 2)
-    ]
-
-
 @pytest.mark.plots
 @pytest.mark.slow
 def test_a_comparison_puts_methods_on_stored_uploads_and_a_run_s_own_result_side_by_side(
@@ -179,26 +150,6 @@ def test_a_comparison_puts_methods_on_stored_uploads_and_a_run_s_own_result_side
     assert "| FENS, as run | ensemble | 2 | 92.50 ± 3.54 | 93.50 | 9.0 | - | - | 4 | 0-3 |" in ended.stdout
     assert "As run: the runs' own results, with their clients." in ended.stdout
     assert "FENS, as run: fens.batch-size=8." in ended.stdout
-
-
-def test_notes_of_a_comparison_tell_the_options_of_a_result_as_run(run_of_fens: MakeRun, tmp_path: Path) -> None:
-    twenty = {"fens.rounds": 20, "fens.aggregator": "per-class", "fedens.mean": "probabilities"}
-    runs = tuple(run_of_fens(90.0, uploads=False, name=name, **twenty) for name in ("a", "b"))
-
-    found = compare_runs(Comparison(runs, "fedens", out=tmp_path / "out"), log=lambda _: None)
-
-    told = [note for note in notes_of(found) if note.startswith("FENS")]
-    assert told == ['FENS, as run: fens.aggregator="per-class" fens.rounds=20 fens.batch-size=8.']
-
-
-def test_runs_of_rounds_alone_are_compared_without_a_cell(run_of_fens: MakeRun, ran: list[Any], tmp_path: Path) -> None:
-    runs = tuple(run_of_fens(90.0 + k, uploads=False, name=f"r{k}") for k in range(2))
-
-    found = compare_runs(Comparison(runs, "fedens", out=tmp_path / "out"), log=lambda _: None)
-
-    assert ran == []
-    assert (found["status"], [row["accuracy"] for row in found["table"]]) == ("finished", [90.5])
-    assert found["left_out"] == {"fedens": "the runs hold no uploads, but their own results alone"}
 
 
 def test_marked_result_stands_in_no_table_with_others(

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 import json
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from server_app.compare import running
-from server_app.compare.cell import Cell, run_cell
+from server_app.compare.cell import Cell
 from server_app.compare.running import jobs_for, run_cells
 
 
@@ -65,32 +61,6 @@ def test_cells_run_at_once_and_failures_have_their_titles(tmp_path: Path, monkey
 
     assert run_cells(cells(tmp_path, "fedens", "dense"), 2, lines.append) == [("dense, seed 0, run", "no memory")]
     assert {"fedens, run: at work", "dense, run: at work"} <= {*lines}
-
-
-def test_a_cell_that_fails_is_not_lost_to_one_of_the_same_title(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ended = iter(("no memory", ""))
-    monkeypatch.setattr(running, "run_cell", lambda *_: next(ended))
-    monkeypatch.setattr(running, "guarded", lambda: nullcontext((Path(), "")))
-    (first,) = cells(tmp_path, "fedens")
-
-    failures = run_cells([first, replace(first, folder=tmp_path / "other")], 1, lambda _: None)
-
-    assert failures == [("fedens, seed 0, run", "no memory")]
-
-
-@pytest.mark.parametrize(("status", "reason"), [(0, ""), (1, "no memory")])
-def test_a_line_that_looks_like_an_error_is_one_only_if_the_process_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, reason: str
-) -> None:
-    (cell,), lines = cells(tmp_path, "fedens"), list[str]()
-    code = f"print('error: 12.3 %\\nat work\\nerror: no memory'); raise SystemExit({status})"
-    start = functools.partial(subprocess.Popen, [sys.executable, "-c", code])
-    monkeypatch.setattr("server_app.compare.cell.subprocess.Popen", lambda _, **how: start(**how))
-
-    assert run_cell(cell, "0" * 32, lines.append) == reason
-    assert lines == ["at work", "error: 12.3 %", *["error: no memory"] * (not reason)]
 
 
 def test_an_interrupt_starts_no_further_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import signal
 import sys
@@ -15,11 +14,9 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from typer.testing import CliRunner
 
 from fl_app.data import Normalization
 from fl_app.models import build, builders
-from server_app.cli import cli
 from server_app.export import exporting, programs
 from server_app.export.exporting import export_run
 from server_app.export.programs import write_programs
@@ -27,8 +24,6 @@ from server_app.export.stored_models import Begun, StoredModels, stored_models
 from server_app.replay.request import Request
 from server_app.replay.stored import replay_run
 from strategies.combiners.combiners import COMBINERS
-from strategies.combiners.opinion_pools import OpinionPool
-from strategies.core.durable import staged
 from strategies.core.errors import ComputeError, OptionError, StoreError
 from strategies.run.ensembles import load_ensemble_module
 from strategies.run.files import write_json
@@ -129,42 +124,6 @@ def test_student_and_ensemble_when_exported_give_the_run_s_logits_for_any_number
     assert not list(home.rglob("*")), "onnxruntime left an identity behind"
 
 
-def test_an_export_is_made_anew_over_an_earlier_one_and_over_nothing_else(foreign_run: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-
-    def export(folder: Path) -> dict[str, Any]:
-        return export_run(foreign_run, only="torch", model="their_models:net", out=folder, log=silent)
-
-    export(out)
-    (out / "student.pt2").write_bytes(b"of an earlier version")
-    again = export(out)
-
-    assert sorted(path.name for path in out.iterdir()) == ["export.json", "student.pt2"]
-    assert (out / "student.pt2").stat().st_size == again["files"]["student.pt2"]["bytes"] > 1000
-    (out / "notes.txt").touch()
-    with pytest.raises(OptionError, match=r"notes.txt is no file of an export"):
-        export(out)
-    (out / "notes.txt").unlink()
-    both = json.loads((out / "export.json").read_text())
-    (out / "student.onnx").write_bytes(b"of the other form")
-    entry = {"bytes": 17, "sha256": hashlib.sha256(b"of the other form").hexdigest()}
-    gone = {"bytes": 3, "sha256": "ab"}
-    files = {**both["files"], "student.onnx": entry, "gone.onnx": gone}
-    write_json(out / "export.json", {**both, "files": files})
-    (out / ".DS_Store").touch()
-    assert set(export(out)["files"]) == {"student.onnx", "student.pt2"}
-    assert (out / "student.onnx").read_bytes() == b"of the other form"
-    (out / "student.onnx").write_bytes(b"damaged")
-    assert set(export(out)["files"]) == {"student.pt2"}
-    other = tmp_path / "mine"
-    other.mkdir()
-    (other / "thesis.tex").touch()
-    for place in (other, other / "thesis.tex"):
-        with pytest.raises(OptionError, match=r"thesis.tex is no file of an export: must be a new folder"):
-            export(place)
-    assert [path.name for path in other.iterdir()] == ["thesis.tex"]
-
-
 def test_an_export_leaves_the_other_files_of_a_linked_folder_and_never_shares_its_staging(
     foreign_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,26 +148,6 @@ def test_an_export_leaves_the_other_files_of_a_linked_folder_and_never_shares_it
     assert (tmp_path / "repo" / ".git" / "HEAD").exists()
 
 
-def test_an_export_that_was_cut_off_is_made_anew(
-    foreign_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def export() -> dict[str, Any]:
-        return export_run(foreign_run, only="torch", model="their_models:net", log=silent)
-
-    def cut_off(path: Path, facts: dict[str, Any]) -> None:
-        if "run" in facts:
-            raise KeyboardInterrupt
-        write_json(path, facts)
-
-    monkeypatch.setattr(exporting, "write_json", cut_off)
-    with pytest.raises(KeyboardInterrupt):
-        export()
-    monkeypatch.undo()
-    monkeypatch.chdir(tmp_path)
-
-    assert set(export()["files"]) == {"student.pt2"}
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_export_that_a_signal_ends_leaves_no_weights(
     foreign_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
@@ -219,43 +158,6 @@ def test_an_export_that_a_signal_ends_leaves_no_weights(
         export_run(foreign_run, only="torch", model="their_models:net", out=tmp_path / "out", log=silent)
 
     assert list((tmp_path / "out").iterdir()) == []
-
-
-def test_an_export_removes_what_a_killed_one_left_and_nothing_else(foreign_run: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    files = {".export.0123abcd.tmp": "student.pt2", ".x_y0z1ab.tmp": "ensemble.onnx", ".mine.0123abcd.tmp": "notes.md"}
-    for folder, file in files.items():
-        (out / folder).mkdir(parents=True)
-        (out / folder / file).write_text("x")
-
-    with staged(out, "export", lambda _: False) as other:  # of another export, which runs
-        (other / "student.pt2").write_text("x")
-        export_run(foreign_run, only="torch", model="their_models:net", out=out, log=silent)
-        left = {path.name for path in out.iterdir()}
-
-    assert left == {"export.json", "student.pt2", ".mine.0123abcd.tmp", other.name}
-
-
-def test_an_export_of_images_that_nothing_normalises_says_so(foreign_run: Path) -> None:
-    facts = json.loads((foreign_run / "run.json").read_text())
-    write_json(foreign_run / "run.json", {**facts, "normalization": Normalization.identity(1)})
-
-    exported = export_run(foreign_run, only="torch", model="their_models:net", log=silent)
-
-    assert exported["input"]["range"] == "as the data set gives them, bytes divided by 255"
-
-
-@pytest.mark.parametrize("format", ["text", "json"])
-def test_the_command_prints_the_files(foreign_run: Path, format: str) -> None:  # noqa: A002
-    words = ["export", str(foreign_run), "--only", "torch", "--model", "their_models:net", "--format", format]
-    done = CliRunner().invoke(cli, words)
-
-    assert done.exit_code == 0, done.output
-    if format == "json":
-        assert json.loads(done.stdout)["folder"] == str(foreign_run / "export")
-    else:
-        assert "student.pt2  0.0" in done.stdout
-        assert "input pixels: [batch, 1, 2, 2], pixels from 0 to 1" in done.stdout
 
 
 class OfTwo(nn.Module):
@@ -291,16 +193,6 @@ def combiners() -> Mapping[str, nn.Module]:
 
     assert BUILT.keys() == COMBINERS.keys()
     return BUILT
-
-
-@pytest.mark.parametrize("shape", [(13, 1, 1), (1, 1, 8)])
-def test_rows_and_texts_are_taken_as_they_are(shape: tuple[int, int, int], tmp_path: Path) -> None:
-    name = "mlp" if shape[0] > 1 else "text-bag"
-    model = Begun(build(name, num_classes=2, input_shape=shape), None).eval()
-    stored = StoredModels({"student": model}, shape, 2, None, "")
-
-    assert stored.input_name == "examples"
-    assert write_programs(stored, "student", tmp_path, ("torch",)) == {"student.pt2": 0.0}
 
 
 def test_a_missing_package_is_one_line_before_the_run_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -352,13 +244,3 @@ def test_a_run_without_a_result_and_one_of_another_project_are_refused(run_folde
         kept = folder.student() or {}
     assert torch.equal(loaded.models["student"].state_dict()["model.1.weight"], kept["1.weight"])
     assert loaded.normalization == HALF
-
-
-def test_a_pool_s_tensors_are_weights_of_the_exported_program(tmp_path: Path) -> None:
-    pool = OpinionPool("log", torch.tensor([[3.0, 0.0, 1.0], [1.0, 2.0, 0.0]]))
-    model = Begun(OfTwo(pool, (3,)), HALF).eval()
-
-    write_programs(StoredModels({"ensemble": model}, (1, 16, 16), 3, HALF, ""), "ensemble", tmp_path, ("torch",))
-
-    kept = torch.export.load(tmp_path / "ensemble.pt2").state_dict
-    assert {f"model.combiner.{name}" for name in pool.state_dict()} <= kept.keys()

@@ -151,52 +151,6 @@ def test_guarded_when_terminated_guardian_stays_until_the_owner_ends(guardians: 
     assert not folder.exists()
 
 
-def test_guarded_twice_at_once_ends_only_its_own() -> None:
-    with guard.guarded() as (outer, token):
-        orphan = start_orphan(token)
-        with guard.guarded() as (inner, other):
-            assert token != other
-        assert is_alive(orphan)
-        assert outer.exists()
-        assert not inner.exists()
-    assert not is_alive(orphan)
-
-
-def test_guarded_when_temporary_root_is_long_picks_a_short_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    long = tmp_path / ("x" * 60)
-    long.mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(long))
-    with guard.guarded() as (folder, _):
-        socket = folder / "ray" / "session_2026-01-01_00-00-00_000000_4194304" / "sockets" / "plasma_store"
-        assert len(str(socket)) <= 107
-
-
-def test_members_when_a_child_drops_the_token_follows_its_parent(tmp_path: Path) -> None:
-    script = f"import subprocess, sys; subprocess.run({SLEEP!r}, env={{}})"
-    with subprocess.Popen([sys.executable, "-c", script], env=carrying("mine")) as parent:
-        try:
-            assert within(10, lambda: len(guard.members("mine", tmp_path)) == 2)
-            found = {process.pid for process in guard.members("mine", tmp_path)}
-            assert found == {parent.pid, *(child.pid for child in psutil.Process(parent.pid).children())}
-        finally:
-            for process in guard.members("mine", tmp_path):
-                process.kill()
-
-
-def test_members_when_token_is_another_is_empty(stranger: subprocess.Popen[bytes], tmp_path: Path) -> None:
-    assert guard.members("mine", tmp_path) == []
-    assert [process.pid for process in guard.members("another", tmp_path)] == [stranger.pid]
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="psutil reads it elsewhere")
-def test_members_when_title_leaves_a_gap_before_the_token_finds_it(
-    stranger: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    block = b"\0" * 40 + f"HOME=/\0{guard.TOKEN_KEY}=mine\0".encode()
-    monkeypatch.setattr(guard, "_environment", lambda process: block if process.pid == stranger.pid else b"A=\0")
-    assert [process.pid for process in guard.members("mine", tmp_path)] == [stranger.pid]
-
-
 @pytest.mark.parametrize(("block", "expected"), [(b"\0\0\0", True), (b"ray::IDLE\0", True), (b"HOME=/root\0", False)])
 def test_members_when_title_overwrote_the_token_goes_by_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: bytes, expected: bool
@@ -210,18 +164,6 @@ def test_members_when_title_overwrote_the_token_goes_by_working_directory(
         finally:
             inside.kill()
             outside.kill()
-
-
-def test_clean_up_when_a_process_keeps_forking_ends_them_all(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    folder.mkdir()
-    script = f"import subprocess\nfor _ in range(20): subprocess.Popen({SLEEP!r}, start_new_session=True)\n"
-    with subprocess.Popen([sys.executable, "-c", script], env=carrying("forking")) as parent:
-        assert within(10, lambda: len(guard.members("forking", folder)) > 3)
-        guard.clean_up("forking", folder)
-        parent.wait(5)
-    assert guard.members("forking", folder) == []
-    assert not folder.exists()
 
 
 def test_sigterm_as_interrupt_inside_raises_and_afterwards_is_as_before() -> None:

@@ -34,21 +34,9 @@ def test_take_writes_out_control_characters() -> None:
     assert shown(line) == [r"WARNING eve: \x1b]0;title\x07\x1b[2J\x9b31m\u202e"]
 
 
-def test_take_for_a_terminal_colours_warnings_only() -> None:
-    assert shown("WARNING : careful", "INFO : fine", colour=True) == ["\x1b[33mWARNING\x1b[0m careful", "fine"]
-
-
 TRACE = ["Traceback (most recent call last):", '  File "a.py", line 1, in main', "    run()", "    ^^^^^"]
 
 
 def test_take_of_a_traceback_of_ours_shows_nothing_of_it() -> None:
     error = "strategies.core.errors.QuorumError: 1 uploads arrived, min-uploads is 2."
     assert shown("before", *TRACE, error, "after") == ["before", "after"]
-
-
-def test_take_of_another_traceback_shows_all_of_it() -> None:
-    assert shown(*TRACE, "ValueError: no", "after") == [*TRACE, "ValueError: no", "after"]
-
-
-def test_rest_of_a_log_that_was_cut_off_shows_the_held_lines() -> None:
-    assert shown("before", *TRACE) == ["before", *TRACE]

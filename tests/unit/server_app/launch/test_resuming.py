@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import random
-import shlex
-import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,11 +14,11 @@ from flwr.supercore.run import RunNotRunningException
 
 from fl_app.node_config import SUPERNODES_VARIABLE
 from server_app import app as server_app
-from server_app.launch.resuming import RESUME_FILE, how_to_go_on, leave_resume_file
-from server_app.settings.read import default_settings, read_settings
+from server_app.launch.resuming import RESUME_FILE, leave_resume_file
+from server_app.settings.read import default_settings
 from server_app.settings.settled import FREE_ON_RESUME, check_same_run
 from server_app.settings.text import merge_settings
-from strategies.core.errors import ComputeError, OptionError, QuorumError, StoreError
+from strategies.core.errors import ComputeError, OptionError, QuorumError
 from strategies.flower.one_shot import OneShot
 from strategies.run.run_folder import RunFolder
 
@@ -59,21 +55,6 @@ def test_a_run_that_fails_says_in_one_line_why_and_how_it_goes_on(
     assert f"if this run is interrupted, resume it with: {command}" in caplog.messages
 
 
-def test_the_file_that_a_run_leaves_holds_all_it_began_with(
-    serve: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = tmp_path / "run"
-    monkeypatch.setattr(OneShot, "start", raising(QuorumError("0 uploads arrived")))
-    with pytest.raises(QuorumError):
-        serve(run_dir=str(run), seed=7)
-    tomllib.loads((run / RESUME_FILE).read_text())
-    kinds = {key: type(value) for key, value in default_settings().items()}
-    found = read_settings(merge_settings([str(run / RESUME_FILE)], kinds))
-    with RunFolder.open(run) as folder:
-        begun = folder.info["settings"]
-    assert dict(found.flat) == {**begun, "run-dir": "", "resume": str(run)}
-
-
 def test_a_flipped_bit_in_the_file_is_a_refusal_or_changes_no_setting_of_the_result(tmp_path: Path) -> None:
     begun = {**default_settings(), "method": "dense", "seed": 7, "data.alpha": 0.1}
     leave_resume_file(tmp_path, begun)
@@ -94,12 +75,6 @@ def test_a_flipped_bit_in_the_file_is_a_refusal_or_changes_no_setting_of_the_res
     assert not any("\n" in line for line in lines)
 
 
-def test_the_command_when_the_folder_has_a_space_is_one_that_a_shell_can_read(tmp_path: Path) -> None:
-    folder = tmp_path / "it's a run"
-
-    assert shlex.split(how_to_go_on(folder))[-1] == str(folder / RESUME_FILE)
-
-
 @pytest.mark.parametrize("error", [SystemExit(0), KeyboardInterrupt(), RunNotRunningException()])
 def test_a_run_that_flower_ends_notes_how_it_goes_on_and_lets_its_folder_go(
     serve: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
@@ -114,21 +89,3 @@ def test_a_run_that_flower_ends_notes_how_it_goes_on_and_lets_its_folder_go(
         "the run was stopped, or its SuperLink is gone; the received uploads are kept. To resume: flwr"
     )
     RunFolder.open(run).close()
-
-
-def test_a_disk_that_is_full_at_the_end_is_one_line_and_the_run_goes_on_when_there_is_space(
-    serve: Callable[..., None], run_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    run = run_folder()
-    (run / "stage.json").write_text(json.dumps({"clients": ["client-000", "client-001", "client-002"]}))
-    with monkeypatch.context() as disk:
-        for name in ("server_app.report.finish.atomic_write", "strategies.run.files.atomic_write"):
-            disk.setattr(name, full)
-        with pytest.raises(StoreError, match=r"No space left on device") as caught:
-            serve(resume=str(run), run_dir="")
-    assert "\n" not in str(caught.value)
-    serve(resume=str(run), run_dir="")
-    assert json.loads((run / "result.json").read_text())["status"] == "finished"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,10 @@ import pytest
 from torch import nn
 
 from server_app.compare.comparison import Comparison, compare_runs
-from server_app.export.exporting import export_run
 from server_app.replay.request import Request
 from server_app.replay.stored import replay_run
 from strategies.core.errors import OptionError
 from strategies.core.facts import UploadFacts
-from strategies.method import METHODS
 from strategies.run.run_folder import RunFolder
 
 CODE = r"""
@@ -119,16 +116,6 @@ def test_a_replay_with_models_that_are_not_the_run_s_is_refused_and_leaves_no_fo
     assert list(run.parent.iterdir()) == [run]
 
 
-def test_a_replay_with_a_wrong_member_is_refused_and_one_that_is_not_needed_is_not_built(tmp_path: Path) -> None:
-    mixed = stored(tmp_path / "mixed" / "run", "model", "wide")
-    alone = stored(tmp_path / "alone" / "run", "model", "model")
-
-    with pytest.raises(OptionError, match="stored tensors do not fit architecture 'wide'"):
-        replayed(mixed, "fedens", "wrong_member")
-    assert replayed(mixed, "fedens", "both")["uploads"] == 2
-    assert replayed(alone, "fedens", "wrong_member")["uploads"] == 2
-
-
 @pytest.mark.parametrize(("model", "message"), WRONG)
 def test_a_comparison_with_models_that_are_not_the_run_s_is_refused_and_leaves_no_folder(
     run: Path, tmp_path: Path, model: str, message: str
@@ -139,31 +126,3 @@ def test_a_comparison_with_models_that_are_not_the_run_s_is_refused_and_leaves_n
         compare_runs(asked, log=lambda _: None)
 
     assert not (tmp_path / "compared").exists()
-
-
-@pytest.mark.parametrize("method", ["fedens", "fedavg"])
-@pytest.mark.parametrize(("model", "message"), WRONG)
-def test_an_export_with_models_that_are_not_the_run_s_is_refused_and_leaves_no_folder(
-    run: Path, method: str, model: str, message: str
-) -> None:
-    result = Path(replayed(run, method, "net")["run_dir"])
-
-    with pytest.raises(OptionError, match=message) as error:
-        export_run(result, only="torch", model=f"their_nets:{model}", log=lambda _: None)
-
-    assert "\n" not in str(error.value)
-    assert not (result / "export").exists()
-
-
-def test_a_replay_that_fails_by_an_error_of_any_kind_leaves_no_folder(
-    run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: object) -> Any:
-        raise ZeroDivisionError
-
-    monkeypatch.setattr("strategies.fedens.METHOD", replace(METHODS["fedens"], fit=fail))
-
-    with pytest.raises(ZeroDivisionError):
-        replayed(run, "fedens", "net")
-
-    assert list(run.parent.iterdir()) == [run]

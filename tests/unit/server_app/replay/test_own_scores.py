@@ -6,7 +6,6 @@ import json
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ import pytest
 import torch
 from torch import nn
 
-from server_app.compare import comparison as comparing
 from server_app.compare.comparison import Comparison, compare_runs
 from server_app.compare.table import lines_of, notes_of
 from server_app.replay.request import Request
@@ -148,25 +146,6 @@ def test_a_wrong_function_is_refused_in_one_line(run: Path, evaluate: str, reaso
     assert list(run.parent.iterdir()) == [run]
 
 
-@pytest.mark.parametrize(("evaluate", "warned"), [("fraction", True), ("score", False), ("never", False)])
-def test_scores_that_look_like_shares_are_warned_of_in_one_line(run: Path, evaluate: str, warned: bool) -> None:
-    lines: list[str] = []
-
-    replay_run(Request(run, "fedens", {}, model="scored_net:net", evaluate=f"scored_net:{evaluate}"), log=lines.append)
-
-    warning = (
-        "warning: every accuracy is from 0 to 1 %: --evaluate 'scored_net:fraction' must return per cent, 0 to 100; "
-        "is it a share?"
-    )
-    assert [line for line in lines if line.startswith("warning")] == [warning] * warned
-
-
-def test_a_run_of_this_app_has_held_out_images_of_its_own(tmp_path: Path, run_folder: Any) -> None:
-    own = run_folder()
-    with pytest.raises(OptionError, match="--evaluate is 'scored_net:score': must be '' for .*, a run of this app"):
-        replay_run(Request(own, "fedens", {}, evaluate="scored_net:score"), log=lambda _: None)
-
-
 @pytest.mark.slow
 def test_runs_of_another_project_are_compared_with_its_scores(run: Path, tmp_path: Path) -> None:
     asked = Comparison(
@@ -180,19 +159,3 @@ def test_runs_of_another_project_are_compared_with_its_scores(run: Path, tmp_pat
     assert "--evaluate scored_net:score" in found["command"]
     assert any(note.startswith("Accuracy on held-out examples") for note in notes_of(found))
     assert found["plot"] == "comparison.png"
-
-
-def test_the_code_of_a_comparison_need_not_be_named_again_and_other_code_is_refused(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(comparing, "run_cells", lambda *_: [])
-    asked = Comparison((run,), "fedens", model="scored_net:net", evaluate="scored_net:score", out=tmp_path / "compared")
-
-    first = compare_runs(asked, log=lambda _: None)
-    again = compare_runs(replace(asked, model="", evaluate=""), log=lambda _: None)
-
-    assert again["command"] == first["command"]
-    with pytest.raises(
-        OptionError, match=r'compares with --evaluate="scored_net:score", now it is "scored_net:scores": must be'
-    ):
-        compare_runs(replace(asked, evaluate="scored_net:scores"), log=lambda _: None)

@@ -11,10 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import nn
 
-from server_app.replay import stored
 from server_app.replay.request import Request
 from server_app.replay.stored import replay_run
 from strategies.core.errors import OneShotError, OptionError, StoreError
@@ -78,21 +76,6 @@ def test_every_method_when_replayed_leaves_its_result_beside_the_run_and_the_run
     assert (target / ("student.safetensors" if METHODS[method].kind != "ensemble" else "ensemble")).exists()
 
 
-def test_a_replay_takes_subnormal_numbers_for_zero_before_it_loads_anything(
-    run_folder: MakeRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run, seen = run_folder(), list[float]()
-
-    def prepared(*_: object) -> None:
-        seen.append(float(torch.tensor(torch.finfo(torch.float32).tiny) / 2))
-        raise OptionError("enough")
-
-    monkeypatch.setattr(stored, "_prepared", prepared)
-    with pytest.raises(OptionError, match="enough"):
-        replayed(run)
-    assert seen == [0.0]
-
-
 def test_a_replay_without_a_method_runs_the_run_s_own_and_gives_the_same_bits_each_time(run_folder: MakeRun) -> None:
     run = run_folder(method="fedavg")
 
@@ -115,14 +98,6 @@ def test_settings_when_they_differ_from_the_run_s_are_used_and_kept(run_folder: 
     assert other["weights_sha256"] != plain["weights_sha256"]
     with RunFolder.open(Path(other["run_dir"]), write=False) as folder:
         assert [row["epoch"] for row in folder.round(1).metrics() if "epoch" in row] == [1]
-
-
-def test_architectures_when_they_differ_are_replayed_but_not_averaged(run_folder: MakeRun) -> None:
-    run = run_folder("lenet5", "mnist-cnn")
-
-    assert [row["name"] for row in replayed(run, "fedens")["table"]] == ["client-000", "client-001", "FedENS"]
-    with pytest.raises(OptionError, match=r"'fedavg' needs one architecture .* client-001 \(mnist-cnn\)"):
-        replayed(run, "fedavg")
 
 
 @pytest.mark.parametrize(
@@ -212,18 +187,6 @@ def test_a_replay_that_was_cut_off_goes_on_and_ends_with_the_same_bits(run_folde
         assert [row["epoch"] for row in folder.round(1).metrics() if "epoch" in row] == [1, 2]
 
 
-@pytest.mark.usefixtures("cut_off")
-def test_a_replay_when_it_goes_on_under_other_settings_is_refused(run_folder: MakeRun) -> None:
-    run = run_folder()
-    with pytest.raises(CutOffError):
-        replayed(run, "dense")
-
-    with pytest.raises(OptionError, match="'dense.epochs' is 9, but the run to resume began with 2"):
-        replayed(run, "dense", begun(run), dense__epochs=9)
-
-    assert replayed(run, "dense", begun(run), dense__epochs=2)["resumed_at"] == 1
-
-
 def test_a_finished_replay_when_resumed_gives_its_result_and_does_no_work(
     run_folder: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -236,22 +199,6 @@ def test_a_finished_replay_when_resumed_gives_its_result_and_does_no_work(
     monkeypatch.setattr("server_app.replay.stored.guarded_replay", never)
 
     assert replayed(run, resume=Path(result["run_dir"])) == json.loads(json.dumps(result))
-
-
-def test_a_folder_that_is_no_replay_of_this_run_cannot_be_resumed(run_folder: MakeRun, tmp_path: Path) -> None:
-    run, other = run_folder(), run_folder("lenet5", "lenet5", name="other")
-    target, link = Path(replayed(run, "fedens")["run_dir"]), tmp_path / "link"
-    link.symlink_to(other)
-
-    for named in (other, link):
-        with pytest.raises(StoreError, match=f"{target} is no replay of {other}: it is one of {run} with 'fedens'"):
-            replayed(named, resume=target)
-    with pytest.raises(StoreError, match=f"no replay of {run} with method 'dense': it is one of {run} with 'fedens'"):
-        replayed(run, "dense", target)
-    with pytest.raises(StoreError, match=f"{other} is no replay of {run}: it is one of no run with 'fedens'"):
-        replayed(run, resume=other)
-    with pytest.raises(StoreError, match="no run folder"):
-        replayed(run, resume=tmp_path)
 
 
 @pytest.mark.parametrize("model", ["", " --model"])
@@ -344,45 +291,6 @@ def test_a_run_of_another_project_when_its_model_is_named_is_replayed_without_sc
     assert str(Path.cwd()) not in sys.path
 
 
-def test_a_replay_of_another_project_s_run_learns_from_the_images_of_a_file(foreign: MakeRun, tmp_path: Path) -> None:
-    save_file({"images": torch.rand(6, 1, 4, 4)}, tmp_path / "pool.safetensors")
-
-    result = replayed(
-        foreign(), "distill", model="foreign_net:Net", data__proxy_file="pool.safetensors", distill__steps=2
-    )
-
-    assert (result["status"], result["work"]["student_steps"]) == ("finished", 2)
-    stored = json.loads((Path(result["run_dir"]) / "run.json").read_text())
-    assert stored["options"]["data.proxy-file"] == "pool.safetensors"
-
-
-def test_a_replay_of_another_project_s_run_goes_on_with_the_gatekeeper_it_began_with(
-    foreign: MakeRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupt(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    run = foreign("model", "model", "model")
-    chosen = {"gatekeeper__policy": "exclude", "gatekeeper__steps": 1}
-    with monkeypatch.context() as patch:
-        patch.setattr("strategies.gatekeeper.inspection.inspect", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            replayed(run, "fedens", model="foreign_net:Net", **chosen)
-    target = begun(run)
-
-    with pytest.raises(OptionError, match=r"'gatekeeper\.policy' is 'off', but the run to resume began with 'exclude'"):
-        replayed(run, resume=target, model="foreign_net:Net", gatekeeper__policy="off")
-    result = replayed(run, resume=target, model="foreign_net:Net")
-
-    assert result["gatekeeper"]["policy"] == "exclude"
-
-
-def test_a_run_of_another_project_when_its_models_are_several_is_replayed_from_a_dict(foreign: MakeRun) -> None:
-    result = replayed(foreign("model", "wide"), "fedens", model="foreign_net:MODELS")
-
-    assert result["uploads"] == 2
-
-
 def test_the_input_space_of_another_project_when_stored_is_used(
     foreign: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -398,33 +306,6 @@ def test_the_input_space_of_another_project_when_stored_is_used(
     replayed(foreign(normalization=[[0.1], [0.2]]), "fedens", model="foreign_net:Net")
 
     assert (seen[0].mean, seen[0].std) == ((0.1,), (0.2,))
-
-
-def test_the_seed_of_another_project_s_run_can_be_another_which_is_kept(foreign: MakeRun) -> None:
-    run, options = foreign(), {"dense__epochs": 1, "dense__generator_steps": 1, "dense__latent": 4}
-
-    own, other = (replayed(run, "dense", model="foreign_net:Net", **options, **seed) for seed in ({}, {"seed": 5}))
-
-    assert (own["seed"], other["seed"]) == (4, 5)
-    assert own["weights_sha256"] != other["weights_sha256"]
-    again = replayed(run, resume=Path(other["run_dir"]), model="foreign_net:Net")
-    assert again["weights_sha256"] == other["weights_sha256"]
-    with pytest.raises(OptionError, match="'seed' is 6, but the run to resume began with 5"):
-        replayed(run, resume=Path(other["run_dir"]), model="foreign_net:Net", seed=6)
-    with pytest.raises(OptionError, match="'seed' is 'x': must be a whole number"):
-        replayed(run, "dense", model="foreign_net:Net", seed="x")
-
-
-def test_the_teacher_of_another_project_s_run_can_be_tally_which_is_kept(foreign: MakeRun) -> None:
-    run, options = foreign(), {"dense__epochs": 1, "dense__generator_steps": 1, "dense__latent": 4}
-
-    own, tally = (replayed(run, "dense", model="foreign_net:Net", **options, teacher=t) for t in ("method", "tally"))
-
-    assert own["weights_sha256"] != tally["weights_sha256"]
-    again = replayed(run, resume=Path(tally["run_dir"]), model="foreign_net:Net")
-    assert again["weights_sha256"] == tally["weights_sha256"]
-    with pytest.raises(OptionError, match="'teacher' is 'method', but the run to resume began with 'tally'"):
-        replayed(run, resume=Path(tally["run_dir"]), model="foreign_net:Net", teacher="method")
 
 
 @pytest.mark.usefixtures("cut_off")

@@ -12,7 +12,7 @@ from torch import nn
 from fl_app.attacks import triggered
 from fl_app.data import ImageData
 from server_app.launch.result import print_result
-from server_app.report.attack_success import attack_lines, backdoor_success
+from server_app.report.attack_success import backdoor_success
 from server_app.report.finish import finish, table_lines
 from server_app.settings.held_out import HeldOut
 from strategies.method import Normalization
@@ -84,24 +84,3 @@ def test_a_result_when_attackers_were_simulated_says_so_everywhere(
     assert f"A{line[1:]}." in (path / "model_card.md").read_text()
     print_result({**result, "refusals": []}, "text")
     assert f"attack       {line}" in capsys.readouterr().out
-
-
-def test_a_result_without_attackers_says_nothing_of_it(
-    run_folder: Callable[..., Path], stage: Callable[..., Any]
-) -> None:
-    path = run_folder()
-
-    result = finished(path, stage)
-
-    assert "attack" not in result
-    assert attack_lines({}) == []
-    assert "attack" not in (path / "model_card.md").read_text().lower()
-
-
-def test_a_result_of_another_attack_has_no_success(run_folder: Callable[..., Path], stage: Callable[..., Any]) -> None:
-    result = finished(run_folder(), stage, **{"attack.kind": "scale", "attack.clients": "client-001"})
-
-    assert result["attack"] == {
-        "kind": "scale", "clients": ["client-001"], "described": "scale, factor 10, by client-001",
-    }  # fmt: skip
-    assert "attackers are simulated: scale, factor 10, by client-001" in table_lines(result)

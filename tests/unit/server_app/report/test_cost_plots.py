@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -8,8 +7,8 @@ import pytest
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
-from server_app.compare.table import Line, times_of_lines
-from server_app.report.cost_plots import Point, differ_in_cost, plot_communication, plot_server_time
+from server_app.compare.table import Line
+from server_app.report.cost_plots import Point, plot_communication, plot_server_time
 from server_app.report.drawing import COLOURS
 
 pytestmark = pytest.mark.plots
@@ -59,22 +58,6 @@ def test_the_plot_names_every_result_with_the_best_first_and_tells_them_apart() 
     assert_readable(figure)
 
 
-@pytest.mark.parametrize("amounts", [[0.25], [0.0008, 0.0011], [0.2, 60.0], [0.001, 9000.0]])
-def test_the_axis_of_mib_has_readable_numbers_over_few_and_many_decades(amounts: Sequence[float]) -> None:
-    figure = plot_communication([Point(f"m{mib}", "student", mib, 50.0) for mib in amounts])
-
-    least, most = figure.axes[0].get_xlim()
-    assert least < min(amounts) <= max(amounts) < most
-    assert_readable(figure)
-
-
-def test_costs_that_are_one_for_all_show_nothing() -> None:
-    assert not differ_in_cost([Point("a", "student", 0.25, 50.0), Point("b", "student", 0.2501, 60.0)])
-    assert differ_in_cost([Point("a", "student", 0.25, 50.0), Point("b", "student", 0.5, 60.0)])
-    assert differ_in_cost([Point("a", "student", 0.25, 50.0, curves=(((0.1, 1.0), (0.25, 50.0)),))])
-    assert not differ_in_cost([Point("a", "student", 0.01, 50.0), Point("b", "student", 0.05, 60.0)], 0.1)
-
-
 def test_rounds_when_drawn_are_a_curve_in_the_colour_of_their_result() -> None:
     curve = ((5.0, 30.0), (6.0, 50.0), (7.0, 55.0))
     figure = plot_communication([*points(2), Point("FENS", "ensemble", 7.0, 56.0, 2.0, (curve, curve[:2]))])
@@ -90,12 +73,6 @@ def test_rounds_when_drawn_are_a_curve_in_the_colour_of_their_result() -> None:
 
 def line(name: str, kind: str, seconds: float | None, *scores: float) -> Line:
     return Line(name, "x", kind, len(scores), scores or None, None, 1.0, seconds, 1.0, 0.0, 0.25, (3, 3))
-
-
-def test_the_server_s_time_is_that_of_every_line_which_has_one_and_an_accuracy() -> None:
-    lines = [line("A", "student", 20.0, 60.0, 64.0), line("B", "ensemble", None, 50.0), line("C", "student", 3.0)]
-
-    assert times_of_lines(lines) == [Point("A", "student", 20.0, 62.0, 2.83)]
 
 
 def test_the_server_s_time_of_a_method_that_trains_nothing_stands_first_and_says_so() -> None:
@@ -122,12 +99,3 @@ def test_the_server_s_time_of_a_method_that_trains_nothing_stands_first_and_says
     told = {label.get_text() for label in axes.get_xticklabels()}
     assert {"≤ 0.1", "10"} <= told
     assert not {"0.1", "0.01"} & told
-
-
-def test_the_server_s_time_when_all_take_some_is_a_plain_axis() -> None:
-    figure = plot_server_time([Point("Tally", "student", 20.0, 80.0), Point("DENSE", "student", 47.0, 40.0)])
-
-    figure.canvas.draw()
-    told = [label.get_text() for label in figure.axes[0].get_xticklabels()]
-    assert {"10", "20", "50", "100"} <= {*told}
-    assert not any("≤" in text for text in told)

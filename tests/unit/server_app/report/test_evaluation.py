@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from server_app.report.evaluation import Row, best_accuracy, evaluate, result_table
+from server_app.report.evaluation import result_table
 from server_app.settings.held_out import HeldOut
 from strategies.combiners.combiners import Mean
 from strategies.combiners.outcomes import load_model
@@ -74,29 +73,3 @@ def test_the_table_when_a_method_ends_with_both_has_the_ensemble_before_the_stud
     ensemble = load_model(replace(both.outcome, student=None), both.job)
     assert rows[-2].accuracy == images.accuracy(ensemble)
     assert rows[-1].accuracy == images.accuracy(load_model(report.outcome, report.job))
-
-
-def test_the_best_accuracy_is_that_of_the_epochs_or_the_last() -> None:
-    assert best_accuracy([{"epoch": 1, "accuracy": 70.0}, {"epoch": 2, "accuracy": 60.0}, {"note": "x"}], 60.0) == 70.0
-    assert best_accuracy([], 60.0) == 60.0
-
-
-def test_a_row_when_written_has_the_keys_of_the_result_file() -> None:
-    assert Row("a", "client", 1.5).as_json() == {"name": "a", "kind": "client", "accuracy": 1.5}
-
-
-@pytest.mark.parametrize("method", ["fedavg", "fedens", "dw-fedens", "dense"])
-@pytest.mark.parametrize("architectures", [("lenet5",) * 3, ("lenet5", "mnist-cnn", "lenet5")])
-def test_an_evaluation_counts_to_its_end_and_gives_the_table(
-    stage: Stage, method: str, architectures: tuple[str, ...]
-) -> None:
-    if method == "fedavg" and len(set(architectures)) > 1:
-        pytest.skip("FedAvg refuses several architectures")
-    report, _, images = stage(method, *architectures)
-    lines: list[str] = []
-
-    rows = evaluate(report, method, images, log=lines.append)
-
-    assert rows == result_table(report, method, images)
-    step, total = re.fullmatch(r"evaluation: batch (\d+) of (\d+), \d+ s elapsed", lines[-1]).groups()  # type: ignore[union-attr]
-    assert step == total

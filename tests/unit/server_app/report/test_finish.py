@@ -11,12 +11,10 @@ from typing import Any
 import pytest
 import yaml
 
-from server_app.report.communication import moved_lines
-from server_app.report.finish import describe_failure, finish, own_epochs, table_lines
+from server_app.report.finish import describe_failure, finish, table_lines
 from server_app.settings.read import read_settings
 from strategies.core.errors import QuorumError
-from strategies.method import EnsembleSpec, Outcome
-from strategies.run.files import read_json, write_json
+from strategies.run.files import read_json
 from strategies.run.run_folder import RunFolder
 from strategies.run.stage import keep_outcome
 from strategies.run.traffic import Traffic
@@ -129,44 +127,6 @@ def test_the_weights_of_clients_when_the_ensemble_has_them_are_in_the_result_in_
     assert "client_weights.png" in result["plots"]
 
 
-def test_bytes_when_few_are_shown_to_the_byte(run_folder: Callable[..., Path], stage: Callable[..., Any]) -> None:
-    result = finished(run_folder(), stage, "fedens")
-
-    assert result["mib_up_per_client"] * 2**20 == pytest.approx(1001, abs=1)
-    assert result["mib_down_per_client"] * 2**20 == pytest.approx(150, abs=1)
-    assert moved_lines(result) == ["1001 B up, 150 B down per client"]
-
-
-def test_rounds_when_there_are_two_count_together_and_the_last_gives_the_metrics(
-    run_folder: Callable[..., Path], stage: Callable[..., Any]
-) -> None:
-    path = run_folder()
-    with RunFolder.open(path) as folder:
-        folder.round(1).record({"epoch": 1, "accuracy": 99.0})
-        second = folder.round(2)
-        second.record({"epoch": 1, "accuracy": 98.0})
-        second.refuse("client-001", "its file is damaged")
-        write_json(second.path / "traffic.json", {"up": {"client-000": 2000}, "down": {"client-000": 3000}})
-
-    result = finished(path, stage, "dense", server_round=2)
-
-    assert result["best_accuracy"] == 98.0
-    assert [entry["client"] for entry in result["refusals"]] == ["node-7", "client-001"]
-    assert result["mib_up_per_client"] * 2**20 == pytest.approx((1000 + 1001 + 1002 + 2000) / 3, abs=1)
-    assert result["mib_down_per_client"] * 2**20 == pytest.approx((3 * 150 + 3000) / 3, abs=1)
-
-
-def test_accuracies_are_the_result_s_own_of_rounds_with_clients_or_of_a_student_s_epochs() -> None:
-    rounds = [{"epoch": 1, "accuracy": 70.0, "mib_per_client": 2.0}]
-    epochs = [{"epoch": 1, "accuracy": 60.0}]
-    spec = EnsembleSpec(("alice",), "mean")
-
-    assert own_epochs(Outcome(ensemble=spec), rounds) == rounds
-    assert own_epochs(Outcome(ensemble=spec), epochs) == []  # of a student that was not the result
-    assert own_epochs(Outcome(student={}), rounds) == rounds
-    assert own_epochs(Outcome(student={}, ensemble=spec), [*rounds, *epochs]) == epochs
-
-
 def test_a_run_of_several_phases_tells_each_of_them(run_folder: Callable[..., Path], stage: Callable[..., Any]) -> None:
     path = run_folder()
     traffic = Traffic.read(path / "traffic.json")
@@ -198,23 +158,3 @@ def test_a_failed_run_says_why_and_keeps_its_uploads(run_folder: Callable[..., P
     assert result["status"] == "failed"
     assert result["error"] == "3 uploads arrived, min-uploads is 4"
     assert (result["uploads"], result["refusals"][0]["client"]) == (3, "node-7")
-
-
-def test_the_table_when_printed_has_a_line_per_row_and_the_bytes_moved() -> None:
-    result = {
-        "table": [
-            {"name": "client-000", "kind": "client", "accuracy": 8.5},
-            {"name": "DENSE", "kind": "student", "accuracy": 100.0},
-        ],
-        "mib_up_per_client": 0.25,
-        "mib_down_per_client": 0.000143,
-        "run_dir": "runs/x",
-    }
-
-    assert table_lines(result) == [
-        "client-000  client      8.50 %",
-        "DENSE       student   100.00 %",
-        "256.0 KiB up, 150 B down per client",
-        "run folder: runs/x",
-    ]
-    assert table_lines({**result, "table": []})[-1] == "run folder: runs/x"

@@ -9,7 +9,7 @@ import pytest
 
 from server_app.replay.request import Request
 from server_app.replay.stored import replay_run
-from server_app.report.gatekeeping import card_section, plot_verdict, verdict_lines
+from server_app.report.gatekeeping import card_section, verdict_lines
 from strategies.core.durable import sealed, sha256_file
 from strategies.gatekeeper.verdicts import Finding, Inspection, Row
 from strategies.run.files import save_weights
@@ -69,16 +69,3 @@ def test_lines_and_card_name_the_suspect_the_action_and_skipped_tests() -> None:
     assert "| b | ok | - |" in card_section(verdict())
     assert "Suspects took part." in card_section(verdict("warn"))
     assert card_section({}) == ""
-
-
-@pytest.mark.plots
-def test_the_heat_map_has_a_row_per_client_and_a_column_per_measure_and_none_without_measures() -> None:
-    figure = plot_verdict(verdict())
-
-    assert figure is not None
-    axes = figure.axes[0]
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["a  scaled", "b"]
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["agreement", "norm"]
-    assert {text.get_text() for text in axes.texts} == {"0.1", "10", "1"}
-    assert plot_verdict(verdict(rows=(Row("a", "net", {}, {}),))) is None
-    assert plot_verdict({}) is None

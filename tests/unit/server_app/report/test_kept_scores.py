@@ -20,7 +20,6 @@ from server_app.report.kept_scores import KeptScores
 from server_app.settings.build import build_job, held_out
 from server_app.settings.held_out import HeldOut
 from server_app.settings.read import read_settings
-from strategies.core.errors import StoreError
 from strategies.method import Job
 from strategies.run.run_folder import RunFolder
 
@@ -69,19 +68,6 @@ def test_cells_on_the_same_uploads_have_the_rows_of_fresh_replays_and_score_the_
     assert sorted(passes) == ["accuracy"] * 6 + ["member_accuracies"] * 4
 
 
-def test_the_log_of_a_cell_whose_scores_are_kept_ends_with_all_of_them(run_folder: MakeRun, passes: list[str]) -> None:
-    run, said = run_folder(), list[str]()
-    request = Request(run, "fedens", {}, kept=run.parent / "scores.json")
-
-    for _ in range(2):
-        replay_run(request, log=said.append)
-
-    ends = [line.partition(", ")[0] for line in said if line.startswith("evaluation: batch")]
-    assert passes.count("member_accuracies") == 1
-    whole = ends[-1].split()
-    assert whole[2] == whole[4]
-
-
 @pytest.fixture
 def stored(run_folder: MakeRun) -> tuple[Job, HeldOut]:
     settings = read_settings({"data.name": "digits", "threads": 1})
@@ -119,15 +105,6 @@ def test_scores_are_kept_for_the_same_uploads_and_images_only(stored: tuple[Job,
     assert [asked(path, *other) for other in others] == [False] * len(others)
 
 
-def test_scores_of_uploads_that_are_not_stored_are_made_each_time(stored: tuple[Job, HeldOut], tmp_path: Path) -> None:
-    job, images = stored
-    state = job.uploads[0].read()
-    in_memory = replace(job, uploads=(replace(job.uploads[0], read=lambda: state), *job.uploads[1:]))
-
-    assert [asked(tmp_path / "scores.json", in_memory, images) for _ in range(2)] == [True, True]
-    assert not (tmp_path / "scores.json").exists()
-
-
 @pytest.mark.parametrize("text", ["{", "[1]", '{"a": 1}'])
 def test_a_file_of_scores_that_cannot_be_read_is_made_anew(
     stored: tuple[Job, HeldOut], tmp_path: Path, text: str
@@ -137,14 +114,3 @@ def test_a_file_of_scores_that_cannot_be_read_is_made_anew(
 
     assert asked(path, job, images)
     assert not asked(path, job, images)
-
-
-def test_a_disk_that_refuses_costs_the_time_only(
-    stored: tuple[Job, HeldOut], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: Any) -> None:
-        raise StoreError("No space left on device")
-
-    monkeypatch.setattr("server_app.report.kept_scores.write_json", full)
-
-    assert [asked(tmp_path / "scores.json", *stored) for _ in range(2)] == [True, True]

@@ -20,12 +20,9 @@ from server_app.replay.request import Request
 from server_app.replay.stored import unmet_need
 from server_app.report.finish import finish
 from server_app.report.page import Page, Plot, Table, write_page
-from server_app.report.run_page import _commands
 from server_app.settings.catalogue import catalogue
 from strategies.run.run_folder import RunFolder
 from strategies.run.stage import keep_outcome
-
-PLAIN = Page("Run", "title")
 
 
 class Outline(HTMLParser):
@@ -96,15 +93,6 @@ def test_commands_of_a_page_are_accepted_and_fit_the_uploads(page: tuple[Path, d
             assert unmet_need(Request(path, method, {})) == ""
 
 
-def test_page_of_sums_recommends_methods_on_sums() -> None:
-    result: dict[str, Any] = {"run_dir": "runs/a", "method": "ridge", "uploads": 3, "seed": 0}
-
-    found = _commands({"num-supernodes": 3}, {}, result, ["ridge", "lda"])
-
-    assert ("Other methods on the same uploads", "oneshot compare runs/a --methods ridge,lda") in found
-    assert not any("tally" in command for _, command in found)
-
-
 def test_page_of_a_run_needs_no_other_file_and_no_network(page: tuple[Path, dict[str, Any]]) -> None:
     path, result = page
     text = (path / "report.html").read_text()
@@ -115,12 +103,6 @@ def test_page_of_a_run_needs_no_other_file_and_no_network(page: tuple[Path, dict
     assert all(source.startswith("data:image/png;base64,") for source in images)
     assert {tag for tag, _ in outline.tags}.isdisjoint({"script", "link", "iframe", "a"})
     assert not re.search(r"url\(|@import|https?:", text)
-
-
-def test_plot_over_one_cost_for_all_is_not_drawn(page: tuple[Path, dict[str, Any]]) -> None:
-    _, result = page
-
-    assert "communication.png" not in result["plots"]  # every model here cost one upload
 
 
 def test_texts_of_clients_are_escaped(tmp_path: Path) -> None:
@@ -135,12 +117,6 @@ def test_texts_of_clients_are_escaped(tmp_path: Path) -> None:
     assert "<script" not in text
     assert text.count("&lt;script&gt;") == 18
     Outline(text)
-
-
-def test_parts_without_content_are_left_out(tmp_path: Path) -> None:
-    write_page(tmp_path / "page.html", PLAIN)
-
-    assert "<h2>" not in (tmp_path / "page.html").read_text()
 
 
 @pytest.mark.slow

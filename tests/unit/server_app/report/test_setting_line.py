@@ -23,10 +23,6 @@ def test_split_is_its_law_with_the_parameter_that_matters(settings: dict[str, ob
     assert split_line(settings) == line
 
 
-def test_setting_of_one_run() -> None:
-    assert setting_line([DIGITS], [5], [0]) == "digits · split dirichlet-classes, alpha 0.3 · 5 clients · seed 0"
-
-
 def test_setting_of_runs_that_differ_has_all_values() -> None:
     runs = [DIGITS, {**DIGITS, "data.alpha": 0.1}]
 
@@ -34,11 +30,4 @@ def test_setting_of_runs_that_differ_has_all_values() -> None:
 
     assert found == (
         "digits · split dirichlet-classes, alpha 0.3 / dirichlet-classes, alpha 0.1 · 5 / 10 clients · seeds 0 / 1"
-    )
-
-
-def test_setting_of_another_project_s_run_has_what_is_known() -> None:
-    assert setting_line([{}], [0], [7]) == "seed 7"
-    assert setting_line([{"data.name": "pacs", "data.left-out": "sketch"}], [1], [7]) == (
-        "pacs without sketch · 1 client · seed 7"
     )

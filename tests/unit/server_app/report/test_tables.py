@@ -29,12 +29,3 @@ def test_no_number_and_no_name_is_cut_however_narrow_the_window_is(width: int, m
     assert any(name in line and "85.60" in line for line in lines)
     assert all(word in said.getvalue() for word in ("accuracy, %", "digits", "One."))
     assert max(map(len, lines)) <= max(width, 54)
-
-
-def test_names_are_printed_letter_by_letter(capsys: pytest.CaptureFixture[str]) -> None:
-    name = "alpha:100:seed|0"  # ":100:" is the code of an emoji
-
-    tables.print_table(["run"], [[name]], texts=1, notes=[f"in {name}"])
-
-    assert capsys.readouterr().out.count(name) == 2
-    assert r"| alpha:100:seed\|0 |" in tables.markdown_text(["run"], [[name]], texts=1, notes=["One."])

@@ -15,7 +15,7 @@ from fl_app.config import TRACKERS
 from server_app.replay.request import Request
 from server_app.replay.stored import replay_run
 from server_app.report import tracking
-from server_app.report.tracking import scalars_of, track
+from server_app.report.tracking import track
 from server_app.settings.checks import check_tracker
 from strategies.core.errors import OptionError
 
@@ -49,15 +49,6 @@ def events(folder: Path) -> Any:
     return found
 
 
-def test_rows_become_numbers_at_their_epoch_or_round_or_place() -> None:
-    assert [*scalars_of(METRICS)] == [
-        (1, {"distillation": 0.5, "accuracy": 40.0}),
-        (2, {"distillation": 0.25, "accuracy": 50.0}),
-    ]
-    rows = [{"round": 7, "accuracy": 1}, {"note": "no number"}, {"client": "a", "left_out_error": 0.5, "nan": None}]
-    assert [*scalars_of(rows)] == [(7, {"accuracy": 1.0}), (2, {"left_out_error": 0.5})]
-
-
 def test_tensorboard_reads_the_metrics_the_table_and_the_settings(tmp_path: Path) -> None:
     assert tracked("tensorboard", tmp_path) == f"tracker tensorboard: {tmp_path / 'tensorboard'}"
 
@@ -66,13 +57,6 @@ def test_tensorboard_reads_the_metrics_the_table_and_the_settings(tmp_path: Path
     assert [e.value for e in found.Scalars("result/table/FedAvg (one shot)")] == [30.0]
     assert [e.value for e in found.Scalars("result/accuracy")] == [50.0]
     assert "method = 'tally'" in found.Tensors("settings/text_summary")[0].tensor_proto.string_val[0].decode()
-
-
-def test_a_replay_goes_to_the_tracker_of_its_settings(run_folder: Callable[..., Path]) -> None:
-    result = replay_run(Request(run_folder(), "fedavg", {"tracker": "tensorboard"}), log=lambda _: None)
-
-    (accuracy,) = events(Path(result["run_dir"]) / "tensorboard").Scalars("result/accuracy")
-    assert accuracy.value == pytest.approx(result["accuracy"])
 
 
 class Recorder:

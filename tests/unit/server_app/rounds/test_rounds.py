@@ -17,10 +17,9 @@ from typer.testing import CliRunner
 from server_app import cli as command_line
 from server_app.compare.comparison import Comparison, compare_runs
 from server_app.rounds.plot import plot_rounds
-from server_app.rounds.report import read_targets, report_rounds
-from server_app.rounds.runs import read_runs, settings_of
+from server_app.rounds.report import report_rounds
+from server_app.rounds.runs import read_runs
 from server_app.settings.read import default_settings
-from strategies.core.errors import OptionError, StoreError
 from strategies.run.files import read_json, write_json
 from strategies.run.run_folder import RunFolder
 
@@ -138,16 +137,6 @@ def test_lines_are_named_by_their_relevant_differences(run_of_rounds: MakeRun) -
     ]
 
 
-def test_a_setting_that_an_older_run_does_not_know_has_its_default(run_of_rounds: MakeRun) -> None:
-    old, new = run_of_rounds([50.0], name="old"), run_of_rounds([60.0], name="new", seed=1)
-    info = read_json(old / "run.json")
-    for key in ("iterative.refiner", "iterative.checkpoint-every", "client.sam-rho"):
-        del info["settings"][key]
-    write_json(old / "run.json", info)
-
-    assert [(line["name"], line["results"]) for line in reported(old, new)["table"]] == [("FedAvg", 2)]
-
-
 def test_runs_of_another_project_are_distinguished_by_their_strategies_and_refiners(run_of_rounds: MakeRun) -> None:
     runs = [run_of_rounds([50.0], name=f"run{place}", planned=4, seed=place // 3) for place in range(4)]
     facts: list[dict[str, Any]] = [{"base": "FedAvg"}, {"base": "FedAvgM"}, {"flboost.iterations": 5}, {}]
@@ -165,29 +154,6 @@ def test_runs_of_another_project_are_distinguished_by_their_strategies_and_refin
         (name + "base=FedAvg, flboost.iterations=5", 1),
     ]
     assert {run.planned for run in read_runs(runs)[1]} == {4}
-
-
-def test_refined_rounds_tell_their_seconds_and_their_part_of_arithmetic(run_of_rounds: MakeRun) -> None:
-    plain = run_of_rounds([50.0, 60.0], name="plain")
-    refined = run_of_rounds([50.0, 70.0], name="refined", **{"iterative.refiner": "feddf"})
-
-    first, second = reported(plain, refined)["table"]
-
-    assert (first["name"], first["refinement_s"]) == ("FedAvg", None)
-    assert (second["name"], second["refinement_s"], second["arithmetic_s"]) == ("FedDF over FedAvg", 3.5, 1.5)
-
-
-def test_untested_rounds_are_passed_over_and_an_unfinished_run_tells_how_far_it_came(run_of_rounds: MakeRun) -> None:
-    every = {"iterative.evaluate-every": 2}
-    whole = run_of_rounds([None, 60.0, None, 80.0], name="whole", **every)
-    cut = run_of_rounds([None, 85.0, None], name="cut", seed=1, planned=4, **every)
-
-    done = oneshot("rounds", whole, cut, "--targets", "80", "--format", "md")
-
-    assert done.exit_code == 0, done.output
-    assert "| FedAvg | 2 | 3.0 ± 1.4 | 1.5 | 82.50 ± 3.54 | 82.50 | - | - |" in done.stdout
-    assert "Tested every 2 rounds only." in done.stdout
-    assert "Unfinished: cut, 3 of 4 rounds." in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -232,18 +198,6 @@ def test_runs_that_cannot_be_compared_are_refused_in_one_line(run_of_rounds: Mak
         assert line in error
 
 
-@pytest.mark.parametrize("text", ["x", "75,", "0", "75,101", "nan", "-5"])
-def test_targets_that_are_no_accuracies_are_refused(text: str) -> None:
-    with pytest.raises(OptionError, match="must be comma-separated accuracies in %, above 0 and at most 100"):
-        read_targets(text)
-
-
-def test_targets_are_read_and_sorted(run_of_rounds: MakeRun) -> None:
-    assert read_targets("") == ()
-    assert read_targets(" 80, 75.5") == (80.0, 75.5)
-    assert reported(run_of_rounds([50.0]), targets=[80.0, 75.5, 80.0])["targets"] == [75.5, 80.0]
-
-
 @pytest.mark.plots
 def test_the_command_prints_text_json_and_csv_and_writes_to_the_named_file(
     run_of_rounds: MakeRun, tmp_path: Path
@@ -281,21 +235,6 @@ def test_the_command_prints_text_json_and_csv_and_writes_to_the_named_file(
     )
 
 
-def test_curves_that_cannot_be_drawn_are_one_line_beside_the_table(
-    run_of_rounds: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refused(*_: Any) -> None:
-        raise ValueError("no such colour")
-
-    monkeypatch.setattr("server_app.rounds.report.plot_rounds", refused)
-    ended = oneshot("rounds", run_of_rounds([40.0]), "--out", tmp_path / "out")
-
-    assert ended.exit_code == 0, ended.output
-    assert "plot learning_curves: not drawn, ValueError: no such colour" in ended.output
-    assert [line.split()[0] for line in ended.stdout.splitlines()[-2:]] == ["page", "results"]
-    assert "data:image" not in (tmp_path / "out" / "report.html").read_text()
-
-
 @pytest.mark.slow
 @pytest.mark.plots
 @needs_browser
@@ -308,19 +247,6 @@ def test_page_of_rounds_in_a_browser_shows_its_plot_without_overflow_or_error(
     reported(*runs, targets=[50.0, 60.0, 60.5, 61.0], out=tmp_path / "out")
 
     check_looks(tmp_path / "out" / "report.html", tmp_path / "browser", images=1)
-
-
-def test_without_a_folder_nothing_is_written_and_a_strange_folder_is_left_alone(
-    run_of_rounds: MakeRun, tmp_path: Path
-) -> None:
-    run = run_of_rounds([50.0])
-    before = sorted(tmp_path.rglob("*"))
-
-    assert oneshot("rounds", run).exit_code == 0
-    with pytest.raises(StoreError, match=r"--out must be a new folder, or one with rounds\.json"):
-        reported(run, out=run)
-
-    assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.plots
@@ -348,27 +274,6 @@ def test_curves_are_means_in_a_band_and_a_longer_run_goes_on_alone(run_of_rounds
     legend = axes.get_legend()
     assert legend is not None
     assert [text.get_text() for text in legend.get_texts()] == ["FedAvg (2 seeds)", "SCAFFOLD"]
-
-
-@pytest.mark.plots
-def test_many_settings_have_looks_of_their_own(run_of_rounds: MakeRun) -> None:
-    runs = [run_of_rounds([50.0, 60.0], name=f"r{k}", **{"client.lr": 0.01 * (k + 1)}) for k in range(12)]
-    _, lines = report_rounds(runs)
-
-    (axes,) = plot_rounds(lines, []).axes
-
-    assert len({(str(line.get_color()), str(line.get_linestyle())) for line in axes.lines}) == 12
-
-
-def test_runs_of_fens_are_runs_in_rounds_too(run_of_rounds: MakeRun) -> None:
-    runs = [
-        run_of_rounds([50.0, 60.0], name=f"r{rounds}", **{"method": "fens", "fens.rounds": rounds}) for rounds in (2, 9)
-    ]
-
-    settings = settings_of(read_runs(runs)[1])
-
-    assert [setting.name for setting in settings] == ["FENS, fens.rounds=2", "FENS, fens.rounds=9"]
-    assert [setting.runs[0].planned for setting in settings] == [2, 9]
 
 
 def test_compare_takes_the_same_runs_and_tells_options_of_their_refiner_apart(
