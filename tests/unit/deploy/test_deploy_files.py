@@ -6,7 +6,6 @@ import re
 import runpy
 import shutil
 import subprocess
-import tomllib
 import zipfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -23,8 +22,6 @@ from starlette.middleware import Middleware
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from starlette.testclient import TestClient
-
-from fl_app.node_config import read_nodes
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 UNITS = {"oneshot-superlink": "superlink.env", "oneshot-supernode": "supernode.env"}
@@ -121,11 +118,6 @@ def test_every_unit_stops_flower_from_installing_and_from_telemetry() -> None:
     assert variables("superlink.env")["MALLOC_ARENA_MAX"] == "1"
 
 
-def docker_lines(word: str) -> list[str]:
-    text = (DEPLOY / "Dockerfile").read_text().replace("\\\n", " ")
-    return re.findall(rf"^{word} (.*)$", text, re.MULTILINE)
-
-
 def test_image_installs_this_project_from_the_files_that_it_copies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,38 +146,6 @@ def test_image_installs_this_project_from_the_files_that_it_copies(
     assert len(fab) < FAB_MAX_SIZE
 
 
-def test_image_s_other_files_exist_and_its_commands_are_those_of_the_page() -> None:
-    sources = {name for line in docker_lines("COPY") for name in line.split()[:-1]}
-    assert all((DEPLOY.parent / name).exists() for name in sources)
-    page = (DEPLOY / "README.md").read_text()
-    build = (DEPLOY / "Dockerfile").read_text().splitlines()[0].partition(": ")[2]
-    assert build in page
-    services = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
-    for service in services.values():
-        context, file = service["build"]["context"], service["build"]["dockerfile"]
-        assert (DEPLOY / context / file).resolve() == (DEPLOY / "Dockerfile").resolve()
-        assert f"--tag {service['image']} " in f"{build} "
-        programs = [word for word in service["command"] if word.startswith("/app/")]
-        assert all(word.removeprefix("/app/") in sources for word in programs)
-    assert "flwr run /app hospitals" in page
-    assert docker_lines("WORKDIR") == ["/app"]
-
-
-def test_node_configs_are_three_clients_of_different_architectures_one_without_data() -> None:
-    nodes = read_nodes(DEPLOY / "nodes")
-    assert [node["client"] for node in nodes] == ["hospital-a", "hospital-b", "hospital-c"]
-    assert len({node["architecture"] for node in nodes}) == 3
-    assert ["partition-id" in node for node in nodes] == [True, True, False]
-    assert "checkpoint" in nodes[2]
-
-
-def test_operators_connection_is_to_this_machine_by_the_server_s_authority() -> None:
-    connections = tomllib.loads((DEPLOY / "flwr-config.toml").read_text())["superlink"]
-    connection = connections[connections["default"]]
-    assert connection["address"] == f"127.0.0.1:{variables('superlink.env')['ONESHOT_PORT']}"
-    assert "--ssl-ca-certfile " + connection["root-certificates"] in unit("oneshot-superlink")
-
-
 async def answer(request: Any) -> PlainTextResponse:
     return PlainTextResponse("here")
 
@@ -206,19 +166,6 @@ def test_control_commands_of_this_machine_are_taken(peer: str) -> None:
 def test_control_commands_of_other_machines_are_refused(peer: str, path: str) -> None:
     assert client(peer).post(path).status_code == 403
     assert client(peer).post(path, headers={"X-Forwarded-For": "127.0.0.1"}).status_code == 403
-
-
-def test_nodes_of_other_machines_are_let_through() -> None:
-    assert client("192.0.2.9").post("/v1/fleet/pull-messages").status_code == 200
-    assert client("192.0.2.9").get("/health").status_code == 200
-
-
-def test_addresses_that_the_operator_names_are_allowed_in_place_of_this_machine(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("ONESHOT_CONTROL_FROM", "192.0.2.9, 127.0.0.1")
-    assert client("192.0.2.9").post("/v1/control/start-run").status_code == 200
-    assert client("::1").post("/v1/control/start-run").status_code == 403
 
 
 def test_flower_has_the_hook_and_the_paths_that_the_rule_is_about() -> None:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import runpy
-import shutil
 import ssl
 import stat
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -71,14 +69,6 @@ def test_server_certificate_names_the_server_and_its_own_machine_and_verifies(ke
     context.load_cert_chain(keys / "server" / "server.pem", keys / "server" / "server.key")
 
 
-def test_node_keys_are_of_the_form_that_flower_reads(keys: Path) -> None:
-    private = load_ssh_private_key((keys / "hospital-a" / "node.key").read_bytes(), None)
-    assert isinstance(private, ec.EllipticCurvePrivateKey)
-    assert isinstance(private.curve, ec.SECP384R1)
-    assert try_load_public_key(keys / "public" / "hospital-a.pub") == public_key_to_bytes(private.public_key())
-    assert (keys / "hospital-a" / "node.key").read_bytes() != (keys / "hospital-b" / "node.key").read_bytes()
-
-
 def test_the_list_of_node_keys_binds_each_key_to_the_name_of_its_file(
     keys: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,46 +110,6 @@ def test_a_node_that_has_its_private_key_keeps_its_public_one(keys: Path, capsys
     }
     assert after.keys() - before.keys() == {"hospital-d/ca.crt", "public/hospital-b.pub"}
     assert after["public/hospital-b.pub"] == lost
-
-
-@pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="there is no ssh-keygen")
-def test_a_private_key_with_a_passphrase_is_named(keys: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = keys / "hospital-a" / "node.key"
-    file.unlink()
-    words = ["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "secret", "-f", str(file)]
-    subprocess.run(words, check=True, timeout=60)
-    (keys / "public" / "hospital-a.pub").unlink()
-    assert main([str(keys), *ASKED]) == 1
-    assert f"{file} is no private key without a passphrase" in capsys.readouterr().err
-
-
-PEM = "-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----\n"
-OTHER_KIND = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAABAgMEBQYHCAkKCwwNDg8QERITFBUWFxgZGhscHR4f a"
-
-
-@pytest.mark.parametrize("text", ["", "AAAA", PEM, OTHER_KIND])
-def test_a_file_that_is_no_public_key_is_named(keys: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    (keys / "public" / "hospital-a.pub").write_text(text)
-    assert main([str(keys), *ASKED]) == 1
-    assert "hospital-a.pub is no public key: must be a line of ssh-keygen" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("name", "line"),
-    [
-        ("hospital-a (1)", "hospital-a (1).pub is named after no node: must be <name>.pub"),
-        ("hospital-z", "hospital-z.pub holds the key of hospital-a.pub: must be another"),
-    ],
-)
-def test_a_public_key_that_the_server_would_refuse_is_not_listed(
-    keys: Path, name: str, line: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    public = keys / "public"
-    before = (public / "node_keys").read_bytes()
-    (public / f"{name}.pub").write_bytes((public / "hospital-a.pub").read_bytes())
-    assert main([str(keys), *ASKED]) == 1
-    assert line in capsys.readouterr().err
-    assert (public / "node_keys").read_bytes() == before
 
 
 def test_renewal_replaces_the_server_s_certificate_and_nothing_else(keys: Path) -> None:
@@ -216,14 +166,3 @@ def test_keys_when_the_disk_refused_half_of_them_are_made_by_a_second_call(
     public = try_load_public_key(tmp_path / "keys" / "public" / "hospital-a.pub")
     private = load_ssh_private_key((tmp_path / "keys" / "hospital-a" / "node.key").read_bytes(), None)
     assert public_key_to_bytes(private.public_key()) == public  # type: ignore[arg-type]
-
-
-def test_an_authority_of_other_keys_signs_nothing(
-    keys: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([str(tmp_path / "others"), *ASKED]) == 0
-    (keys / "authority" / "ca.key").write_bytes((tmp_path / "others" / "authority" / "ca.key").read_bytes())
-    before = contents(keys)
-    assert main([str(keys), *ASKED, "--renew-server"]) == 1
-    assert "is not the key of" in capsys.readouterr().err
-    assert contents(keys) == before

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from fl_app.attacks import KINDS, AttackConfig, triggered
+from fl_app.attacks import AttackConfig, triggered
 from fl_app.config import AppConfig
 from strategies.core.errors import OptionError
 
@@ -16,13 +16,6 @@ def test_an_attacker_obeys_its_own_name_and_everybody_else_is_honest() -> None:
     assert attack.names() == ("b", "a")
     assert [attack.of(name) for name in ("a", "b", "c", "", "none")] == ["scale", "scale", "none", "none", "none"]
     assert AttackConfig().of("a") == "none"
-
-
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "none"])
-@pytest.mark.parametrize("clients", ["", " , "])
-def test_an_attack_without_names_is_refused(kind: str, clients: str) -> None:
-    with pytest.raises(OptionError, match=f"'attack.kind' is '{kind}' and 'attack.clients' '{clients}': must name"):
-        AttackConfig(kind, clients)
 
 
 @pytest.mark.parametrize(
@@ -68,20 +61,6 @@ def test_attackers_when_a_simulation_does_not_have_them_are_named() -> None:
         AttackConfig("copy", "client-000,client-001").check_clients(known)
 
 
-def test_a_target_when_it_is_no_class_is_refused_for_a_backdoor_alone() -> None:
-    AttackConfig("scale", "a", target=10).check_classes(10)
-    AttackConfig("backdoor", "a", target=9).check_classes(10)
-
-    with pytest.raises(OptionError, match="'attack.target' is 10: must be 0 to 9"):
-        AttackConfig("backdoor", "a", target=10).check_classes(10)
-
-
-@pytest.mark.parametrize("kind", ["scale", "last-layer", "claim", "claim-uniform"])
-def test_an_attack_when_it_has_a_factor_says_it(kind: str) -> None:
-    assert AttackConfig(kind, "a,b", factor=3.5).described() == f"{kind}, factor 3.5, by a, b"
-    assert AttackConfig("random", "a").described() == "random, by a"
-
-
 @pytest.mark.parametrize(("side", "square"), [(8, 3), (16, 3), (28, 3), (32, 4), (64, 8)])
 @pytest.mark.parametrize("channels", [1, 3])
 def test_the_trigger_is_a_white_square_in_the_lower_right_corner(side: int, square: int, channels: int) -> None:
@@ -93,9 +72,3 @@ def test_the_trigger_is_a_white_square_in_the_lower_right_corner(side: int, squa
     rows, columns = (marked > 0).any(1).any(0).nonzero(as_tuple=True)
     assert int(rows.min()) == int(columns.min()) == side - square
     assert int((marked == 255).sum()) == 2 * channels * square**2 == int((marked > 0).sum())
-
-
-def test_the_trigger_of_float_images_is_as_white_as_that_of_their_bytes() -> None:
-    images = torch.randint(0, 256, (2, 3, 8, 8), dtype=torch.uint8)
-
-    assert torch.equal(triggered(images.float() / 255), triggered(images).float() / 255)

@@ -4,11 +4,10 @@ import dataclasses
 
 import pytest
 
-from fl_app.config import AppConfig, ClientConfig, DataConfig, ModelConfig
-from fl_app.data import PartitionSpec
+from fl_app.config import AppConfig, ClientConfig, ModelConfig
 from fl_app.models import ARCHITECTURES
 from strategies.core.errors import OptionError
-from strategies.core.options import flatten, options_of
+from strategies.core.options import flatten
 
 
 def test_settings_when_none_are_given_are_those_of_the_main_job() -> None:
@@ -97,18 +96,6 @@ def test_a_wrong_value_is_refused_in_one_line_with_key_value_and_remedy(key: str
     assert "\n" not in text
 
 
-def test_more_names_of_classes_than_labels_can_count_are_refused() -> None:
-    names = ",".join(map(str, range(2**16 + 1)))
-    with pytest.raises(OptionError, match=r"'data.classes' is '0,1,2,.{1,200}': must be 2 to 65536 different names"):
-        AppConfig.from_settings({"data.name": "imagefolder", "data.classes": names})
-
-
-@pytest.mark.parametrize("key", ["model.per-client", "model.student"])
-def test_an_unknown_architecture_when_listed_is_named_with_its_key(key: str) -> None:
-    with pytest.raises(OptionError, match=rf"'{key}' names 'alexnet': must be one of lenet5"):
-        AppConfig.from_settings({key: "lenet5,alexnet" if key.endswith("client") else "alexnet"})
-
-
 def test_a_law_whose_settings_do_not_fit_each_other_is_refused_before_any_client_is_asked() -> None:
     with pytest.raises(OptionError, match="'data.sigma' is 0.0"):
         AppConfig.from_settings({"data.law": "lognormal"})
@@ -138,46 +125,6 @@ def test_a_law_whose_settings_do_not_fit_each_other_is_refused_before_any_client
 def test_settings_of_images_are_refused_for_rows_and_texts(given: dict[str, str], line: str) -> None:
     with pytest.raises(OptionError, match=line):
         AppConfig.from_settings(given)
-
-
-def test_settings_of_rows_and_texts_are_allowed() -> None:
-    heart = AppConfig.from_settings({"data.name": "heart-disease", "data.law": "domains", "model.name": "logistic"})
-    news = AppConfig.from_settings({"data.name": "ag-news", "data.proxy": 0.4, "client.augmentation": "none"})
-
-    assert (heart.data.law, news.data.proxy) == ("domains", 0.4)
-
-
-def test_resume_and_run_dir_when_both_are_named_are_refused() -> None:
-    with pytest.raises(OptionError, match=r"'resume' \(runs/a\) and 'run-dir' \(runs/b\)"):
-        AppConfig(resume="runs/a", run_dir="runs/b")
-
-    assert AppConfig(resume="runs/a", run_dir="runs/a").resume == "runs/a"
-
-
-def test_architectures_when_several_are_listed_are_dealt_in_turn() -> None:
-    model = ModelConfig(name="cnn5", per_client=" lenet5, ,resnet8 ")
-
-    assert [model.of_client(k) for k in range(4)] == ["lenet5", "resnet8", "lenet5", "resnet8"]
-    assert model.of_student() == "cnn5"
-    assert ModelConfig(name="cnn5", student="lenet5").of_student() == "lenet5"
-    assert ModelConfig(name="cnn5").of_client(3) == "cnn5"
-
-
-def test_the_partition_spec_has_the_settings_of_the_data_table() -> None:
-    spec = DataConfig(law="classes", alpha=2.0, classes_per_client=3, sigma=0.5, min_size=7).partition_spec()
-
-    assert spec == PartitionSpec("classes", alpha=2.0, classes_per_client=3, sigma=0.5, min_size=7)
-
-
-def test_every_setting_of_a_law_is_a_setting_of_the_app() -> None:
-    # Errors of the laws name them.
-    assert {o.key for o in options_of(PartitionSpec, "data")} <= {o.key for o in options_of(AppConfig)}
-
-
-def test_every_option_has_a_meaning_and_a_default_that_it_allows() -> None:
-    for entry in options_of(AppConfig):
-        assert entry.help, entry.key
-        AppConfig.from_settings({entry.key: entry.default})
 
 
 def test_settings_cannot_be_changed_once_they_are_checked() -> None:

@@ -17,9 +17,7 @@ from fl_app.data import (
     half_of,
     images_in,
     images_of,
-    load,
     nobodys,
-    open_split,
     server_share,
 )
 from strategies.core.errors import DataError, OptionError
@@ -52,26 +50,6 @@ def test_a_limit_takes_nothing_from_a_later_share() -> None:
     assert sorted([*clients.tolist(), *server.tolist()]) == list(range(60))
 
 
-def test_a_limit_when_there_are_domains_is_one_of_each() -> None:
-    domains = torch.tensor([0] * 40 + [1] * 3 + [2] * 20)
-    split = split_of(63, domains)
-
-    held = clients_share(split, seed=1, limit=5)
-
-    assert torch.bincount(domains[held]).tolist() == [5, 3, 5]
-    kept = clients_share(split, seed=1, proxy=0.3)
-    assert not torch.isin(kept, server_share(split, seed=1, proxy=0.3)).any()
-    unseen = nobodys(split, seed=1, limit=5, proxy=0.0)
-    assert not torch.isin(server_share(split, seed=1, proxy=unseen / 63 + 1e-9), held).any()
-    assert torch.isin(server_share(split, seed=1, proxy=(unseen + 1) / 63 + 1e-9), held).any()
-
-
-def test_images_of_another_data_set_have_the_size_that_is_wanted() -> None:
-    images = images_of("digits", (1, 8, 8), root="", limit=0, seed=0)
-
-    assert torch.equal(images, load("digits", image_size=8).train.images)
-
-
 def test_images_of_another_data_set_when_limited_are_drawn_by_the_seed() -> None:
     first, again, other = (images_of("digits", (1, 16, 16), root="", limit=7, seed=seed) for seed in (0, 0, 1))
 
@@ -79,11 +57,6 @@ def test_images_of_another_data_set_when_limited_are_drawn_by_the_seed() -> None
     assert first.dtype == torch.uint8
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
-
-
-def test_images_of_another_data_set_with_other_channels_are_refused_in_one_line() -> None:
-    with pytest.raises(OptionError, match="'data.proxy-name' is 'digits', whose images have 1 channels: .* with 3, as"):
-        images_of("digits", (3, 16, 16), root="", limit=0, seed=0)
 
 
 @pytest.mark.parametrize("images", [torch.arange(32, dtype=torch.uint8).view(2, 1, 4, 4), torch.rand(3, 1, 4, 4)])
@@ -143,12 +116,6 @@ def test_settings_that_do_not_belong_together_are_refused_in_one_line(values: di
         DataConfig(**values)
 
 
-def test_settings_of_domains_and_proxies_when_they_fit_are_accepted() -> None:
-    DataConfig(name="cifar10", proxy_name="cifar100", proxy_limit=5)
-    DataConfig(name="pacs", law="domains", left_out="sketch", image_size=32, proxy=0.2)
-    assert open_split("digits", "train").domains is None
-
-
 LABELS = torch.tensor([0, 1, 1, 0, 2, 1, 0, 0, 1, 2, 2] * 3)
 
 
@@ -156,17 +123,3 @@ def test_halves_share_no_example_and_leave_none_out() -> None:
     selection, report = half_of(LABELS, "selection"), half_of(LABELS, "report")
 
     assert torch.cat([selection, report]).sort().values.tolist() == half_of(LABELS, "all").tolist()
-
-
-def test_halves_have_the_same_classes() -> None:
-    counts = [torch.bincount(LABELS[half_of(LABELS, half)]) for half in ("selection", "report")]
-
-    assert [count.tolist() for count in counts] == [[6, 6, 4], [6, 6, 5]]
-
-
-def test_halves_depend_on_no_seed_of_a_run_and_no_global_draw() -> None:
-    first = half_of(LABELS, "report")
-    torch.rand(3)
-
-    assert half_of(LABELS, "report").tolist() == first.tolist()
-    assert first.tolist() != sorted(first.tolist())[::-1]

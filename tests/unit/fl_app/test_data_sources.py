@@ -11,15 +11,14 @@ from urllib.error import URLError
 
 import numpy as np
 import pytest
-import scipy.io
 import torch
 from sklearn.datasets import load_digits
 
-from fl_app.data import GROUPS, SOURCES, data_root, load, open_data, open_split
+from fl_app.data import GROUPS, SOURCES, load, open_data, open_split
 from fl_app.data.config import DataConfig
-from fl_app.data.preprocessing import normalize, resize
+from fl_app.data.preprocessing import resize
 from fl_app.vision import torchvision
-from strategies.core.errors import DataError, OptionError
+from strategies.core.errors import DataError
 
 datasets = torchvision.datasets
 
@@ -65,29 +64,6 @@ def cifar10(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.fixture
-def cifar100(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path / "cifar-100-python"
-    for half, count in (("train", 3), ("test", 2)):
-        content = {"data": random_pixels(count, 3072), "fine_labels": list(range(97, 97 + count))}
-        monkeypatch.setattr(datasets.CIFAR100, f"{half}_list", [[half, write_pickle(folder / half, content)]])
-    md5 = write_pickle(folder / "meta", {"fine_label_names": [str(label) for label in range(100)]})
-    monkeypatch.setattr(datasets.CIFAR100, "meta", {"filename": "meta", "key": "fine_label_names", "md5": md5})
-    return tmp_path
-
-
-@pytest.fixture
-def svhn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    halves = {}
-    for half, count in (("train", 3), ("test", 2)):
-        file = tmp_path / f"{half}_32x32.mat"
-        labels = np.array([[10], [1], [9]][:count], dtype=np.uint8)
-        scipy.io.savemat(file, {"X": random_pixels(32, 32, 3, count), "y": labels})
-        halves[half] = ["", file.name, md5_of(file)]
-    monkeypatch.setattr(datasets.SVHN, "split_list", halves)
-    return tmp_path
-
-
 def no_network(self: object) -> None:
     raise URLError("no route to host")
 
@@ -101,28 +77,6 @@ def test_digits_are_split_in_their_order_and_scaled() -> None:
     expected = np.round(bunch.images[1297] * 255 / 16).astype(np.uint8)
     assert np.array_equal(source.test.images[0, 0].numpy(), expected)
     assert source.test.images.max() == 255
-
-
-def test_digits_by_default_are_16_pixels_wide_with_the_papers_normalisation() -> None:
-    source = load("digits")
-    assert source.input_shape == (1, 16, 16)
-    assert source.train.images.dtype == torch.uint8
-    assert source.train.labels.dtype == torch.int64
-    assert source.num_classes == 10
-    assert source.augmentation == "none"
-    assert source.normalization == ((0.5,), (0.5,))
-    # Both halves hold every class in like shares.
-    for half in (source.train, source.test):
-        assert (torch.bincount(half.labels) / len(half.labels) - 0.1).abs().max() < 0.02
-
-
-def test_split_taken_at_positions_equals_the_whole_at_these_positions() -> None:
-    split, whole = open_split("digits", "train"), load("digits").train
-    part = split.take(np.array([5, 0, 1296]))
-    assert torch.equal(part.images, whole.images[[5, 0, 1296]])
-    assert part.labels.tolist() == whole.labels[[5, 0, 1296]].tolist()
-    assert split.input_shape == (1, 16, 16)
-    assert len(split.take([]).labels) == 0
 
 
 @pytest.mark.parametrize(("name", "folder"), [("mnist", "MNIST"), ("fashion-mnist", "FashionMNIST")])
@@ -148,31 +102,6 @@ def test_cifar10_is_read_with_channels_first_and_augmented(cifar10: Path) -> Non
     assert source.normalization.std == (0.5, 0.5, 0.5)
 
 
-def test_on_request_the_input_space_is_the_data_set_s(cifar10: Path) -> None:
-    half, own = (
-        open_split("cifar10", "train", root=str(cifar10), normalization=kind, download=False)
-        for kind in ("half", "data-set")
-    )
-
-    assert own.normalization == ((0.4914, 0.4822, 0.4465), (0.247, 0.2435, 0.2616))
-    assert torch.equal(own.take().images, half.take().images)
-    # Pixels of the mean are then 0, as on average those of FLBoost's generator.
-    pixels = torch.tensor(own.normalization.mean).view(1, 3, 1, 1).expand(1, 3, 2, 2) * 255
-    assert float(normalize(pixels.round().to(torch.uint8), *own.normalization).abs().max()) < 0.01
-
-
-@pytest.mark.parametrize(
-    ("name", "kind", "reason"),
-    [
-        ("digits", "data-set", "is 'data-set' with 'data.name' 'digits': must be 'half'; only mnist"),
-        ("cifar10", "none", "is 'none': must be one of half, data-set"),
-    ],
-)
-def test_an_input_space_that_is_unknown_is_refused(name: str, kind: str, reason: str) -> None:
-    with pytest.raises(OptionError, match=f"setting 'data.normalization' {reason}"):
-        open_split(name, "train", normalization=kind)
-
-
 def test_cifar100_has_100_classes(cifar100: Path) -> None:
     source = load("cifar100", root=str(cifar100), download=False)
     assert source.num_classes == 100
@@ -187,11 +116,6 @@ def test_svhn_is_read_with_its_zero_as_class_zero(svhn: Path) -> None:
     assert source.augmentation == "none"
     stored = torch.from_numpy(random_pixels(32, 32, 3, 2)).permute(3, 2, 0, 1)
     assert torch.equal(load("svhn", root=str(svhn)).test.images, stored)
-
-
-def test_training_split_is_opened_without_the_test_files(svhn: Path) -> None:
-    (svhn / "test_32x32.mat").unlink()
-    assert len(open_split("svhn", "train", root=str(svhn)).labels) == 3
 
 
 def test_absent_set_without_download_says_where_and_how(tmp_path: Path) -> None:
@@ -210,13 +134,6 @@ def test_absent_set_that_cannot_be_downloaded_says_why_and_leaves_nothing(
     monkeypatch.setattr(getattr(datasets, factory), "download", no_network)
     with pytest.raises(DataError, match=f"'{name}'.*could not be downloaded: <urlopen error no route to host>"):
         load(name, root=str(tmp_path))
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("name", ["mnist", "heart-disease", "ag-news"])
-def test_a_root_that_does_not_exist_is_refused_and_not_made(tmp_path: Path, name: str) -> None:
-    with pytest.raises(DataError, match=r"setting 'data\.root' is '.*typo': no such folder"):
-        load(name, root=str(tmp_path / "typo"))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -254,25 +171,6 @@ def test_absent_set_is_downloaded_whole_and_only_once(tmp_path: Path, monkeypatc
     assert [entry.name for entry in tmp_path.iterdir()] == ["MNIST"]
 
 
-def test_download_that_another_process_finished_first_uses_the_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def download(self: object) -> None:
-        write_mnist(Path(self.root))  # type: ignore[attr-defined]
-        write_mnist(tmp_path)
-
-    monkeypatch.setattr(datasets.MNIST, "download", download)
-    assert len(load("mnist", root=str(tmp_path)).test.labels) == 4
-    assert [entry.name for entry in tmp_path.iterdir()] == ["MNIST"]
-
-
-def test_root_that_cannot_be_written_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("ONESHOT_DATA", str(tmp_path / "file" / "data"))
-    with pytest.raises(DataError, match=r"'mnist' .* could not be downloaded: .*file"):
-        load("mnist")
-
-
 @pytest.mark.parametrize(
     "damage",
     [
@@ -293,39 +191,6 @@ def test_damaged_mnist_names_the_folder_and_is_not_downloaded_over(
     with pytest.raises(DataError, match=f"'mnist'.* incomplete or damaged .*remove {tmp_path / 'MNIST'}") as caught:
         load("mnist", root=str(tmp_path))
     assert "\n" not in str(caught.value)
-
-
-def test_half_present_cifar_is_reported_as_incomplete(cifar10: Path) -> None:
-    (cifar10 / "cifar-10-batches-py" / "data_batch_2").unlink()
-    with pytest.raises(DataError, match=r"'cifar10' .* incomplete or damaged"):
-        load("cifar10", root=str(cifar10))
-
-
-def test_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(OptionError, match=f"'data.name' is 'cifar': must be one of {', '.join(SOURCES)}"):
-        load("cifar")
-
-
-@pytest.mark.parametrize(
-    ("name", "size", "allowed"), [("digits", -1, "0 .* or greater"), ("imagefolder", 0, "at least 1 for 'imagefolder'")]
-)
-def test_image_size_that_is_invalid_names_the_possible_values(name: str, size: int, allowed: str) -> None:
-    with pytest.raises(OptionError, match=f"'data.image-size' is {size}: must be {allowed}"):
-        load(name, image_size=size)
-
-
-def test_unknown_split_is_a_programming_error() -> None:
-    with pytest.raises(ValueError, match="'valid'"):
-        open_split("digits", "valid")
-
-
-def test_data_root_is_the_argument_then_the_environment_then_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", "/home/someone")
-    monkeypatch.setenv("ONESHOT_DATA", "/data")
-    assert data_root("~/mine") == Path("/home/someone/mine")
-    assert data_root() == Path("/data")
-    monkeypatch.delenv("ONESHOT_DATA")
-    assert data_root() == Path("/home/someone/.cache/oneshot-fl/data")
 
 
 @pytest.mark.parametrize("name", [name for name in SOURCES if name not in ("digits", "imagefolder")])

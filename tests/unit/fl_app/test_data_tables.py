@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from urllib.error import URLError
 
 import numpy as np
 import pytest
 import torch
 
-from fl_app.data import load, open_split, partition
-from fl_app.data.partitions import PartitionSpec
-from fl_app.data.tables import CENTRES, read_centre, standardized
+from fl_app.data import open_split
+from fl_app.data.tables import CENTRES, read_centre
 from fl_app.vision import torchvision
-from strategies.core.errors import DataError, OptionError
+from strategies.core.errors import DataError
 
 SIZES = {"cleveland": 30, "hungarian": 20, "switzerland": 10, "va": 12}
 
@@ -59,16 +57,6 @@ def test_centre_is_read_as_features_with_dummies_and_two_classes(tmp_path: Path)
     ]
 
 
-def test_standardized_is_a_feature_in_units_of_its_deviation() -> None:
-    found = standardized(np.array([[5.0, 0.7]]), np.array([[1.0, 0.7], [2.0, 0.7], [3.0, 0.7]]))
-    assert found == pytest.approx(np.array([[3.0, 0.0]]))
-
-
-def test_feature_that_does_not_vary_is_only_centred() -> None:
-    found = standardized(np.array([[1.7]]), np.full((7, 1), 0.7))
-    assert found == pytest.approx(np.array([[1.0]]))
-
-
 def test_halves_hold_two_thirds_and_one_third_of_every_centre(root: Path) -> None:
     train, test = (open_split("heart-disease", half, root=str(root)) for half in ("train", "test"))
     for half in (train, test):
@@ -103,38 +91,6 @@ def test_training_rows_are_standardised_by_their_centre_and_the_test_by_all(root
     assert held[test.domains == 2, 3].unique().numel() == 1
 
 
-def test_law_of_domains_gives_every_client_a_centre(root: Path) -> None:
-    split = open_split("heart-disease", "train", root=str(root))
-    assert split.domains is not None
-    parts = partition(
-        split.labels.numpy(),
-        PartitionSpec(law="domains"),
-        num_clients=4,
-        num_classes=2,
-        seed=0,
-        domains=split.domains.numpy(),
-    )
-    assert [len(part) for part in parts] == split.domains.bincount().tolist()
-
-
-def test_source_is_the_same_whenever_it_is_loaded(root: Path) -> None:
-    first, again = (load("heart-disease", root=str(root)) for _ in range(2))
-    assert torch.equal(first.train.images, again.train.images)
-    assert torch.equal(first.test.images, again.test.images)
-    assert first.input_shape == (13, 1, 1)
-
-
-def test_absent_files_without_download_say_where_and_how(root: Path) -> None:
-    (root / "heart-disease" / "processed.va.data").unlink()
-    with pytest.raises(DataError) as caught:
-        open_split("heart-disease", "train", root=str(root), download=False)
-    line = str(caught.value)
-    for part in ("'heart-disease'", "processed.va.data", str(root), "data.root", "switched off", "https://"):
-        assert part in line
-    assert "cleveland" not in line
-    assert "\n" not in line
-
-
 def test_absent_files_are_downloaded_whole_with_their_md5(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, str] = {}
 
@@ -150,28 +106,6 @@ def test_absent_files_are_downloaded_whole_with_their_md5(tmp_path: Path, monkey
     asked.clear()
     open_split("heart-disease", "test", root=str(tmp_path))
     assert not asked
-
-
-def test_download_that_is_damaged_is_refused_and_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def damaged(_url: str, filename: str, *_: object) -> None:
-        Path(filename).write_text("not it")
-
-    monkeypatch.setattr(torchvision.datasets.utils, "_urlretrieve", damaged)
-    monkeypatch.setattr(torchvision.datasets.utils, "_get_redirect_url", lambda url, **_: url)
-    with pytest.raises(DataError, match="could not be downloaded: File not found or corrupted"):
-        open_split("heart-disease", "train", root=str(tmp_path))
-    assert list((tmp_path / "heart-disease").iterdir()) == []
-
-
-def test_download_without_network_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_network(*_: object, **__: object) -> None:
-        raise URLError("no route to host")
-
-    monkeypatch.setattr(torchvision.datasets.utils, "download_url", no_network)
-    with pytest.raises(DataError, match="could not be downloaded: <urlopen error no route to host>"):
-        open_split("heart-disease", "train", root=str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -193,9 +127,3 @@ def test_damaged_file_is_named_in_one_line(root: Path, lines: list[str], why: st
         open_split("heart-disease", "train", root=str(root))
     assert "processed.hungarian.data under data.root is damaged" in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(("left_out", "size"), [("va", 0), ("", 32)])
-def test_settings_of_images_and_of_left_out_domains_are_refused(root: Path, left_out: str, size: int) -> None:
-    with pytest.raises(OptionError, match=r"'data\.(left-out|image-size)' is '?(va|32)'?: must be .*'heart-disease'"):
-        open_split("heart-disease", "train", root=str(root), left_out=left_out, image_size=size)

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from fl_app.data import load, open_split
+from fl_app.data import open_split
 from fl_app.data.text import BUCKETS, LENGTH, PUBLISHED, tokens
 from fl_app.vision import torchvision
-from strategies.core.errors import DataError, OptionError
+from strategies.core.errors import DataError
 
 TRAIN = '"3","Shares ""fell""","Wall St.\\down"\n"1","Peace","talks, at last"\n"4","C++",""\n'
 
@@ -42,18 +42,6 @@ def test_texts_are_read_with_their_columns_joined(root: Path) -> None:
     assert found.images[2, 0, 0, :2].tolist() == [*numbers("c"), 0]
 
 
-def test_split_taken_at_positions_equals_the_whole_at_these_positions(root: Path) -> None:
-    split = open_split("ag-news", "train", root=str(root))
-    part = split.take([2, 0])
-    assert torch.equal(part.images, split.take().images[[2, 0]])
-    assert part.labels.tolist() == [3, 2]
-    assert split.take([]).images.shape == (0, 1, 1, LENGTH)
-
-
-def test_tokens_are_the_same_on_every_machine() -> None:
-    assert tokens(["The THE the cat"])[0, 0, 0, :5].tolist() == [26226, 26226, 26226, 104, 0]
-
-
 def test_tokens_of_a_long_an_empty_and_a_foreign_text_fit() -> None:
     found = tokens([" ".join(f"w{number}" for number in range(100)), "", "é café 你好"])[:, 0, 0]
     assert found.shape == (3, LENGTH)
@@ -62,24 +50,6 @@ def test_tokens_of_a_long_an_empty_and_a_foreign_text_fit() -> None:
     assert found[2, :2].tolist() == [*numbers("caf"), 0]
     assert tokens([f"w{number}" for number in range(3000)]).max() < BUCKETS
     assert tokens([f"w{number}" for number in range(3000)])[:, 0, 0, 0].min() > 0
-
-
-def test_part_of_the_training_set_serves_where_the_whole_is_not_there(root: Path) -> None:
-    (root / "ag_news" / "train_subset.csv").write_text('"2","One column of text"\n')
-    assert len(open_split("ag-news", "train", root=str(root)).labels) == 3
-    (root / "ag_news" / "train.csv").unlink()
-    found = load("ag-news", root=str(root), download=False)
-    assert found.train.labels.tolist() == [1]
-    assert found.train.images[0, 0, 0, :4].tolist() == numbers("one", "column", "of", "text")
-
-
-def test_absent_file_without_download_says_where_and_how(root: Path) -> None:
-    (root / "ag_news" / "test.csv").unlink()
-    with pytest.raises(DataError) as caught:
-        open_split("ag-news", "test", root=str(root), download=False)
-    for part in ("'ag-news' lacks test.csv", str(root), "data.root", "switched off", "/test.csv"):
-        assert part in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_absent_file_is_downloaded_with_its_md5(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,9 +70,3 @@ def test_damaged_file_is_named_in_one_line(root: Path, content: str) -> None:
     with pytest.raises(DataError, match=r"train\.csv under data\.root is damaged") as caught:
         open_split("ag-news", "train", root=str(root))
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(("left_out", "size"), [("mnist", 0), ("", 28)])
-def test_settings_of_images_and_of_left_out_domains_are_refused(root: Path, left_out: str, size: int) -> None:
-    with pytest.raises(OptionError, match=r"'data\.(left-out|image-size)' is '?(mnist|28)'?: must be .*'ag-news'"):
-        open_split("ag-news", "train", root=str(root), left_out=left_out, image_size=size)

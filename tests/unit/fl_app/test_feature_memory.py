@@ -52,33 +52,6 @@ def test_known_images_are_not_extracted_again_in_any_order_or_layout(function: F
     assert ASKED == [2]
 
 
-def test_a_projection_shares_the_memory_of_the_backbone(function: FeatureFunction) -> None:
-    images = torch.randn(4, 1, 8, 8)
-    recalled(function, images)
-    narrow = FeatureFunction(FeaturesConfig(backbone="test_feature_memory:make", dim=5), 3)
-    assert recalled(narrow, images).shape == (4, 5)
-    assert sum(ASKED) == 4
-
-
-def test_a_changed_tensor_has_other_features(function: FeatureFunction) -> None:
-    images = torch.randn(4, 1, 8, 8)
-    before = recalled(function, images)
-    assert recalled(function, images) is before
-    images.add_(1.0)
-    assert not torch.allclose(recalled(function, images), before)
-
-
-def test_features_remembered_in_inference_mode_are_of_use_outside_it(function: FeatureFunction) -> None:
-    images = torch.randn(4, 1, 8, 8)
-    with torch.inference_mode():
-        inside = recalled(function, images), recalled(function, images.clone())
-    assert all(torch.equal(features, recalled(function, images)) for features in inside)
-    weight = torch.ones(28, dtype=torch.float64, requires_grad=True)
-    (recalled(function, images) @ weight).sum().backward()
-    assert weight.grad is not None
-    assert sum(ASKED) == 4
-
-
 def test_the_oldest_features_leave_a_full_memory() -> None:
     memory = FeatureMemory(lambda images: images.flatten(1), 4 * 4 * 8 / 2**20)  # room for eight rows of four
     images = torch.randn(12, 1, 2, 2)

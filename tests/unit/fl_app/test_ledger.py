@@ -43,15 +43,6 @@ def test_releases_of_all_runs_add_up_and_the_one_beyond_the_budget_is_refused(tm
     assert Ledger.of(tmp_path, "bob").spent() == (0.0, 0.0)
 
 
-def test_delta_adds_up_too(tmp_path: Path) -> None:
-    policy = NodePolicy.of({"max-epsilon": 1000.0, "max-delta": 1e-4})
-    for run in range(10):
-        enter(tmp_path, PrivacyConfig(epsilon=1.0), policy, run=str(run))
-
-    with pytest.raises(UploadError, match=r"'privacy.delta' is 1e-05: must be at most 0 .* whose max-delta"):
-        enter(tmp_path, PrivacyConfig(epsilon=1.0), policy)
-
-
 def enter_sums(folder: Path, epsilon: float, policy: NodePolicy = BUDGET, **more: float) -> None:
     """Enter the upload of sums with noise."""
     privacy = PrivacyConfig(epsilon=epsilon, **more)
@@ -81,14 +72,6 @@ def test_gaussian_mechanisms_compose_exactly(tmp_path: Path) -> None:
     assert epsilon == pytest.approx(epsilon_of(mu, 1e-5), abs=1e-4)
     assert epsilon < 3.0  # the sum would be 4
     assert delta == 1e-5
-
-
-def test_one_gaussian_mechanism_spends_its_epsilon_and_the_least_delta_counts(tmp_path: Path) -> None:
-    enter_sums(tmp_path, 2.0, delta=1e-5)
-    assert Ledger.of(tmp_path, "alice").spent() == (pytest.approx(2.0, rel=1e-9), 1e-5)
-    enter_sums(tmp_path, 2.0, delta=1e-6)
-    mu = [row["mu"] for row in Ledger.of(tmp_path, "alice").releases()]
-    assert Ledger.of(tmp_path, "alice").spent() == (pytest.approx(epsilon_of(math.hypot(*mu), 1e-6), abs=1e-4), 1e-6)
 
 
 def test_trained_models_and_old_lines_are_added_to_gaussian_mechanisms(tmp_path: Path) -> None:
@@ -125,14 +108,6 @@ def test_total_of_a_run_bounds_all_runs_on_a_node_without_a_policy(tmp_path: Pat
     assert len(Ledger.of(tmp_path, "alice").releases()) == 1
     with pytest.raises(OptionError, match=r"'privacy.total-epsilon' is 4: must be 0, or at least 'privacy.epsilon', 8"):
         PrivacyConfig(epsilon=8.0, total_epsilon=4.0)
-
-
-def test_node_without_a_budget_keeps_the_ledger_and_refuses_nothing(tmp_path: Path) -> None:
-    for run in "abc":
-        enter(tmp_path, policy=FREE, run=run)
-    enter(tmp_path, PrivacyConfig())  # a run without privacy is no entry
-
-    assert Ledger.of(tmp_path, "alice").spent()[0] == 24.0
 
 
 def test_every_changed_bit_of_a_ledger_is_an_error_or_the_same_sum(tmp_path: Path) -> None:

@@ -1,18 +1,15 @@
 """The registry of models: counts, shapes, errors, seeds, names."""
 
-import pickle
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
-from fl_app.models import ARCHITECTURES, build, builders, penultimate
+from fl_app.models import ARCHITECTURES, build, penultimate
 from fl_app.vision import torchvision
-from strategies.core.errors import OptionError
 from strategies.core.seeds import generator, seeded_torch
 
 Shape = tuple[int, int, int]
@@ -59,12 +56,9 @@ FEATURES = {
     "resnet8": 2048,
     "resnet8-ds": 448,
 }
-MIN_SIDE = {"lenet5": 4, "mnist-cnn": 4, "cnn-torch": 16, "cnn5": 18, "cnn5-wide": 18, "cnn1": 18}
 # Those of images; the others are in test_models_tabular.py.
 IMAGES = tuple(name for name in ARCHITECTURES if name not in ("logistic", "mlp", "text-bag"))
 ALL = pytest.mark.parametrize("name", IMAGES)
-# The two of depth 34 take long to draw and differ from those of 18 in their counts only.
-QUICK = pytest.mark.parametrize("name", [name for name in IMAGES if "34" not in name])
 
 
 def seeded(name: str, shape: Shape, seed: int = 0, num_classes: int = 10) -> nn.Module:
@@ -103,110 +97,13 @@ def test_forward_of_usual_images_returns_finite_logits(name: str, shape: Shape) 
     assert not torch.equal(logits[0], logits[1])  # it reads its input
 
 
-@QUICK
-def test_training_step_at_the_smallest_side_reaches_every_parameter(name: str) -> None:
-    side = MIN_SIDE.get(name, 8)
-    model = seeded(name, (1, side, side))
-    x = images((1, side, side), count=4).requires_grad_()
-    F.cross_entropy(model(x), torch.arange(4)).backward()  # type: ignore[no-untyped-call]
-    gradients = [p.grad for p in model.parameters()]
-    assert all(g is not None and g.isfinite().all() for g in gradients)
-    assert x.grad is not None
-    assert x.grad.abs().sum() > 0
-
-
-@ALL
-def test_build_below_the_smallest_side_is_refused_with_the_remedy(name: str) -> None:
-    side = MIN_SIDE.get(name, 8) - 1
-    with pytest.raises(OptionError) as caught:
-        build(name, num_classes=10, input_shape=(3, side, side))
-    assert repr(name) in str(caught.value)
-    assert str((3, side, side)) in str(caught.value)
-    assert f"at least {side + 1} pixels" in str(caught.value)
-
-
-@pytest.mark.parametrize("name", ["lenet5", "resnet8-ds", "wrn16-1", "vgg11", "resnet18-imagenet"])
-@pytest.mark.parametrize("side", [16, 33, 64])
-def test_forward_of_other_sizes_returns_logits(name: str, side: int) -> None:
-    model = seeded(name, (3, side, side)).eval()
-    with torch.no_grad():
-        assert model(images((3, side, side))).shape == (2, 10)
-
-
-@pytest.mark.parametrize("shape", [(2, 32, 32), (3, 32, 28), (32, 32), (0, 32, 32), (1, 0, 0), (1, -8, -8)])
-def test_build_for_a_shape_that_no_net_takes_is_refused(shape: Shape) -> None:
-    for attempt in (lambda: build("resnet18", num_classes=10, input_shape=shape), lambda: builders(10, shape)):
-        with pytest.raises(OptionError) as caught:
-            attempt()
-        assert str(shape) in str(caught.value)
-        assert "1 or 3 channels" in str(caught.value)
-
-
-def test_build_of_an_unknown_name_names_it_and_the_known_ones() -> None:
-    with pytest.raises(OptionError) as caught:
-        build("resnet19", num_classes=10, input_shape=(3, 32, 32))
-    assert "'resnet19'" in str(caught.value)
-    assert all(name in str(caught.value) for name in ARCHITECTURES)
-
-
-def test_build_for_no_class_is_refused() -> None:
-    with pytest.raises(OptionError, match=r"'lenet5' cannot tell 0 classes apart: must be at least 1"):
-        build("lenet5", num_classes=0, input_shape=(1, 28, 28))
-
-
-@QUICK
-def test_build_with_one_seed_gives_one_model(name: str) -> None:
-    side = MIN_SIDE.get(name, 8)
-    x = images((3, side, side))
-    with torch.no_grad():
-        first, again, other = (seeded(name, (3, side, side), seed).eval()(x) for seed in (1, 1, 2))
-    assert torch.equal(first, again)
-    assert not torch.equal(first, other)
-
-
-@pytest.mark.slow
-def test_builders_after_pickling_build_the_same_models() -> None:
-    made = builders(10, (1, 8, 8))
-    for name, builder in pickle.loads(pickle.dumps(made)).items():  # noqa: S301  our own bytes
-        if "34" not in name:
-            with seeded_torch(0, "init"):
-                mine = builder()
-            reference = seeded(name, (1, 8, 8)).state_dict()
-            assert all(torch.equal(value, reference[key]) for key, value in mine.state_dict().items())
-
-
-def test_builders_hold_exactly_the_architectures_that_take_the_images() -> None:
-    assert tuple(builders(10, (3, 32, 32))) == IMAGES
-    assert set(builders(10, (1, 8, 8))) == {n for n in IMAGES if MIN_SIDE.get(n, 8) <= 8}
-    assert set(builders(10, (1, 4, 4))) == {"lenet5", "mnist-cnn"}
-
-
 @ALL
 def test_penultimate_reads_the_feature_vector_and_gives_the_logits(name: str) -> None:
     layer = penultimate(skeleton(name, (3, 32, 32), num_classes=7))
     assert (layer.in_features, layer.out_features) == (FEATURES[name], 7)
 
 
-def test_penultimate_output_in_a_forward_is_the_logits() -> None:
-    seen: list[torch.Tensor] = []
-    for name in ("lenet5", "vgg11", "mobilenet"):
-        model = seeded(name, (1, 8, 8)).eval()
-        penultimate(model).register_forward_hook(lambda _module, _inputs, output: seen.append(output))
-        assert torch.equal(model(images((1, 8, 8))), seen.pop())
-
-
-def test_penultimate_of_a_model_without_linear_layer_is_refused() -> None:
-    with pytest.raises(OptionError, match="Sequential has no linear layer"):
-        penultimate(nn.Sequential(nn.Conv2d(1, 1, 1)))
-
-
 # Names: uploads and checkpoints are matched by them.
-
-
-@ALL
-def test_state_keys_do_not_depend_on_images_or_classes(name: str) -> None:
-    keys = list(skeleton(name, (3, 32, 32)).state_dict())
-    assert list(skeleton(name, (1, 28, 28), num_classes=3).state_dict()) == keys
 
 
 @pytest.mark.parametrize(

@@ -49,11 +49,6 @@ def test_padded_convolution_equals_the_one_that_copies_its_input(
     torch.testing.assert_close(padded(conv)(images), conv(images), rtol=0, atol=1e-6)
 
 
-def test_padded_refuses_a_padding_that_is_larger_on_the_left() -> None:
-    with pytest.raises(ValueError, match="must be even, or one larger"):
-        padded(Same(4, 4, 3, stride=2, groups=4, padding=(1, 0, 1, 0)))
-
-
 def test_fused_net_has_the_features_of_the_net_and_no_normalisation() -> None:
     net = Block()
     for norm in (net._bn0, net._bn1):
@@ -64,10 +59,3 @@ def test_fused_net_has_the_features_of_the_net_and_no_normalisation() -> None:
 
     torch.testing.assert_close(fast(images), net(images), rtol=0, atol=1e-5)
     assert not any(isinstance(layer, nn.BatchNorm2d | nn.ZeroPad2d) for layer in fast.modules())
-
-
-def test_fused_leaves_another_net_as_it_is() -> None:
-    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU6()).eval()
-
-    assert [type(layer) for layer in fused(net)] == [nn.Conv2d, nn.BatchNorm2d, nn.ReLU6]
-    assert not net[2].inplace

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -43,14 +42,6 @@ def test_a_text_without_tokens_has_no_features_and_a_long_one_keeps_its_first_to
     assert float((features[1:].norm(dim=1) - 1).abs().max()) < 1e-5
 
 
-@needs_packages
-def test_the_fingerprint_has_the_tokenizer_and_the_truncation() -> None:
-    fields = FeatureFunction(FeaturesConfig(backbone="wordllama"), 0, (0.0,), (1.0,)).fields
-    digest = "93248f2a9ec36c7b35f700a033d5f36228aae48db61aee31007fa49062cdeb68"
-    assert (fields["tokenizer"], fields["special-tokens"], fields["truncation"]) == (digest, "none", 512)
-    assert "side" not in fields
-
-
 @pytest.mark.parametrize("missing", [("wordllama",), ("tokenizers",), ("wordllama", "tokenizers")])
 def test_a_missing_package_is_one_line_with_the_remedy(
     monkeypatch: pytest.MonkeyPatch, missing: tuple[str, ...]
@@ -62,10 +53,3 @@ def test_a_missing_package_is_one_line_with_the_remedy(
         OptionError, match=f"but {' and '.join(missing)} is not installed: pip install '.*features-text"
     ):
         wordllama.tokenizer_digest()
-
-
-def test_a_package_of_another_form_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = importlib.util.find_spec("torch")
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _: spec)
-    with pytest.raises(OptionError, match=r"package lacks weights.l2_supercat_256.safetensors: must be 0\.4"):
-        wordllama._file(Path(wordllama.VECTORS))

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from fl_app.node_config import SUPERNODES_VARIABLE, checkpoint_path, client_name, node_facts, read_nodes
-from strategies.core.errors import OptionError, UploadError
+from fl_app.node_config import SUPERNODES_VARIABLE, checkpoint_path, node_facts, read_nodes
+from strategies.core.errors import OptionError
 
 SIMULATED = {"partition-id": 1, "num-partitions": 3}
 
@@ -61,19 +61,6 @@ def test_node_with_a_name_of_its_own_refuses_to_be_another_even_in_a_simulation(
         node_facts({"client": "hospital-a", **SIMULATED}, {"client.nodes": str(nodes)})
 
 
-def test_a_simulation_has_devices_of_its_own(nodes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(SUPERNODES_VARIABLE, "2")
-    own = nodes / "b.toml"
-    played = node_facts(SIMULATED, {"client.nodes": str(nodes)})
-    own.write_text(own.read_text() + '\ndevice = "cuda:1"\n')
-    assert node_facts(SIMULATED, {"client.nodes": str(nodes)}) == played
-
-
-def test_without_the_setting_a_node_follows_its_config() -> None:
-    assert node_facts({"client": "clinic", "data-root": "/data"}, {}) == {"client": "clinic", "data-root": "/data"}
-    assert node_facts(SIMULATED, {"client.nodes": ""}) == SIMULATED
-
-
 @pytest.mark.parametrize(
     ("config", "line"),
     [
@@ -106,19 +93,6 @@ def test_file_that_is_no_node_is_refused_by_its_name(nodes: Path, text: str, lin
         read_nodes(nodes)
 
 
-@pytest.mark.parametrize("place", ["nothing", "nothing.toml"])
-def test_place_without_nodes_is_refused(tmp_path: Path, place: str) -> None:
-    (tmp_path / "nothing").mkdir()
-    with pytest.raises(OptionError, match="nothing"):
-        read_nodes(tmp_path / place)
-
-
-def test_name_is_the_node_s_own_or_that_of_its_partition() -> None:
-    assert client_name({"client": "clinic", "partition-id": 2}) == "clinic"
-    assert client_name({"partition-id": 2}) == "client-002"
-    assert client_name({"partition-id": "two"}) == "client"
-
-
 @pytest.mark.parametrize(
     ("template", "expected"),
     [
@@ -134,16 +108,3 @@ def test_a_template_when_filled_in_is_the_client_s_path(template: str, expected:
     path = checkpoint_path(template, client="clinic-a", partition_id=4)
 
     assert path == (None if expected is None else Path(expected))
-
-
-@pytest.mark.parametrize(
-    "template",
-    [
-        *("{}", "{0}", "{name}.pt", "{client", "client}", "{client.secret}", "{client[a]}", "{partition:zz}"),
-        # Gigabytes of digits and blanks, and a width that another placeholder names.
-        *("{partition:9999999999d}", "{client:9999999999}", "{partition:{partition}}", "{partition!r:>9999999999}"),
-    ],
-)
-def test_a_template_with_other_placeholders_is_refused(template: str) -> None:
-    with pytest.raises(UploadError, match=r"its placeholders must be \{client\} and \{partition\}"):
-        checkpoint_path(template, client="a", partition_id=0)

@@ -14,14 +14,6 @@ from strategies.core.errors import DataError, OptionError, UploadError
 SIMULATED = {"partition-id": 1, "num-partitions": 3}
 
 
-def test_node_without_a_config_of_its_own_permits_every_path() -> None:
-    policy = node_policy(SIMULATED, node_facts(SIMULATED, {}))
-
-    assert policy == FREE
-    assert policy.permits(Path("/etc/passwd"))
-    assert policy.state_dir("/given") == "/given"
-
-
 @pytest.mark.parametrize("own", [{"client": "hospital-a"}, {"architecture": "mlp"}, {"data-root": "/srv/data"}])
 def test_node_with_a_config_of_its_own_permits_no_path_of_the_run(own: dict[str, Any]) -> None:
     config = {**SIMULATED, **own}

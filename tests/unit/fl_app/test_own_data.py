@@ -5,9 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -16,7 +14,7 @@ from fl_app.data import open_data
 from fl_app.data.config import DataConfig
 from fl_app.data.own import open_own
 from fl_app.division import own_positions
-from strategies.core.errors import DataError, OneShotError, OptionError
+from strategies.core.errors import OneShotError
 
 SOURCES = """
 import numpy as np
@@ -98,27 +96,6 @@ def test_rows_stay_as_they_are_and_lie_with_their_holders() -> None:
     assert parts == [[0, 4, 8], [1, 5, 9], [2, 6, 10], [3, 7, 11]]
 
 
-def test_holders_exclude_another_division() -> None:
-    data = DataConfig(name="own_sources:rows", law="iid")
-    with pytest.raises(OptionError, match="'data.law' is 'iid': must be 'domains' where 'data.name' is 'own_sources:r"):
-        own_positions(open_data(data, "train"), AppConfig(data=data), partition_id=0, num_partitions=4)
-
-
-@pytest.mark.parametrize(
-    "law",
-    [
-        {"law": "classes", "classes_per_client": 1},
-        {"law": "classes-p1", "classes_per_client": 1},
-        {"law": "dirichlet-clients", "min_size": 1000},
-        {"law": "dirichlet-overlap", "copies": 0.01},
-    ],
-)
-def test_no_law_of_division_refuses_the_examples_of_a_node_without_others(law: dict[str, Any]) -> None:
-    data = DataConfig(name="own_sources:without_class_0", num_classes=3, **law)
-    found = own_positions(open_data(data, "train"), AppConfig(data=data), partition_id=0, num_partitions=1)
-    assert sorted(found.tolist()) == list(range(12))
-
-
 def test_texts_are_tokens_and_the_folder_of_the_settings_is_passed_on() -> None:
     assert open_data(DataConfig(name="own_sources:texts"), "train").input_shape == (1, 1, 7)
     assert open_data(DataConfig(name="own_sources:where", root="/abc"), "test").take().images.flatten().tolist() == [
@@ -126,27 +103,6 @@ def test_texts_are_tokens_and_the_folder_of_the_settings_is_passed_on() -> None:
         4,
     ]
     assert open_data(DataConfig(name="own_sources:where"), "test", root="/node/b").take().images[0].item() == 7
-
-
-@pytest.mark.parametrize("kind", ["uint16", "uint32", "uint64", ">i4", "<i2"])
-def test_whole_numbers_of_any_width_and_byte_order_are_labels(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(Path.cwd()))
-    import own_sources
-
-    numbers = np.array([0, 1, 1], kind)
-    monkeypatch.setattr(own_sources, "one", lambda: (np.ones((3, 2), ">f4"), numbers, numbers))
-    split = open_data(DataConfig(name="own_sources:one"), "train")
-
-    assert split.labels.tolist() == [0, 1, 1]
-    assert split.domains is not None
-    assert split.domains.dtype == split.labels.dtype == torch.int64
-    assert split.take().images.unique().tolist() == [1.0]
-
-
-def test_the_number_of_classes_can_be_stated_where_a_half_lacks_some() -> None:
-    assert open_data(DataConfig(name="own_sources:images", num_classes=7), "train").num_classes == 7
-    with pytest.raises(DataError, match="has label 2: must be 0 to 1 with 'data.num-classes' 2"):
-        open_data(DataConfig(name="own_sources:images", num_classes=2), "train")
 
 
 @pytest.mark.parametrize(
@@ -174,29 +130,3 @@ def test_a_wrong_answer_is_refused_in_one_line_that_names_the_source(name: str, 
 
     assert "\n" not in str(error.value)
     assert f"own_sources:{name}" in str(error.value)
-
-
-def test_settings_of_one_source_are_refused_for_another() -> None:
-    for given, line in (
-        ({"num_classes": 3}, "'data.num-classes' is 3: must be 0 unless 'data.name' is module:attribute of your own"),
-        ({"label": "x"}, "'data.label' is 'x': must be '' unless 'data.name' is 'csv'"),
-        ({"name": "csv"}, "'data.label' is '': must name the column of the classes"),
-        ({"name": "csv", "label": "x", "image_size": 8}, "'data.image-size' is 8: must be 0"),
-        ({"name": "own:"}, "'data.name' is 'own:': must be one of .*module:attribute of your own"),
-        ({"law": "domains"}, "'data.law' is 'domains' and 'data.name' 'digits': must be a data set of domains"),
-    ):
-        with pytest.raises(OptionError, match=line):
-            DataConfig(**given)  # type: ignore[arg-type]
-
-
-def test_a_function_is_called_once_for_a_half(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(Path.cwd()))
-    import own_sources  # type: ignore[import-not-found]
-
-    calls: list[str] = []
-    monkeypatch.setattr(
-        own_sources, "images", lambda split: (calls.append(split), (np.zeros((2, 3), "float32"), [0, 1]))[1]
-    )
-    for _ in range(3):
-        open_data(DataConfig(name="own_sources:images"), "train")
-    assert calls == ["train"]

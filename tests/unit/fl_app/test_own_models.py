@@ -14,7 +14,6 @@ import torch
 from fl_app.config import AppConfig
 from fl_app.models import build, builders
 from fl_app.models.backbones import backbone_of
-from fl_app.project import FOLDER_VARIABLE, imported
 from fl_app.vision import torchvision
 from strategies.core.errors import OptionError
 
@@ -109,29 +108,6 @@ def test_an_own_architecture_maps_examples_to_logits(name: str) -> None:
     assert pickle.dumps(found[name])
 
 
-@pytest.mark.usefixtures("project")
-def test_an_own_architecture_serves_shapes_that_the_zoo_does_not_take() -> None:
-    assert list(builders(10, (5, 3, 2), ["own_models:Net"])) == ["own_models:Net"]
-
-
-@pytest.mark.usefixtures("project")
-def test_an_own_architecture_may_take_the_tokens_of_texts_alone() -> None:
-    assert "own_models:Words" in builders(3, (1, 1, 7), ["own_models:Words"])
-    with pytest.raises(OptionError, match=r"does not take examples of shape \(1, 2, 7\): "):
-        builders(3, (1, 2, 7), ["own_models:Words"])
-
-
-@pytest.mark.usefixtures("project")
-def test_a_trial_of_an_own_architecture_leaves_torchs_random_state_alone() -> None:
-    torch.manual_seed(3)
-    expected = torch.rand(2)
-    torch.manual_seed(3)
-
-    builders(10, (1, 4, 4), ["own_models:Net"])
-
-    assert torch.equal(torch.rand(2), expected)
-
-
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
@@ -155,17 +131,6 @@ def test_a_wrong_own_architecture_is_refused_in_one_line_that_names_it(name: str
 
     assert "\n" not in str(error.value)
     assert name in str(error.value)
-
-
-def test_a_module_is_found_in_the_folder_of_the_command_which_is_on_no_path_afterwards(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "named_elsewhere.py").write_text("import torch\nvalue = 5\n")
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
-
-    assert imported("named_elsewhere:value", "setting 'x'") == 5
-    assert str(tmp_path) not in sys.path
 
 
 @pytest.mark.parametrize("key", ["model.name", "model.per-client", "model.student", "model.accepted"])

@@ -60,18 +60,6 @@ def test_lognormal_sizes_follow_the_formula() -> None:
     assert 1003 - 10 < sizes.sum() <= 1003
 
 
-def test_the_widest_sizes_that_settings_allow_are_numbers() -> None:
-    for seed in range(100):
-        sizes = laws.client_sizes(1003, 10, np.random.default_rng(seed), sigma=20.0)
-        assert sizes.min() >= 0
-        assert 1003 - 10 < sizes.sum() <= 1003
-
-
-def test_lognormal_sizes_have_the_spread_of_sigma() -> None:
-    sizes = laws.client_sizes(10_000_000, 2000, np.random.default_rng(0), sigma=1.2)
-    assert np.log(sizes).std() == pytest.approx(1.2, abs=0.06)
-
-
 @pytest.mark.slow
 def test_fill_with_fixed_priors_has_the_moments_of_the_rejection_loop() -> None:
     by_class, sizes = positions_by_class(5, 2, 6), np.array([4, 3, 5])
@@ -101,50 +89,9 @@ def test_dirichlet_over_classes_has_the_moments_of_the_rejection_loop() -> None:
     np.testing.assert_allclose(products, literal_products, atol=0.6)
 
 
-def test_fill_takes_the_last_unused_position_of_a_class() -> None:
-    by_class = [np.array([2, 5, 9]), np.array([1, 7])]
-    (part,) = laws.fill(by_class, np.array([4]), np.random.default_rng(0), priors=np.array([[0.5, 0.5]]))
-    for positions in by_class:
-        taken = [p for p in part if p in positions]
-        assert taken == positions[::-1][: len(taken)].tolist()
-
-
-def test_fill_with_priors_on_exhausted_classes_goes_on_uniformly_with_the_others() -> None:
-    by_class, priors = positions_by_class(2, 300, 300), np.array([[1.0, 0.0, 0.0]])
-    (part,) = laws.fill(by_class, np.array([202]), np.random.default_rng(0), priors=priors)
-    counts = np.histogram(part, bins=[0, 2, 302, 602])[0]
-    assert counts[0] == 2
-    assert abs(counts[1] - 100) < 30
-
-
-def test_fill_renormalises_over_the_classes_that_are_left() -> None:
-    by_class, priors = positions_by_class(2, 900, 900), np.array([[1 - 4e-12, 3e-12, 1e-12]])
-    (part,) = laws.fill(by_class, np.array([802]), np.random.default_rng(0), priors=priors)
-    assert np.histogram(part, bins=[0, 2, 902, 1802])[0][1] == pytest.approx(600, abs=50)
-
-
-def test_fill_without_foreign_classes_closes_a_client_that_has_none_left() -> None:
-    by_class, priors = positions_by_class(3, 20), np.array([[1.0, 0.0], [0.0, 1.0]])
-    first, second = laws.fill(by_class, np.array([10, 10]), np.random.default_rng(0), priors=priors, foreign=False)
-    assert sorted(first) == [0, 1, 2]
-    assert len(second) == 10
-
-
-def test_class_cuts_give_nothing_to_clients_of_average_size() -> None:
-    proportions = iter([[0.5, 0.5, 0.0], [0.6, 0.2, 0.2], [0.8, 0.1, 0.1]])
-    cuts = laws.class_cuts([10, 10, 10], 3, lambda: np.array(next(proportions)))
-    # Client 0 holds 5 + 6 = 11 of on average 10 before the third class, which the others share by 0.1 : 0.1.
-    assert cuts.tolist() == [[0, 5, 10, 10], [0, 6, 8, 10], [0, 0, 5, 10]]
-
-
 def test_class_cuts_round_cumulated_proportions_down() -> None:
     cuts = laws.class_cuts([7], 3, lambda: np.array([0.4, 0.3, 0.3]))
     assert cuts.tolist() == [[0, 2, 4, 7]]
-
-
-def test_class_cuts_with_all_mass_on_full_clients_share_the_class_equally() -> None:
-    cuts = laws.class_cuts([9, 9, 9], 3, lambda: np.array([1.0, 0.0, 0.0]))
-    assert cuts.tolist() == [[0, 9, 9, 9], [0, 0, 4, 9], [0, 0, 4, 9]]
 
 
 @pytest.mark.slow
@@ -154,28 +101,3 @@ def test_weighted_draws_have_the_moments_of_draws_one_after_the_other() -> None:
     literal_mean, literal_products = moments(lambda rng: literal_weighted(labels, 3, 2.0, rng), labels, 3000)
     np.testing.assert_allclose(mean, literal_mean, atol=0.12)
     np.testing.assert_allclose(products, literal_products, atol=0.6)
-
-
-def test_weighted_draws_with_too_few_weights_are_completed_uniformly() -> None:
-    by_class = positions_by_class(10, 10, 10)
-    others = np.zeros(30)
-    for seed in range(300):
-        # So small an alpha gives all mass to one class: its 10 examples, and 5 of the other 20.
-        first, _ = laws.weighted_draws(by_class, 2, np.random.default_rng(seed), alpha=1e-5)
-        counts = np.histogram(first, bins=[0, 10, 20, 30])[0]
-        assert counts.max() == 10
-        others[first] += counts[first // 10] < 10
-    # Each example is one of another class with probability 2/3 and then taken with 1/4: 50 times of 300.
-    assert others.min() > 25
-    assert others.max() < 80
-
-
-def test_laws_that_divide_classes_shuffle_them_first() -> None:
-    by_class, rng = positions_by_class(200), np.random.default_rng(0)
-    for first, *_ in (
-        laws.some_classes(by_class, 2, rng, classes_per_client=1),
-        laws.dirichlet_over_clients(by_class, 2, rng, alpha=50.0, min_size=1),
-    ):
-        # Positions from all over the class, where an unshuffled one would give its beginning.
-        assert 80 < np.mean(first) < 120
-        assert max(first) > 180

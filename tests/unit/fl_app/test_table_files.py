@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
-import sys
 from pathlib import Path
 
 import pandas as pd
@@ -63,13 +61,6 @@ def test_rows_become_features_by_the_schema_alone(folder: Path) -> None:
     assert open_data(config(folder), "test").take().images[:, :, 0, 0].tolist() == FEATURES[:3]
 
 
-def test_a_row_is_encoded_the_same_whatever_rows_lie_beside_it(folder: Path) -> None:
-    # So no mean, deviation, or level of a client's rows shapes its features, or those of others.
-    for line, features in zip(TRAIN, FEATURES, strict=True):
-        (folder / "train.csv").write_text(f"{HEAD}\n{line}")
-        assert open_data(config(folder), "train").take().images[:, :, 0, 0].tolist() == [features]
-
-
 def test_a_column_names_the_clients(folder: Path) -> None:
     data = config(folder, client="centre", law="domains")
     split = open_data(data, "train")
@@ -97,13 +88,6 @@ def test_a_file_per_client_gives_the_same_examples(folder: Path) -> None:
     assert split.domains is not None
     assert split.domains.tolist() == [0, 0, 1, 1]
     assert torch.equal(split.take().images, whole.take([1, 3, 0, 2]).images)
-
-
-def test_one_file_of_one_client_can_be_divided_by_any_law(folder: Path) -> None:
-    for law in ("iid", "domains"):
-        data = config(folder, law=law)
-        found = own_positions(open_data(data, "train"), AppConfig(data=data), partition_id=0, num_partitions=1)
-        assert sorted(found.tolist()) == [0, 1, 2, 3]
 
 
 def test_all_clients_can_be_held_to_one_schema(folder: Path) -> None:
@@ -151,27 +135,6 @@ def test_a_line_with_more_values_than_names_shifts_no_column(folder: Path, row: 
         open_data(config(folder), "train")
 
 
-def test_a_column_named_twice_is_not_read_as_the_first(folder: Path) -> None:
-    text = (folder / "train.csv").read_text()
-    (folder / "train.csv").write_text(text.replace("remark", "age", 1))
-    with pytest.raises(DataError, match="train.csv names column 'age' twice: must name each column once"):
-        open_data(config(folder), "train")
-
-
-def test_a_number_beyond_float32_is_no_infinite_feature(folder: Path) -> None:
-    text = (folder / "train.csv").read_text()
-    (folder / "train.csv").write_text(text.replace("south,40", "south,1e300"))
-    with pytest.raises(DataError, match="column 'age', row 1: '1e300': must be a number that float32 can hold"):
-        open_data(config(folder), "train")
-
-
-def test_several_wrong_values_are_counted(folder: Path) -> None:
-    text = (folder / "train.csv").read_text()
-    (folder / "train.csv").write_text(text.replace("south,40", "south,x").replace("north,50", "north,y"))
-    with pytest.raises(DataError, match=r"row 1 \(and 1 more\): 'x': must be a number"):
-        open_data(config(folder), "train")
-
-
 @pytest.mark.parametrize(
     ("schema", "reason"),
     [
@@ -209,20 +172,6 @@ def test_a_wrong_schema_is_refused_in_one_line(folder: Path, schema: str, reason
     with pytest.raises(OptionError, match=reason) as error:
         open_data(config(folder), "train")
     assert "\n" not in str(error.value)
-
-
-def test_a_level_that_stands_for_missing_values_may_have_their_name(folder: Path) -> None:
-    (folder / "schema.toml").write_text(
-        'classes = ["healthy", "ill"]\n[columns.remark]\nlevels = ["x", "x y", "NA"]\nmissing = "NA"'
-    )
-    rows = open_data(config(folder), "train").take().images[:, :, 0, 0]
-    assert rows.argmax(1).tolist() == [0, 2, 2, 1]
-
-
-def test_a_folder_without_files_of_the_form_says_nothing_about_clients(folder: Path) -> None:
-    (folder / "train").mkdir()
-    (folder / "train" / "north.parquet").touch()
-    assert not open_data(config(folder), "train").by_client
 
 
 def test_absent_files_are_named(folder: Path) -> None:
@@ -271,28 +220,3 @@ def test_parquet_and_csv_files_of_one_table_give_the_same_examples(folder: Path)
     with pytest.raises(DataError, match=r"test.parquet is no Parquet file: ") as error:
         open_data(config(folder, "parquet"), "test")
     assert "\n" not in str(error.value)
-
-
-def test_a_parquet_file_is_read_as_the_text_of_its_cells(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    saved = as_it_was_saved(folder, "train")
-    monkeypatch.setattr(pd, "read_parquet", lambda file, **_: saved)  # the package that reads such files may be absent
-    (folder / "train.parquet").touch()
-
-    split = open_data(config(folder, "parquet", client="centre", law="domains"), "train")
-
-    assert split.take().images[:, :, 0, 0].tolist() == FEATURES
-    assert split.labels.tolist() == [1, 0, 0, 1]
-    saved.loc["north", "sugar"] = 7
-    saved.loc["south", "outcome"] = pd.NA
-    with pytest.raises(
-        DataError, match=r"train.parquet, column 'outcome', row 1 \(and 1 more\): no value: must be one"
-    ):
-        open_data(config(folder, "parquet"), "train")
-
-
-def test_parquet_without_its_package_is_one_line_with_the_remedy(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    (folder / "train.parquet").touch()
-    line = "'data.name' is 'parquet', but pyarrow is not installed: pip install 'oneshot-fl[parquet]'"
-    with pytest.raises(OptionError, match=re.escape(line)):
-        open_data(config(folder, "parquet"), "train")

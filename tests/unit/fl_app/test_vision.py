@@ -43,23 +43,3 @@ def test_torchvision_through_the_shim_has_models_and_datasets() -> None:
 def test_import_without_compiled_operators_declares_both(tmp_path: Path) -> None:
     ended = imported_with(BROKEN, tmp_path)
     assert ended.stdout.split(maxsplit=1) == ["torchvision", "[True, True]\n"], ended.stderr
-
-
-@pytest.mark.slow
-def test_import_that_succeeds_declares_nothing(tmp_path: Path) -> None:
-    ended = imported_with("", tmp_path)
-    assert ended.stdout.split(maxsplit=1) == ["torchvision", "[False, False]\n"], ended.stderr
-
-
-@pytest.mark.slow
-def test_import_that_fails_otherwise_fails_with_its_own_reason(tmp_path: Path) -> None:
-    ended = imported_with("raise RuntimeError('another reason')", tmp_path)
-    assert ended.returncode != 0
-    assert "RuntimeError: another reason" in ended.stderr
-
-
-@pytest.mark.slow
-def test_import_beside_a_cuda_build_is_left_to_fail(tmp_path: Path) -> None:
-    ended = imported_with("import torch; torch.version.cuda = '13.0'\n" + BROKEN, tmp_path)
-    assert ended.returncode != 0
-    assert "operator torchvision::nms does not exist" in ended.stderr

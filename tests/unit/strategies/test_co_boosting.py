@@ -1,4 +1,3 @@
-from collections.abc import Callable
 from dataclasses import asdict, fields, replace
 from typing import Any
 
@@ -11,7 +10,6 @@ from method_fakes import (
     Book,
     check_option,
     check_resume_at_every_border,
-    check_teacher_stays,
     close,
     run,
     same,
@@ -27,7 +25,6 @@ from strategies.combiners.outcomes import ensemble_of
 from strategies.combiners.tally_teacher import tally_teacher
 from strategies.core.errors import OptionError
 from strategies.distillation.generated import GeneratedImages
-from strategies.distillation.learner import Learner
 from strategies.distillation.synthesis import Batch
 from strategies.method import Outcome, Silent, Upload
 from strategies.teacher.augment import AUGMENTATIONS
@@ -68,11 +65,6 @@ def test_fit_resumed_after_a_crash_ends_with_the_same_bits_and_the_same_weights(
     check_resume_at_every_border(METHOD, replace(SMALL, **VARIANTS[name]))
 
 
-def test_fit_with_another_seed_gives_another_result(usual: tuple[Outcome, Book]) -> None:
-    assert same(run(METHOD, SMALL), usual[0])
-    assert not same(run(METHOD, SMALL, seed=1), usual[0])
-
-
 def test_outcome_has_the_student_and_the_ensemble_with_the_last_weights(usual: tuple[Outcome, Book]) -> None:
     outcome, book = usual
     assert outcome.student is not None
@@ -81,32 +73,6 @@ def test_outcome_has_the_student_and_the_ensemble_with_the_last_weights(usual: t
     assert torch.equal(final(outcome), weights_per_epoch(book)[-1])
     combiner = ensemble_of(tiny_job(SMALL), outcome.ensemble).combiner
     assert torch.equal(combiner.get_buffer("weights"), final(outcome))
-
-
-def test_every_epoch_records_its_losses_and_the_largest_share(usual: tuple[Outcome, Book]) -> None:
-    outcome, book = usual
-    for row in book.rows:
-        assert row.keys() == {"epoch", "hard", "adversarial", "generator", "distillation", "largest-weight"}
-        assert row["generator"] == pytest.approx(row["hard"] + row["adversarial"], rel=1e-4)
-        assert row["adversarial"] < 0
-    assert book.rows[0]["largest-weight"] == pytest.approx(1 / 3)
-    assert book.rows[-1]["largest-weight"] == pytest.approx(float(final(outcome).max() / final(outcome).sum()))
-
-
-def test_labels_of_a_batch_are_not_sorted() -> None:
-    book = Book(keep=True)
-    fit(tiny_job(replace(SMALL, epochs=1, generator_steps=1, synthesis_batch_size=16)), book)
-    labels = book.snapshots[0].appended["labels"].tolist()
-    assert labels != sorted(labels)
-
-
-def test_weights_stay_in_the_first_epoch_unless_they_see_its_images(usual: tuple[Outcome, Book]) -> None:
-    earlier = weights_per_epoch(usual[1])
-    assert torch.equal(earlier[0], THIRDS)
-    assert not torch.equal(earlier[1], THIRDS)
-    book = Book(keep=True)
-    fit(tiny_job(replace(SMALL, epochs=1, reweighting_data="all")), book)
-    assert not torch.equal(weights_per_epoch(book)[0], THIRDS)
 
 
 @pytest.mark.parametrize(
@@ -143,34 +109,6 @@ def test_weights_move_by_the_sign_and_the_step_shrinks_every_epoch(monkeypatch: 
     torch.testing.assert_close(moved, torch.tensor([1 / 3 - change, 1 / 3 + change, 1 / 3]))
 
 
-def test_step_of_zero_is_a_tenth_over_the_number_of_clients(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(GRADIENT, lambda *_: torch.tensor([1.0, 0.0, 0.0]))
-    moved = final(run(METHOD, replace(SMALL, epochs=2, reweighting_step=0.0)))
-    assert float(moved[0]) == pytest.approx(1 / 3 - 0.99 * 0.1 / 3)
-
-
-def test_weights_are_clipped_to_zero_and_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(GRADIENT, lambda *_: torch.tensor([1.0, -1.0, -1.0]))
-    assert final(run(METHOD, replace(SMALL, epochs=2, reweighting_step=5.0))).tolist() == [0.0, 1.0, 1.0]
-
-
-def test_weights_that_would_all_be_zero_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(GRADIENT, lambda *_: torch.ones(3))
-    assert torch.equal(final(run(METHOD, replace(SMALL, epochs=2, reweighting_step=5.0))), THIRDS)
-
-
-def test_clients_in_another_order_get_the_same_weights_in_that_order() -> None:
-    config = replace(SMALL, epochs=2, generator_steps=1)
-    usual = fit(tiny_job(config), Silent())
-    turned = fit(tiny_job(config, uploads=UPLOADS[::-1]), Silent())
-    assert not torch.equal(final(usual), THIRDS)
-    assert torch.equal(final(turned).flip(0), final(usual))
-
-
-def test_a_run_leaves_the_teachers_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
-    check_teacher_stays(METHOD, SMALL, monkeypatch)
-
-
 @pytest.mark.parametrize("perturbation", ["none", "sign"])
 def test_cached_logits_of_the_clients_give_the_result_of_asking_anew(
     perturbation: str, monkeypatch: pytest.MonkeyPatch
@@ -183,25 +121,6 @@ def test_cached_logits_of_the_clients_give_the_result_of_asking_anew(
     assert not torch.equal(final(cached), THIRDS)
     assert torch.equal(final(asked), final(cached))
     close(asked, cached)
-
-
-def test_everything_switched_off_keeps_the_weights_and_the_images_and_uses_plain_cross_entropy(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    changes: list[Callable[..., Tensor] | None] = []
-    learn = Learner.learn
-
-    def spy(self: Learner, *args: Any, perturb: Callable[..., Tensor] | None = None, **rest: Any) -> float:
-        changes.append(perturb)
-        return learn(self, *args, perturb=perturb, **rest)
-
-    monkeypatch.setattr(Learner, "learn", spy)
-    book = Book()
-    outcome = fit(tiny_job(replace(SMALL, **NOTHING)), book)
-    assert changes == [None] * 3
-    assert torch.equal(final(outcome), THIRDS)
-    assert all(row["generator"] == pytest.approx(row["hard"]) for row in book.rows)
-    assert "adversarial" not in book.rows[0]
 
 
 def test_everything_switched_off_is_dense_with_its_cross_entropy_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,12 +178,6 @@ def test_preset_has_the_published_values(name: str) -> None:
     assert {key: values[key] for key in PUBLISHED[name]} == PUBLISHED[name]
 
 
-def test_preset_takes_changes_and_refuses_unknown_names() -> None:
-    assert CoBoostingConfig.preset("paper", epochs=3).epochs == 3
-    with pytest.raises(OptionError, match="'best' of CoBoostingConfig: known are default, paper, published-code"):
-        CoBoostingConfig.preset("best")
-
-
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -297,21 +210,3 @@ def test_weights_of_tallys_pool_are_learned_and_resumed(uploads: tuple[Upload, .
     assert not torch.equal(final(outcome), THIRDS)
     ensemble_of(tiny_job(config), outcome.ensemble)
     assert not same(outcome, run(METHOD, config))
-
-
-def test_weights_of_a_pool_do_not_fall_to_zero_and_the_sign_of_their_gradient_counts(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("strategies.co_boosting.weights_gradient", lambda *_: torch.tensor([1.0, -1e-9, 1.0]))
-    job = replace(tiny_job(replace(SMALL, epochs=2, reweighting_step=5.0)), teacher="tally")
-    assert final(fit(job, Silent())).tolist() == pytest.approx([1e-3 / 3, 1.0, 1e-3 / 3])
-
-
-def test_cached_logits_of_the_clients_give_the_pool_the_weights_of_asking_anew(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    job = replace(tiny_job(replace(SMALL, epochs=2, perturbation="none", pool_augmentation="none")), teacher="tally")
-    cached = fit(job, Silent())
-    monkeypatch.setattr("strategies.distillation.learner.AUGMENTATIONS", {"flip": AUGMENTATIONS["none"]})
-    asked = fit(replace(job, config=replace(job.config, pool_augmentation="flip")), Silent())
-    assert torch.equal(final(asked), final(cached))

@@ -10,9 +10,7 @@ from method_fakes import (
     Book,
     check_option,
     check_resume_at_every_border,
-    check_teacher_stays,
     close,
-    same,
     tiny_job,
     upload,
 )
@@ -22,7 +20,7 @@ from strategies.combiners.combiners import Mean
 from strategies.combiners.outcomes import load_model
 from strategies.core.errors import OptionError
 from strategies.dense import METHOD, DenseConfig, fit
-from strategies.method import Outcome, Silent, Snapshot
+from strategies.method import Silent, Snapshot
 from strategies.teacher.augment import AUGMENTATIONS, Standardize
 from strategies.teacher.ensemble import Ensemble
 from strategies.teacher.student import fresh_student
@@ -58,29 +56,6 @@ def test_checkpoints_carry_only_the_images_that_are_new() -> None:
     assert sizes == [6, 6]
 
 
-@pytest.fixture(scope="module")
-def usual() -> tuple[Outcome, Book]:
-    book = Book()
-    return fit(tiny_job(SMALL), book), book
-
-
-def test_fit_with_the_same_seed_gives_the_same_bits_and_another_seed_others(usual: tuple[Outcome, Book]) -> None:
-    assert same(fit(tiny_job(SMALL), Silent()), usual[0])
-    assert not same(fit(tiny_job(SMALL, seed=1), Silent()), usual[0])
-
-
-def test_fit_reports_at_least_once_per_generator_step_and_records_its_losses(usual: tuple[Outcome, Book]) -> None:
-    book = usual[1]
-    assert book.reports >= 3 * 2
-    assert book.notes == []
-    assert [row["epoch"] for row in book.rows] == [1, 2, 3]
-    for row in book.rows:
-        assert row.keys() == {"epoch", "ce", "bn", "adversarial", "generator", "distillation"}
-        total = row["ce"] + row["bn"] + 0.5 * row["adversarial"]
-        assert row["generator"] == pytest.approx(total, rel=1e-5)
-        assert row["bn"] > 0
-
-
 @pytest.mark.parametrize(("weight", "notes"), [(1.0, 1), (0.0, 0)])
 def test_clients_without_batch_normalisation_have_a_loss_of_zero_and_one_note_says_so(
     weight: float, notes: int
@@ -90,29 +65,6 @@ def test_clients_without_batch_normalisation_have_a_loss_of_zero_and_one_note_sa
     fit(tiny_job(replace(SMALL, epochs=2, bn_weight=weight), uploads=uploads), book)
     assert len(book.notes) == notes
     assert [row.get("bn") for row in book.epochs] == [0.0 if weight else None] * 2
-
-
-def test_labels_of_a_batch_are_in_ascending_order() -> None:
-    book = Book(keep=True)
-    fit(tiny_job(replace(SMALL, epochs=1, synthesis_batch_size=16)), book)
-    labels = book.snapshots[0].appended["labels"].tolist()
-    assert labels == sorted(labels)
-    assert len(set(labels)) == 3
-
-
-def test_observer_scores_are_recorded_and_never_reach_the_result(usual: tuple[Outcome, Book]) -> None:
-    seen: list[int] = []
-
-    def observer(epoch: int, module: nn.Module) -> dict[str, float]:
-        seen.append(epoch)
-        module(torch.rand(2, 2, 8, 8))
-        return {"accuracy": float(torch.rand(()))}
-
-    book = Book()
-    watched = fit(replace(tiny_job(SMALL), observer=observer), book)
-    assert seen == [1, 2, 3]
-    assert all("accuracy" in row for row in book.rows)
-    assert same(watched, usual[0])
 
 
 def test_fit_starts_from_the_start_weights_of_the_job() -> None:
@@ -138,22 +90,6 @@ def test_student_comes_closer_to_the_ensemble_on_images_it_has_not_seen() -> Non
             return float((student.eval()(inputs).softmax(1) - teacher(inputs).softmax(1)).abs().mean())
 
     assert distance(load_model(fit(one, Silent()), one)) < 0.7 * distance(fresh_student(one))
-
-
-def test_final_batch_of_one_sample_trains_a_student_with_batch_normalisation() -> None:
-    assert SMALL.synthesis_batch_size % SMALL.batch_size == 1
-    fit(tiny_job(replace(SMALL, epochs=1)), Silent())
-
-
-def test_images_of_the_outcome_are_bytes_of_the_input_shape(usual: tuple[Outcome, Book]) -> None:
-    images = usual[0].images
-    assert images is not None
-    assert images.dtype == torch.uint8
-    assert images.shape == (6, 2, 8, 8)  # those of the last epoch
-
-
-def test_a_run_leaves_the_teachers_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
-    check_teacher_stays(METHOD, SMALL, monkeypatch)
 
 
 def test_cached_teacher_logits_give_the_result_of_a_teacher_that_is_asked_anew(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,21 +143,9 @@ def test_preset_has_the_published_values(name: str) -> None:
     assert {key: values[key] for key in PUBLISHED[name]} == PUBLISHED[name]
 
 
-def test_preset_takes_changes_and_refuses_unknown_names() -> None:
-    assert DenseConfig.preset("paper", epochs=3).epochs == 3
-    assert DenseConfig.preset("default") == DenseConfig()
-    with pytest.raises(OptionError, match="known are default, paper, published-code, co-boosting"):
-        DenseConfig.preset("best")
-
-
 @pytest.mark.parametrize(
     ("field", "value"), [("epochs", 0), ("pool_cap", 1), ("kd_temperature", 0.0), ("schedule", "step")]
 )
 def test_config_out_of_range_names_its_key(field: str, value: object) -> None:
     with pytest.raises(OptionError, match=f"dense.{field.replace('_', '-')}"):
         DenseConfig(**{field: value})  # type: ignore[arg-type]
-
-
-def test_fit_for_images_that_four_does_not_divide_is_refused() -> None:
-    with pytest.raises(OptionError, match="multiples of 4"):
-        METHOD.fit(replace(tiny_job(SMALL), input_shape=(2, 9, 9)), Silent())

@@ -9,8 +9,6 @@ from method_fakes import (
     Book,
     check_option,
     check_resume_at_every_border,
-    check_teacher_stays,
-    run,
     same,
     tiny_job,
     upload,
@@ -18,25 +16,14 @@ from method_fakes import (
 
 from strategies.core.errors import OptionError
 from strategies.f_dafl import METHOD, FDaflConfig, fit
-from strategies.method import Outcome
 
 SMALL = FDaflConfig(**TINY)
 ALIKE = (upload(0, "narrow"), upload(1, "narrow"))
 
 
-@pytest.fixture(scope="module")
-def usual() -> Outcome:
-    return run(METHOD, SMALL)
-
-
 @pytest.mark.parametrize("changes", [{}, {"pool_cap": 9, "pool_augmentation": "flip"}])
 def test_fit_resumed_after_a_crash_ends_with_the_same_bits(changes: dict[str, Any]) -> None:
     check_resume_at_every_border(METHOD, replace(SMALL, **changes))
-
-
-def test_fit_with_another_seed_gives_another_result(usual: Outcome) -> None:
-    assert same(run(METHOD, SMALL), usual)
-    assert not same(run(METHOD, SMALL, seed=1), usual)
 
 
 def test_losses_of_clients_with_equal_features_add_up_and_need_no_note() -> None:
@@ -49,25 +36,6 @@ def test_losses_of_clients_with_equal_features_add_up_and_need_no_note() -> None
         assert row["generator"] == pytest.approx(total, rel=1e-4)
         assert row["activation"] < 0
         assert -torch.tensor(3.0).log10() - 1e-6 <= row["information"] < 0
-
-
-def test_features_that_differ_in_length_leave_no_activation_loss_and_one_note() -> None:
-    book = Book()
-    fit(tiny_job(SMALL), book)
-    assert len(book.notes) == 1
-    assert "differ in length" in book.notes[0]
-    assert [row["activation"] for row in book.epochs] == [0.0] * 3
-
-
-def test_activation_weight_of_zero_watches_nothing_and_says_nothing() -> None:
-    book = Book()
-    fit(tiny_job(replace(SMALL, epochs=1, activation_weight=0.0)), book)
-    assert book.notes == []
-    assert "activation" not in book.rows[0]
-
-
-def test_a_run_leaves_the_teachers_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
-    check_teacher_stays(METHOD, SMALL, monkeypatch)
 
 
 DAFL_OTHER: dict[str, Any] = OTHER | {"one_hot_weight": 0.1, "information_weight": 0.0, "activation_weight": 2.0}

@@ -8,19 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from method_fakes import telling
 from torch import nn
 
-from strategies.combiners.combiners import build_combiner
 from strategies.combiners.outcomes import load_model
-from strategies.combiners.prototypes import Prototypes
 from strategies.core.errors import OptionError
 from strategies.core.facts import UploadFacts
-from strategies.core.kinds import base_of, kind_of
 from strategies.core.seeds import generator
-from strategies.fafi import METHOD, NOISE_IMAGES, FafiConfig, fit, noise_direction
-from strategies.method import METHODS, Job, Normalization, Silent, Upload
-from strategies.uploads.accepted import accepted_of
+from strategies.fafi import METHOD, NOISE_IMAGES, FafiConfig, fit
+from strategies.method import Job, Normalization, Silent, Upload
 from strategies.uploads.needs import check_needs
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
@@ -92,11 +87,6 @@ def test_fusion_by_size_equals_a_loop_over_samples() -> None:
     np.testing.assert_allclose(model(images).numpy(), predicted(one, images), rtol=1e-4, atol=1e-5)
 
 
-def test_only_fusion_by_noise_depends_on_the_seed() -> None:
-    assert METHOD.draws(FafiConfig(fusion="noise"))
-    assert not METHOD.draws(FafiConfig())
-
-
 def test_fusion_by_noise_weighs_by_the_mean_distance_from_noise() -> None:
     one, images = job(*map(upload, range(3)), fusion="noise"), torch.randn(20, 1, 4, 4)
     noise = torch.randn(NOISE_IMAGES, 1, 4, 4, generator=generator(one.seed, "fafi", "noise"))
@@ -110,29 +100,6 @@ def test_fusion_by_noise_weighs_by_the_mean_distance_from_noise() -> None:
     np.testing.assert_allclose(model(images).numpy(), predicted(one, images, informative), rtol=1e-4, atol=1e-5)
     plain = load_model(fit(job(*one.uploads), Silent()), one)
     assert not torch.allclose(model(images), plain(images), atol=1e-3)
-
-
-def test_informativeness_when_averaged_over_clients_leaves_the_plain_sum() -> None:
-    one, images = job(*map(upload, range(4))), torch.randn(30, 1, 4, 4)
-    equal = [np.ones(30) for _ in one.uploads]
-    for seed in range(3):
-        noise = torch.randn(30, 1, 4, 4, generator=torch.Generator().manual_seed(seed))
-        each = [
-            np.array([1 - cosine(*pair) for pair in zip(features_of(u, images), features_of(u, noise), strict=True)])
-            for u in one.uploads
-        ]
-        averaged = [np.mean(each, axis=0)] * len(each)
-
-        np.testing.assert_allclose(predicted(one, images, averaged), predicted(one, images, equal), rtol=1e-9)
-
-
-def test_client_that_does_not_tell_its_examples_makes_all_weigh_the_same() -> None:
-    told = list(map(upload, range(3)))
-    silent = job(told[0], telling(told[1], num_examples=None), told[2])
-
-    weights = fit(silent, Silent()).ensemble.weights["weights"]  # type: ignore[union-attr]
-
-    assert weights.tolist() == [1.0, 1.0, 1.0]
 
 
 def test_predictions_by_test_batch_depend_on_the_other_images_and_by_default_do_not() -> None:
@@ -153,46 +120,6 @@ def test_predictions_by_test_batch_depend_on_the_other_images_and_by_default_do_
     torch.testing.assert_close(batch(images), batch.combiner(torch.stack(members)))  # type: ignore[operator]
 
 
-def test_noise_by_test_batch_is_normalised_by_its_own_batch() -> None:
-    one = job(upload(0, "normed+prototypes"), student="normed", fusion="noise")
-
-    running = noise_direction(one, one.uploads[0])
-    batch = noise_direction(replace(one, config=FafiConfig(fusion="noise", bn="test-batch")), one.uploads[0])
-
-    assert float(batch.norm()) < 0.3  # features of mean 0 point everywhere
-    assert not torch.allclose(running, batch, atol=1e-3)
-
-
-def test_mark_is_that_of_results_by_test_batch() -> None:
-    assert METHOD.titled(FafiConfig()) == "FAFI"
-    assert METHOD.titled(FafiConfig(bn="test-batch")) == "FAFI (transductive)"
-    assert METHODS["fedov"].titled(METHODS["fedov"].config()) == "FedOV"
-
-
-def test_combiner_when_rebuilt_from_its_tensors_gives_the_same_bits() -> None:
-    outputs = torch.randn(2, 7, CLASSES + FEATURES)
-    combiner = Prototypes(
-        torch.randn(CLASSES, FEATURES), torch.tensor([1.0, 3.0]), torch.randn(2, FEATURES), torch.tensor(True)
-    )
-
-    again = build_combiner("prototypes", dict(combiner.state_dict()))
-
-    assert torch.equal(again(outputs), combiner(outputs))
-    assert again.batch_statistics
-    assert not Prototypes(torch.ones(1, 2), torch.ones(1)).batch_statistics
-
-
-@pytest.mark.parametrize("weights", [[0.0, 0.0], [1.0, -1.0]])
-def test_combiner_refuses_weights_that_are_none(weights: list[float]) -> None:
-    with pytest.raises(ValueError, match=r"weights per member are .*: must be from 0, and not all zero"):
-        Prototypes(torch.ones(3, 2), torch.tensor(weights))
-
-
-def test_combiner_refuses_noise_of_another_shape() -> None:
-    with pytest.raises(ValueError, match=r"directions of noise are \[2, 3\]: must be \[M, F\]"):
-        Prototypes(torch.ones(3, 2), torch.ones(2), torch.ones(2, 3))
-
-
 def test_upload_without_prototypes_is_refused_by_name() -> None:
     bare = Upload(UploadFacts("c9", "net+prototypes", 10), lambda: {"weight": torch.zeros(2, 2)})
 
@@ -205,17 +132,3 @@ def test_architectures_of_encoders_must_be_the_student_s() -> None:
 
     with pytest.raises(OptionError, match=r"needs one architecture for all, 'net'; different are c1 \(normed\+"):
         check_needs(METHOD, job(upload(0), upload(1, "normed+prototypes")))
-
-
-def test_student_may_be_named_like_the_encoders_themselves() -> None:
-    named = job(upload(0), upload(1), student="net+prototypes")
-    check_needs(METHOD, named)
-
-    with pytest.raises(OptionError, match=r"needs one architecture for all, 'net\+prototypes'; different are c1 \(nor"):
-        check_needs(METHOD, replace(named, uploads=(upload(0), upload(1, "normed+prototypes"))))
-
-
-def test_name_of_an_encoder_tells_its_kind_and_its_classifier() -> None:
-    assert kind_of("lenet5+prototypes") == "prototypes"
-    assert [base_of(name) for name in ("a+prototypes", "a+unknown", "a", "statistics")] == ["a", "a", "a", "statistics"]
-    assert set(accepted_of(BUILDERS, "net")) == {"net", "net+prototypes"}

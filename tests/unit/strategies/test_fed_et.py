@@ -8,36 +8,23 @@ from method_fakes import (
     BUILDERS,
     OTHER,
     PROXY,
-    UPLOADS,
     Book,
     check_option,
     check_resume_at_every_border,
-    check_teacher_stays,
-    run,
-    same,
-    telling,
     tiny_job,
 )
 
-from strategies.combiners.outcomes import load_model
 from strategies.core.errors import OptionError
-from strategies.distillation.losses import cross_entropy
 from strategies.fed_et import METHOD, FedEtConfig, Judgement, confidence, fit, transfer_loss
-from strategies.method import EnsembleSpec, Job, Outcome, Silent
+from strategies.method import Job
 from strategies.teacher.augment import Standardize
 from strategies.teacher.student import fresh_student
-from strategies.uploads.needs import check_needs
 
 SMALL = FedEtConfig(epochs=3, batch_size=5, student_lr=0.01)
 RNG = torch.Generator().manual_seed(4)
 MEMBERS = 2 * torch.randn(1, 40, 3, generator=RNG) + torch.randn(5, 40, 3, generator=RNG)  # M, B, C
 STUDENT = torch.randn(40, 3, generator=RNG)
 Array = np.ndarray[Any, Any]
-
-
-@pytest.fixture(scope="module")
-def usual() -> Outcome:
-    return run(METHOD, SMALL)
 
 
 def softmax(logits: Array) -> Array:
@@ -81,16 +68,6 @@ def test_judgement_is_the_consensus_and_the_dissent_counted_client_by_client(tem
     assert {0, 1, 2} <= dissenters  # the case without any is among them
 
 
-def test_judgement_does_not_depend_on_the_order_of_clients() -> None:
-    torch.testing.assert_close(Judgement()(MEMBERS.flip(0)), Judgement()(MEMBERS))
-
-
-def test_judgement_of_clients_of_one_mind_has_no_dissent() -> None:
-    found = Judgement()(MEMBERS[:1].expand(4, -1, -1))
-    torch.testing.assert_close(found[:, 0], MEMBERS[0].softmax(1))
-    assert not found[:, 1].any()
-
-
 def test_confidence_is_the_share_of_the_variance_over_classes() -> None:
     decisions = MEMBERS.softmax(2)
     variance = decisions.double().numpy().var(axis=2)
@@ -99,36 +76,11 @@ def test_confidence_is_the_share_of_the_variance_over_classes() -> None:
     torch.testing.assert_close(found.sum(0), torch.ones(40))
 
 
-def test_client_without_a_preference_has_no_say_unless_no_client_has_one() -> None:
-    undecided, sure = torch.full((1, 1, 4), 0.25), torch.tensor([[[0.7, 0.1, 0.1, 0.1]]])
-    torch.testing.assert_close(confidence(torch.cat([undecided, sure])), torch.tensor([[0.0], [1.0]]))
-    torch.testing.assert_close(confidence(torch.cat([undecided, undecided])), torch.tensor([[0.5], [0.5]]))
-    assert bool(Judgement()(torch.zeros(3, 2, 4)).isfinite().all())
-
-
 @pytest.mark.parametrize(("weight", "temperature"), [(0.05, 1.0), (2.0, 1.0), (1.0, 3.0)])
 def test_transfer_loss_equals_the_sum_written_out(weight: float, temperature: float) -> None:
     found = transfer_loss(STUDENT, Judgement(temperature)(MEMBERS), weight=weight, temperature=temperature)
     expected = loss_by_hand(STUDENT.double().numpy(), MEMBERS.double().numpy(), weight, temperature)
     assert float(found) == pytest.approx(expected, rel=1e-4)
-
-
-def test_transfer_loss_without_weight_is_the_cross_entropy_of_the_consensus_labels() -> None:
-    judgement = Judgement()(MEMBERS)
-    expected = cross_entropy(STUDENT, judgement[:, 0].argmax(1))
-    torch.testing.assert_close(transfer_loss(STUDENT, judgement, weight=0.0), expected)
-
-
-def test_transfer_loss_of_images_without_dissent_has_the_gradient_of_the_labels_alone() -> None:
-    judgement = Judgement()(MEMBERS[:1])
-    gradients = []
-    for weight in (0.0, 5.0):
-        student = STUDENT.clone().requires_grad_()
-        transfer_loss(student, judgement, weight=weight).backward()  # type: ignore[no-untyped-call]
-        assert student.grad is not None
-        gradients.append(student.grad)
-    torch.testing.assert_close(*gradients)
-    assert bool(gradients[0].isfinite().all())
 
 
 def test_fit_minimises_the_loss_of_the_clients_judgements() -> None:
@@ -151,40 +103,9 @@ def logits_of(job: Job) -> tuple[Array, Array]:
     return fresh_student(job)(inputs).detach().double().numpy(), np.stack(found)
 
 
-def test_student_learns_the_labels_that_the_clients_agree_on() -> None:
-    job = replace(tiny_job(replace(SMALL, epochs=60)), student="wide")
-    inputs = Standardize(job.normalization)(PROXY / 255)
-    labels = Judgement()(torch.from_numpy(logits_of(job)[1]))[:, 0].argmax(1)
-    student = load_model(fit(job, Silent()), job)
-    assert torch.equal(student(inputs).argmax(1), labels)
-    assert not torch.equal(fresh_student(job)(inputs).argmax(1), labels)
-
-
 @pytest.mark.parametrize("changes", [{}, {"augmentation": "crop-flip"}])
 def test_fit_resumed_after_a_crash_ends_with_the_same_bits(changes: dict[str, Any]) -> None:
     check_resume_at_every_border(METHOD, replace(SMALL, **changes))
-
-
-def test_fit_with_another_seed_gives_another_result(usual: Outcome) -> None:
-    assert same(run(METHOD, SMALL), usual)
-    assert not same(run(METHOD, SMALL, seed=1), usual)
-
-
-def test_job_without_images_is_refused_and_label_counts_are_not_needed() -> None:
-    silent = tuple(telling(one, label_counts=None) for one in UPLOADS)
-    check_needs(METHOD, tiny_job(SMALL, uploads=silent))
-    with pytest.raises(OptionError, match="'fed-et' needs that the server holds images without labels"):
-        check_needs(METHOD, replace(tiny_job(SMALL), proxy=None))
-
-
-def test_job_with_a_teacher_is_refused() -> None:
-    job = replace(tiny_job(SMALL), teacher=EnsembleSpec(("c0", "c1"), "mean"))
-    with pytest.raises(OptionError, match=r"'fed-et' does not distil an ensemble .*'mean'.*: feddf, fedkd"):
-        check_needs(METHOD, job)
-
-
-def test_a_run_leaves_the_teachers_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
-    check_teacher_stays(METHOD, SMALL, monkeypatch)
 
 
 ET_OTHER: dict[str, Any] = OTHER | {

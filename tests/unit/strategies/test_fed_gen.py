@@ -14,10 +14,9 @@ from torch import nn
 from strategies.compute import InProcess
 from strategies.core.errors import OptionError
 from strategies.distillation.lent import Lent
-from strategies.fed_gen import METHOD, FedGenConfig, _Server, fit, gamma, lends
-from strategies.fedavg import METHOD as FEDAVG
-from strategies.method import METHODS, Job, Normalization, Outcome, Silent, Upload
-from strategies.rounds.refinement import Refinement, Refiner, refines
+from strategies.fed_gen import METHOD, FedGenConfig, _Server, fit, lends
+from strategies.method import Job, Normalization, Silent, Upload
+from strategies.rounds.refinement import Refinement, Refiner
 from strategies.teacher.average import weighted_mean
 from strategies.uploads.needs import check_needs
 
@@ -100,34 +99,6 @@ def test_terms_are_numpy_s_with_weights_by_examples_of_the_class() -> None:
     np.testing.assert_allclose(server.weights.numpy().sum(0), 1.0, rtol=1e-6)
 
 
-def test_terms_are_numpy_s_where_the_means_of_weights_and_losses_are_multiplied() -> None:
-    counts = 1 + np.array([one.label_counts for one in UPLOADS], dtype=float)
-    weights = counts / counts.sum(0)
-    settings = replace(SMALL, weights="counts", diversity_weight=2.0, ce_form="batch-mean")
-    _, found, wanted = by_hand(settings, weights)
-    assert found == pytest.approx(wanted, rel=1e-4)
-    _, other, _ = by_hand(replace(settings, ce_form="per-sample"), weights)
-    assert found["ce"] != pytest.approx(other["ce"], rel=1e-3)
-
-
-def test_terms_without_weight_are_not_computed() -> None:
-    start = UPLOADS[0].read()
-    server = _Server(job(replace(SMALL, diversity_weight=0.0), start=start), Silent())
-    assert list(server.loss(torch.zeros(6, 5), torch.zeros(6).long())) == ["ce"]
-
-
-def test_generator_learns_to_make_inputs_of_the_class() -> None:
-    book = Book()
-    for level in ("features", "images"):
-        config = replace(SMALL, level=level, batch_size=16, latent=16)
-        first = replace(config, iterations=1)
-        values = []
-        for one in (first, replace(config, iterations=25)):
-            fit(job(one), book)
-            values.append(book.epochs[-1]["ce"])
-        assert values[1] < 0.8 * values[0], level
-
-
 # What a round leaves.
 
 
@@ -144,17 +115,6 @@ def test_round_keeps_the_combined_model_and_leaves_a_generator(config: FedGenCon
     examples = made_by(outcome.memory, config)
     assert examples.shape == ((12, 16) if config.level == "features" else (12, *SHAPE))
     assert examples.abs().mean().item() == pytest.approx(PINNED[config.level], rel=1e-3)
-
-
-def test_one_shot_result_is_the_average_by_examples() -> None:
-    outcome, average = fit(job(), Silent()), FEDAVG.fit(job(FEDAVG.config()), Silent())  # type: ignore[arg-type]
-    assert outcome.student is not None
-    assert average.student is not None
-    assert same(outcome.student, average.student)
-    silent = tuple(telling(one, num_examples=None) for one in UPLOADS)
-    plain = fit(job(uploads=silent), Silent()).student
-    assert plain is not None
-    assert same(plain, weighted_mean([one.read() for one in UPLOADS], [1.0, 1.0, 1.0]))
 
 
 def test_round_goes_on_from_the_generator_of_the_last() -> None:
@@ -210,23 +170,6 @@ def test_order_of_the_clients_does_not_matter(level: str) -> None:
     assert max(value.abs().max().item() for value in first.values()) > 1e-2
 
 
-def test_equal_label_counts_are_equal_weights() -> None:
-    alike = counted((5, 5, 5), (5, 5, 5), (5, 5, 5))
-    plain, found = slope(SMALL, UPLOADS), slope(replace(SMALL, weights="counts"), alike)
-    for name, value in plain.items():
-        torch.testing.assert_close(value, found[name], rtol=1e-3, atol=1e-5)
-
-
-@pytest.mark.parametrize("config", [SMALL, IMAGES], ids=["features", "images"])
-def test_teachers_stay_as_they_are(config: FedGenConfig) -> None:
-    server = _Server(job(config, start=UPLOADS[1].read()), Silent())
-    before = {name: value.clone() for name, value in server.teacher.state_dict().items()}
-    server.train()
-    assert same(dict(server.teacher.state_dict()), before)
-    assert not any(part.training for part in server.teacher.modules())
-    assert all(value.grad is None for value in server.teacher.parameters())
-
-
 OTHER: dict[str, Any] = {
     "level": "images", "iterations": 3, "batch_size": 7, "latent": 6, "generator_width": 10, "generator_lr": 0.02,
     "weight_decay": 0.1, "weights": "counts", "diversity_weight": 0.1, "noise": "uniform",
@@ -238,36 +181,12 @@ def test_every_option_is_tried_here() -> None:
     assert {field.name for field in fields(FedGenConfig)} == OTHER.keys() | elsewhere
 
 
-@pytest.mark.parametrize("name", OTHER)
-def test_option_of_the_server_makes_a_difference(name: str) -> None:
-    assert not same(fit(job(replace(SMALL, **{name: OTHER[name]})), Silent()).memory, fit(job(), Silent()).memory)
-
-
-def test_option_of_the_clients_is_sent_and_changes_nothing_here() -> None:
-    config = replace(SMALL, local_batch_size=7)
-    assert lends(job(config, server_round=2)) != lends(job(server_round=2))
-    assert same(fit(job(config), Silent()).memory, fit(job(), Silent()).memory)
-
-
 # Label counts.
 
 
 def drawn(config: FedGenConfig, uploads: tuple[Upload, ...]) -> tuple[list[int], list[str]]:
     book = Book()
     return _Server(job(config, uploads=uploads, start=UPLOADS[0].read()), book).classes.tolist(), book.notes
-
-
-def test_held_labels_are_those_of_which_a_client_has_an_example() -> None:
-    held = replace(SMALL, labels="held")
-    assert drawn(held, counted((9, 0, 0), (0, 0, 1), (2, 0, 0))) == ([0, 2], [])
-    assert drawn(SMALL, counted((9, 1, 0), (0, 1, 2), (0, 1, 0))) == ([0, 1, 2], [])
-    assert drawn(held, counted((0, 0, 0), (0, 0, 0), (0, 0, 0))) == ([0, 1, 2], [])
-
-
-def test_counts_of_a_class_start_at_one() -> None:
-    uploads = counted((3, 0, 0), (0, 0, 0), (0, 0, 0))[:2]
-    server = _Server(job(replace(SMALL, weights="counts"), uploads=uploads, start=UPLOADS[0].read()), Silent())
-    torch.testing.assert_close(server.weights[:, 0], torch.tensor([0.8, 0.2]))
 
 
 def test_without_label_counts_everything_is_equal_and_noted_once_in_all_rounds() -> None:
@@ -293,17 +212,7 @@ def test_clients_receive_the_generator_s_description_and_its_weight_of_the_round
     assert METHOD.lends is lends
 
 
-def test_weight_of_a_round_falls_to_its_floor() -> None:
-    assert [gamma(number) for number in (1, 2, 3)] == pytest.approx([10.0, 9.8, 9.604])
-    assert gamma(1000) == 1e-4
-
-
 # Settings.
-
-
-def test_refinement_takes_it() -> None:
-    assert refines(METHODS["fed-gen"])
-    assert Refiner.of("fed-gen", iterations=3).config.iterations == 3
 
 
 def test_presets_are_the_publications() -> None:
@@ -342,33 +251,3 @@ def test_job_that_has_nothing_for_the_level_is_refused(change: dict[str, Any], r
     check_needs(METHOD, one)
     with pytest.raises(OptionError, match=reason):
         check_needs(METHOD, replace(one, **change))
-
-
-def test_uploads_of_different_widths_are_refused() -> None:
-    mixed = (UPLOADS[0], upload(1, "wide"))
-    with pytest.raises(
-        OptionError, match="the student: 16 to 3, c0: 16 to 3, c1: 96 to 3: must take equal numbers of features"
-    ):
-        fit(job(uploads=mixed, start=UPLOADS[0].read()), Silent())
-
-
-def test_odd_width_is_refused() -> None:
-    with pytest.raises(OptionError, match="'fed-gen.generator-width' is 7: must be an even number"):
-        replace(SMALL, generator_width=7)
-
-
-def test_generator_of_other_settings_is_refused() -> None:
-    memory = fit(job(replace(SMALL, latent=6)), Silent()).memory
-    with pytest.raises(OptionError, match="the previous round's generator has other tensors"):
-        fit(job(memory=memory), Silent())
-
-
-def test_losses_are_recorded_as_means_of_the_round() -> None:
-    book = Book()
-    outcome: Outcome = fit(job(), book)
-    (row,) = book.epochs
-    assert row["epoch"] == 4
-    assert row["generator"] == pytest.approx(row["ce"] + row["diversity"])
-    assert 0 < row["diversity"] <= 1
-    assert book.reports == 5
-    assert outcome.images is None

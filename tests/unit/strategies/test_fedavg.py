@@ -1,18 +1,12 @@
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
-import pytest
 import torch
-from method_fakes import telling
 from torch import nn
 
-from strategies.combiners.outcomes import load_model
-from strategies.core.errors import OptionError
 from strategies.core.facts import UploadFacts
-from strategies.fedavg import METHOD, FedAvgConfig, fit
+from strategies.fedavg import FedAvgConfig, fit
 from strategies.method import Job, Normalization, Silent, Upload
-from strategies.uploads.needs import check_needs
 
 
 class Rows(Silent):
@@ -77,19 +71,3 @@ def test_fit_with_first_buffers_keeps_them_and_averages_the_weights() -> None:
     assert torch.equal(student["1.running_mean"], first["1.running_mean"])
     assert student["1.num_batches_tracked"].item() == 1
     assert not torch.equal(student["0.weight"], first["0.weight"])
-
-
-def test_outcome_loads_as_the_averaged_model() -> None:
-    one = job()
-    outcome = fit(one, Silent())
-    model = load_model(outcome, one)
-    assert not model.training
-    assert outcome.student is not None
-    assert all(torch.equal(value, outcome.student[name]) for name, value in model.state_dict().items())
-
-
-def test_needs_with_two_architectures_name_the_other_client() -> None:
-    one = job()
-    mixed = replace(one, uploads=(one.uploads[0], telling(one.uploads[1], architecture="wide")))
-    with pytest.raises(OptionError, match=r"needs one architecture.*c1 \(wide\)"):
-        check_needs(METHOD, mixed)

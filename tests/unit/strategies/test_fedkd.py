@@ -3,7 +3,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from method_fakes import (
     BUILDERS,
     OTHER,
@@ -12,30 +11,19 @@ from method_fakes import (
     Book,
     check_option,
     check_resume_at_every_border,
-    check_teacher_stays,
-    run,
-    same,
-    telling,
     tiny_job,
 )
 
-from strategies.combiners.outcomes import load_model
 from strategies.core.errors import OptionError
 from strategies.fedkd import METHOD, FedKdConfig, fit
-from strategies.method import EnsembleSpec, Job, Outcome, Silent
+from strategies.method import Job
 from strategies.teacher.augment import Standardize
 from strategies.teacher.student import fresh_student
-from strategies.uploads.needs import check_needs
 
 SMALL = FedKdConfig(epochs=3, batch_size=5, student_lr=0.01)
 # One step on all images; the student, which has no dropout, hardly moves.
 STILL = replace(SMALL, epochs=1, batch_size=11, student_lr=1e-12)
 Array = np.ndarray[Any, Any]
-
-
-@pytest.fixture(scope="module")
-def usual() -> Outcome:
-    return run(METHOD, SMALL)
 
 
 def still_job(**changes: Any) -> Job:
@@ -85,69 +73,9 @@ def test_loss_kl_is_the_distillation_loss_at_its_temperature() -> None:
     assert recorded(job) == pytest.approx(9 * (p * np.log(p / q)).sum(1).mean(), rel=1e-4)
 
 
-def test_class_that_no_client_holds_is_pulled_to_zero() -> None:
-    job = still_job()
-    job = replace(
-        job,
-        uploads=tuple(telling(one, label_counts=(3, 0, one.num_examples or 0)) for one in UPLOADS),
-    )
-    student, members = logits_of(job)
-    target = np.einsum("mc,mbc->bc", [[1 / 3, 0, k / 6] for k in (1, 2, 3)], members)
-    assert recorded(job) == pytest.approx(np.abs(student - target).mean(), rel=1e-4)
-
-
-def test_teacher_of_the_job_takes_the_place_of_the_label_counts() -> None:
-    spec = EnsembleSpec(("c2", "c0"), "weighted", {"weights": torch.tensor([3.0, 1.0])})
-    silent = tuple(telling(one, label_counts=None) for one in UPLOADS)
-    job = replace(still_job(), teacher=spec, uploads=silent)
-    check_needs(METHOD, job)
-    student, members = logits_of(job)
-    assert recorded(job) == pytest.approx(np.abs(student - (3 * members[2] + members[0]) / 4).mean(), rel=1e-4)
-
-
 @pytest.mark.parametrize("changes", [{}, {"augmentation": "crop-flip", "loss": "kl"}])
 def test_fit_resumed_after_a_crash_ends_with_the_same_bits(changes: dict[str, Any]) -> None:
     check_resume_at_every_border(METHOD, replace(SMALL, **changes))
-
-
-def test_fit_with_another_seed_gives_another_result(usual: Outcome) -> None:
-    assert same(run(METHOD, SMALL), usual)
-    assert not same(run(METHOD, SMALL, seed=1), usual)
-
-
-@pytest.mark.parametrize("loss", ["l1", "kl"])
-def test_student_comes_closer_to_the_ensemble(loss: str) -> None:
-    job = replace(tiny_job(replace(SMALL, loss=loss, epochs=60)), student="wide")
-    inputs = Standardize(job.normalization)(PROXY / 255)
-    target = torch.from_numpy(weighted(logits_of(job)[1]))
-
-    def distance(student: torch.nn.Module) -> float:
-        with torch.no_grad():
-            return float((student(inputs).softmax(1) - target.softmax(1)).abs().mean())
-
-    assert distance(load_model(fit(job, Silent()), job)) < 0.3 * distance(fresh_student(job))
-
-
-def test_every_epoch_passes_over_all_images_and_records_its_loss() -> None:
-    book = Book()
-    outcome = fit(tiny_job(SMALL), book)
-    assert [row["epoch"] for row in book.rows] == [1, 2, 3]
-    assert book.reports == 3 + 3 * 2 + 3  # 11 images: of 5, 5 and 1 for the teacher, of 5 and 6 for the student
-    assert outcome.images is None
-    assert outcome.timings.keys() >= {"teacher", "distillation"}
-
-
-def test_job_without_images_or_label_counts_is_refused() -> None:
-    check_needs(METHOD, tiny_job(SMALL))
-    with pytest.raises(OptionError, match="'fedkd' needs that the server holds images without labels"):
-        check_needs(METHOD, replace(tiny_job(SMALL), proxy=None))
-    silent = (telling(UPLOADS[0], label_counts=None), *UPLOADS[1:])
-    with pytest.raises(OptionError, match=r"'fedkd' needs label counts, .*: c0\. Choose another method: .*feddf"):
-        check_needs(METHOD, tiny_job(SMALL, uploads=silent))
-
-
-def test_a_run_leaves_the_teachers_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
-    check_teacher_stays(METHOD, SMALL, monkeypatch)
 
 
 KD_OTHER: dict[str, Any] = OTHER | {"augmentation": "flip", "loss": "kl"}

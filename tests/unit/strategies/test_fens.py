@@ -16,14 +16,13 @@ from strategies.aggregation import trainers
 from strategies.combiners.aggregators import AGGREGATORS
 from strategies.combiners.outcomes import ensemble_of
 from strategies.combiners.tally_teacher import tally_teacher
-from strategies.combiners.voting import vote_counts
 from strategies.core.clients import Answer
 from strategies.core.errors import OptionError, QuorumError
 from strategies.core.seeds import derive_seed
-from strategies.fens import METHOD, FensConfig, _start, asks
-from strategies.method import Job, Need, Normalization, Silent
+from strategies.fens import METHOD, FensConfig, asks
+from strategies.method import Job, Need, Silent
 from strategies.uploads.needs import check_needs
-from strategies.uploads.packed import pack_member, unpack_member
+from strategies.uploads.packed import pack_member
 
 
 def member_logits(job: Job, x: torch.Tensor) -> np.ndarray[Any, Any]:
@@ -71,18 +70,6 @@ def test_rounds_equal_the_paper_s_algorithm_written_client_by_client(tmp_path: P
     found = weights(fitted(DirectClients(tmp_path), job))["weight"]
 
     np.testing.assert_allclose(found, naive_rounds(job, TINY), rtol=2e-4, atol=1e-5)
-
-
-def test_the_result_predicts_by_the_members_logits_under_the_trained_weights(tmp_path: Path) -> None:
-    job = fens_job()
-    outcome = fitted(DirectClients(tmp_path), job)
-    x, _ = examples("c1")
-
-    assert outcome.ensemble is not None
-    predicted = ensemble_of(job, outcome.ensemble)(x)
-
-    wanted = (weights(outcome)["weight"][:, None] * member_logits(job, x)).sum(0)
-    np.testing.assert_allclose(predicted.detach().numpy(), wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_training_beats_the_mean_on_the_held_examples(tmp_path: Path) -> None:
@@ -145,14 +132,6 @@ def test_int8_sends_about_a_quarter_and_predicts_nearly_the_same(tmp_path: Path)
     assert 0 < (logits[0] - logits[1]).abs().max() < 0.1 * logits[0].abs().max()
 
 
-def test_a_client_that_was_away_is_in_again_and_needs_nothing_new(tmp_path: Path) -> None:
-    clients = DirectClients(tmp_path, away={2: {"c1"}, 3: {"c1"}})
-    fitted(clients)
-
-    assert clients.steps("round").count("c1") == 4
-    assert clients.steps("ensemble") == ["c0", "c1", "c2"]
-
-
 def test_a_client_that_lost_its_disk_gets_the_ensemble_again_and_the_others_go_on(tmp_path: Path) -> None:
     clients = DirectClients(tmp_path)
     lost: list[str] = []
@@ -172,35 +151,6 @@ def test_a_client_that_lost_its_disk_gets_the_ensemble_again_and_the_others_go_o
     assert clients.refused == []
 
 
-def test_a_client_that_keeps_nothing_does_not_receive_the_ensemble_in_every_round(tmp_path: Path) -> None:
-    def forgetful(answer: Answer) -> Answer:
-        for path in tmp_path.rglob("c2-ensembles-*/*.npz"):
-            path.unlink()
-        return answer
-
-    clients = DirectClients(tmp_path, spoil=forgetful)
-    fitted(clients)
-
-    assert clients.steps("ensemble") == ["c0", "c1", "c2", "c2", "c2"]
-    line = "it received the ensemble 3 times and has no logits of it: must keep them in its state folder"
-    assert {reason.removeprefix("c2: ") for _, reason in clients.refused} == {line}
-
-
-def test_clients_that_keep_nothing_end_the_run_and_are_named(tmp_path: Path) -> None:
-    clients = DirectClients(tmp_path)
-
-    def forgetful(answer: Answer) -> Answer:
-        for path in tmp_path.rglob("*.npz"):
-            path.unlink()
-        return answer
-
-    clients.spoil = forgetful
-    with pytest.raises(
-        QuorumError, match="0 clients have stored the ensemble's logits, 2 are needed; .* of c0, c1, c2 is"
-    ):
-        fitted(clients)
-
-
 def test_a_client_that_lost_its_disk_before_the_votes_is_asked_again(tmp_path: Path) -> None:
     clients, lost = DirectClients(tmp_path), list[str]()
 
@@ -216,15 +166,6 @@ def test_a_client_that_lost_its_disk_before_the_votes_is_asked_again(tmp_path: P
 
     assert weights(outcome)["counts"].sum() == 3 * 3 * 9  # members, clients, examples
     assert clients.steps("votes") == ["c0", "c1", "c2", "c1"]
-
-
-def test_logits_of_other_held_examples_are_not_taken_for_these(tmp_path: Path) -> None:
-    fitted(DirectClients(tmp_path))
-    clients = DirectClients(tmp_path)
-
-    fitted(clients, fens_job(replace(TINY, holdout=0.5)))
-
-    assert clients.steps("ensemble") == ["c0", "c1", "c2"]
 
 
 @pytest.mark.parametrize("needs", [7, [0, 0, 1, 1], [3], [-1], ["0"], "all", [0.0], [True], [[0]]])
@@ -255,19 +196,6 @@ def test_a_long_update_counts_as_five_medians_and_is_noted_once(tmp_path: Path, 
     start = AGGREGATORS["per-class"].start(0, members=3, classes=CLASSES)["weight"]
     learned = np.linalg.norm(honest["weight"] - start)
     assert np.linalg.norm(attacked["weight"] - honest["weight"]) < learned
-
-
-@pytest.mark.parametrize("change", [lambda counts: counts * 2**50, lambda counts: counts + np.arange(3)[:, None, None]])
-def test_votes_of_more_examples_than_there_are_cost_the_client_its_votes(tmp_path: Path, change: Any) -> None:
-    def many(answer: Answer) -> Answer:
-        if answer.client == "c1" and "counts" in answer.arrays:
-            return replace(answer, arrays={"counts": change(answer.arrays["counts"])})
-        return answer
-
-    clients = DirectClients(tmp_path, spoil=many)
-    fitted(clients, fens_job(replace(TINY, aggregator="voting")))
-
-    assert any(name == "c1" and "votes of a member: must be" in reason for name, reason in clients.refused)
 
 
 def test_a_huge_update_is_refused_and_later_rounds_still_learn(tmp_path: Path) -> None:
@@ -309,18 +237,6 @@ def test_clients_hold_out_a_share_only_where_a_step_uses_it(changes: dict[str, A
     assert asks(FensConfig(**changes)).holdout == kept
 
 
-@pytest.mark.parametrize(("aggregator", "sees"), [("per-class", False), ("voting", False), ("moe", True)])
-def test_clients_keep_their_inputs_only_for_an_aggregator_that_looks_at_them(
-    aggregator: str, sees: bool, tmp_path: Path
-) -> None:
-    config = replace(TINY, aggregator=aggregator, quorum=0.0)
-    clients = DirectClients(tmp_path)
-
-    trainers.Dialogue(fens_job(config), clients).send()
-
-    assert [facts["sees-inputs"] for facts in clients.offered] == [sees] * 3
-
-
 @pytest.mark.parametrize(("precision", "measured"), [("int8", True), ("float32", False)])
 def test_ranges_of_activations_are_asked_for_and_sent_on_with_an_ensemble_in_int8(
     precision: str, measured: bool, tmp_path: Path
@@ -346,33 +262,6 @@ def test_label_counts_are_needed_only_where_the_aggregator_uses_or_starts_from_t
     changes: dict[str, Any], counted: bool
 ) -> None:
     assert (Need.LABEL_COUNTS in METHOD.all_needs(FensConfig(**{"aggregator": "per-class", **changes}))) is counted
-
-
-@pytest.mark.parametrize(("classes", "outputs"), [(99, 3), (100, 300)])
-def test_a_gate_weighs_the_members_class_by_class_from_a_hundred_classes_on(classes: int, outputs: int) -> None:
-    job = replace(fens_job(replace(TINY, aggregator="moe")), num_classes=classes, input_shape=(1, 16, 16))
-    assert _start(job, AGGREGATORS["moe"])["layer3_bias"].shape == (outputs,)
-
-
-@pytest.mark.parametrize(("hidden", "units"), [(0, 6), (5, 5)])
-def test_a_net_has_as_many_hidden_units_as_told_or_two_per_member(hidden: int, units: int) -> None:
-    job = fens_job(replace(TINY, aggregator="nn", hidden=hidden))
-    assert units in {length for value in _start(job, AGGREGATORS["nn"]).values() for length in value.shape}
-
-
-def test_rows_on_the_server_reach_the_members_as_they_are() -> None:
-    for stored in (torch.randn(5, 7, 1, 1), torch.randint(0, 50, (5, 1, 1, 7))):
-        channels = stored.shape[1]
-        job = replace(fens_job(), normalization=Normalization((0.0,) * channels, (1.0,) * channels))
-        assert torch.equal(trainers._normalized(job, stored), stored)
-
-
-def test_pixels_on_the_server_reach_the_members_normalised_in_either_type() -> None:
-    pixels = torch.tensor([0, 51, 255], dtype=torch.uint8).view(3, 1, 1, 1).expand(3, 2, 8, 8)
-
-    for stored in (pixels, pixels.float() / 255):
-        found = trainers._normalized(fens_job(), stored)
-        torch.testing.assert_close(found[:, 0, 0, 0], torch.tensor([-1.0, -0.6, 1.0]))
 
 
 def test_a_round_without_a_quorum_fails_and_says_how_many_are_needed(tmp_path: Path) -> None:
@@ -402,16 +291,6 @@ def test_an_answer_that_cannot_be_used_costs_that_answer(tmp_path: Path, spoil: 
     assert [name for name, _ in clients.refused] == ["c1"]
     assert reason in clients.refused[0][1]
     assert same(outcome, fitted(DirectClients(tmp_path / "away", away={1: {"c1"}})))
-
-
-def test_a_client_without_examples_to_keep_takes_no_part_and_says_so_once(tmp_path: Path) -> None:
-    clients = DirectClients(tmp_path, held=lambda name: examples(name, 0 if name == "c0" else 9))
-    fitted(clients)
-
-    ((name, reason),) = clients.refused
-    assert name == "c0"
-    assert "holds out 0.1 of its examples for the aggregator, which is no example" in reason
-    assert set(clients.steps("round")) == {"c1", "c2"}
 
 
 def test_an_ensemble_too_large_for_a_node_is_refused_before_it_is_sent(tmp_path: Path) -> None:
@@ -466,14 +345,6 @@ def test_a_static_aggregator_asks_no_client(tmp_path: Path, aggregator: str) -> 
     assert outcome.ensemble.combiner == wanted
 
 
-def test_weighted_without_label_counts_is_refused_and_names_silent_clients(tmp_path: Path) -> None:
-    job = fens_job(replace(TINY, aggregator="weighted"))
-    job = replace(job, uploads=(telling(job.uploads[0], label_counts=None), *job.uploads[1:]))
-
-    with pytest.raises(OptionError, match="allowed where every client tells its label counts; silent are c0"):
-        fitted(DirectClients(tmp_path), job)
-
-
 def test_votes_are_the_counts_of_all_clients_together(tmp_path: Path) -> None:
     job = fens_job(replace(TINY, aggregator="voting"))
     outcome = fitted(DirectClients(tmp_path), job)
@@ -513,57 +384,6 @@ def test_a_server_with_labelled_images_trains_alone_as_one_client_would(
     assert loss(weights(outcome)["weight"]) < loss(lam)
 
 
-def test_a_server_that_trains_alone_learns_on_the_answers_of_members_in_int8(tmp_path: Path) -> None:
-    images = torch.randint(0, 256, (30, 2, 8, 8), generator=torch.Generator().manual_seed(3), dtype=torch.uint8)
-    labelled = images, torch.arange(30) % CLASSES
-    job = fens_job(replace(TINY, aggregator="voting", train_on="server", precision="int8"))
-
-    counts = weights(fitted(DirectClients(tmp_path), replace(job, labelled=labelled)))["counts"]
-
-    x = (images.float() / 255 - 0.5) / 0.5
-    members = [pack_member(u.architecture, u.read(), precision="int8") for u in UPLOADS]
-    with torch.no_grad():
-        z = [unpack_member(one, BUILDERS[one.architecture])(x).numpy() for one in members]
-    np.testing.assert_array_equal(counts, vote_counts(np.stack(z), labelled[1].numpy()))
-    assert not np.array_equal(counts, vote_counts(member_logits(job, x), labelled[1].numpy()))
-
-
-def test_a_trained_aggregator_without_clients_and_labels_is_refused() -> None:
-    with pytest.raises(OptionError, match="'per-class', which is trained: without clients it needs a server with"):
-        METHOD.fit(fens_job(), Silent())
-
-
-def test_scores_are_recorded_every_few_rounds_and_do_not_change_the_result(tmp_path: Path) -> None:
-    book = Book()
-    job = replace(fens_job(replace(TINY, evaluate_every=4)), observer=lambda epoch, model: {"accuracy": 1.0 * epoch})
-
-    outcome = fitted(DirectClients(tmp_path / "a"), job, book)
-
-    assert [(row["epoch"], row["accuracy"], row["clients"]) for row in book.epochs] == [(4, 4.0, 3), (6, 6.0, 3)]
-    assert same(outcome, fitted(DirectClients(tmp_path / "b")))
-
-
-def test_the_gate_is_trained_on_the_members_inputs(tmp_path: Path) -> None:
-    config = replace(TINY, aggregator="moe", rounds=2)
-    with pytest.raises(OptionError, match="aggregator 'moe' looks at images, and the input is 2 x 8 x 8"):
-        fitted(DirectClients(tmp_path), fens_job(config))
-
-
-def test_per_class_weights_may_start_from_the_label_counts(tmp_path: Path) -> None:
-    config = replace(TINY, start="label-counts", server_lr=1e-9, rounds=1)
-    counts = np.array([u.label_counts for u in UPLOADS], dtype=np.float64)
-
-    found = weights(fitted(DirectClients(tmp_path), fens_job(config)))["weight"]
-
-    np.testing.assert_allclose(found, counts / counts.sum(0), rtol=1e-5, atol=1e-6)
-    with pytest.raises(OptionError, match="'fens.start' is 'label-counts' and 'fens.aggregator' 'nn': allowed with it"):
-        FensConfig(start="label-counts", aggregator="nn")
-    job = fens_job(config)
-    job = replace(job, uploads=(telling(job.uploads[0], label_counts=None), *job.uploads[1:]))
-    with pytest.raises(OptionError, match="setting 'fens.start' is 'label-counts': allowed where every client"):
-        fitted(DirectClients(tmp_path), job)
-
-
 def test_per_class_weights_may_start_from_tallys_shares_sent_or_estimated(tmp_path: Path) -> None:
     config = replace(TINY, start="tally", server_lr=1e-9, rounds=1)
     counts = np.array([u.label_counts for u in UPLOADS], dtype=np.float64)
@@ -577,11 +397,3 @@ def test_per_class_weights_may_start_from_tallys_shares_sent_or_estimated(tmp_pa
     np.testing.assert_allclose(silent, tally_teacher(job)[1].shares().numpy(), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(silent.sum(0), 1, rtol=1e-5)
     assert np.abs(silent - told).max() > 0.01
-
-
-def test_tallys_start_is_refused_where_it_has_no_meaning() -> None:
-    with pytest.raises(OptionError, match="'fens.start' is 'tally' and 'fens.aggregator' 'nn': allowed with it"):
-        FensConfig(start="tally", aggregator="nn")
-    rows = replace(fens_job(replace(TINY, start="tally")), input_shape=(7, 1, 1))
-    with pytest.raises(OptionError, match=r"'fens.start' is 'tally', and the examples' shape is \(7, 1, 1\): allowed"):
-        check_needs(METHOD, rows)

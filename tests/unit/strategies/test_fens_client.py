@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import textwrap
@@ -14,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fens_fakes import CLASSES, RUN, DirectClients, examples, fens_job, fitted, same
+from fens_fakes import CLASSES, RUN, DirectClients, fens_job, fitted
 from method_fakes import BUILDERS, UPLOADS, upload
 from torch import nn
 
@@ -25,8 +24,7 @@ from strategies.client.holdout import held_out
 from strategies.client.logits import ENSEMBLES_KEPT, LogitCache, Logits
 from strategies.combiners.aggregators import AGGREGATORS
 from strategies.combiners.gate import start_gate
-from strategies.core.errors import OptionError, UploadError
-from strategies.core.places import RUNS_KEPT
+from strategies.core.errors import UploadError
 from strategies.uploads.packed import ensemble_digest, pack_member
 
 MEMBERS = ("m0", "m1", "m2")
@@ -65,27 +63,6 @@ def test_logits_are_kept_of_the_newest_ensembles_only(tmp_path: Path) -> None:
 
     kept = [number for number in range(ENSEMBLES_KEPT + 2) if cache.load(f"e{number}") is not None]
     assert kept == list(range(2, ENSEMBLES_KEPT + 2))
-
-
-def test_logits_are_kept_of_the_newest_ensembles_only_under_ever_new_settings_too(tmp_path: Path) -> None:
-    for number in range(ENSEMBLES_KEPT + 2):
-        LogitCache(str(tmp_path), RUN, "alice", f"{number}/0.1/True").save("e0", logits())
-        time.sleep(0.01)
-
-    assert len(list(tmp_path.glob("*/alice-ensembles-*"))) == ENSEMBLES_KEPT
-    caches = [LogitCache(str(tmp_path), RUN, "alice", f"{number}/0.1/True") for number in range(ENSEMBLES_KEPT + 2)]
-    assert [cache.load("e0") is None for cache in caches] == [True, True] + [False] * ENSEMBLES_KEPT
-
-
-def test_logits_of_fewer_members_are_found_among_those_of_more(tmp_path: Path) -> None:
-    cache = LogitCache(str(tmp_path), RUN, "alice")
-    cache.save("e0", logits())
-
-    found = cache.known(["m2", "m0"])
-
-    assert found is not None
-    np.testing.assert_array_equal(found.of(["m2", "m0"]).values, logits().values[[2, 0]])
-    assert cache.known(["m0", "other"]) is None
 
 
 def test_a_torn_file_counts_as_nothing(tmp_path: Path) -> None:
@@ -130,12 +107,6 @@ def test_held_out_per_class_takes_the_share_of_each() -> None:
 
     assert np.bincount(labels[held]).tolist() == [10, 5, 1]
     assert sorted([*train, *held]) == list(range(64))
-
-
-def test_held_out_of_nothing_is_nothing_and_a_whole_share_is_refused() -> None:
-    assert [len(part) for part in held_out(0, client="a", seed=0)] == [0, 0]
-    with pytest.raises(OptionError, match="the share of examples to keep is 1.0: must be a number from 0, below 1"):
-        held_out(5, client="a", seed=0, share=1.0)
 
 
 def test_a_member_that_works_in_place_changes_neither_examples_nor_the_logits_of_others(
@@ -197,51 +168,6 @@ def test_an_ensemble_whose_name_is_a_path_is_refused(tmp_path: Path, step: str) 
     assert said["error"] == "the server's ensemble is '../../../victim': must be 64 hexadecimal digits"
 
 
-def test_an_error_of_a_client_s_own_code_is_not_blamed_on_the_server(tmp_path: Path) -> None:
-    def broken(_: str) -> Any:
-        raise KeyError("label")
-
-    clients = DirectClients(tmp_path, held=broken)
-    with pytest.raises(KeyError, match="label"):
-        fitted(clients, fens_job())
-
-
-@pytest.mark.parametrize("form", ["column", "numpy", "double"])
-def test_labels_in_a_column_and_numpy_arrays_train_the_same_aggregator(tmp_path: Path, form: str) -> None:
-    def held(name: str) -> tuple[Any, Any]:
-        inputs, labels = examples(name)
-        if form == "column":
-            return inputs, labels[:, None]
-        return inputs.numpy().astype(np.float64 if form == "double" else np.float32), labels.numpy()
-
-    clients = DirectClients(tmp_path / "one", held=held)
-    assert same(fitted(clients), fitted(DirectClients(tmp_path / "other")))
-    assert clients.refused == []
-
-
-def test_labels_that_are_not_one_for_each_input_are_refused_with_their_shape(tmp_path: Path) -> None:
-    def held(name: str) -> tuple[Any, Any]:
-        inputs, labels = examples(name)
-        return (inputs, nn.functional.one_hot(labels, CLASSES)) if name == "c1" else (inputs, labels)
-
-    clients = DirectClients(tmp_path, held=held)
-    fitted(clients)
-    reason = "c1: the client's labels have shape [9, 3]: must be [9], one for each input"
-    assert clients.refused == [("c1", reason)]
-
-
-def test_logits_that_are_written_make_their_run_the_newest(tmp_path: Path) -> None:
-    cache = LogitCache(str(tmp_path), RUN, "alice")
-    cache.save("e0", logits())
-    os.utime(tmp_path / RUN, (1, 1))
-    for number in range(RUNS_KEPT):
-        (tmp_path / f"{number:032x}").mkdir()
-
-    cache.save("e1", logits())
-
-    assert cache.load("e1") is not None
-
-
 OWN = Own("narrow", UPLOADS[0].read())
 MINE = pack_member("narrow", OWN.state, precision="float32").digest
 
@@ -278,30 +204,6 @@ def test_a_member_named_often_takes_no_more_than_the_node_permits(
 
     assert said["error"] == f"the ensemble's {line}: must be at most 0.25 MiB on this node"
     assert [*tmp_path.rglob("*.npz")] == kept
-
-
-def test_logits_are_bounded_also_on_a_node_without_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MADE_MIB", 0.125)
-
-    assert "must be at most 0.125 MiB" in repeated(tmp_path, "offer", 2000)["error"]
-    assert "error" not in repeated(tmp_path, "offer", 1000)
-
-
-def test_a_member_named_often_is_evaluated_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    builder, built = BUILDERS["narrow"], []
-    monkeypatch.setitem(BUILDERS, "narrow", lambda: built.append(1) or builder())
-
-    assert "error" not in repeated(tmp_path, "ensemble", 5)
-
-    (path,) = tmp_path.rglob("*.npz")
-    values = np.load(path)["values"]
-    assert values.shape == (5, 9, CLASSES)
-    np.testing.assert_array_equal(values, values[[0] * 5])
-    assert len(built) == 1
-
-
-def test_an_ensemble_of_no_members_is_refused(tmp_path: Path) -> None:
-    assert repeated(tmp_path, "ensemble", 0)["error"] == "the ensemble's digest does not match its members"
 
 
 def stepped(folder: Path, aggregator: str, given: dict[str, np.ndarray[Any, Any]], limit: float = 0.0) -> str:
@@ -348,14 +250,6 @@ def test_parameters_that_do_not_fit_the_logits_are_refused_before_they_are_used(
 
     assert error.startswith(f"the server's aggregator '{aggregator}' does not fit the logits: ")
     assert line in error
-
-
-@pytest.mark.parametrize("per_class", [False, True])
-def test_a_gate_of_either_form_and_hidden_units_of_any_number_fit(tmp_path: Path, per_class: bool) -> None:
-    gate = start_gate(0, members=3, classes=3, input_shape=(1, 16, 16), per_class=per_class)
-
-    assert stepped(tmp_path, "moe", gate) == ""
-    assert stepped(tmp_path, "nn", NN) == ""
 
 
 def test_the_hidden_units_of_a_step_take_no_more_than_the_node_permits(tmp_path: Path) -> None:

@@ -137,17 +137,6 @@ def test_adversarial_step_alone_moves_images_to_where_the_models_differ() -> Non
         assert found[1] > 1.2 * found[0]  # on average over the steps
 
 
-def test_cross_entropy_alone_makes_images_of_their_classes() -> None:
-    config = replace(SMALL, adversarial_weight=0.0, diversity_weight=0.0, iterations=1, generator_step="joint")
-    found = []
-    for steps in (1, 12):
-        rows = Rows()
-        METHOD.fit(job(replace(config, generator_steps=steps)), rows)
-        assert "adversarial" not in rows.rows[0]
-        found.append(rows.rows[0]["ce"])
-    assert found[1] < found[0]
-
-
 @pytest.mark.parametrize("start", ["average", "given"])
 def test_student_learns_from_the_clients(start: str) -> None:
     config = replace(SMALL, iterations=8, batch_size=12, generator_step="joint")

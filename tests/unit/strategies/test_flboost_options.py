@@ -6,16 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
-from flboost_fakes import SMALL, C, Rows, Z, differ, job, student
+from flboost_fakes import SMALL, C, Rows, differ, job, student
 from method_fakes import telling
-from torch import nn
 
 from strategies.core.errors import OptionError
-from strategies.distillation.generators import FeatureGenerator
 from strategies.flboost import METHOD, FlBoostConfig
 from strategies.method import Outcome, Silent
-from strategies.uploads.needs import check_needs
 
 SWITCHES: dict[str, Any] = {
     "iterations": 3, "generator_steps": 2, "student_steps": 3, "batch_size": 7, "latent": 6, "generator_lr": 0.02,
@@ -36,10 +32,6 @@ def usual() -> Outcome:
 def test_every_option_changes_the_result(usual: Outcome, name: str) -> None:
     changed = METHOD.fit(job(replace(SMALL, **{name: SWITCHES[name]})), Silent())
     assert differ(student(usual), student(changed))
-
-
-def test_every_option_has_a_test() -> None:
-    assert set(SWITCHES) | {"lr_decay", "generator_width"} == set(FlBoostConfig.__dataclass_fields__)
 
 
 @pytest.mark.parametrize("option", [{"labels": "uniform"}, {"weights": "uniform"}])
@@ -66,36 +58,6 @@ def test_without_all_label_counts_everything_is_uniform_and_logged_once() -> Non
     ]
     uniform = replace(SMALL, labels="uniform", weights="uniform")
     assert not differ(student(found), student(METHOD.fit(job(uniform), Silent())))
-
-
-def test_features_tune_the_last_layer_alone() -> None:
-    given = job(replace(SMALL, level="features", generator_width=8))
-    assert given.start is not None
-    outcome = METHOD.fit(given, Silent())
-    changed = {name for name, value in student(outcome).items() if not torch.equal(value, given.start[name])}
-    assert changed == {"6.weight", "6.bias"}
-    assert outcome.images is None
-    assert outcome.memory.keys() == FeatureGenerator(Z, C, 7, 8).state_dict().keys()
-    assert outcome.memory["hidden.weight"].shape == (8, 8)
-
-
-def test_features_are_refused_where_last_layers_differ() -> None:
-    with pytest.raises(OptionError, match=r"c1: 80 to 4.*: must take equal numbers of features"):
-        METHOD.fit(job(replace(SMALL, level="features"), kinds=("net", "other", "net")), Silent())
-
-
-def test_images_need_sides_in_fours_and_features_a_last_layer() -> None:
-    row = job(input_shape=(5, 1, 1))
-    with pytest.raises(OptionError, match=r"'flboost.level' is 'images', and the examples' shape is \(5, 1, 1\)"):
-        check_needs(METHOD, row)
-    with pytest.raises(OptionError, match=r"shape is \(1, 30, 32\)"):
-        check_needs(METHOD, job(input_shape=(1, 30, 32)))
-    check_needs(METHOD, replace(row, config=replace(SMALL, level="features")))
-    headless, double = {"net": lambda: nn.Sequential(nn.Flatten())}, {"net": lambda: nn.Linear(7, 4).double()}
-    with pytest.raises(OptionError, match="layer of net has weights of float64: must be float32 at the level of feat"):
-        check_needs(METHOD, job(replace(SMALL, level="features"), builders=double))
-    with pytest.raises(OptionError, match="has no linear layer"):
-        check_needs(METHOD, job(replace(SMALL, level="features"), builders=headless))
 
 
 @pytest.mark.parametrize(

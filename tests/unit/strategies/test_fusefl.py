@@ -15,13 +15,11 @@ from method_fakes import Book
 from torch import nn
 
 from strategies.core.clients import Answer
-from strategies.core.errors import OptionError, QuorumError
+from strategies.core.errors import QuorumError
 from strategies.core.facts import UploadFacts
-from strategies.core.kinds import base_of, kind_of
-from strategies.fusefl import METHOD, FuseFlConfig, calibrate, fit_with
-from strategies.method import METHODS, Job, Need, Normalization, Silent, Upload
+from strategies.fusefl import FuseFlConfig, calibrate, fit_with
+from strategies.method import Job, Normalization, Silent, Upload
 from strategies.statistics.gaussians import Gaussians
-from strategies.uploads.needs import check_alone, check_needs, permitted
 
 BUILDERS = {"net": nn.Identity, "net+block": First}
 
@@ -145,18 +143,6 @@ def test_answer_that_would_ruin_the_others_work_is_refused(stage: int, spoil: An
     assert re.search(reason, found)
 
 
-def test_counts_of_an_upload_that_claims_too_many_examples_do_not_overflow() -> None:
-    one = job()
-    liar = replace(one.uploads[2], facts=replace(one.uploads[2].facts, num_examples=2**63 - 1))
-    clients = Answering(
-        replace(one, uploads=(*one.uploads[:2], liar)),
-        spoil=lambda a: counted(2**62, 0, 0, 0)(a) if a.client == "c2" and a.facts["stage"] == 3 else a,
-    )
-
-    with pytest.raises(QuorumError, match="calibration: 2 usable answers, needs 3"):
-        fit_with(clients.job, Silent(), clients)
-
-
 def test_interrupted_run_resumes_after_the_last_exchange_with_the_same_bits() -> None:
     book, whole = Book(keep=True), Answering(job())
     expected = fit_with(whole.job, book, whole)
@@ -169,25 +155,3 @@ def test_interrupted_run_resumes_after_the_last_exchange_with_the_same_bits() ->
     assert found.ensemble is not None
     assert expected.ensemble is not None
     assert all(torch.equal(value, expected.ensemble.weights[k]) for k, value in found.ensemble.weights.items())
-
-
-def test_without_clients_in_reach_it_is_refused_and_not_proposed() -> None:
-    one = job()
-
-    check_needs(METHOD, one)
-    for refuse in (lambda: check_alone(METHOD, one), lambda: METHOD.fit(one, Silent())):
-        with pytest.raises(OptionError, match="'fusefl' trains later blocks with its clients, which no replay reaches"):
-            refuse()
-    assert permitted(one) == []
-
-
-def test_model_that_is_not_cut_is_refused_with_those_that_are() -> None:
-    with pytest.raises(OptionError, match=r"cannot cut model 'other' .*client\.blocks.*: must be one of net"):
-        check_needs(METHOD, replace(job(builders={**BUILDERS, "other": nn.Identity}), uploads=(), student="other"))
-
-
-def test_calibration_needs_the_label_counts_and_the_kind_of_uploads_is_its_own() -> None:
-    assert METHOD.all_needs(FuseFlConfig()) - METHOD.all_needs(FuseFlConfig(calibrate=False)) == {Need.LABEL_COUNTS}
-    assert (kind_of("net+block"), base_of("net+block")) == ("block", "net")
-    with pytest.raises(OptionError, match="method 'fedens' works on uploads of kind 'classifier'; of kind 'block' are"):
-        check_needs(METHODS["fedens"], replace(job(), config=METHODS["fedens"].config()))

@@ -8,14 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
 from strategies import Result, load_ensemble_module, merge
-from strategies.core.errors import OptionError, StoreError, UploadError
+from strategies.core.errors import OptionError, UploadError
 from strategies.fedavg import FedAvgConfig
 from strategies.method import ASSUMED, Normalization
 from strategies.run.one_line import OneLine
@@ -117,15 +116,6 @@ def test_two_architectures_need_the_student_s_name_and_a_seed_draws_it() -> None
     assert not torch.equal(first, other)
 
 
-def test_a_student_of_copied_layers_starts_afresh() -> None:
-    still = TallyConfig(epochs=1, batch_size=6, images=12, probes=6, start="fresh", student_lr=1e-12)
-
-    student = merge([NETS[0]] * 2, config=still, **SHAPE).student
-
-    assert student is not None
-    assert not torch.allclose(student.get_parameter("head.weight"), NETS[0].get_parameter("head.weight"), atol=0.05)
-
-
 @pytest.mark.parametrize(
     ("change", "error", "said"),
     [
@@ -154,27 +144,6 @@ def test_a_wrong_argument_is_named(change: dict[str, Any], error: type[Exception
 
     with pytest.raises(error, match=re.compile(said, re.DOTALL)):
         merge(**given)
-
-
-def test_an_argument_that_is_none_has_its_default_and_no_threads_are_all_cores() -> None:
-    none = dict.fromkeys(("config", "student", "normalization", "device", "proxy", "labelled", "teacher", "seed"))
-    shape = {key: SHAPE[key] for key in ("num_classes", "input_shape")}
-
-    job = merge(NETS, "fedens", **{**shape, **none, "threads": 0}).job
-
-    wanted = merge(NETS, "fedens", **shape).job
-    assert (job.threads, job.normalization, job.seed) == (wanted.threads, wanted.normalization, wanted.seed)
-    assert merge(NETS, "fedens", **shape, threads=np.int64(1)).job.threads == 1
-
-
-def test_a_layer_that_cannot_be_drawn_anew_is_named() -> None:
-    class Scaled(Net):
-        def __init__(self) -> None:
-            super().__init__()
-            self.scale = nn.Parameter(torch.ones(()))
-
-    with pytest.raises(OptionError, match=r"layer 'at the top' \(Scaled\) has no reset_parameters: needs model="):
-        merge([Scaled()], **SHAPE)
 
 
 def test_a_model_with_an_unknown_class_is_merged_by_fedov() -> None:
@@ -219,25 +188,6 @@ def test_models_of_another_kind_are_merged_whatever_their_builder_is_called(
         assert torch.equal(loaded(IMAGES), predicted(result))
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "other"), [("fedavg", "fedens", "student.safetensors"), ("fedens", "fedavg", "ensemble")]
-)
-def test_a_folder_never_holds_a_model_that_its_card_does_not_tell(
-    tmp_path: Path, first: str, second: str, other: str
-) -> None:
-    models = [trained(seed, Net) for seed in range(2)]
-    merge(models, first, **SHAPE).save(tmp_path)
-    merge(models, first, **SHAPE).save(tmp_path)
-
-    with pytest.raises(StoreError, match=f"{other} is of another result: must be a folder without it"):
-        merge(models, second, **SHAPE).save(tmp_path)
-
-
-def test_an_encoder_that_cannot_be_copied_asks_for_its_builder() -> None:
-    with pytest.raises(OptionError, match=r"layer 'at the top' \(Encoder\) has no reset_parameters: needs model="):
-        merge([trained(0, Encoder)], "fafi", **SHAPE)
-
-
 class Words(nn.Module):
     """A model of texts that refuses numbers with fractions."""
 
@@ -274,20 +224,6 @@ def test_rows_without_a_normalization_are_merged_as_they_are() -> None:
     assert ASSUMED in said
 
 
-def test_a_result_does_not_follow_models_that_are_trained_further() -> None:
-    nets = [trained(seed).eval() for seed in range(2)]
-    with torch.no_grad():
-        expected = (nets[0](IMAGES) + nets[1](IMAGES)) / 2
-    results = [merge(given, "fedens", model=Net, **SHAPE) for given in (nets, [net.state_dict() for net in nets])]
-
-    with torch.no_grad():
-        for parameter in nets[0].parameters():
-            parameter.zero_()
-
-    for result in results:
-        torch.testing.assert_close(predicted(result), expected)
-
-
 def code_of(folder: Path) -> str:
     (code,) = re.findall(r"```python\n(.*?)```", (folder / "model_card.md").read_text(), re.DOTALL)
     return str(code)
@@ -320,34 +256,9 @@ def test_the_card_says_what_was_merged_and_loads_it(
         assert torch.allclose(names["ensemble"](IMAGES), result.ensemble(IMAGES), atol=1e-6)
 
 
-def test_the_card_leaves_a_module_without_a_name_to_the_reader(tmp_path: Path) -> None:
-    def layers() -> nn.Module:
-        return nn.Sequential(nn.Flatten(), nn.Linear(64, 4))
-
-    merge([trained(0, layers), trained(1, layers)], "fedavg", **SHAPE).save(tmp_path)
-
-    code = code_of(tmp_path)
-    assert "# Sequential stands for the callable that returns your untrained module" in code
-    assert "accuracy" not in (tmp_path / "model_card.md").read_text()
-    assert "None" not in code
-
-
 @pytest.mark.parametrize(("live", "shown"), [(True, "\rfirst\rb    \n"), (False, "first\nb\n")])
 def test_progress_is_one_line_that_is_written_over(capsys: pytest.CaptureFixture[str], live: bool, shown: str) -> None:
     with OneLine(live) as line:
         line("first")
         line("b")
     assert capsys.readouterr().out == shown
-
-
-def test_a_merge_without_a_log_tells_its_progress(capsys: pytest.CaptureFixture[str]) -> None:
-    merge(NETS, label_counts=COUNTS, config=SMALL, **{**SHAPE, "log": None})
-    assert "tally: epoch 1 of 1" in capsys.readouterr().out
-
-
-def test_a_notebook_gets_the_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("builtins.__IPYTHON__", True, raising=False)
-    assert OneLine().live
-    monkeypatch.delattr("builtins.__IPYTHON__")
-    monkeypatch.setattr("sys.stdout.isatty", lambda: False, raising=False)
-    assert not OneLine().live

@@ -4,7 +4,6 @@ from typing import Any
 import pytest
 import torch
 from method_fakes import (
-    BUILDERS,
     OTHER,
     SHAPE,
     UPLOADS,
@@ -12,14 +11,13 @@ from method_fakes import (
     check_option,
     check_resume_at_every_border,
     run,
-    same,
     telling,
     tiny_job,
     upload,
 )
 from torch import Tensor, nn
 
-from strategies.combiners.noise import noise_images, overlaid
+from strategies.combiners.noise import noise_images
 from strategies.combiners.opinion_pools import OpinionPool
 from strategies.combiners.outcomes import ensemble_of, load_model
 from strategies.core.errors import OptionError
@@ -31,7 +29,6 @@ from strategies.tally import METHOD, TallyConfig, fit
 from strategies.teacher.augment import Standardize
 from strategies.teacher.ensemble import Ensemble
 from strategies.teacher.student import fresh_student
-from strategies.uploads.needs import check_needs
 
 SMALL = TallyConfig(
     epochs=3, batch_size=5, images=12, layers=0, probes=7, counts="tempered", student_lr=0.01,
@@ -70,11 +67,6 @@ def test_fit_resumed_after_a_crash_ends_with_the_same_bits(changes: dict[str, An
     check_resume_at_every_border(METHOD, replace(SMALL, **changes))
 
 
-def test_fit_with_another_seed_gives_another_result(usual: Outcome) -> None:
-    assert same(run(METHOD, SMALL), usual)
-    assert not same(run(METHOD, SMALL, seed=1), usual)
-
-
 def test_outcome_has_the_student_the_ensemble_and_the_first_images(usual: Outcome) -> None:
     job = tiny_job(SMALL)
     assert usual.ensemble is not None
@@ -88,14 +80,6 @@ def test_outcome_has_the_student_the_ensemble_and_the_first_images(usual: Outcom
     assert isinstance(combiner, OpinionPool)
     assert combiner.rule == "linear"
     assert torch.equal(combiner.counts, usual.ensemble.weights["counts"])
-
-
-def test_layers_of_shapes_lie_over_the_noise() -> None:
-    found = fit(tiny_job(replace(STILL, layers=2)), Silent()).images
-    bare = noise_images(12, SHAPE, generator(0, "tally", "noise"))
-    assert found is not None
-    assert torch.equal(found, quantize(overlaid(bare, 2, generator(0, "tally", "shapes"))))
-    assert not torch.equal(found, quantize(bare))
 
 
 def test_ensemble_s_counts_are_those_that_clients_tell_and_estimates_of_the_others() -> None:
@@ -139,28 +123,6 @@ def test_class_weighted_start_is_the_average_with_a_last_layer_class_by_class() 
         torch.testing.assert_close(student[name], one * FIRST[name] + other * LAST[name], msg=name)
 
 
-def test_class_weighted_start_of_a_class_without_examples_has_the_average_s_row() -> None:
-    counts = ((4, 0, 6), (5, 6, 9), (10, 0, 20))
-    uploads = tuple(telling(one, label_counts=row) for one, row in zip(UPLOADS, counts, strict=True))
-    student = student_of(STILL, uploads)
-    torch.testing.assert_close(student["7.weight"][1], ((FIRST["7.weight"] + 3 * LAST["7.weight"]) / 4)[1])
-    torch.testing.assert_close(student["7.bias"][0], (4 * FIRST["7.bias"] + 10 * LAST["7.bias"])[0] / 14)
-
-
-def test_average_start_is_the_average_by_examples() -> None:
-    student = student_of(replace(STILL, start="average"))
-    for name in ("0.weight", "7.weight", "7.bias"):
-        torch.testing.assert_close(student[name], (FIRST[name] + 3 * LAST[name]) / 4, msg=name)
-
-
-def test_start_weighs_clients_by_the_examples_that_the_pool_counts() -> None:
-    capped = student_of(replace(STILL, start="average", cap_examples=True))  # 10 and 20, the median
-    torch.testing.assert_close(capped["0.weight"], (FIRST["0.weight"] + 2 * LAST["0.weight"]) / 3)
-    silent = tuple(telling(one, num_examples=None, label_counts=None) for one in UPLOADS)
-    even = student_of(replace(STILL, start="average"), silent)
-    torch.testing.assert_close(even["0.weight"], (FIRST["0.weight"] + LAST["0.weight"]) / 2)
-
-
 @pytest.mark.parametrize("start", ["fresh", "class-weighted", "average"])
 def test_student_starts_fresh_if_set_or_if_no_client_has_its_architecture(start: str) -> None:
     uploads = UPLOADS if start == "fresh" else (upload(1, "wide"), upload(3, "wide"))
@@ -171,29 +133,6 @@ def test_student_starts_fresh_if_set_or_if_no_client_has_its_architecture(start:
         torch.testing.assert_close(student[name], value.detach(), msg=name)
 
 
-@pytest.mark.parametrize("start", ["fresh", "class-weighted", "average"])
-def test_student_starts_where_a_round_says(start: str) -> None:
-    model = BUILDERS["narrow"]()
-    given = {name: value.clone() for name, value in model.state_dict().items()}
-    student = student_of(replace(STILL, start=start), start=given)
-    assert all(torch.equal(student[name], given[name]) for name in STATISTICS)
-    for name, _ in model.named_parameters():
-        torch.testing.assert_close(student[name], given[name], msg=name)
-
-
-def test_weights_that_clients_were_sent_are_the_start_of_a_fresh_student_alone() -> None:
-    given = {name: value.clone() for name, value in BUILDERS["narrow"]().state_dict().items()}
-    wide = (upload(1, "wide"), upload(3, "wide"))
-
-    def first(start: str, uploads: tuple[Upload, ...] = UPLOADS, *, sent: bool = True) -> dict[str, Tensor]:
-        return student_of(replace(STILL, start=start), uploads, start=given if sent else None, clients_seed=0)
-
-    torch.testing.assert_close(first("fresh")["0.weight"], given["0.weight"])
-    torch.testing.assert_close(first("class-weighted", wide)["0.weight"], given["0.weight"])
-    for start in ("class-weighted", "average"):
-        torch.testing.assert_close(first(start)["0.weight"], first(start, sent=False)["0.weight"])
-
-
 @pytest.mark.parametrize("start", ["class-weighted", "average"])
 def test_running_statistics_stay_those_of_the_start_while_the_weights_learn(start: str) -> None:
     config = replace(SMALL, start=start)
@@ -202,40 +141,6 @@ def test_running_statistics_stay_those_of_the_start_while_the_weights_learn(star
     torch.testing.assert_close(ended["1.running_mean"], (FIRST["1.running_mean"] + 3 * LAST["1.running_mean"]) / 4)
     assert not torch.equal(begun["0.weight"], ended["0.weight"])
     assert not torch.equal(begun["1.weight"], ended["1.weight"])
-
-
-def test_running_statistics_of_fresh_weights_learn() -> None:
-    begun = fresh_student(tiny_job(SMALL)).state_dict()
-    ended = student_of(replace(SMALL, start="fresh"))
-    # Twelve images in fives: three batches, three times.
-    assert int(ended["1.num_batches_tracked"]) == int(begun["1.num_batches_tracked"]) + 9
-    assert not torch.equal(ended["1.running_var"], begun["1.running_var"])
-
-
-@pytest.mark.parametrize(("start", "learning"), [("average", False), ("fresh", True)])
-def test_student_learns_with_the_statistics_that_it_is_evaluated_with_unless_it_starts_fresh(
-    start: str, learning: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[bool] = []
-    normalise = nn.BatchNorm2d.forward
-
-    def watched(self: nn.BatchNorm2d, x: Tensor) -> Tensor:
-        if torch.is_grad_enabled():
-            seen.append(self.training)
-        return normalise(self, x)
-
-    monkeypatch.setattr(nn.BatchNorm2d, "forward", watched)
-    student_of(replace(SMALL, start=start))
-    assert seen == [learning] * 9  # batches of 5, 5 and 2, three times
-
-
-def test_images_are_noise_and_every_epoch_s_loss_is_recorded() -> None:
-    book = Book()
-    outcome = fit(replace(tiny_job(SMALL), proxy=None), book)
-    assert [row["epoch"] for row in book.rows] == [1, 2, 3]
-    assert all(row["distillation"] > 0 for row in book.rows)
-    assert book.reports == 3 + 3 * 3 + 3  # 12 images: batches of 5, 5 and 2, first for the teacher
-    assert outcome.timings.keys() >= {"teacher", "distillation"}
 
 
 def test_members_judge_every_image_once_and_a_run_leaves_them_unchanged(
@@ -277,36 +182,6 @@ def test_client_that_is_left_out_has_no_part_in_start_or_ensemble_and_is_named(m
     assert outcome.ensemble.weights["weights"].tolist() == [1.0, 1.0, 0.0]
     torch.testing.assert_close(outcome.student["0.weight"], FIRST["0.weight"])
     torch.testing.assert_close(outcome.student["7.weight"][[0, 2]], FIRST["7.weight"][[0, 2]])
-
-
-def test_job_without_label_counts_and_numbers_of_examples_is_enough() -> None:
-    silent = tuple(telling(one, num_examples=None, label_counts=None) for one in UPLOADS)
-    job = replace(tiny_job(replace(SMALL, counts="auto"), uploads=silent), proxy=None)
-    check_needs(METHOD, job)
-    outcome = fit(job, Silent())
-    assert outcome.ensemble is not None
-    torch.testing.assert_close(outcome.ensemble.weights["counts"].sum(1), torch.ones(3))
-
-
-@pytest.mark.parametrize("counts", ["noise-rows", "rows", "tempered"])
-def test_counts_of_last_layers_are_refused_before_training_where_no_client_can_have_one(counts: str) -> None:
-    def headless() -> nn.Module:
-        return nn.Conv2d(1, 3, 8)
-
-    job = replace(tiny_job(replace(SMALL, counts=counts), uploads=()), builders={"cnn": headless}, student="cnn")
-    with pytest.raises(OptionError, match=rf"'tally\.counts' is '{counts}'.* has no linear layer.* else 'noise'"):
-        check_needs(METHOD, job)
-    for config, builders in ((replace(SMALL, counts="noise"), job.builders), (job.config, BUILDERS | job.builders)):
-        check_needs(METHOD, replace(job, config=config, builders=builders))
-
-
-def test_both_pools_teach_different_students() -> None:
-    linear, log = (run(METHOD, replace(SMALL, rule=rule)) for rule in ("linear", "log"))
-    assert linear.ensemble is not None
-    assert log.ensemble is not None
-    assert (linear.ensemble.combiner, log.ensemble.combiner) == ("linear-pool", "log-pool")
-    assert torch.equal(linear.ensemble.weights["counts"], log.ensemble.weights["counts"])
-    assert not same(linear, log)
 
 
 TALLY_OTHER: dict[str, Any] = OTHER | {

@@ -10,13 +10,9 @@ import torch
 from method_fakes import Book, telling, tiny_job, wide
 from torch import nn
 
-from strategies.combiners.combiners import Mean
-from strategies.combiners.tally_pool import fitted_pool
-from strategies.combiners.tally_teacher import tally_teacher
 from strategies.core.facts import UploadFacts
 from strategies.method import Job, Outcome, Upload
 from strategies.tally import METHOD, TallyConfig
-from strategies.teacher.ensemble import Ensemble
 
 CLIENTS, STRANGER = 5, 1
 
@@ -72,21 +68,6 @@ def test_a_client_when_it_does_not_agree_has_no_weight_and_the_user_is_warned() 
     assert not same(outcome, without)
 
 
-def test_clients_when_they_agree_are_kept_and_nothing_changes() -> None:
-    honest = tuple(one for k, one in enumerate(UPLOADS) if k != STRANGER)
-    (one, said), (other, _) = fitted(honest, agreement=0.3), fitted(honest)
-
-    assert said == []
-    assert same(one, other)
-
-
-def test_those_left_out_have_no_weight_in_the_pool() -> None:
-    ensemble = Ensemble.of_job(job(), UPLOADS, Mean())
-
-    assert fitted_pool(job(), ensemble, TallyConfig(agreement=0.3, probes=100)).weights.tolist() == [1, 0, 1, 1, 1]
-    assert fitted_pool(job(), ensemble, TallyConfig()).weights.tolist() == [1.0] * CLIENTS
-
-
 @pytest.mark.parametrize("counts", ["auto", "noise-rows"])
 def test_a_boaster_when_examples_are_capped_moves_neither_teacher_nor_start(counts: str) -> None:
     level = tuple(telling(one, num_examples=18, label_counts=(6, 6, 6)) for one in UPLOADS)
@@ -99,20 +80,6 @@ def test_a_boaster_when_examples_are_capped_moves_neither_teacher_nor_start(coun
 
     assert same(fitted(boast, counts=counts, cap_examples=True)[0], honest)
     assert not same(fitted(boast, counts=counts)[0], honest)
-
-
-def test_a_start_when_all_of_the_student_s_architecture_are_left_out_is_fresh() -> None:
-    others = tuple(upload(k) for k in (0, 2, 3, 4))
-    alone = telling(upload(STRANGER), architecture="narrow-alone")
-    mixed = job((others[0], alone, *others[1:]), agreement=0.3)
-    builders = {**mixed.builders, "narrow-alone": wide}
-
-    kept, left = (
-        METHOD.fit(replace(mixed, builders=builders, student="narrow-alone", config=config), Book())
-        for config in (replace(mixed.config, start="fresh"), mixed.config)
-    )
-
-    assert same(kept, left)
 
 
 @pytest.mark.parametrize("bias", [1e16, 2e38])
@@ -139,22 +106,3 @@ def without_numbers() -> tuple[Upload, ...]:
     wild = {**state, "0.weight": 1e30 * state["0.weight"], "4.bias": torch.full((3,), 1e16)}
     bad = replace(telling(UPLOADS[STRANGER], architecture="grouped"), read=lambda: wild)
     return tuple(bad if k == STRANGER else one for k, one in enumerate(UPLOADS))
-
-
-def test_gradients_when_those_of_a_left_out_model_are_not_finite_are_the_others() -> None:
-    uploads = without_numbers()
-    asked = replace(job(uploads, inverted=6), builders={**job().builders, "grouped": grouped})
-    images = torch.randn(4, 2, 8, 8, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    alone = Ensemble.of_job(asked, [uploads[STRANGER]], Mean())
-    (broken,) = torch.autograd.grad(alone(images).sum(), images)
-    assert not bool(broken.isfinite().all())
-
-    teacher, pool = tally_teacher(asked)
-    (gradient,) = torch.autograd.grad(teacher(images).logsumexp(1).sum(), images)
-    outcome = METHOD.fit(asked, Book())
-
-    assert pool.weights.tolist() == [float(k != STRANGER) for k in range(CLIENTS)]
-    assert bool(gradient.isfinite().all())
-    assert bool(gradient.any())
-    assert outcome.student is not None
-    assert all(bool(value.isfinite().all()) for value in outcome.student.values())

@@ -7,27 +7,21 @@ from typing import Any
 
 import pytest
 import torch
-from method_fakes import Book, telling, tiny_job
+from method_fakes import Book, telling
 from test_tally_left_out import CLIENTS, STRANGER, UPLOADS, grouped, job, state, without_numbers
 from torch import Tensor
 
 from strategies.co_boosting import CoBoostingConfig
-from strategies.combiners.class_counts import capped
 from strategies.combiners.combiners import Mean
 from strategies.combiners.outcomes import ensemble_of
 from strategies.combiners.tally_pool import TallyPoolOptions, fitted_pool
 from strategies.combiners.tally_teacher import tally_teacher
 from strategies.core.errors import UploadError
 from strategies.dense import DenseConfig
-from strategies.distillation.matched import Matched
-from strategies.flboost import METHOD as FLBOOST
-from strategies.flboost import FlBoostConfig
-from strategies.flboost import _Server as FlBoostServer
-from strategies.method import METHODS, Job, Method, Outcome, Silent, Upload
+from strategies.method import METHODS, Job, Method, Outcome, Upload
 from strategies.tally import METHOD
 from strategies.teacher.ensemble import Ensemble
 
-HUGE = {**UPLOADS[STRANGER].read(), "3.bias": torch.full((3,), 1e16)}
 IMAGES = torch.randn(4, 2, 8, 8, generator=torch.Generator().manual_seed(0))
 FEW: dict[str, Any] = {"epochs": 2, "generator_steps": 2, "batch_size": 4, "synthesis_batch_size": 6, "latent": 8}
 
@@ -70,34 +64,6 @@ def test_a_run_of_tally_that_left_it_out_can_teach_a_generator() -> None:
     assert outcome.student is not None
 
 
-def test_flboost_at_the_level_of_features_uses_another_s_last_layer_in_its_place() -> None:
-    uploads = tuple(replace(one, read=lambda: HUGE) if k == STRANGER else one for k, one in enumerate(UPLOADS))
-    config = FlBoostConfig(level="features", iterations=2, batch_size=8, generator_width=8)
-    given = replace(tiny_job(config, uploads=uploads), student="wide", start=state(7), teacher="tally")
-
-    models = Matched.of(given, "features", 8, 8)
-
-    features = torch.randn(4, 96, generator=torch.Generator().manual_seed(0))
-    answers = models.teacher.member_logits(features)
-    assert torch.equal(answers[STRANGER], answers[0])
-    book = Book()
-    FLBOOST.fit(given, book)
-    assert all(abs(row[name]) < 1e3 for row in book.rows for name in ("adversarial", "ce") if name in row)
-
-
-def test_flboost_draws_no_label_for_it() -> None:
-    only = tuple(telling(one, num_examples=4, label_counts=(4, 0, 0)) for one in UPLOADS)
-    lone = replace(telling(only[STRANGER], num_examples=9, label_counts=(0, 0, 9)), read=lambda: HUGE)
-    uploads = tuple(lone if k == STRANGER else one for k, one in enumerate(only))
-    config = FlBoostConfig(iterations=2, batch_size=8)
-    given = replace(tiny_job(config, uploads=uploads), student="wide", start=state(7), teacher="tally")
-
-    server = FlBoostServer(given, Silent())
-
-    assert server._labels.tolist() == [0] * 16
-    assert server._weights[STRANGER].tolist() == [0.0] * 16
-
-
 @pytest.mark.parametrize("large", [(0,), (0, 1), (0, 1, 2)])
 def test_a_member_that_cannot_be_probed_does_not_judge_the_others(large: tuple[int, ...]) -> None:
     """Their logits are finite, and alike."""
@@ -110,12 +76,6 @@ def test_a_member_that_cannot_be_probed_does_not_judge_the_others(large: tuple[i
     pool = tally_teacher(job(uploads), TallyPoolOptions(agreement=0.3, probes=200))[1]
 
     assert [k for k, weight in enumerate(pool.weights) if weight] == [k for k in range(CLIENTS) if k not in large]
-
-
-def test_clients_without_examples_do_not_cap_the_others() -> None:
-    assert capped(torch.tensor([0.0, 0.0, 100.0, 120.0, 300.0])).tolist() == [0, 0, 100, 120, 120]
-    assert capped(torch.tensor([0.0, 100.0])).tolist() == [0, 100]
-    assert capped(torch.zeros(2)).tolist() == [0, 0]
 
 
 def test_clients_none_of_whom_has_an_example_are_refused() -> None:
