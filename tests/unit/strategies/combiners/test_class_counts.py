@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from strategies.combiners.class_counts import capped, geometric_mean, normalised, response_shares, row_shares
+from strategies.combiners.class_counts import capped, geometric_mean, response_shares
 
 
 def test_response_shares_of_a_client_that_never_answers_with_a_class_are_small_there() -> None:
@@ -27,33 +27,6 @@ def test_response_shares_weigh_sure_answers_more_than_their_mean_does() -> None:
     assert float(shares[1, 1]) == pytest.approx(0.1**0.5 / (0.1**0.5 + 0.9**0.5))
 
 
-def test_response_shares_of_logits_that_are_not_finite_are_uniform() -> None:
-    logits = torch.zeros(3, 4, 2)
-    logits[0, 0, 0], logits[1, 2, 1], logits[2, :, 0] = torch.nan, torch.inf, 1e30
-    assert response_shares(logits).tolist() == [[0.5, 0.5], [0.5, 0.5], [1.0, 0.0]]
-
-
-def test_row_shares_do_not_depend_on_the_scale_of_a_layer() -> None:
-    rows = torch.tensor([[0.3, 0.9, 0.6]])
-    torch.testing.assert_close(row_shares(1000 * rows), row_shares(rows))
-    assert row_shares(torch.full((1, 3), 1e30)).isfinite().all()
-
-
-@pytest.mark.parametrize(
-    ("row", "expected"),
-    [
-        ([1.0, 3.0], [0.25, 0.75]),
-        ([0.0, 0.0], [0.5, 0.5]),
-        ([torch.nan, 1.0], [0.5, 0.5]),
-        ([torch.inf, 1.0], [0.5, 0.5]),
-        ([0.0, 1e-300], [0.0, 1.0]),
-    ],
-)
-def test_normalised_row_sums_to_one_whatever_it_holds(row: list[float], expected: list[float]) -> None:
-    both = torch.tensor([row, [1.0, 1.0]], dtype=torch.float64)
-    assert normalised(both).tolist() == [expected, [0.5, 0.5]]
-
-
 def test_geometric_mean_of_equal_tables_is_the_table_and_needs_both_to_know_a_class() -> None:
     one = torch.tensor([[0.2, 0.8, 0.0], [0.5, 0.25, 0.25]], dtype=torch.float64)
     torch.testing.assert_close(geometric_mean(one, one), one)
@@ -62,10 +35,6 @@ def test_geometric_mean_of_equal_tables_is_the_table_and_needs_both_to_know_a_cl
     assert mean[0].tolist() == [1.0, 0.0, 0.0]
     torch.testing.assert_close(mean, geometric_mean(other, one))
     torch.testing.assert_close(mean.sum(1), torch.ones(2, dtype=torch.float64))
-
-
-def test_geometric_mean_of_tables_without_a_common_class_is_uniform() -> None:
-    assert geometric_mean(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]])).tolist() == [[0.5, 0.5]]
 
 
 def test_capped_sizes_are_at_most_the_median() -> None:

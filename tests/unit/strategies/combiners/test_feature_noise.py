@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from strategies.combiners.feature_noise import BASIS, noise_for, on_features, on_images
+from strategies.combiners.feature_noise import noise_for, on_features, on_images
 from strategies.core.facts import Upload, UploadFacts
 from strategies.core.seeds import generator
 from strategies.method import METHODS, Job, Normalization, Silent
@@ -80,16 +80,6 @@ def test_noise_lies_in_the_span_of_the_centred_rows_and_has_the_size_of_features
     assert int(torch.linalg.matrix_rank(noise.flatten(1))) == int(torch.linalg.matrix_rank(rows)) == 4 * (CLASSES - 1)
     both = torch.cat([rows / rows.norm(), noise.flatten(1)])
     assert int(torch.linalg.matrix_rank(both)) == 4 * (CLASSES - 1)
-
-
-def test_many_clients_and_heads_without_rows_have_noise_too() -> None:
-    (noise,) = noise_for(on_features(job(*map(upload, range(BASIS)))), 5, generator(0, "noise"))
-    assert bool(noise.isfinite().all())
-    flat = Upload(
-        upload(0).facts, lambda: {"head.weight": torch.zeros(CLASSES, WIDTH), "head.bias": torch.ones(CLASSES)}
-    )
-    (noise,) = noise_for(on_features(job(flat)), 5, generator(0, "noise"))
-    torch.testing.assert_close(noise.flatten(1).norm(dim=1), torch.full((5,), math.sqrt(WIDTH)))
 
 
 def test_tally_ends_with_a_head_on_images_and_its_epochs_are_observed_as_such() -> None:

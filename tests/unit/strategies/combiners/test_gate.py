@@ -9,7 +9,6 @@ from strategies.aggregation.steps import round_steps
 from strategies.aggregation.training import Sgd
 from strategies.combiners.combiners import build_combiner
 from strategies.combiners.gate import NAMES, Gate, mixture, start_gate
-from strategies.core.errors import OptionError
 from strategies.core.seeds import seeded_torch
 from strategies.teacher.ensemble import Ensemble
 
@@ -51,42 +50,6 @@ def test_the_gate_is_the_paper_s_network_for_every_size_of_image(shape: tuple[in
     torch.testing.assert_close(Gate(**tensors(params))(torch.from_numpy(LOGITS), x), expected)
 
 
-def test_the_gate_of_many_classes_gives_weights_as_they_are() -> None:
-    params = started(per_class=True)
-    outputs = paper_gate(params, 1, 16, MEMBERS * CLASSES).eval()(torch.from_numpy(IMAGES))
-    expected = (outputs.view(EXAMPLES, MEMBERS, CLASSES).transpose(0, 1) * torch.from_numpy(LOGITS)).sum(0)
-
-    found = mixture(tensors(params), torch.from_numpy(LOGITS), torch.from_numpy(IMAGES))
-
-    torch.testing.assert_close(found, expected)
-
-
-def test_start_draws_as_torch_starts_its_layers() -> None:
-    params = start_gate(0, members=20, classes=10, input_shape=(3, 32, 32))
-    fan_in = {"conv1": 75, "conv2": 150, "layer1": 400, "layer2": 120, "layer3": 84}
-
-    assert sum(value.size for value in params.values()) == 456 + 2416 + 48_120 + 10_164 + 85 * 20
-    for name, value in params.items():
-        bound = fan_in[name.split("_")[0]] ** -0.5
-        assert value.dtype == np.float32
-        assert 0.5 * bound < np.abs(value).max() <= bound * (1 + 1e-6)
-        if name.endswith("weight"):
-            assert np.abs(value).mean() == pytest.approx(bound / 2, rel=0.1)
-
-
-def test_start_with_the_same_seed_has_the_same_bits_and_with_another_others() -> None:
-    first, again, other = started(1), started(1), started(2)
-
-    assert all(np.array_equal(first[name], again[name]) for name in NAMES)
-    assert not any(np.array_equal(first[name], other[name]) for name in NAMES)
-
-
-@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 32, 15), (13,), (1, 16, 16, 16)])
-def test_start_for_inputs_that_are_not_images_of_its_size_is_refused_in_one_line(shape: tuple[int, ...]) -> None:
-    with pytest.raises(OptionError, match="aggregator 'moe' looks at images, and the input is .*: must be at least"):
-        start_gate(0, members=2, classes=3, input_shape=shape)
-
-
 def test_members_in_another_order_give_the_same_mixture() -> None:
     params, order = started(), [2, 0, 1]
     moved = {**params, "layer3_weight": params["layer3_weight"][order], "layer3_bias": params["layer3_bias"][order]}
@@ -116,20 +79,6 @@ def test_one_step_is_one_of_torch_s_sgd_with_the_same_dropout() -> None:
         torch.testing.assert_close(torch.from_numpy(stepped[name]), expected)
 
 
-def test_steps_have_the_same_bits_again_and_leave_everything_else_alone() -> None:
-    params, state = started(), torch.get_rng_state()
-
-    first, again, other = (
-        gate_steps(params, inputs=IMAGES, logits=LOGITS, labels=LABELS, sgd=Sgd(4, 5, 0.1), seed=seed)
-        for seed in (1, 1, 2)
-    )
-
-    assert all(np.array_equal(first[name], again[name]) for name in NAMES)
-    assert any(not np.array_equal(first[name], other[name]) for name in NAMES)
-    assert all(np.array_equal(params[name], started()[name]) for name in NAMES)
-    assert torch.equal(torch.get_rng_state(), state)
-
-
 def test_steps_on_images_that_tell_whom_to_believe_find_it_out() -> None:
     rng = np.random.default_rng(0)
     bright = rng.integers(0, 2, 80)
@@ -146,16 +95,6 @@ def test_steps_on_images_that_tell_whom_to_believe_find_it_out() -> None:
     assert float((combined.argmax(1).numpy() == labels).mean()) == 1.0
     before = mixture(tensors(params), torch.from_numpy(logits), torch.from_numpy(images))
     assert float((before.argmax(1).numpy() == labels).mean()) < 0.8
-
-
-def test_steps_without_examples_are_refused() -> None:
-    with pytest.raises(ValueError, match="no examples"):
-        gate_steps(started(), inputs=IMAGES[:0], logits=LOGITS[:, :0], labels=LABELS[:0], sgd=Sgd(1, 2, 0.1), seed=0)
-
-
-def test_a_gate_of_other_tensors_is_refused() -> None:
-    with pytest.raises(ValueError, match="a gate's tensors are .*: must be conv1_weight, conv1_bias,"):
-        Gate(weights=torch.ones(2))
 
 
 def test_an_ensemble_hands_its_images_to_the_gate_and_passes_gradients_back_to_them() -> None:

@@ -118,19 +118,6 @@ def test_tally_starts_from_merged_layers_but_the_last_which_counts_weigh() -> No
     assert not torch.allclose(starts["merged"]["1.weight"], starts["class-weighted"]["1.weight"])
 
 
-def test_client_of_another_start_has_no_part_in_the_merge() -> None:
-    honest = job(fedavg.FedAvgConfig(linear="merged"))
-    odd = Upload(UploadFacts("odd", "net", 10), lambda: began(SEED + 1))
-    book = Book()
-
-    merged = fedavg.fit(replace(honest, uploads=(*honest.uploads, odd)), book).student or {}
-
-    wanted = fedavg.fit(honest, Silent()).student or {}
-    for key, value in merged.items():
-        assert torch.equal(value, wanted[key])
-    assert book.notes == ["linear layers are merged without odd: it did not start from the weights of the others"]
-
-
 @pytest.mark.parametrize(
     ("seed", "why"), [(None, "are not known"), (SEED + 1, "c0 did not start from the weights of the others")]
 )

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
-from method_fakes import telling
 from torch import nn
 
 from strategies.core.errors import OptionError
@@ -52,12 +49,3 @@ def test_methods_that_need_an_ensemble_alone_take_it_and_the_others_refuse(metho
         return
     with pytest.raises(OptionError, match=rf"'{method}' does not distil .*'dw-fedens'.*: feddf"):
         check_needs(METHODS[method], job(method))
-
-
-def test_client_that_does_not_tell_its_examples_is_named() -> None:
-    one = job()
-    silent = replace(one, uploads=(one.uploads[0], telling(one.uploads[1], num_examples=None)))
-
-    for refuses in (lambda: check_needs(METHODS["dense"], silent), lambda: TEACHERS["dw-fedens"].build(silent)):
-        with pytest.raises(OptionError, match=r"teacher is 'dw-fedens', which needs .* did not send: c1\. Choose"):
-            refuses()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -12,7 +11,6 @@ import torch
 from method_fakes import telling
 from torch import Tensor, nn
 
-from strategies.combiners import noise, tally_pool
 from strategies.combiners.class_counts import geometric_mean, response_shares, row_shares
 from strategies.combiners.combiners import Mean
 from strategies.combiners.noise import noise_images
@@ -22,10 +20,7 @@ from strategies.combiners.tally_pool import (
     examples_per_class,
     fitted_pool,
     known_sizes,
-    probed,
-    row_norms,
 )
-from strategies.core.errors import OptionError, UploadError
 from strategies.core.facts import UploadFacts
 from strategies.core.seeds import generator
 from strategies.method import Job, Normalization, Upload
@@ -116,11 +111,6 @@ def test_sent_or_equal_counts_need_no_models() -> None:
         torch.testing.assert_close(found, expected.float())
 
 
-def test_claimed_counts_are_shares_of_the_claimed_number_of_examples() -> None:
-    boaster = telling(TOLD[0], label_counts=(400, 380, 10, 10))
-    torch.testing.assert_close(counted((boaster, *TOLD[1:])), torch.tensor(HELD).float())
-
-
 @pytest.mark.parametrize("counts", ["noise", "rows", "noise-rows"])
 def test_counts_of_silent_clients_are_read_off_their_models(counts: str) -> None:
     found = counted(SILENT, counts=counts, probes=300)
@@ -138,26 +128,6 @@ def test_counts_of_silent_clients_are_read_off_their_models(counts: str) -> None
     )
 
 
-def test_auto_takes_sent_counts_and_estimates_the_rest() -> None:
-    found = counted(MIXED, counts="auto")
-    estimates = read_off(MIXED, "noise-rows")
-    torch.testing.assert_close(found[0], torch.tensor(HELD[0]).float())
-    torch.testing.assert_close(found[1], (80 * estimates[1]).float(), rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(found[2], (200 * estimates[2]).float(), rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(counted(SILENT), counted(SILENT, counts="noise-rows"))
-    torch.testing.assert_close(counted(MIXED, sharpness=3.0)[0], found[0])  # a client's own count is not sharpened
-
-
-def test_tempered_counts_lie_between_sent_and_estimated_ones() -> None:
-    found = counted(MIXED, counts="tempered")
-    estimates, shares = read_off(MIXED, "noise-rows"), torch.tensor([HELD[0]]).double() / 80
-    expected = torch.cat([80 * geometric_mean(shares, estimates[:1]), 80 * estimates[1:2], 200 * estimates[2:]])
-    torch.testing.assert_close(found, expected.float(), rtol=1e-4, atol=1e-4)
-    liar = (telling(MIXED[0], label_counts=(20, 20, 20, 20)), *MIXED[1:])
-    off = (counted(liar) - counted(MIXED))[0].abs().sum()
-    assert float((counted(liar, counts="tempered") - found)[0].abs().sum()) < 0.6 * float(off)
-
-
 @pytest.mark.parametrize("counts", ["noise", "rows", "noise-rows"])
 @pytest.mark.parametrize("architecture", ["linear", "deep"])
 def test_estimated_shares_match_the_clients_classes(counts: str, architecture: str) -> None:
@@ -169,61 +139,6 @@ def test_estimated_shares_match_the_clients_classes(counts: str, architecture: s
         assert float(mine[theirs > 0.3].min()) > float(mine[theirs < 0.03].max())
     assert shares[2].argmax() == 2
     assert float((shares - true).abs().sum(1).mean()) < float((0.25 - true).abs().sum(1).mean())
-
-
-def test_probes_are_drawn_from_the_seed_and_asked_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    members, sizes = ensemble(SILENT), list[int]()
-    ask = members.member_logits
-
-    def watched(images: Tensor) -> Tensor:
-        sizes.append(len(images))
-        return ask(images)
-
-    monkeypatch.setattr(members, "member_logits", watched)
-    found = probed(job(SILENT), members, 2 * tally_pool.BATCH + 3)
-    assert sizes == [tally_pool.BATCH, tally_pool.BATCH, 3]
-    torch.testing.assert_close(found, noise_answers(SILENT, 2 * tally_pool.BATCH + 3), rtol=1e-4, atol=1e-4)
-    assert not found.requires_grad
-    other = probed(job(SILENT, seed=1), members, 5)
-    torch.testing.assert_close(other, noise_answers(SILENT, 5, seed=1), rtol=1e-4, atol=1e-4)
-    assert not torch.allclose(other, found[:, :5])
-
-
-def test_large_probes_are_made_as_they_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    alive: list[int] = []
-    made: list[weakref.ref[Tensor]] = []
-    make = noise._batch
-
-    def counted(*args: Any) -> Tensor:
-        alive.append(sum(one() is not None for one in made))
-        batch = make(*args)
-        made.append(weakref.ref(batch))
-        return batch
-
-    monkeypatch.setattr(noise, "_batch", counted)
-    monkeypatch.setattr(noise, "VALUES_AT_ONCE", 3 * 36)
-    probed(job(TOLD), ensemble(TOLD), 11)
-    assert len(alive) == 4
-    assert max(alive) <= 1  # the one before is let go when the next is there
-
-
-def test_row_norms_are_of_each_architecture_s_last_layer() -> None:
-    norms = row_norms(SILENT, BUILDERS, CLASSES)
-    for found, one, name in zip(norms, SILENT, ("1.weight", "3.weight", "3.weight"), strict=True):
-        torch.testing.assert_close(found, one.read()[name].double().square().sum(1).sqrt())
-
-
-def test_row_norms_of_a_model_that_does_not_end_with_its_classes_are_refused() -> None:
-    with pytest.raises(OptionError, match="has 4 outputs: must be 7, one per class"):
-        row_norms(SILENT, BUILDERS, 7)
-    with pytest.raises(OptionError, match="no linear layer"):
-        row_norms(SILENT[:1], {"linear": lambda: nn.Conv2d(1, CLASSES, 6)}, CLASSES)
-
-
-def test_row_norms_leave_the_random_state_alone() -> None:
-    before = torch.get_rng_state()
-    row_norms(SILENT, BUILDERS, CLASSES)
-    assert torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.parametrize(
@@ -238,11 +153,6 @@ def test_row_norms_leave_the_random_state_alone() -> None:
 def test_missing_sizes_are_the_median_of_the_others(told: list[int | None], expected: list[float]) -> None:
     uploads = [telling(TOLD[0], num_examples=size, label_counts=None) for size in told]
     assert known_sizes(uploads).tolist() == expected
-
-
-def test_missing_size_is_the_sum_of_the_label_counts_if_there_are_any() -> None:
-    silent = telling(TOLD[1], num_examples=None)
-    assert known_sizes([TOLD[0], silent]).tolist() == [float(TOLD[0].num_examples or 0), float(sum(HELD[1]))]
 
 
 def test_cap_bounds_the_examples_that_a_client_claims() -> None:
@@ -295,30 +205,3 @@ def test_client_whose_logits_are_not_finite_is_left_out_without_being_asked_for_
         assert pool.weights.tolist() == weights
         found.append(members(images))
     torch.testing.assert_close(*found)
-
-
-def test_clients_none_of_whose_logits_are_finite_are_refused() -> None:
-    huge = replace(TOLD[1], read=lambda: {name: 1e38 * value for name, value in trained(1, "linear").items()})
-    with pytest.raises(UploadError, match=r"no client's model answers noise with finite logits up to 1e\+15"):
-        fitted_pool(job((huge,)), ensemble((huge,)), TallyPoolOptions())
-
-
-def test_model_without_a_last_layer_is_refused_only_where_its_client_is_silent() -> None:
-    def blind() -> nn.Module:
-        return nn.Sequential(nn.Conv2d(1, CLASSES, 6), nn.Flatten())
-
-    odd = Upload(UploadFacts("c1", "blind", 9, (3, 3, 3, 0)), blind().state_dict)
-    for one, refused in ((odd, False), (telling(odd, label_counts=None), True)):
-        uploads = (SILENT[0], one)
-        mixed = replace(job(uploads), builders={**BUILDERS, "blind": blind})
-        members = Ensemble.from_uploads(uploads, mixed.builders, Mean())
-        if refused:
-            with pytest.raises(OptionError, match=r"class counts of 'c1' \(blind\) .* no linear layer.*counts=noise"):
-                fitted_pool(mixed, members, TallyPoolOptions())
-        else:
-            fitted_pool(mixed, members, TallyPoolOptions())
-
-
-def test_great_sharpness_leaves_the_largest_share_alone() -> None:
-    largest = counted(SILENT[:1], sharpness=1e4)
-    assert sorted((largest / largest.sum()).flatten().tolist()) == pytest.approx([0, 0, 0, 1])

@@ -13,29 +13,21 @@ from method_fakes import check_resume_at_every_border
 from torch import Tensor, nn
 from torch.nn import functional
 
-from strategies.combiners.combiners import build_combiner, name_of
 from strategies.combiners.opinion_pools import OpinionPool, centred
 from strategies.combiners.outcomes import ensemble_of
 from strategies.combiners.update_gate import (
     GatedPool,
     Spans,
-    change,
-    check_gate,
     gated_pool,
-    lower_part,
     residual,
-    span,
     spans_of,
 )
-from strategies.core.errors import OptionError
 from strategies.core.facts import UploadFacts
 from strategies.core.seeds import generator, seeded_torch
-from strategies.distillation.epochs import weights_of
 from strategies.distillation.learner import Learner
-from strategies.distillation.spanned import DIRECTIONS, Objective
+from strategies.distillation.spanned import DIRECTIONS
 from strategies.method import Job, Normalization, Silent, Upload
 from strategies.tally import METHOD, TallyConfig
-from strategies.uploads.needs import check_needs
 
 SHAPE, CLASSES, SEED = (1, 6, 6), 6, 5
 OWN = ((0, 1), (2, 3), (4, 5))  # the classes of three clients
@@ -50,41 +42,6 @@ def convolutional() -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(144, 20), nn.ReLU(), nn.Linear(20, CLASSES)
     )
-
-
-def sharing() -> nn.Module:
-    """Each layer without weights stands in two places."""
-    act, pool = nn.ReLU(), nn.AvgPool2d(2, 1)
-    layers = nn.Conv2d(1, 4, 3, padding=1), act, pool, nn.Conv2d(4, 4, 3, padding=1), act, pool, nn.Flatten()
-    return nn.Sequential(*layers, nn.Linear(64, 20), act, nn.Linear(20, CLASSES))
-
-
-class Mirroring(nn.Sequential):
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x.flip(3))  # type: ignore[no-any-return]
-
-
-def mirroring() -> nn.Module:
-    return Mirroring(*chain().children())
-
-
-def computing() -> nn.Module:
-    first = nn.utils.parametrizations.weight_norm(nn.Linear(36, 24))
-    return nn.Sequential(nn.Flatten(), first, nn.ReLU(), nn.Linear(24, CLASSES))
-
-
-def hooked() -> nn.Module:
-    model = chain()
-    model.register_forward_pre_hook(lambda _, given: (given[0].flip(3),))
-    return model
-
-
-def row_by_row() -> nn.Module:
-    return nn.Sequential(nn.Linear(6, 4), nn.Flatten(), nn.Linear(24, CLASSES))
-
-
-def normalising() -> nn.Module:
-    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(64, 20), nn.Linear(20, CLASSES))
 
 
 @cache
@@ -169,32 +126,6 @@ def test_pool_has_the_shares_of_the_image_and_the_density_of_each_class() -> Non
     assert float(found[2]) < float(found[:2].min()) - 9  # a class without holders comes last
 
 
-def test_without_power_it_is_the_pool() -> None:
-    gate, z = by_hand(0.0), torch.randn(2, 1, 3, generator=generator(4, "z"))
-    plain = OpinionPool("log", gate.counts, scales=SCALES, bias=BIAS)
-    torch.testing.assert_close(gate(z, IMAGE), plain(z))
-
-
-def test_a_member_of_weight_zero_has_no_influence() -> None:
-    z, weights = torch.randn(2, 1, 3, generator=generator(5, "z")), torch.tensor([1.0, 0.0])
-    broken = z.clone()
-    broken[1] = torch.nan
-    found = by_hand(4.0, weights=weights)(broken, IMAGE)
-    assert bool(found.isfinite().all())
-    torch.testing.assert_close(found, by_hand(0.0, weights=weights)(z, IMAGE))
-
-
-def test_rows_of_an_update_span_the_inputs_that_made_it() -> None:
-    inputs = torch.randn(4, 40, dtype=torch.float64, generator=generator(6, "inputs"))
-    basis = span(torch.randn(9, 4, dtype=torch.float64, generator=generator(7, "errors")) @ inputs)
-    assert basis.shape == (9, 40)
-    torch.testing.assert_close(basis[:4] @ basis[:4].T, torch.eye(4), rtol=0, atol=1e-5)
-    assert not bool(basis[4:].any())
-    torch.testing.assert_close(inputs.float() @ basis.T @ basis, inputs.float(), rtol=0, atol=1e-4)
-    assert span(torch.randn(9, 10).double()).shape == (3, 10)  # never more than 0.3 of the inputs
-    assert span(torch.randn(20, 10).double(), DIRECTIONS).shape == (5, 10)
-
-
 @pytest.mark.parametrize("builder", [chain, convolutional])
 def test_gate_finds_the_client_of_a_class_where_the_pool_does_not(builder: Any) -> None:
     job = job_of(builder)
@@ -215,40 +146,6 @@ def test_gate_finds_the_client_of_a_class_where_the_pool_does_not(builder: Any) 
     assert float(plain) < float(gated) - 0.05
 
 
-def test_a_layer_that_stands_in_two_places_is_twice_below() -> None:
-    job = job_of(sharing)
-    gate, x = gate_of(job), images_of(0, 1)[:3]
-    start = sharing()
-    start.load_state_dict(job_start(sharing))
-    assert isinstance(start, nn.Sequential)
-    torch.testing.assert_close(gate.below(x), start[:7](x))
-    spans = spans_of(job, [True] * 3)
-    assert isinstance(spans, Spans)
-    assert len(Objective(job, spans, 0).above) == 3
-
-
-def test_power_falls_as_the_layers_below_move() -> None:
-    job = job_of(convolutional)
-    start = {"0.weight": job_start(convolutional)["0.weight"]}
-    moved = [change(dict(one.read()), start) for one in job.uploads]
-    assert float(gate_of(job).power) == pytest.approx(2 / max(sum(moved) / 3, 0.5))
-    far = [{**one.read(), "0.weight": 9 * start["0.weight"]} for one in job.uploads]
-    gate = gate_of(replace(job, uploads=tuple(upload(k, state) for k, state in enumerate(far))))
-    assert float(gate.power) == pytest.approx(2 / 8)
-    assert float(gate_of(job_of()).power) == 4.0  # nothing lies below
-
-
-def job_start(builder: Any) -> Mapping[str, Tensor]:
-    with seeded_torch(SEED, "init", "net"):
-        model: nn.Module = builder()
-    return model.state_dict()
-
-
-def test_start_is_the_one_that_clients_were_sent_or_drew() -> None:
-    drawn, sent = gate_of(job_of()), gate_of(job_of(start=dict(job_start(chain)), clients_seed=1))
-    torch.testing.assert_close(sent.bases, drawn.bases)
-
-
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
@@ -264,37 +161,6 @@ def test_reason_why_there_is_no_gate(changes: dict[str, Any], reason: str) -> No
     found = gated_pool(job, OpinionPool("log", torch.ones(len(job.uploads), CLASSES)))
     assert isinstance(found, str)
     assert reason in found
-
-
-def alone() -> nn.Module:
-    return nn.Sequential(nn.Flatten(), nn.Linear(36, CLASSES))
-
-
-@pytest.mark.parametrize("builder", [normalising, alone, mirroring, computing, hooked, row_by_row])
-def test_an_architecture_that_cannot_gate_is_refused_before_a_client_works(builder: Any) -> None:
-    assert builder is row_by_row or lower_part(builder()) == ("", None)
-    with pytest.raises(OptionError, match=r"setting 'tally.gate' is 'updates', and the model is net: allowed"):
-        check_gate(
-            Job((), {"net": builder}, "net", CLASSES, SHAPE, job_of().normalization, None), "setting 'tally.gate'"
-        )
-
-
-@pytest.mark.parametrize(("setting", "value", "otherwise"), [("gate", "updates", "'none'"), ("spanned", 4, "0")])
-def test_tally_refuses_such_an_architecture(setting: str, value: object, otherwise: str) -> None:
-    config = TallyConfig(start="average", **{setting: value})
-    job = replace(job_of(), builders={"net": normalising}, config=config, uploads=())
-    with pytest.raises(OptionError, match=rf"'tally\.{setting}' is '?{value}'?, .* else {otherwise}$"):
-        check_needs(METHOD, job)
-
-
-def test_gated_pool_is_rebuilt_from_its_tensors_and_the_architecture() -> None:
-    gate = gate_of(job_of(convolutional))
-    z, x = torch.randn(3, 4, CLASSES, generator=generator(8, "z")), images_of(0, 1)[:4]
-    again = build_combiner(name_of(gate), weights_of(gate), convolutional)
-    assert name_of(gate) == "gated-log-pool"
-    assert torch.equal(again(z, x), gate(z, x))
-    with pytest.raises(ValueError, match="needs members with the layers of its tensors 0.weight, 0.bias"):
-        build_combiner(name_of(gate), weights_of(gate), chain)
 
 
 def test_tally_distils_the_gated_pool_and_says_where_there_is_none() -> None:

@@ -29,11 +29,6 @@ def test_vote_counts_equal_counting_one_by_one() -> None:
     assert np.array_equal(counts, expected)
 
 
-def test_vote_counts_of_no_examples_are_zero() -> None:
-    logits, labels = drawn(0)
-    assert not vote_counts(logits[:, :0], labels[:0]).any()
-
-
 def test_merged_counts_are_those_of_the_pooled_examples_in_any_order_of_clients() -> None:
     logits, labels = drawn(1)
     parts = [vote_counts(logits[:, a:b], labels[a:b]) for a, b in ((0, 5), (5, 6), (6, 40))]
@@ -42,28 +37,12 @@ def test_merged_counts_are_those_of_the_pooled_examples_in_any_order_of_clients(
     assert np.array_equal(merged(parts[::-1]), merged(parts))
 
 
-def test_merged_of_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match="no counts"):
-        merged([])
-
-
-def test_shares_of_a_class_are_those_of_its_examples() -> None:
-    # Three examples of class 0, of which member 0 labels one 1; one of class 1; member 1 is always right.
-    counts = vote_counts(one_hot([[0, 0, 1, 1], [0, 0, 0, 1]], 2), np.array([0, 0, 0, 1]))
-
-    np.testing.assert_allclose(vote_shares(counts), [[[2 / 3, 1 / 3], [0, 1]], [[1, 0], [0, 1]]])
-
-
 def test_shares_of_a_class_without_examples_are_equal_over_the_seen_classes() -> None:
     counts = vote_counts(one_hot([[0, 1, 1]], 4), np.array([0, 0, 2]))
 
     np.testing.assert_allclose(
         vote_shares(counts)[0], [[0.5, 0.5, 0, 0], [0.5, 0, 0.5, 0], [0, 1, 0, 0], [0.5, 0, 0.5, 0]]
     )
-
-
-def test_shares_where_nothing_was_seen_are_all_equal() -> None:
-    np.testing.assert_array_equal(vote_shares(np.zeros((2, 4, 4))), np.full((2, 4, 4), 0.25))
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -95,20 +74,3 @@ def test_every_pattern_of_votes_of_two_members_has_the_answer_by_hand() -> None:
     # .45 against .4 * 0; .45 against .4; .05 against .6 * 0; .05 against .6
     assert found.argmax(1).tolist() == [0, 0, 0, 1]
     np.testing.assert_allclose(found[0], [math.log(0.45), math.log(0.4 * 1e-6)], rtol=1e-5)
-
-
-def test_products_that_are_all_zero_still_have_an_order() -> None:
-    # Neither class was ever seen with these votes of both; class 1 with the vote of the second.
-    counts = np.array([[[0, 4], [0, 4]], [[0, 4], [2, 2]]])
-
-    found = scores(counts, one_hot([[0], [0]], 2))
-
-    assert np.all(np.isfinite(found))
-    assert found.argmax(1).tolist() == [1]
-
-
-def test_the_floor_is_below_the_share_of_one_example_in_many() -> None:
-    # Class 0: the vote was never seen; class 1: once in 100,000.
-    counts = np.array([[[0, 7], [1, 99_999]]])
-
-    assert scores(counts, one_hot([[0]], 2)).argmax(1).tolist() == [1]

@@ -8,11 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from strategies.core.seeds import derive_seed
-from strategies.distillation.epochs import Stage, learning_rate, run_epochs, weights_of
+from strategies.distillation.epochs import Stage, learning_rate, run_epochs
 from strategies.distillation.pool import Pool
 from strategies.method import Job, Normalization, Silent, Snapshot
-from strategies.teacher.student import frozen, observe
 
 
 class Recorder(Silent):
@@ -94,27 +92,6 @@ def test_resume_from_a_snapshot_repeats_only_unfinished_epochs() -> None:
     assert torch.equal(whole.pool.columns["images"], second.pool.columns["images"])
 
 
-def test_snapshot_holds_copies_and_only_new_rows() -> None:
-    one = stage()
-    train(one)
-    snapshot = one.snapshot(1)
-    weight = snapshot.state["modules"]["student"]["0.weight"].clone()
-    momentum = snapshot.state["optimizer"]["parameters"][0]["momentum_buffer"].clone()
-    train(one)
-    assert torch.equal(snapshot.state["modules"]["student"]["0.weight"], weight)
-    assert torch.equal(snapshot.state["optimizer"]["parameters"][0]["momentum_buffer"], momentum)
-    assert len(one.snapshot(2).appended["images"]) == 4
-
-
-def test_restored_optimizer_state_has_the_layout_of_its_parameter() -> None:
-    one = stage()
-    train(one)
-    two = stage()
-    two.restore(one.snapshot(1))
-    parameter = next(two.modules["student"].parameters())
-    assert two.optimizer.state[parameter]["momentum_buffer"].stride() == parameter.stride()
-
-
 def test_restored_adam_goes_on_with_the_same_bits() -> None:
     def adam() -> Stage:
         one = stage()
@@ -132,63 +109,6 @@ def test_restored_adam_goes_on_with_the_same_bits() -> None:
         assert torch.equal(value, two.modules["student"].state_dict()[name]), name
 
 
-def test_sample_is_of_the_newest_images_and_in_bytes() -> None:
-    one = replace(stage(), made=100)
-    assert one.sample() is None
-    one.pool.add(images=torch.linspace(0, 1, 200).view(-1, 1, 1, 1))
-    images = one.sample()
-    assert images is not None
-    assert images.dtype == torch.uint8
-    assert images.shape == (64, 1, 1, 1)
-    assert (int(images[0]), int(images[-1])) == (int(255 * 100 / 199), 255)
-
-
-@pytest.mark.parametrize("scale", [1.0, 255.0], ids=["float32", "uint8"])
-def test_sample_of_a_number_is_of_the_last_images_as_they_are(scale: float) -> None:
-    one, images = stage(), (scale * torch.rand(90, 1, 2, 2)).to(torch.uint8 if scale > 1 else torch.float32)
-    one.pool.add(images=images)
-    last, all_of_them = one.sample(70), one.sample(1000)
-    assert last is not None
-    assert all_of_them is not None
-    assert torch.equal(last, images[20:])
-    assert torch.equal(all_of_them, images)
-
-
-def test_step_draws_from_a_state_of_its_own_and_the_global_one_stays() -> None:
-    draws: list[float] = []
-    one = stage()
-    torch.manual_seed(11)
-    before = torch.get_rng_state()
-    run_epochs(job(), Recorder(), one, epochs=2, step=lambda e: draws.append(float(torch.rand(()))) or {})  # type: ignore[func-returns-value]
-    assert torch.equal(torch.get_rng_state(), before)
-    expected = torch.Generator().manual_seed(derive_seed(3, "epoch", 1))
-    assert draws[1] == float(torch.rand((), generator=expected))
-
-
-def test_observer_runs_in_eval_mode_without_gradients_and_leaves_no_trace() -> None:
-    module = nn.Sequential(nn.Dropout(0.5), nn.BatchNorm1d(2).eval())
-    seen: list[tuple[int, bool, bool]] = []
-
-    def observer(epoch: int, model: nn.Module) -> dict[str, float]:
-        seen.append((epoch, model.training, torch.is_grad_enabled()))
-        torch.rand(3)
-        return {"accuracy": 0.5}
-
-    torch.manual_seed(1)
-    before = torch.get_rng_state()
-    assert observe(job(observer), 7, module) == {"accuracy": 0.5}
-    assert seen == [(7, False, False)]
-    assert [part.training for part in module.modules()] == [True, True, False]
-    assert torch.equal(torch.get_rng_state(), before)
-    assert observe(job(), 7, module) == {}
-
-
-@pytest.mark.parametrize(("epoch", "expected"), [(0, 0.1), (5, 0.05), (10, 0.0)])
-def test_learning_rate_on_a_cosine_goes_from_its_start_to_zero(epoch: int, expected: float) -> None:
-    assert learning_rate("cosine", 0.1, epoch, 10) == pytest.approx(expected, abs=1e-9)
-    assert learning_rate("constant", 0.1, epoch, 10) == 0.1
-
-
 def test_learning_rate_equals_torch_cosine_annealing() -> None:
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], 0.3)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 7)
@@ -196,11 +116,6 @@ def test_learning_rate_equals_torch_cosine_annealing() -> None:
         assert math.isclose(optimizer.param_groups[0]["lr"], learning_rate("cosine", 0.3, epoch, 7), rel_tol=1e-9)
         optimizer.step()
         scheduler.step()
-
-
-def test_learning_rate_on_a_cosine_is_the_same_in_all_steps_of_an_epoch() -> None:
-    assert learning_rate("cosine", 0.1, 3.999, 10) == learning_rate("cosine", 0.1, 3, 10)
-    assert learning_rate("constant", 0.1, 3.999, 10) == 0.1
 
 
 @pytest.mark.parametrize("epochs", [1, 8])
@@ -223,12 +138,3 @@ def test_learning_rate_on_one_cycle_equals_torch_s_but_for_its_last_steps(epochs
     assert 0 < ours[-1] < 1e-4 * 0.3
     assert ours[: steps // 10] == sorted(ours[: steps // 10])
     assert ours[steps // 10 :] == sorted(ours[steps // 10 :], reverse=True)
-
-
-def test_weights_of_are_contiguous_copies() -> None:
-    one = stage().modules["student"]
-    weights = weights_of(one)
-    assert weights["0.weight"].is_contiguous()
-    with frozen(one), torch.no_grad():
-        one[0].weight.zero_()  # type: ignore[index]
-    assert weights["0.weight"].any()

@@ -2,7 +2,6 @@ import pytest
 import torch
 from torch import nn
 
-from strategies.core.errors import OptionError
 from strategies.core.seeds import generator as rng
 from strategies.distillation.generators import DenseGenerator, PixelConv, UpsampleConv
 
@@ -33,27 +32,6 @@ def plain(fast: DenseGenerator, channels: int, side: int) -> nn.Sequential:
 
 def test_generator_for_colour_images_of_32_has_the_published_number_of_parameters() -> None:
     assert sum(p.numel() for p in DenseGenerator(256, (3, 32, 32)).parameters()) == 2_328_899
-
-
-def test_a_convolution_after_upsampling_starts_as_torch_starts_its_own() -> None:
-    torch.manual_seed(0)
-    ours = UpsampleConv(5, 4).weight
-    torch.manual_seed(0)
-    assert torch.equal(ours, nn.Conv2d(5, 4, 3, bias=False).weight)
-
-
-@pytest.mark.parametrize("shape", [(1, 28, 28), (1, 16, 16), (3, 8, 12), (1, 4, 4)])
-def test_images_have_the_asked_shape_and_lie_between_zero_and_one(shape: tuple[int, int, int]) -> None:
-    images = DenseGenerator(16, shape)(torch.randn(3, 16, generator=rng(0)))
-    assert images.shape == (3, *shape)
-    assert float(images.detach().min()) >= 0.0
-    assert float(images.detach().max()) <= 1.0
-
-
-@pytest.mark.parametrize("shape", [(1, 30, 32), (3, 32, 30)])
-def test_sides_that_four_does_not_divide_are_refused(shape: tuple[int, int, int]) -> None:
-    with pytest.raises(OptionError, match="multiples of 4"):
-        DenseGenerator(16, shape)
 
 
 def test_upsample_conv_equals_upsampling_then_convolution_forward_and_backward() -> None:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from strategies.combiners.combiners import Mean
 from strategies.core.seeds import generator
 from strategies.distillation import inverted
-from strategies.distillation.inverted import Pixels, SquashedPixels, inverted_images, jitter, roughness
+from strategies.distillation.inverted import Pixels, inverted_images, roughness
 from strategies.distillation.synthesis import Recipe, Term, View, synthesize
 from strategies.method import Job, Normalization
 from strategies.teacher.augment import dequantize
@@ -64,19 +64,6 @@ def test_only_members_with_a_share_of_the_class_are_inverted() -> None:
     assert float(second[1].mean()) < 0.6 * float(second[0].mean())
 
 
-def test_images_follow_the_generator_and_come_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert torch.equal(made(steps=2), made(steps=2))
-    assert not torch.equal(made(steps=2), made(steps=2, seed=1))
-    ticks: list[int] = []
-    monkeypatch.setattr(inverted, "BATCH", 3)
-    images = inverted_images(
-        JOB, teacher(), EVEN, LABELS, steps=2, rng=generator(0, "test"), tick=lambda: ticks.append(1)
-    )
-    assert images.shape == (7, *SHAPE)
-    assert images.dtype == torch.uint8
-    assert len(ticks) == 2 * 3
-
-
 def test_inverted_are_the_pixels_after_the_last_step_of_adam(monkeypatch: pytest.MonkeyPatch) -> None:
     recipes: list[Recipe] = []
 
@@ -87,12 +74,6 @@ def test_inverted_are_the_pixels_after_the_last_step_of_adam(monkeypatch: pytest
     monkeypatch.setattr(inverted, "synthesize", spy)
     made(steps=4)
     assert recipes == [Recipe(steps=4, lr=0.15, betas=(0.9, 0.99), optimize_noise=False, keep="last")]
-
-
-def test_squashed_pixels_of_zero_are_grey() -> None:
-    model = SquashedPixels(torch.zeros(2, *SHAPE))
-    assert torch.equal(model(torch.zeros(0)), torch.full((2, *SHAPE), 0.5))
-    assert len(list(model.parameters())) == 1
 
 
 def test_roughness_is_the_steps_down_and_across_per_pixel() -> None:
@@ -133,32 +114,3 @@ def test_images_kept_are_the_pixels_that_had_the_lowest_loss_and_not_those_after
     kept, seen = invert(losses)
     assert torch.equal(kept, seen[best])
     assert torch.equal(seen[0], START)
-
-
-def test_images_kept_last_are_those_after_the_last_step() -> None:
-    kept, seen = invert([1.0, 2.0], keep="last")
-    torch.testing.assert_close(kept, START - 0.2)  # Adam moves every pixel by its rate
-    torch.testing.assert_close(seen[1], START - 0.1)
-
-
-def test_pixels_leave_the_images_they_start_from_alone() -> None:
-    before = START.clone()
-    invert([1.0, 2.0])
-    assert torch.equal(START, before)
-
-
-def test_jitter_rolls_the_whole_batch_by_one_offset_within_its_bound() -> None:
-    images = torch.arange(2 * 3 * 7 * 6.0).view(2, 3, 7, 6)
-    offsets = {}
-    for k in range(200):
-        rolled = jitter(images, 2, generator(k))
-        for down in range(-2, 3):
-            for across in range(-2, 3):
-                if torch.equal(rolled, images.roll((down, across), (2, 3))):
-                    offsets[k] = (down, across)
-    assert len(offsets) == 200
-    assert len(set(offsets.values())) == 25
-
-
-def test_jitter_of_zero_changes_nothing() -> None:
-    assert torch.equal(jitter(START, 0, generator(0)), START)

@@ -1,4 +1,3 @@
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -9,12 +8,11 @@ from torch import nn
 from strategies.combiners.combiners import Mean
 from strategies.core.errors import OneShotError
 from strategies.core.facts import UploadFacts
-from strategies.core.gpu import eager
 from strategies.core.work import Work, counted
 from strategies.distillation.distill import DistillRecipe
 from strategies.distillation.epochs import learning_rate, weights_of
 from strategies.distillation.learner import Learner, teacher_of
-from strategies.distillation.losses import logit_distance, soft_kl
+from strategies.distillation.losses import soft_kl
 from strategies.method import EnsembleSpec, Job, Normalization, Upload
 from strategies.teacher.ensemble import Ensemble
 
@@ -62,13 +60,6 @@ def weight(one: Learner) -> torch.Tensor:
     return found
 
 
-def test_teacher_of_a_job_is_its_uploads_ensemble() -> None:
-    teacher = teacher_of(JOB, Mean())
-    states = [one.read() for one in JOB.uploads]
-    expected = sum(INPUTS.flatten(1) @ state["1.weight"].T + state["1.bias"] for state in states) / 2
-    torch.testing.assert_close(teacher(INPUTS), expected)
-
-
 def test_teacher_of_a_job_with_a_teacher_is_that_one() -> None:
     spec = EnsembleSpec(("c1", "c0"), "weighted", {"weights": torch.tensor([3.0, 1.0])})
     teacher = teacher_of(replace(JOB, teacher=spec), Mean())
@@ -104,13 +95,6 @@ def test_teacher_that_is_quantised_stays_so_whatever_arithmetic_the_options_ask_
     assert asked == [used]
 
 
-def test_learn_minimises_the_loss_it_is_given() -> None:
-    options = replace(SMALL, batch_size=9)
-    one, plain = learner(options, loss=logit_distance), learner(options)
-    expected = logit_distance(plain.student(INPUTS), plain.teacher(INPUTS))
-    assert one.learn({"images": IMAGES}, 0) == pytest.approx(float(expected.detach()), rel=1e-5)
-
-
 def test_learn_is_one_step_per_batch_with_the_clipped_gradient_of_the_distillation_loss() -> None:
     options = replace(SMALL, batch_size=9, kd_temperature=3.0, student_clip=0.5, momentum=0.9, weight_decay=0.01)
     one, plain = learner(options), learner(options)
@@ -124,22 +108,6 @@ def test_learn_is_one_step_per_batch_with_the_clipped_gradient_of_the_distillati
         optimizer.step()
         assert one.learn({"images": IMAGES}, epoch) == pytest.approx(float(loss.detach()), rel=1e-5)
     torch.testing.assert_close(weight(one), weight(plain))
-
-
-def test_adam_is_torch_adam_with_the_same_rate_and_decay() -> None:
-    one = learner(replace(SMALL, optimizer="adam", weight_decay=0.5))
-    assert type(one.optimizer) is eager(torch.optim.Adam)
-    assert one.optimizer.defaults["lr"] == 0.1
-    assert one.optimizer.defaults["weight_decay"] == 0.5
-    assert one.optimizer.defaults["betas"] == (0.9, 0.999)
-
-
-@pytest.mark.parametrize(("schedule", "rates"), [("constant", [0.1, 0.1]), ("cosine", [0.1, 0.05])])
-def test_rate_follows_the_schedule(schedule: str, rates: list[float]) -> None:
-    one = learner(replace(SMALL, schedule=schedule))
-    for epoch, rate in zip((0, 2), rates, strict=True):
-        one.learn({"images": IMAGES}, epoch)
-        assert one.optimizer.param_groups[0]["lr"] == pytest.approx(rate)
 
 
 def test_rate_of_one_cycle_changes_from_step_to_step_and_of_a_cosine_does_not() -> None:
@@ -205,15 +173,6 @@ def test_known_logits_save_the_teacher_and_give_the_same_student() -> None:
     torch.testing.assert_close(weight(known), weight(asking))
 
 
-def test_images_that_change_when_read_get_no_logits_and_ask_the_teacher_every_time() -> None:
-    one = learner(augmentation="flip")
-    assert one.with_logits({"images": IMAGES}).keys() == {"images"}
-    assert not one.reads_unchanged
-    one.learn({"images": IMAGES, "logits": torch.full((9, 3), torch.nan)}, 0)
-    assert asked(one) == 2
-    assert bool(weight(one).isfinite().all())
-
-
 def test_teacher_asked_once_judges_the_images_as_they_are_while_the_student_sees_changed_ones() -> None:
     seen: list[torch.Tensor] = []
     one = learner(augmentation="crop-flip", asked_once=True, loss=lambda logits, known: spy(logits, known))
@@ -247,22 +206,6 @@ def test_teacher_asked_for_several_batches_at_once_gives_the_same_lessons(limit:
     assert together == once  # no batch beyond the limit is asked for
 
 
-def test_teacher_and_student_see_the_perturbed_images() -> None:
-    one, plain = learner(replace(SMALL, batch_size=9)), learner(replace(SMALL, batch_size=9))
-    table = {"images": IMAGES, "logits": torch.full((9, 3), torch.nan)}  # of the images as they were: of no use
-    loss = one.learn(table, 0, perturb=lambda inputs, _: inputs + 1)
-    expected = soft_kl(plain.student(INPUTS + 1), plain.teacher(INPUTS + 1), 4.0)
-    assert loss == pytest.approx(float(expected.detach()), rel=1e-5)
-
-
-def test_steps_that_are_no_whole_passes_end_with_the_schedule() -> None:
-    one = learner(replace(SMALL, epochs=3, steps=5, schedule="one-cycle"))  # passes of two steps, and one of one
-    rates: list[float] = []
-    for epoch in range(3):
-        one.learn({"images": IMAGES}, epoch, tick=lambda: rates.append(one.optimizer.param_groups[0]["lr"]))
-    assert rates == pytest.approx([learning_rate("one-cycle", 0.1, step, 5) for step in range(5)])
-
-
 def test_member_logits_are_the_clients_own_in_the_order_of_images() -> None:
     one = learner()
     logits = one.member_logits(IMAGES)
@@ -271,21 +214,3 @@ def test_member_logits_are_the_clients_own_in_the_order_of_images() -> None:
     assert not logits.requires_grad
     for k, member in enumerate(one.teacher.members):
         torch.testing.assert_close(logits[:, k], member(INPUTS))
-
-
-def test_floating_images_are_read_as_they_are() -> None:
-    one = learner()
-    (inputs, rows), *_ = both(one)
-    torch.testing.assert_close(inputs, (rows["images"] - 0.5) / 0.25)
-
-
-def both(one: Learner) -> Iterator[tuple[torch.Tensor, dict[str, torch.Tensor]]]:
-    return one.read({"images": IMAGES / 255}, torch.Generator().manual_seed(0))
-
-
-def test_student_is_seeded_by_the_job_and_starts_where_it_says() -> None:
-    assert torch.equal(weight(learner()), weight(learner()))
-    start = upload(5).read()
-    teacher = learner().teacher
-    torch.testing.assert_close(weight(Learner(replace(JOB, start=start), teacher, SMALL)), start["1.weight"])
-    assert not torch.equal(weight(Learner(replace(JOB, seed=3), teacher, SMALL)), weight(learner()))

@@ -11,7 +11,7 @@ from flwr.app import ConfigRecord
 
 from strategies.core.errors import UploadError
 from strategies.distillation.generators import ConditionalGenerator, FeatureGenerator
-from strategies.distillation.lent import Lent, draw_noise
+from strategies.distillation.lent import Lent
 
 LENT = Lent("features", "normal", 5, 4, 8, (1, 8, 12), 6, 9.8, 20)
 
@@ -71,20 +71,3 @@ def test_a_batch_of_more_than_256_mib_is_refused_before_it_is_made(
     assert Lent.read(lent.told()) == lent
     with pytest.raises(UploadError, match=f"generator-batch is {most + 1}: must make .* at most {2**26} values, not"):
         Lent.read(replace(lent, batch=most + 1).told())
-
-
-def test_missing_entry_is_refused() -> None:
-    told = LENT.told()
-    for key in told:
-        with pytest.raises(UploadError, match=f"the server's {key} is None"):
-            Lent.read({name: value for name, value in told.items() if name != key})
-
-
-def test_noise_is_normal_or_uniform() -> None:
-    normal, uniform = (draw_noise(kind, 400, 20, torch.Generator().manual_seed(0)) for kind in ("normal", "uniform"))
-    assert normal.shape == uniform.shape == (400, 20)
-    assert abs(normal.mean()) < 0.03
-    assert abs(normal.std() - 1) < 0.03
-    assert 0 <= uniform.min() < 0.01
-    assert 0.99 < uniform.max() < 1
-    assert abs(uniform.mean() - 0.5) < 0.02

@@ -8,19 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flboost_fakes import SHAPE, SMALL, C, Rows, job
+from flboost_fakes import SMALL, C, Rows, job
 from torch import nn
 
 from fl_app.models import build
 from strategies.core.errors import OptionError
 from strategies.core.pixels import PIXELS
-from strategies.distillation.generators import ConditionalGenerator
 from strategies.distillation.moments import NEIGHBOURS, Moments, read_off
-from strategies.flboost import METHOD, FlBoostConfig
+from strategies.flboost import METHOD
 from strategies.method import Normalization, Silent
 from strategies.uploads.needs import check_needs
-
-HALF = Normalization((0.5,), (0.5,))
 
 
 def bare(channels: int = 3, padding: int = 0) -> nn.Module:
@@ -69,17 +66,6 @@ def test_moments_of_a_data_set_are_those_of_its_pixels_in_the_input_space(
     assert own is not None
     assert (own.mean == 0).all()
     assert (own.deviation == 1).all()
-
-
-def test_generated_images_have_the_moments_over_a_batch_in_training() -> None:
-    generator = ConditionalGenerator(20, C, SHAPE).train()
-    moments = Moments(torch.tensor([-0.7]).view(-1, 1, 1), torch.tensor([0.6]).view(-1, 1, 1))
-    images = moments(generator(torch.randn(64, 20), torch.arange(64) % C)).detach()
-
-    assert images.mean().item() == pytest.approx(-0.7, abs=1e-3)
-    assert images.std(correction=0).item() == pytest.approx(0.6, abs=1e-3)
-    same = Moments(torch.zeros(1, 1, 1), torch.ones(1, 1, 1))
-    assert torch.equal(same(images), images)
 
 
 def test_moments_are_read_off_the_running_statistics_of_models() -> None:
@@ -140,15 +126,3 @@ def test_moments_that_models_tell_are_noted_with_the_guess() -> None:
 
     [note] = [row["note"] for row in rows.rows if "moments" in str(row) or "mean" in row.get("note", "")]
     assert "which takes neighbouring pixels to be correlated by 0.9" in note
-
-
-def test_data_set_of_other_channels_is_refused_before_the_start() -> None:
-    with pytest.raises(OptionError, match=r"'cifar10', and the examples' shape is .* one of none, models, mnist, fash"):
-        check_needs(METHOD, job(replace(SMALL, moments="cifar10")))
-
-
-def test_moments_of_features_are_refused() -> None:
-    with pytest.raises(
-        OptionError, match=r"'flboost.moments' is 'mnist' and 'flboost.level' 'features': must be 'none'"
-    ):
-        FlBoostConfig(level="features", moments="mnist")

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from strategies.core.seeds import generator as rng
-from strategies.distillation.pool import Pool, batch_count, quantize, shuffled_batches, shuffled_groups
+from strategies.distillation.pool import Pool, quantize, shuffled_batches, shuffled_groups
 from strategies.teacher.augment import dequantize
 
 
@@ -21,25 +21,6 @@ def test_batches_keep_the_partial_one_and_merge_a_single_row(count: int, size: i
     assert sorted(torch.cat([batch["labels"] for batch in batches]).tolist()) == list(range(count))
 
 
-def test_batches_keep_the_columns_together_and_follow_the_generator() -> None:
-    pool = Pool()
-    pool.add(**rows(0, 50))
-    batches = list(shuffled_batches(pool.columns, 8, rng(1)))
-    order = torch.cat([batch["labels"] for batch in batches])
-    assert torch.equal(torch.cat([batch["images"] for batch in batches]).flatten(), order.to(torch.uint8))
-    assert order.tolist() != list(range(50))
-    again, other = (
-        torch.cat([batch["labels"] for batch in shuffled_batches(pool.columns, 8, rng(seed))]) for seed in (1, 2)
-    )
-    assert torch.equal(order, again)
-    assert not torch.equal(order, other)
-
-
-def test_batches_with_a_limit_stop_there() -> None:
-    assert len(list(shuffled_batches(rows(0, 50), 8, rng(0), most=2))) == 2
-    assert len(list(shuffled_batches(rows(0, 10), 8, rng(0), most=5))) == 2
-
-
 @pytest.mark.parametrize("most", [0, 3])
 @pytest.mark.parametrize("together", [1, 2, 8])
 def test_groups_are_the_batches_read_at_once(most: int, together: int) -> None:
@@ -52,31 +33,12 @@ def test_groups_are_the_batches_read_at_once(most: int, together: int) -> None:
     assert [len(sizes) for _, sizes in groups][:-1] == [together] * (len(groups) - 1)
 
 
-def test_batch_count_is_how_many_batches_there_are() -> None:
-    for count in range(1, 30):
-        for size in range(2, 12):
-            for most in (0, 1, 2, 5, 100):
-                batches = list(shuffled_batches({"rows": torch.arange(count)}, size, rng(0), most=most))
-                assert batch_count(count, size, most=most) == len(batches), (count, size, most)
-
-
 def test_add_beyond_the_cap_drops_the_oldest() -> None:
     pool = Pool(cap=5)
     for first in (0, 3, 6):
         pool.add(**rows(first, 3))
     assert pool.columns["labels"].tolist() == [4, 5, 6, 7, 8]
     assert pool.columns["images"].flatten().tolist() == [4, 5, 6, 7, 8]
-
-
-def test_unsaved_returns_the_rows_since_the_last_mark() -> None:
-    pool = Pool()
-    pool.add(**rows(0, 3))
-    assert pool.unsaved()["labels"].tolist() == [0, 1, 2]
-    pool.mark_saved()
-    assert pool.unsaved()["labels"].tolist() == []
-    pool.add(**rows(3, 2))
-    pool.add(**rows(5, 1))
-    assert pool.unsaved()["labels"].tolist() == [3, 4, 5]
 
 
 @pytest.mark.parametrize("cap", [0, 5])
@@ -91,22 +53,6 @@ def test_restore_of_all_that_was_saved_gives_the_same_pool(cap: int) -> None:
     assert again.columns.keys() == pool.columns.keys()
     assert all(torch.equal(again.columns[name], pool.columns[name]) for name in pool.columns)
     assert len(again.unsaved()["labels"]) == 0
-
-
-def test_a_change_of_added_or_returned_tensors_does_not_reach_the_pool() -> None:
-    pool, added = Pool(), rows(0, 3)
-    pool.add(**added)
-    added["labels"].zero_()
-    pool.unsaved()["labels"].zero_()
-    assert pool.columns["labels"].tolist() == [0, 1, 2]
-
-
-@pytest.mark.parametrize("bad", [{"labels": torch.zeros(2)}, {"images": torch.zeros(2), "labels": torch.zeros(3)}])
-def test_add_of_rows_that_do_not_fit_is_refused(bad: dict[str, torch.Tensor]) -> None:
-    pool = Pool()
-    pool.add(**rows(0, 2))
-    with pytest.raises(ValueError, match="do not fit"):
-        pool.add(**bad)
 
 
 def test_quantize_floors_to_eight_bits_and_dequantize_goes_back() -> None:

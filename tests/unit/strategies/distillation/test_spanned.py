@@ -8,7 +8,6 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from scipy.ndimage import gaussian_filter
 from scipy.special import logsumexp
 from torch import Tensor, nn
 
@@ -17,7 +16,7 @@ from strategies.core.facts import UploadFacts
 from strategies.core.seeds import generator
 from strategies.core.work import Work, counted
 from strategies.distillation import spanned
-from strategies.distillation.spanned import MARGIN, BlurredPixels, Objective, moved, spanned_images
+from strategies.distillation.spanned import Objective, moved, spanned_images
 from strategies.method import Job, Normalization, Upload
 
 SHAPE, CLASSES, CLIENTS = (2, 6, 5), 3, 3
@@ -71,13 +70,6 @@ def no_limit_of_likeness(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def noise() -> Tensor:
     return torch.randint(0, 256, (24, *SHAPE), dtype=torch.uint8, generator=generator(3, "noise"))
-
-
-def test_pixels_are_the_sigmoid_of_blurred_values(noise: Tensor) -> None:
-    start = noise[:4] / 255
-    value = np.clip(start.numpy().astype(np.float64), MARGIN, 1 - MARGIN)
-    blurred = gaussian_filter(np.log(value / (1 - value)), sigma=(0, 0, 1, 1), radius=(0, 0, 3, 3), mode="nearest")
-    np.testing.assert_allclose(BlurredPixels(start)().detach(), 1 / (1 + np.exp(-blurred)), rtol=2e-5)
 
 
 def test_objective_is_the_sum_of_both_residuals_and_the_classes_cross_entropy(noise: Tensor) -> None:
@@ -152,41 +144,3 @@ def test_a_client_without_examples_gets_no_image_and_seeds_decide(
     assert not torch.equal(first, noise)
     assert {*asked} == {0, 2}
     assert work.teacher_forward == work.teacher_backward == 2 * len(noise)
-
-
-def test_classes_are_drawn_by_the_square_root_of_the_clients_examples(
-    noise: Tensor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    drawn: dict[int, list[int]] = {0: [], 2: []}
-
-    def watched(images: Tensor, labels: Tensor, objective: int, *, steps: int, tick: object) -> Tensor:
-        drawn[objective] += labels.tolist()
-        return images
-
-    monkeypatch.setattr(spanned, "Objective", lambda job, spans, k: k)
-    monkeypatch.setattr(spanned, "moved", watched)
-    job = make_job()
-    spanned_images(job, make_spans(job), EXAMPLES, noise.repeat(400, 1, 1, 1), steps=1, rng=generator(0, "test"))
-    assert len(drawn[0]) / 9600 == pytest.approx(13 / 39, abs=0.03)
-    for client, expected in ((0, [3 / 5, 0, 2 / 5]), (2, [0, 5 / 6, 1 / 6])):
-        shares = torch.bincount(torch.tensor(drawn[client]), minlength=CLASSES) / len(drawn[client])
-        np.testing.assert_allclose(shares, expected, atol=0.04)
-
-
-class Chain(nn.Sequential):
-    """A chain of layers that is built by a number."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__(nn.Flatten(), nn.Linear(60, width), nn.ReLU(), nn.Linear(width, CLASSES))
-
-
-def test_a_chain_that_is_a_class_of_its_own_has_an_objective_too(noise: Tensor) -> None:
-    model = Chain(5)
-    uploads = tuple(replace(one, read=model.state_dict) for one in make_job().uploads)
-    job = replace(make_job(), uploads=uploads, builders={"net": lambda: Chain(5)}, start=None)
-    objective = Objective(job, make_spans(job), 0)
-    labels = torch.zeros(len(noise), dtype=torch.long)
-    with torch.no_grad():
-        expected = 0.1 * nn.functional.cross_entropy(model(objective.standardize(noise / 255)), labels, reduction="sum")
-        outside = residual(objective.start(objective.standardize(noise / 255)), objective.basis).log().sum()
-        assert float(objective(noise / 255, labels)) == pytest.approx(float(expected + 2 * outside), rel=1e-4)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from strategies.core.seeds import generator as rng
-from strategies.teacher.average import LARGEST, example_weights, norms_of, shrinkage, shrunk, weighted_mean
+from strategies.teacher.average import LARGEST, norms_of, shrinkage, shrunk, weighted_mean
 
 STATES = [{"w": torch.randn(3, 4, generator=rng(i)) * 10**i, "batches": torch.tensor(100 + 3 * i)} for i in range(4)]
 
@@ -39,11 +39,6 @@ def test_the_order_of_clients_does_not_show() -> None:
         assert torch.equal(result["batches"], results[0]["batches"])
 
 
-def test_a_duplicate_client_equals_weight_two() -> None:
-    twice = weighted_mean([STATES[0], STATES[0], STATES[1]], [1, 1, 1])
-    torch.testing.assert_close(twice, weighted_mean(STATES[:2], [2, 1]))
-
-
 def test_states_are_read_one_at_a_time_and_left_alone() -> None:
     read: list[weakref.ref[torch.Tensor]] = []
 
@@ -60,17 +55,6 @@ def test_states_are_read_one_at_a_time_and_left_alone() -> None:
     assert all(torch.equal(state["w"], copy) for state, copy in zip(STATES, before, strict=True))
 
 
-@pytest.mark.parametrize("other", [{"w": torch.zeros(3, 4)}, {"w": torch.zeros(3), "batches": torch.tensor(0)}])
-def test_states_of_different_shapes_are_refused(other: dict[str, torch.Tensor]) -> None:
-    with pytest.raises(ValueError, match="cannot be averaged"):
-        weighted_mean([STATES[0], other], [1.0, 1.0])
-
-
-def test_example_weights_with_a_silent_client_are_none() -> None:
-    assert example_weights([2, 5]) == [2.0, 5.0]
-    assert example_weights([2, None]) is None
-
-
 def test_tensors_far_above_the_median_get_the_median_and_others_stay_as_they_are() -> None:
     limit = 2.0 * LARGEST
     sizes = [{"w": size, "b": 1.0} for size in (1.0, 2.0, limit, 1.01 * limit, 0.0)]
@@ -82,17 +66,3 @@ def test_tensors_far_above_the_median_get_the_median_and_others_stay_as_they_are
     torch.testing.assert_close(small["w"], torch.tensor([1.2, -1.6]))
     assert (small["b"], small["n"]) == (state["b"], state["n"])
     assert shrunk({"b": state["b"]}, factors[3]) == {"b": state["b"]}
-
-
-def test_norms_of_huge_weights_are_finite() -> None:
-    assert norms_of({"w": torch.full((4,), 1e38)})["w"] == pytest.approx(2e38)
-
-
-def test_tensors_that_the_others_lack_go_and_of_two_clients_none_is_shrunk() -> None:
-    assert shrinkage([{"w": 0.0}, {"w": 0.0}, {"w": 5.0}]) == [{}, {}, {"w": 0.0}]
-    assert shrinkage([{"w": 1.0}, {"w": 500.0}]) == [{}, {}]
-
-
-def test_half_of_the_clients_with_zeros_do_not_erase_the_others() -> None:
-    assert shrinkage([{"w": norm} for norm in (0.0, 0.0, 1.0, 1.2)]) == [{}] * 4
-    assert shrinkage([{"w": norm} for norm in (1.0, 1.0, 4.0, 4.2)]) == [{}] * 4

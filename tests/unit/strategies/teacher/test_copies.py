@@ -92,9 +92,3 @@ def test_modules_that_a_copy_would_share_with_are_built_each(kind: Callable[[], 
         with torch.no_grad():
             one.one.weight.zero_()
         assert torch.equal(twin.again(torch.ones(3)), one.one.bias)
-
-
-def test_usual_modules_are_copied() -> None:
-    assert copies_whole(nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.Flatten()))
-    assert copies_whole(nn.TransformerEncoderLayer(8, 2))
-    assert copies_whole(nn.LSTM(3, 4))

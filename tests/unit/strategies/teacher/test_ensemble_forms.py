@@ -10,8 +10,7 @@ from strategies.combiners.combiners import Mean
 from strategies.core.facts import UploadFacts
 from strategies.method import Upload
 from strategies.teacher import calls as module
-from strategies.teacher.batchnorm import batchnorm_loss
-from strategies.teacher.calls import recomputed, running_again
+from strategies.teacher.calls import recomputed
 from strategies.teacher.ensemble import Ensemble
 from strategies.teacher.grouped import StackedMembers
 from strategies.uploads.packed import pack_member, unpack_member
@@ -67,42 +66,6 @@ def test_recomputed_members_give_the_same_bits(form: str, images: Tensor, monkey
     assert len(again) == (2 if form == "loop" else 1)
 
 
-def test_members_beyond_the_first_run_again_in_the_backward_pass_only_where_there_is_one(
-    images: Tensor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "KEPT", 3)
-    model = ensemble(fold=False)
-    model(images)  # the first images settle the members
-    seen: list[tuple[int, bool]] = []
-    for number, member in enumerate(model.members):
-        member.register_forward_pre_hook(lambda *_, number=number: seen.append((number, running_again())))
-    model(images)
-    assert seen == [(number, False) for number in range(5)]
-    seen.clear()
-    answers(model.member_logits, images)
-    assert sorted(seen) == [(0, False), (1, False), (2, False), (3, False), (3, True), (4, False), (4, True)]
-    assert not running_again()
-
-
-def test_batchnorm_loss_of_recomputed_members_is_the_same_and_collected_once(
-    images: Tensor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def once() -> tuple[Tensor, Tensor, Tensor]:
-        model, x = ensemble(fold=False), images.clone().requires_grad_()
-        with batchnorm_loss(model.members) as loss:
-            model(x)
-            value = loss()
-            (gradient,) = torch.autograd.grad(value, x)
-            return value.detach(), gradient, loss()
-
-    value, gradient, rest = once()
-    monkeypatch.setattr(module, "KEPT", 1)
-    again, gradient_again, rest_again = once()
-    assert float(rest) == float(rest_again) == 0.0
-    assert torch.equal(value, again)
-    assert torch.equal(gradient, gradient_again)
-
-
 @pytest.mark.parametrize("fold", [True, False])
 @pytest.mark.parametrize("most", [1, 2, 10])
 def test_stacked_members_equal_the_loop(fold: bool, most: int, images: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,21 +78,6 @@ def test_stacked_members_equal_the_loop(fold: bool, most: int, images: Tensor, m
         answers(model.member_logits, images), answers(ensemble(fold=fold).member_logits, images), strict=True
     ):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
-
-
-def test_stacked_members_are_in_memory_once_and_watched_ones_are_asked_one_by_one(images: Tensor) -> None:
-    model = ensemble(form="stacked", fold=False)
-    expected = model.member_logits(images)
-    assert len({value.untyped_storage().data_ptr() for value in model.members.state_dict().values()}) == 2 * len(
-        net(4).state_dict()
-    )
-    with batchnorm_loss(model.members) as loss:
-        torch.testing.assert_close(model.member_logits(images), expected, rtol=1e-5, atol=1e-6)
-        assert float(loss()) > 0
-
-
-def test_members_are_not_stacked_on_a_cpu_unless_asked_for() -> None:
-    assert not any(isinstance(call, StackedMembers) for _, call in ensemble()._together)
 
 
 def test_folded_members_equal_the_others_and_have_no_normalisation_left(images: Tensor) -> None:
@@ -190,14 +138,3 @@ def test_int8_members_have_the_weights_and_grids_that_clients_are_sent(images: T
         assert not sent.training
         sent.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         assert torch.equal(sent(images), member(images))
-
-
-def test_int8_members_that_are_recomputed_give_the_same_gradients(
-    images: Tensor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = Ensemble.from_uploads(calibrated(images), BUILDERS, Mean(), precision="int8")
-    expected = answers(model.member_logits, images)
-    monkeypatch.setattr(module, "KEPT", 1)
-    for ours, theirs in zip(answers(model.member_logits, images), expected, strict=True):
-        assert torch.equal(ours, theirs)
-    assert float(expected[1].abs().max()) > 0

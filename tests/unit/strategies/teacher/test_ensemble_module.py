@@ -5,7 +5,6 @@ import torch
 from torch import nn
 
 from strategies.combiners.combiners import Mean
-from strategies.core.errors import UploadError
 from strategies.core.facts import UploadFacts
 from strategies.method import Upload
 from strategies.teacher.ensemble import TOGETHER, Ensemble
@@ -56,15 +55,6 @@ def test_a_first_layer_that_works_in_place_leaves_the_images_to_the_other_member
     assert torch.equal(inputs, images - 0.5)
 
 
-def test_train_leaves_members_in_eval_mode_and_their_buffers_alone(images: torch.Tensor) -> None:
-    ensemble = Ensemble([build(0)], Mean())
-    before = {name: value.clone() for name, value in ensemble.state_dict().items()}
-    assert ensemble.train() is ensemble
-    assert not any(module.training for module in ensemble.modules())
-    assert torch.equal(ensemble(images), ensemble(images))  # dropout is off
-    assert all(torch.equal(value, before[name]) for name, value in ensemble.state_dict().items())
-
-
 def test_backward_reaches_the_images_and_no_weight(images: torch.Tensor) -> None:
     ensemble = Ensemble([build(0), build(1, width=2)], Mean())
     images.requires_grad_()
@@ -94,13 +84,6 @@ def test_from_uploads_reads_each_once_and_one_after_the_other(images: torch.Tens
     torch.testing.assert_close(ensemble.member_logits(images), expected)
 
 
-def test_from_uploads_with_weights_that_do_not_fit_names_the_client() -> None:
-    upload = Upload(UploadFacts("hospital-3", "net"), lambda: build(0, width=2).state_dict())
-    with pytest.raises(UploadError, match="'hospital-3' does not fit 'net'") as caught:
-        Ensemble.from_uploads([upload], {"net": net}, Mean())
-    assert "\n" not in str(caught.value)
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
 @pytest.mark.parametrize("part", [None, slice(1, 3)])
 def test_members_of_any_precision_give_float32_logits(
@@ -118,24 +101,6 @@ def test_members_of_any_precision_give_float32_logits(
     assert logits.dtype == torch.float32
     assert torch.equal(logits, expected)
     assert ensemble(images).dtype == torch.float32
-
-
-def test_three_dimensional_convolutions_keep_their_layout_and_others_are_stored_channels_last() -> None:
-    class Deep(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.flat, self.deep = nn.Conv2d(2, 3, 3), nn.Conv3d(1, 2, 3)
-            self.register_buffer("scale", torch.rand(1, 2, 1, 1, 1))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return (self.deep(self.flat(x)[:, None]) * self.scale).mean((3, 4)).flatten(1)
-
-    torch.manual_seed(0)
-    member, x = Deep().eval(), torch.rand(4, 2, 7, 7)
-    expected = member(x)
-    torch.testing.assert_close(Ensemble([member], Mean())(x), expected)
-    assert member.flat.weight.is_contiguous(memory_format=torch.channels_last)
-    assert member.deep.weight.is_contiguous()
 
 
 class ByBatch(Mean):

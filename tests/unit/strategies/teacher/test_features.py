@@ -1,4 +1,3 @@
-import pytest
 import torch
 from torch import nn
 
@@ -33,21 +32,3 @@ def test_features_are_those_of_the_last_forward_pass_and_carry_gradients() -> No
     torch.testing.assert_close(seen, one[:3](X))
     (gradient,) = torch.autograd.grad(seen.abs().mean(), images)
     assert bool(gradient.any())
-
-
-@pytest.mark.parametrize("other", [member(1, width=6), nn.Sequential(nn.Conv2d(3, 3, 2), nn.Flatten())])
-def test_features_of_different_length_or_of_no_layer_are_none(other: nn.Module) -> None:
-    members = [member(0), other]
-    with penultimate_features(members) as features:
-        for model in members:
-            model(X)
-        assert features() is None
-
-
-def test_features_before_any_pass_are_none_and_hooks_are_gone_after_the_block() -> None:
-    one = member(0)
-    with penultimate_features([one]) as features:
-        assert features() is None
-    with pytest.raises(KeyError), penultimate_features([one]):
-        raise KeyError
-    assert not any(layer._forward_pre_hooks for layer in one.modules())

@@ -12,7 +12,6 @@ from fl_app.config import ClientConfig
 from fl_app.data import ImageData, Normalization
 from strategies.combiners.combiners import Mean
 from strategies.core.facts import UploadFacts
-from strategies.core.layout import fast_layout
 from strategies.method import Upload
 from strategies.teacher.ensemble import Ensemble
 
@@ -82,29 +81,6 @@ def test_the_gradient_reaches_images_that_a_member_changes() -> None:
 
 
 @pytest.mark.parametrize("kind", list(MODELS))
-def test_a_model_is_settled_without_a_trace(kind: str) -> None:
-    model = MODELS[kind]()
-    model.norm.eval()
-    before, state = {k: v.clone() for k, v in model.state_dict().items()}, torch.get_rng_state()
-
-    fast_layout(model, images())
-
-    assert model.training
-    assert not model.norm.training
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_a_model_that_takes_the_fast_layout_gets_it_and_no_hook() -> None:
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4 * 36, 3))
-
-    fast_layout(model, images())
-
-    assert model[0].weight.is_contiguous(memory_format=torch.channels_last)
-    assert not model._forward_pre_hooks
-
-
-@pytest.mark.parametrize("kind", list(MODELS))
 def test_clients_and_students_train_such_models(kind: str) -> None:
     torch.manual_seed(0)
     model = MODELS[kind]()
@@ -114,39 +90,3 @@ def test_clients_and_students_train_such_models(kind: str) -> None:
     train(model, data, ClientConfig(epochs=2, batch_size=5), normalization=HALF, augmentation="none", seed=0)
 
     assert not torch.equal(model.last.weight, before)
-
-
-class Reading(nn.Module):
-    """Convolves the rows of an embedding, and flattens by ``view``."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding, self.convolution, self.last = nn.Embedding(9, 8), nn.Conv2d(1, 4, (3, 8)), nn.Linear(4 * 10, 3)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Map texts [B, 1, 1, 12] to logits [B, 3]."""
-        x = F.relu(self.convolution(self.embedding(tokens.flatten(1))[:, None]))
-        return self.last(x.view(len(x), -1))  # type: ignore[no-any-return]
-
-
-def test_a_model_of_texts_that_views_is_trained_and_is_a_student() -> None:
-    torch.manual_seed(0)
-    model, texts = Reading(), torch.randint(9, (5, 1, 1, 12))
-    before = model.last.weight.detach().clone()
-    data = ImageData(texts, torch.tensor([0, 1, 2, 0, 1]))
-
-    train(model, data, ClientConfig(batch_size=5), normalization=HALF, augmentation="none", seed=0)
-
-    assert not torch.equal(model.last.weight, before)
-    assert fast_layout(Reading(), torch.zeros(2, 1, 1, 12))(texts).shape == (5, 3)
-
-
-@pytest.mark.parametrize("kind", list(MODELS))
-def test_such_models_are_asked_in_inference_mode_too_and_in_silence(
-    kind: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    made = [Ensemble.from_uploads(uploads(kind), MODELS, Mean()) for _ in range(2)]
-    with torch.inference_mode():
-        found = made[0](images())
-    assert torch.equal(found, made[1](images()))
-    assert capsys.readouterr().err == ""

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from strategies.combiners.combiners import Mean, Weighted
-from strategies.teacher import remembered
 from strategies.teacher.ensemble import Ensemble
 from strategies.teacher.remembered import Remembered
 
@@ -35,12 +34,3 @@ def test_members_are_asked_once_for_each_batch_and_the_new_combiner_is_used(ense
     ensemble.combiner = Weighted([1.0, 0.0])
     torch.testing.assert_close(scored(first), ensemble.members[0](first))
     torch.testing.assert_close(scored(second), ensemble(second))
-
-
-def test_answers_beyond_the_memory_are_computed_anew(ensemble: Ensemble, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remembered, "MOST_BYTES", 2 * 4 * 3 * 4)
-    scored, first, second = Remembered(ensemble), torch.randn(4, 6), torch.randn(4, 6)
-    for x in (first, second, first, second):
-        torch.testing.assert_close(scored(x), ensemble(x))
-
-    assert Counted.calls == 8 + 6  # the first batch once, the second twice, each by two members, beside our own calls

@@ -1,11 +1,8 @@
 """Members in shards of this process, against the same members in one ensemble."""
 
-import gc
-import weakref
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from local_shards import LocalShard, local_shards
@@ -14,7 +11,6 @@ from torch import Tensor
 
 from strategies.co_boosting import CoBoostingConfig
 from strategies.combiners.combiners import Weighted
-from strategies.combiners.outcomes import load_model
 from strategies.dense import DenseConfig
 from strategies.f_adi import FAdiConfig
 from strategies.f_dafl import FDaflConfig
@@ -25,15 +21,14 @@ from strategies.fedhydra import FedHydraConfig
 from strategies.fedkd import FedKdConfig
 from strategies.flboost import FlBoostConfig
 from strategies.intactofl import IntactOflConfig
-from strategies.method import METHODS, Job
+from strategies.method import METHODS
 from strategies.tally import TallyConfig
 from strategies.teacher import calls
 from strategies.teacher.batchnorm import batchnorm_loss, keeps_statistics
 from strategies.teacher.calls import KEPT
 from strategies.teacher.ensemble import Ensemble
 from strategies.teacher.features import penultimate_features
-from strategies.teacher.shard import HeldShard, divided
-from strategies.teacher.sharded import FEATURES, STATISTICS, Request, ShardedMembers
+from strategies.teacher.sharded import Request, ShardedMembers
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 NARROW = tuple(upload(k, "narrow") for k in (0, 2, 4, 6))
@@ -102,13 +97,6 @@ def test_watched_shards_give_the_loss_and_gradients_of_one_ensemble(
         torch.testing.assert_close(mine, other, **CLOSE)
 
 
-def test_features_of_different_lengths_are_none_as_of_one_ensemble() -> None:
-    for model in pair(UPLOADS, 2, fold=False):
-        with penultimate_features(model.members) as features:
-            model(IMAGES)
-            assert features() is None
-
-
 def test_watching_ends_with_its_block_and_without_gradients_there_is_no_loss() -> None:
     _, sharded = pair(NARROW, 2, fold=False)
     with batchnorm_loss(sharded.members) as loss:
@@ -122,49 +110,6 @@ def test_watching_ends_with_its_block_and_without_gradients_there_is_no_loss() -
         assert float(loss().detach()) == pytest.approx(twice / 2)
     with batchnorm_loss(sharded.members) as loss:
         assert float(loss().detach()) == 0
-
-
-def test_a_backward_pass_that_comes_late_is_made_again_and_right() -> None:
-    one, sharded = pair(UPLOADS, 2)
-    first, second = IMAGES.clone().requires_grad_(), (IMAGES + 1).requires_grad_()
-    early, late = sharded(first), sharded(second)
-    for logits, x in ((early, first), (late, second)):
-        (ours,) = torch.autograd.grad(logits.square().mean(), x, retain_graph=True)
-        (again,) = torch.autograd.grad(logits.square().mean(), x)
-        (theirs,) = torch.autograd.grad(one(x).square().mean(), x)
-        torch.testing.assert_close(ours, theirs, **CLOSE)
-        torch.testing.assert_close(again, theirs, **CLOSE)
-
-
-def test_a_shard_keeps_one_graph_whatever_becomes_of_the_passes() -> None:
-    held = HeldShard(BUILDERS, device="cpu", fold=True, precision="float32")
-    for each in UPLOADS:
-        held.add(each)
-    held.close()
-    images, kept = IMAGES.numpy(), []
-    for ticket in (1, 2, 3):
-        held.forward(images, Request(0, 3, "", ticket))
-        assert held._kept is not None
-        kept.append(weakref.ref(held._kept[2]))
-        held.forward(images, Request(0, 3))  # what no backward pass follows changes nothing
-        for watch in (STATISTICS, FEATURES):
-            held.forward(images, Request(0, 3, watch))
-    hooks = [layer for member in held._members for layer in member.modules() if layer._forward_pre_hooks]
-    assert not hooks  # a pass that watched takes its hooks away
-    gc.collect()
-    assert [reference() is not None for reference in kept] == [False, False, True]
-    logits = np.ones((3, len(IMAGES), 3), np.float32)
-    assert held.backward(2, logits, None) is None
-    assert held.backward(3, logits, None) is not None
-    assert held._kept is None
-    assert held.backward(3, logits, None) is None
-
-
-def test_a_pass_without_gradients_costs_no_graph_though_its_images_want_one() -> None:
-    parts = local_shards(UPLOADS, BUILDERS, 2)
-    with torch.no_grad():
-        ShardedMembers(parts).logits(IMAGES.clone().requires_grad_())
-    assert [part.shard.held._kept for part in parts] == [None, None]  # type: ignore[attr-defined]
 
 
 def test_all_shards_are_started_before_one_is_waited_for() -> None:
@@ -189,12 +134,6 @@ def test_all_shards_are_started_before_one_is_waited_for() -> None:
     assert order == ["start"] * 3 + ["wait"] * 3 + ["start"] * 3 + ["wait"] * 3
     # Per shard images out and their gradient back; logits back and their gradients out.
     assert members.moved == 2 * 3 * IMAGES.numel() * 4 + 2 * logits.numel() * 4
-
-
-def test_divided_members_are_neighbours_of_equal_shares() -> None:
-    assert divided(7, 3) == [slice(0, 2), slice(2, 4), slice(4, 7)]
-    assert divided(2, 5) == [slice(0, 1), slice(1, 2)]
-    assert divided(0, 3) == []
 
 
 # The sum of gradients over shards rounds otherwise. What turns last bits into whole steps is left out here: signs of
@@ -232,13 +171,3 @@ def test_a_method_with_shards_ends_as_without(name: str) -> None:
         theirs = getattr(expected, state) or {}
         for key, value in (getattr(found, state) or {}).items():
             torch.testing.assert_close(value, theirs[key], rtol=1e-4, atol=1e-4, msg=f"{state} {key}")
-
-
-def test_the_ensemble_of_a_job_with_shards_is_held_by_them() -> None:
-    job: Job = tiny_job(METHODS["fedens"].config())
-    shards = Here(UPLOADS, 2)
-    outcome = METHODS["fedens"].fit(job, Book())
-    assert outcome.ensemble is not None
-    model = load_model(outcome, replace(job, shards=shards))
-    torch.testing.assert_close(model(IMAGES), load_model(outcome, job)(IMAGES), **CLOSE)
-    assert len(shards.held) == 1

@@ -13,7 +13,7 @@ from strategies.combiners.combiners import Mean
 from strategies.teacher import calls as module
 from strategies.teacher.calls import Call
 from strategies.teacher.ensemble import Ensemble
-from strategies.teacher.grouped import StackedMembers, stackable
+from strategies.teacher.grouped import StackedMembers
 
 
 class Net(nn.Module):
@@ -144,19 +144,3 @@ def test_members_that_can_be_stacked_are_tried_once(images: Tensor) -> None:
     expected = answers(lambda x: torch.stack([net(x) for net in alone]), images)
     for ours, theirs in zip(answers(ensemble.member_logits, images), expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
-
-
-def test_weights_under_two_names_or_in_a_function_are_not_stacked_and_a_shared_layer_is() -> None:
-    layer = nn.Linear(4, 4)
-    assert stackable(nn.Sequential(layer, nn.ReLU(), layer))
-    assert not stackable(Tied())
-    assert not stackable(Closing())
-
-
-def test_stacked_members_of_tokens_need_no_gradient() -> None:
-    nets = members(lambda: nn.Sequential(nn.Flatten(), nn.Embedding(9, 4), nn.Flatten(), nn.Linear(12, 3)))
-    tokens = torch.arange(6).reshape(2, 1, 1, 3)
-    expected = torch.stack([net(tokens) for net in nets])
-    ensemble = stacked(nets)
-    torch.testing.assert_close(ensemble.member_logits(tokens), expected)
-    assert stacks(ensemble._together) == [True]
