@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flower_fakes import act_in_a_run
-from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from torch import nn
 
 from strategies.client.corrections import (
@@ -20,7 +18,6 @@ from strategies.client.corrections import (
     SparseUpdate,
     Travel,
     parameters_of,
-    read_round,
 )
 from strategies.client.round_state import RoundState
 from strategies.core.errors import UploadError
@@ -109,15 +106,6 @@ def test_new_control_variate_is_the_mean_gradient_of_the_steps(momentum: float) 
         torch.testing.assert_close(change[name], new[name] - own[name], rtol=1e-3, atol=1e-4)
 
 
-def test_control_variates_of_a_new_client_are_zero_and_of_another_model_refused() -> None:
-    model = net()
-    server = like(model, 1)
-    found = gradients(model, ControlVariates(model, server, {}).penalty(model))
-    assert all(torch.equal(found[name], server[name]) for name in server)
-    with pytest.raises(UploadError, match="control variate has other names or shapes"):
-        ControlVariates(model, {"0.weight": torch.zeros(1)}, {})
-
-
 @pytest.mark.parametrize("values", VALUES)
 def test_sparse_updates_and_their_rests_add_up_to_the_whole(values: str) -> None:
     left, sent, whole, stc = None, 0.0, 0.0, Compression(0.1, values)
@@ -139,30 +127,6 @@ def test_sparse_updates_and_their_rests_add_up_to_the_whole(values: str) -> None
 
 def sent_by_server(model: nn.Module, **records: State) -> dict[str, State]:
     return {"arrays": {name: value.clone() for name, value in model.state_dict().items()}, **records}
-
-
-def test_local_update_without_anything_asked_sends_the_weights() -> None:
-    start, model = net(1), net(2)
-    update = LocalUpdate(model, {}, sent_by_server(start), momentum=0.5)
-    assert all(torch.equal(value, start.state_dict()[name]) for name, value in model.state_dict().items())
-    assert update.penalty(model).item() == 0.0
-    update.step(0.1)
-    update.step(0.1)
-    records, metrics = update.finish(moved(model, like(model, 3)))
-    assert list(records) == ["arrays"]
-    assert all(torch.equal(value, model.state_dict()[name]) for name, value in records["arrays"].items())
-    assert metrics == {"travel": pytest.approx(0.1 * (1 + 1.5))}
-
-
-def test_local_update_adds_the_requested_terms() -> None:
-    model, start = net(), net(1)
-    server = like(start, 5)
-    said = {"proximal-mu": 0.3, "server-round": 1}
-    update = LocalUpdate(model, said, sent_by_server(start, control=server))
-    step = like(model, 6)
-    found = gradients(moved(model, step), update.penalty(model))
-    for name in server:
-        torch.testing.assert_close(found[name], 0.3 * step[name] + server[name], rtol=1e-4, atol=1e-5)
 
 
 def scaffold_round(memory: RoundState, number: int, seed: int) -> State:
@@ -220,12 +184,6 @@ def test_lost_state_starts_from_zero_and_says_so(tmp_path: Path, said: list[str]
     assert "alice: no state of earlier rounds is kept here: it continues from zero" in said
 
 
-def test_disk_that_refuses_costs_the_memory_only(tmp_path: Path, said: list[str]) -> None:
-    (tmp_path / "run").write_text("a file where the folder would be")
-    assert scaffold_round(RoundState(tmp_path / "run", "alice"), 1, 1)
-    assert any("alice: its state of round 1 is not saved" in line for line in said)
-
-
 @pytest.mark.parametrize("values", VALUES)
 def test_sparse_update_of_the_server_is_added_to_the_weights_of_the_round_before(tmp_path: Path, values: str) -> None:
     memory, stc = RoundState(tmp_path / "run", "alice"), Compression(0.2, values)
@@ -245,24 +203,3 @@ def test_sparse_update_of_the_server_is_added_to_the_weights_of_the_round_before
     # Two rounds later the weights that it belongs to are not here.
     with pytest.raises(UploadError, match="the client lacks the weights of the round before"):
         LocalUpdate(model, {**said, "server-round": 4}, sent, memory=memory)
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"stc-density": 1.5}, {"stc-density": 5e-324}, {"stc-density": 0.5, "stc-values": "float8"}], ids=str
-)
-def test_a_compression_that_does_not_exist_is_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(UploadError, match="at most 1, and one of ternary, float16"):
-        LocalUpdate(net(), wrong, {})
-
-
-def test_weights_of_another_model_are_refused() -> None:
-    with pytest.raises(UploadError, match="server's weights have other names or shapes"):
-        LocalUpdate(net(), {}, {"arrays": {"0.weight": torch.zeros(4, 3)}})
-
-
-def test_read_round_gives_config_and_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    act_in_a_run(monkeypatch)
-    content = RecordDict({"config": ConfigRecord({"proximal-mu": 0.5}), "arrays": ArrayRecord({"w": torch.ones(2)})})
-    said, sent = read_round(Message(content, dst_node_id=1, message_type="train"))
-    assert said == {"proximal-mu": 0.5}
-    assert sent["arrays"]["w"].tolist() == [1.0, 1.0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,7 @@ import torch
 from torch import nn
 
 from strategies.client.corrections import LocalUpdate
-from strategies.client.round_state import Recalled, RoundState
-from strategies.core.errors import UploadError
+from strategies.client.round_state import RoundState
 
 State = dict[str, torch.Tensor]
 
@@ -75,19 +74,6 @@ def test_last_round_names_the_version(tmp_path: Path) -> None:
     assert memory.recall(3).round == 2
 
 
-def test_client_whose_answers_never_counted_begins_at_zero_silently(tmp_path: Path, said: list[str]) -> None:
-    memory = RoundState(tmp_path / "run", "alice")
-    first, metrics = one_round(memory, 1, last_round=0, safe_round=0)
-    assert metrics["restarted"] == 0.0
-    # The first answer was late: the round after is as if it had not been given.
-    again, metrics = one_round(memory, 2, last_round=0, safe_round=0)
-    fresh, _ = one_round(RoundState(tmp_path / "other", "alice"), 2, last_round=0, safe_round=0)
-    assert same(again, fresh)
-    assert metrics["restarted"] == 0.0
-    assert not same(first, again)
-    assert said == []
-
-
 def test_late_answer_has_no_effect(tmp_path: Path) -> None:
     punctual, late = (RoundState(tmp_path / name, "alice") for name in ("punctual", "late"))
     for memory in (punctual, late):
@@ -115,13 +101,6 @@ def test_server_that_goes_back_to_its_checkpoint_meets_the_same_client(tmp_path:
     assert versions(tmp_path / "run") == [5, 6]
 
 
-def test_two_versions_are_kept_if_the_server_does_not_tell_which(tmp_path: Path) -> None:
-    untold = RoundState(tmp_path, "alice")
-    for number in range(1, 7):
-        untold.save(number, {"x": torch.zeros(1)})
-    assert versions(tmp_path) == [5, 6]
-
-
 @pytest.mark.parametrize("told", [{"safe_round": 0, "last_round": 0}, {"safe_round": 0}, {"last_round": 0}, {}])
 @pytest.mark.parametrize("step", [1, -1])
 def test_at_most_three_versions_are_kept_whatever_is_said(tmp_path: Path, told: dict[str, int], step: int) -> None:
@@ -130,30 +109,6 @@ def test_at_most_three_versions_are_kept_whatever_is_said(tmp_path: Path, told: 
     for number in range(1, 30)[::step]:
         memory.save(number, {"x": torch.zeros(1)}, **told)  # type: ignore[arg-type]
     assert len(versions(tmp_path)) <= 3
-
-
-def test_a_request_that_comes_late_does_not_remove_the_newest_version(tmp_path: Path) -> None:
-    memory = RoundState(tmp_path, "alice")
-    for number, last in ((2, 0), (5, 2), (3, 2)):
-        memory.save(number, {"x": torch.zeros(1)}, safe_round=2, last_round=last)
-    assert versions(tmp_path) == [2, 3, 5]
-
-
-def test_a_round_below_one_is_refused_because_it_names_a_file(tmp_path: Path) -> None:
-    with pytest.raises(UploadError, match="server-round is -3: must be at least 1"):
-        one_round(RoundState(tmp_path, "alice"), -3)
-
-
-def test_at_most_three_versions_lie_on_the_disk_between_two_checkpoints(tmp_path: Path) -> None:
-    memory = RoundState(tmp_path / "run", "alice")
-    for number, last in ((10, 0), (13, 10), (14, 13), (20, 14)):
-        one_round(memory, number, last_round=last, safe_round=0)
-    assert versions(tmp_path / "run") == [14, 20]
-    # A checkpoint after 20; the answer of 31 is late, so that 24 stays the last.
-    for number, last in ((24, 20), (31, 24), (36, 24), (40, 36)):
-        one_round(memory, number, last_round=last, safe_round=20)
-    assert versions(tmp_path / "run") == [20, 36, 40]
-    assert [memory.recall(41, known).restarted for known in (20, 36, 40)] == [False, False, False]
 
 
 @pytest.mark.parametrize("damage", ["gone", "torn", "nowhere"])
@@ -171,34 +126,3 @@ def test_lost_state_is_zero_one_warning_and_a_metric(tmp_path: Path, said: list[
     assert zeros == ["alice: its state of round 1 is not kept here: it continues from zero"]
     if damage != "nowhere":  # it has a memory again
         assert one_round(memory, 3, last_round=2, safe_round=1)[1]["restarted"] == 0.0
-
-
-def test_strategies_without_memory_report_no_restart(tmp_path: Path, said: list[str]) -> None:
-    model = nn.Linear(2, 1)
-    sent = {"arrays": dict(model.state_dict())}
-    config = {"server-round": 5, "last-round": 4, "safe-round": 4, "proximal-mu": 0.1}
-    update = LocalUpdate(model, config, sent, memory=RoundState(tmp_path / "run", "alice"))
-    update.step(0.1)
-    assert update.finish(model)[1] == {"travel": 0.1}
-    assert said == []
-    assert not (tmp_path / "run").exists()
-
-
-def test_memory_without_a_run_keeps_nothing() -> None:
-    memory = RoundState.of("", "", "alice")
-    memory.save(1, {"x": torch.ones(1)}, safe_round=0)
-    assert memory.recall(2, 0) == Recalled()
-    assert memory.recall(2, 1) == Recalled(restarted=True)
-
-
-def test_a_folder_that_is_closed_to_this_user_holds_no_state_and_ends_no_round(
-    tmp_path: Path, close: Callable[[Path], None], said: list[str]
-) -> None:
-    close(tmp_path)
-    memory = RoundState.of(str(tmp_path), "a" * 32, "alice")
-
-    assert memory.recall(2, 1) == Recalled(restarted=True)
-    assert memory.recall(2) == Recalled()
-    memory.save(2, {"drift": torch.zeros(1)})
-
-    assert "state of round 2 is not saved: [Errno 13] Permission denied" in said[-1]

@@ -1,8 +1,6 @@
 """User code that travels by value."""
 
 import functools
-import json
-import os
 import pickle
 import subprocess
 import sys
@@ -15,7 +13,7 @@ import torch
 from ray import cloudpickle as ray_cloudpickle
 
 import strategies.method
-from strategies.compute.by_value import dumps, user_modules
+from strategies.compute.by_value import dumps
 from strategies.core.errors import ComputeError
 
 cloudpickle: Any = ray_cloudpickle
@@ -47,12 +45,6 @@ def test_dumps_with_a_users_class_loads_where_its_module_is_absent(tmp_path: Pat
     assert elsewhere(dumps("the builder", functools.partial(Scaled), cloudpickle), tmp_path) == 3.0
 
 
-def test_dumps_leaves_the_registry_of_modules_as_it_was() -> None:
-    before = cloudpickle.list_registry_pickle_by_value()
-    dumps("the builder", Scaled, cloudpickle)
-    assert cloudpickle.list_registry_pickle_by_value() == before
-
-
 def test_dumps_with_library_and_installed_code_goes_by_reference() -> None:
     assert loads(dumps("x", strategies.method.Silent, cloudpickle)) is strategies.method.Silent
     assert loads(dumps("x", torch.nn.Linear, cloudpickle)) is torch.nn.Linear
@@ -71,20 +63,3 @@ def test_dumps_with_a_lock_in_a_closure_names_the_value_and_its_owner() -> None:
     assert "builder) cannot be sent to a Ray actor: TypeError" in text
     assert "lock" in text
     assert "\n" not in text
-
-
-def test_dumps_with_an_unpicklable_module_global_falls_back_to_its_name() -> None:
-    assert loads(dumps("the observer", uses_lock, cloudpickle)) is uses_lock
-
-
-_LOCK = threading.Lock()
-
-
-def uses_lock() -> bool:
-    return _LOCK.locked()
-
-
-def test_user_modules_holds_this_file_but_neither_python_nor_installed_nor_the_library() -> None:
-    names = {module.__name__ for module in user_modules()}
-    assert __name__ in names
-    assert names.isdisjoint({json.__name__, os.__name__, torch.__name__, "strategies", "strategies.method"})

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import strategies.compute as compute
-from strategies.compute.in_process import InProcess, torch_as_usual
+from strategies.compute.in_process import InProcess
 from strategies.compute.with_clients import WithClients
-from strategies.core.errors import ComputeError, OptionError
+from strategies.core.errors import ComputeError
 from strategies.core.facts import UploadFacts
 from strategies.method import Job, Method, Need, Normalization, Outcome, Progress, Silent, Upload
 
@@ -45,39 +45,6 @@ def test_run_with_a_failing_method_restores_threads_and_lets_the_error_through()
     assert torch.get_num_threads() == 1
 
 
-def test_run_hands_the_resolved_device_and_the_outcome_through() -> None:
-    def fit(job: Job, progress: Progress) -> Outcome:
-        return Outcome({"device": torch.ones(1, device=job.device)})
-
-    outcome = InProcess().run(method(fit), job(device="auto"), Silent())
-    assert outcome.student is not None
-    assert outcome.student["device"].device.type == ("cuda" if torch.cuda.is_available() else "cpu")
-
-
-def test_run_with_an_unmet_need_refuses_before_the_method_starts() -> None:
-    def fit(job: Job, progress: Progress) -> Outcome:
-        raise AssertionError("started")
-
-    with pytest.raises(OptionError, match=r"different are a \(linear\)"):
-        InProcess().run(method(fit, Need.SAME_ARCHITECTURE), job(student="other"), Silent())
-
-
-def test_a_method_takes_subnormal_numbers_for_zero() -> None:
-    def fit(job: Job, progress: Progress) -> Outcome:
-        return Outcome({"half": torch.full((8,), torch.finfo(torch.float32).tiny) / 2})
-
-    outcome = InProcess().run(method(fit), job(), Silent())
-    assert outcome.student is not None
-    assert not outcome.student["half"].any()
-
-
-def test_torch_as_usual_inside_another_restores_the_outer_count() -> None:
-    with torch_as_usual(2):
-        with torch_as_usual(1):
-            assert torch.get_num_threads() == 1
-        assert torch.get_num_threads() == 2
-
-
 @pytest.mark.parametrize("without", [torch.no_grad, torch.inference_mode])
 def test_a_method_with_or_without_clients_has_gradients_though_its_caller_has_none(without: type) -> None:
     def fit(job: Job, progress: Progress, *clients: object) -> Outcome:
@@ -89,23 +56,6 @@ def test_a_method_with_or_without_clients_has_gradients_though_its_caller_has_no
     with without():
         outcomes = [place.run(toy, job(), Silent()) for place in (InProcess(), WithClients(None))]  # type: ignore[arg-type]
     assert [outcome.student for outcome in outcomes] == [{"gradient": torch.ones(1)}] * 2
-
-
-def test_choose_with_known_names_returns_the_place() -> None:
-    assert isinstance(compute.choose("in-process"), InProcess)
-    ray = compute.choose("ray", owns_ray=False)
-    assert isinstance(ray, compute.RayActors)
-    assert ray.owns_ray is False
-
-
-def test_choose_with_an_unknown_name_names_key_value_and_allowed() -> None:
-    with pytest.raises(OptionError, match=r"'compute' is 'cloud': .*'ray', 'in-process'"):
-        compute.choose("cloud")
-
-
-def test_compute_with_an_unknown_attribute_fails_as_a_module_does() -> None:
-    with pytest.raises(AttributeError, match="Nothing"):
-        compute.Nothing  # noqa: B018
 
 
 def test_ray_actors_with_ray_blocked_imports_and_falls_back(

@@ -7,17 +7,11 @@ from typing import Any
 
 import pytest
 
-from strategies.compute.ray_shards import RayShard, ShardLostError
 from strategies.compute.ray_start import NoRoomError, start_ray
-from strategies.teacher.sharded import Request
 
 
 class FakeRayError(Exception):
     """Ray's own."""
-
-
-class LostError(FakeRayError):
-    """One of those that mean that a process or its node is gone."""
 
 
 def raising(error: Exception) -> Any:
@@ -46,17 +40,3 @@ def test_start_when_ray_does_not_start_says_so_and_leaves_the_job_to_this_proces
     with pytest.raises(NoRoomError, match=f"Ray does not start: {error}"):
         start_ray(ray, "")
     assert ray._private.ray_constants.ENABLE_RAY_CLUSTER
-
-
-def test_start_when_the_call_itself_is_wrong_hides_nothing() -> None:
-    with pytest.raises(TypeError, match="unexpected keyword"):
-        start_ray(ray_that_raises(TypeError("unexpected keyword")), "")
-
-
-@pytest.mark.parametrize("kind", ["RayActorError", "OutOfMemoryError", "ObjectLostError"])
-def test_a_shard_when_it_or_its_answer_is_gone_is_lost(kind: str) -> None:
-    ray = ray_that_raises(LostError("the node died"))
-    setattr(ray.exceptions, kind, LostError)
-    actor = SimpleNamespace(forward=SimpleNamespace(remote=lambda *_: "reference"))
-    with pytest.raises(ShardLostError, match="a shard of the teachers died: the node died"):
-        RayShard(ray, actor).forward(None, Request(0, 1))()

@@ -6,10 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from strategies.compute import choose, named, shard_plan
-from strategies.compute.shard_plan import FACTOR, method_share, plan_of, teacher_bytes
-from strategies.compute.worker import Worker
-from strategies.core.errors import OptionError
+from strategies.compute import shard_plan
+from strategies.compute.shard_plan import FACTOR, method_share, plan_of
 from strategies.core.facts import UploadFacts
 from strategies.method import Job, Normalization, Upload
 
@@ -38,14 +36,6 @@ def with_free(monkeypatch: pytest.MonkeyPatch, free: float) -> None:
     monkeypatch.setattr(shard_plan, "_free_bytes", lambda _: int(free))
 
 
-def test_plan_with_room_for_all_on_one_device_has_no_shards(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert teacher_bytes(job(4)) == FACTOR * 4 * BYTES
-    with_free(monkeypatch, FACTOR * 4 * BYTES)
-    plan = plan_of(cluster(1e9, 1e9), job(4), 0)
-    assert (plan.shards, plan.reason, plan.sharded) == (1, "", False)
-    assert not plan_of(cluster(1e9, 1e9), job(4), 1).sharded
-
-
 def test_plan_of_teachers_that_do_not_fit_takes_as_many_nodes_as_they_need(monkeypatch: pytest.MonkeyPatch) -> None:
     needed = FACTOR * 8 * BYTES
     with_free(monkeypatch, needed - 1)
@@ -54,15 +44,6 @@ def test_plan_of_teachers_that_do_not_fit_takes_as_many_nodes_as_they_need(monke
     assert plan.nodes[:2] == ("node-2", "node-0")
     assert "8 teachers need" in plan.reason
     assert plan_of(cluster(*[needed / 4] * 5), job(8), 0).shards == 4
-
-
-def test_plan_of_a_cluster_without_room_says_so_and_has_no_shards(monkeypatch: pytest.MonkeyPatch) -> None:
-    needed = FACTOR * 8 * BYTES
-    with_free(monkeypatch, needed / 2)
-    for rooms in ([needed], [needed / 4, needed / 4]):
-        plan = plan_of(cluster(*rooms), job(8), 0)
-        assert not plan.sharded
-        assert plan.reason.endswith("the cluster has no other devices with room")
 
 
 def test_plan_with_several_gpus_has_a_shard_on_each_and_leaves_room_for_the_method() -> None:
@@ -83,17 +64,6 @@ def test_shares_of_one_gpu_leave_room_for_every_shard_and_the_method(shards: int
     assert units[0] * shards + units[1] <= 10_000
 
 
-def test_plans_that_differ_in_their_reason_alone_are_equal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or shards that are kept from round to round would be made anew each time, as free memory is never the same."""
-    ray, plans = cluster(1e9, 1e9), []
-    for free in (2**30, 2**31):
-        monkeypatch.setattr(shard_plan, "teacher_bytes", lambda _: 2**32)
-        with_free(monkeypatch, free)
-        plans.append(plan_of(cluster(3e9, 3e9), job(4), 0))
-    assert plans[0].reason != plans[1].reason
-    assert plans[0] == plans[1] != plan_of(ray, job(4), 3)
-
-
 def test_plan_of_a_setting_deals_shards_to_the_nodes_and_has_no_more_than_members() -> None:
     ray = cluster(1e9, 2e9)
     plan = plan_of(ray, job(8), 3)
@@ -104,28 +74,3 @@ def test_plan_of_a_setting_deals_shards_to_the_nodes_and_has_no_more_than_member
     assert plan.reason == "setting 'shards' is 3"
     assert plan_of(ray, job(2), 5).shards == 2
     assert not plan_of(ray, job(1), 5).sharded
-
-
-def test_named_places_carry_their_shards_and_refuse_them_in_process() -> None:
-    assert named("ray", 0) == "ray"
-    assert named("in-process", 1) == "in-process"
-    place: Any = choose(named("ray", 4), owns_ray=False)
-    assert (place.shards, place.owns_ray) == (4, False)
-    with pytest.raises(
-        OptionError, match="setting 'shards' is 2: needs compute='ray', but setting 'compute' is 'in-process'"
-    ):
-        named("in-process", 2)
-    for wrong in ("ray:", "ray:x", "in-process:2"):
-        with pytest.raises(OptionError, match="setting 'compute' is"):
-            choose(wrong)
-
-
-def test_a_worker_that_has_no_upload_asks_the_driver_for_it() -> None:
-    from strategies.compute.packing import pack
-
-    worker, asked = Worker(), []
-    worker.add_upload(UploadFacts("c0", "m", 3), None)
-    worker.tell(pack({"w": torch.ones(2)}))
-    assert worker._uploads[0].read()["w"].tolist() == [1.0, 1.0]
-    asked = worker.poll(1)
-    assert asked == [("ask", ("read", 0))]

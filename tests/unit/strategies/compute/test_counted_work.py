@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from fens_fakes import TINY, DirectClients, fens_job
 from flboost_fakes import SMALL, job
 from torch import nn
 
 from strategies.combiners.combiners import Mean
 from strategies.compute.in_process import InProcess
-from strategies.compute.with_clients import WithClients
 from strategies.core.work import KEY, Counting, Work, counted, work
 from strategies.dense import METHOD as DENSE
 from strategies.dense import DenseConfig
-from strategies.fens import METHOD as FENS
 from strategies.flboost import METHOD as FLBOOST
 from strategies.method import Job, Silent, Snapshot
 from strategies.teacher.ensemble import Ensemble
@@ -64,12 +59,6 @@ def test_counts_of_flboost_are_those_by_hand(step: str, precision: str) -> None:
     }  # fmt: skip
 
 
-def test_questions_to_the_clients_are_counted(tmp_path: Path) -> None:
-    counts = WithClients(DirectClients(tmp_path)).run(FENS, fens_job(), Silent()).work
-
-    assert counts["exchanges"] == 2 + TINY.rounds  # the ensemble is offered, then sent
-
-
 class Kept(Silent):
     """Keeps every snapshot, and resumes from one."""
 
@@ -102,34 +91,6 @@ def test_snapshot_from_before_there_were_counts_is_taken_as_it_is() -> None:
 
     assert found == Snapshot(2, {"own": 1})
     assert counts == Work()
-
-
-def test_reports_and_records_pass_through() -> None:
-    seen: list[Any] = []
-
-    class Spy(Silent):
-        def report(self, *given: Any) -> None:
-            seen.append(given)
-
-        def record(self, row: Mapping[str, Any]) -> None:
-            seen.append(row)
-
-    counting = Counting(Spy(), Work())
-    counting.report(1, 2, {"loss": 0.5})
-    counting.record({"epoch": 1})
-    assert seen == [(1, 2, {"loss": 0.5}), {"epoch": 1}]
-
-
-def test_gradient_that_never_comes_is_no_backward_pass_and_one_that_comes_twice_counts_twice() -> None:
-    members = [nn.Sequential(nn.Flatten(), nn.Linear(4, 2)) for _ in range(2)]
-    ensemble, x = Ensemble(members, Mean()), torch.ones(5, 1, 2, 2, requires_grad=True)
-    with counted(Work()) as counts:
-        ensemble(x)
-        logits = ensemble.member_logits(x, slice(1, 2))
-        for _ in range(2):
-            torch.autograd.grad(logits.sum(), x, retain_graph=True)
-
-    assert (counts.teacher_forward, counts.teacher_backward) == (10 + 5, 10)
 
 
 def test_observer_s_passes_do_not_count_and_neither_does_work_outside_of_a_stage() -> None:

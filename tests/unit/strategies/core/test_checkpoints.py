@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import nn
 
 from strategies.core.checkpoints import read_checkpoint
@@ -30,18 +29,6 @@ def test_a_training_script_s_checkpoint_is_its_state_dict(tmp_path: Path, wrappe
     torch.save(state if wrapper is None else {"optimizer": optimizer, wrapper: state, "epoch": 3}, tmp_path / "a.pt")
 
     assert_state(read_checkpoint(tmp_path / "a.pt"))
-
-
-def test_a_prefix_that_not_all_names_have_stays(tmp_path: Path) -> None:
-    save_file({"module.a": torch.ones(1), "b": torch.ones(1)}, tmp_path / "a.SafeTensors")
-
-    assert set(read_checkpoint(tmp_path / "a.SafeTensors")) == {"module.a", "b"}
-
-
-def test_half_precision_is_read_as_it_is(tmp_path: Path) -> None:
-    torch.save({"a": torch.ones(2).bfloat16()}, tmp_path / "a.pt")
-
-    assert read_checkpoint(tmp_path / "a.pt")["a"].dtype == torch.bfloat16
 
 
 def test_a_whole_module_is_refused_and_its_class_named(tmp_path: Path) -> None:
@@ -71,31 +58,6 @@ def test_another_file_than_a_checkpoint_is_refused_without_advice_to_trust_it(
 
     assert "weights_only" not in str(error.value)
     assert not recwarn.list
-
-
-@pytest.mark.parametrize(
-    ("content", "kind"),
-    [
-        ([1], "list"),
-        ({}, "an empty dict"),
-        ({"a": torch.ones(1), "b": 1}, "dict in which 'b' is int"),
-        ({3: torch.ones(1)}, "dict in which '3' is Tensor"),
-    ],
-)
-def test_another_object_than_a_state_dict_is_described(tmp_path: Path, content: object, kind: str) -> None:
-    torch.save(content, tmp_path / "a.pt")
-
-    with pytest.raises(UploadError, match=f"a.pt holds {kind}: must be a state_dict, name -> tensor"):
-        read_checkpoint(tmp_path / "a.pt")
-
-
-def test_a_dict_that_holds_itself_is_refused(tmp_path: Path) -> None:
-    content: dict[str, Any] = {}
-    content["model"] = content
-    torch.save(content, tmp_path / "a.pt")
-
-    with pytest.raises(UploadError, match="a.pt holds dict in which 'model' is dict: must be a state_dict"):
-        read_checkpoint(tmp_path / "a.pt")
 
 
 def test_an_archive_that_unpacks_to_far_more_than_it_is_is_refused_unread(tmp_path: Path) -> None:

@@ -4,28 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from strategies.core.errors import LONGEST, OneShotError, StoreError, UploadError, printable
-from strategies.flower.nodes import Refusals
+from strategies.core.errors import OneShotError, StoreError, UploadError, printable
 
 
 def test_an_error_is_one_line_whatever_it_quotes() -> None:
     assert str(StoreError("file:\n damaged\t(bytes)")) == "file: damaged (bytes)"
-
-
-def test_an_error_that_quotes_too_much_keeps_its_beginning_and_its_end() -> None:
-    line = str(StoreError(f"file is damaged: {'a' * 9000}: must be a file"))
-
-    assert len(line) <= LONGEST
-    assert line.startswith("file is damaged: aaa")
-    assert line.endswith("aaa: must be a file")
-
-
-@pytest.mark.parametrize("text", ["\x01" * 2**20, "a b\n" * 2**18, "a" * 9000])
-def test_no_answer_makes_a_reason_longer_than_a_line(text: str) -> None:
-    assert len(UploadError(text, "alice").reason) <= LONGEST
-    refusals = Refusals(None)
-    refusals.add("alice", text)
-    assert [len(reason) <= LONGEST for _, reason in refusals.heard] == [True]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from strategies.core import processor
-from strategies.core.processor import kept_memory, subnormals_as_zero
+from strategies.core.processor import subnormals_as_zero
 
 ROOT = Path(__file__).resolve().parents[4]
 SMALLEST_NORMAL = 1.1754943508222875e-38
@@ -47,19 +47,6 @@ def test_memory_when_kept_is_not_mapped_anew_and_after_the_block_it_is() -> None
 
     assert kept < 100
     assert after > 20 * max(kept, 1)
-
-
-def test_a_system_without_the_allocator_s_functions_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "platform", "darwin")
-    monkeypatch.setattr(processor.ctypes, "CDLL", None)  # would fail if it were asked
-
-    with kept_memory():
-        assert torch.ones(3).sum() == 3
-
-
-def test_the_block_s_error_comes_through() -> None:
-    with pytest.raises(ValueError, match="of the block"), kept_memory():
-        raise ValueError("of the block")
 
 
 def largest(value: float) -> float:

@@ -7,13 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from strategies.core.errors import OptionError
-from strategies.method import METHODS
-from strategies.rounds.config import FEDERATED, IterativeConfig
 from strategies.rounds.rules import (
     feddyn_step,
     fednova_change,
-    moved,
     next_control,
     plus,
     scaffold_step,
@@ -96,18 +92,6 @@ def test_feddyn_s_drift_is_the_mean_of_the_clients_and_its_model_that_of_theirs_
         assert (model[name].dtype, now[name].dtype) == (value.dtype, value.dtype)
 
 
-def test_steps_leave_their_arguments_unchanged() -> None:
-    start, end, control = draws(3)
-    before = [{name: value.copy() for name, value in each.items()} for each in (start, end, control)]
-    fednova_step(start, [end], weights=[1.0], travels=[1.0])
-    scaffold_step(start, [end])
-    next_control(control, [end], num_clients=1)
-    feddyn_step(start, [end], drift=control, num_clients=1)
-    moved(start, end)
-    for each, copy in zip((start, end, control), before, strict=True):
-        assert all(np.array_equal(each[name], copy[name]) for name in each)
-
-
 # A problem whose answer is known: f_i(w) = curve_i / 2 (w - target_i)^2, of two clients with equal weights.
 CURVES, TARGETS, STEPS, RATE = np.array([1.0, 4.0]), np.array([-1.0, 2.0]), (2, 10), 0.05
 OPTIMUM = float(CURVES @ TARGETS / CURVES.sum())
@@ -143,28 +127,4 @@ def test_scaffold_reaches_the_optimum_where_fedavg_with_unequal_steps_stalls() -
     assert scaffold_limit() == pytest.approx(OPTIMUM, abs=1e-4)
 
 
-def test_fednova_with_small_steps_has_no_bias_where_fedavg_keeps_its_own() -> None:
-    w, rate = arrays(0.0), 0.005
-    for _ in range(300):
-        ends = [arrays(local(float(w["w"][0]), client, rate=rate)) for client in (0, 1)]
-        w = fednova_step(w, ends, weights=[1.0, 1.0], travels=[STEPS[k] * rate for k in (0, 1)])
-    assert abs(w["w"][0] - OPTIMUM) < 0.06
-    assert abs(fedavg_limit(rate) - OPTIMUM) > 0.4
-
-
 # Its options, and what tables call it.
-
-
-def test_federated_rounds_are_no_method_of_uploads() -> None:
-    assert FEDERATED.name not in METHODS
-    assert isinstance(FEDERATED.config(), IterativeConfig)
-    assert FEDERATED.titled(IterativeConfig(rounds=7)) == "FedAvg, 7 rounds"
-
-
-@pytest.mark.parametrize("strategy", ["fedavg", "fedprox", "stc"])
-def test_config_with_a_server_rate_that_the_strategy_has_not_refuses(strategy: str) -> None:
-    with pytest.raises(
-        OptionError, match=f"'iterative.server-lr' is 0.5 with 'iterative.strategy' '{strategy}': must be 0"
-    ):
-        IterativeConfig(strategy=strategy, server_lr=0.5)
-    assert IterativeConfig(strategy="fedadam", server_lr=0.5, rounds=7).title == "FedAdam, 7 rounds"

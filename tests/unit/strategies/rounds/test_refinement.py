@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -13,11 +13,9 @@ from torch import nn
 from strategies.compute import InProcess
 from strategies.core.errors import OptionError
 from strategies.core.facts import UploadFacts
-from strategies.dense import DenseConfig
 from strategies.method import METHODS, Job, Method, Normalization, Outcome, Progress, Upload
 from strategies.rounds.config import REFINERS
 from strategies.rounds.refinement import Refinement, Refiner, refines
-from strategies.uploads.needs import check_needs
 
 State = dict[str, torch.Tensor]
 
@@ -93,32 +91,6 @@ def test_the_method_gets_the_round_and_the_rounds_models() -> None:
     assert given.config == NudgeConfig()
 
 
-def test_a_note_is_logged_once_and_not_in_every_round() -> None:
-    lines: list[str] = []
-    stage = refinement(say=lines.append)
-    for number in (1, 2, 3):
-        stage.run(number, [upload("a")], state(0.0))
-    assert lines == ["no label counts"]
-
-
-def test_a_note_about_the_clients_of_a_round_is_logged_once_too() -> None:
-    lines: list[str] = []
-
-    def silent(given: Job, progress: Progress) -> Outcome:
-        names = ", ".join(each.client for each in given.uploads)
-        progress.record({"note": f"no label counts from {names}: all classes and clients weigh the same"})
-        progress.record({"note": "no client has statistics: that loss is zero"})
-        return Outcome(student=dict(given.start or {}))
-
-    stage = refinement(silent, say=lines.append)
-    for number, names in enumerate((("a", "b"), ("c",), ("a", "d", "e")), start=1):
-        stage.run(number, [upload(name) for name in names], state(0.0))
-    assert lines == [
-        "no label counts from a, b: all classes and clients weigh the same",
-        "no client has statistics: that loss is zero",
-    ]
-
-
 def test_every_round_draws_anew_be_it_by_its_seed_or_by_its_number() -> None:
     seen: list[int] = []
 
@@ -136,19 +108,6 @@ def test_every_round_draws_anew_be_it_by_its_seed_or_by_its_number() -> None:
     assert again == three
     assert set(seen[4:]) == {job().seed}
     assert [name for name in REFINERS if METHODS[name].by_round] == ["flboost", "fed-gen"]
-
-
-@pytest.mark.parametrize("name", REFINERS)
-def test_the_learning_rate_to_lower_is_an_option_that_the_method_has(name: str) -> None:
-    lines: list[str] = []
-
-    def explode(given: Job, progress: Progress) -> Outcome:
-        return Outcome(student={"weight": torch.tensor(float("inf"))})
-
-    known = replace(METHODS[name], fit=explode, check=None, needs=frozenset())
-    Refinement(Refiner(known, known.config()), job(), InProcess(), say=lines.append).run(1, [upload("a")], state(0.0))
-    told = lines[0].rpartition("(")[2].removesuffix(")").removeprefix(f"{name}.")
-    assert told.replace("-", "_") in {field.name for field in fields(known.config)}
 
 
 @pytest.mark.parametrize("broken", ["student", "memory"])
@@ -180,26 +139,3 @@ def test_only_methods_that_end_with_one_model_of_the_uploads_alone_refine() -> N
         Refiner(method(uploads="cvae"), NudgeConfig())
     with pytest.raises(OptionError, match="config is a NudgeConfig: with 'dense' it must be a DenseConfig"):
         Refiner(METHODS["dense"], NudgeConfig())
-
-
-def test_a_refiner_of_the_library_takes_changes_of_its_options() -> None:
-    refiner = Refiner.of("dense", epochs=3)
-    assert refiner.config == DenseConfig(epochs=3)
-    with pytest.raises(OptionError, match=r"dense\.epochs"):
-        Refiner.of("dense", epochs=0)
-
-
-def test_the_method_s_needs_are_checked_before_any_round() -> None:
-    Refiner.of("dense").check(job())
-    with pytest.raises(OptionError, match="multiples of 4"):
-        Refiner.of("dense").check(replace(job(), input_shape=(1, 9, 8)))
-    with pytest.raises(OptionError, match="images without labels"):
-        Refiner.of("feddf").check(job())
-
-
-def test_the_needs_of_a_method_s_own_start_do_not_apply_to_a_model_of_rounds() -> None:
-    """Tally would begin at an average whose last layer it weighs, for which there must be one."""
-    headless = replace(job(), builders={"net": lambda: nn.Conv2d(1, 2, 8)})
-    Refiner.of("tally").check(headless)
-    with pytest.raises(OptionError, match=r"'tally\.start' is 'class-weighted'.* no linear layer"):
-        check_needs(METHODS["tally"], replace(headless, config=METHODS["tally"].config()))

@@ -1,7 +1,5 @@
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -10,23 +8,12 @@ from torch import nn
 
 from strategies import dw_fedens, fedens, label_count_ensemble
 from strategies.combiners.outcomes import ensemble_of, load_model
-from strategies.core.errors import OneShotError, OptionError
 from strategies.core.facts import UploadFacts
-from strategies.method import EnsembleSpec, Job, Method, Normalization, Outcome, Silent, Upload
+from strategies.method import EnsembleSpec, Job, Method, Normalization, Silent, Upload
 from strategies.run.ensembles import load_ensemble_module, save_ensemble
-from strategies.uploads.needs import check_needs
 from strategies.uploads.quantization import as_int8
 
-ENSEMBLES = [fedens.METHOD, dw_fedens.METHOD, label_count_ensemble.METHOD]
 IMAGES = torch.rand(4, 1, 4, 4, generator=torch.Generator().manual_seed(9))
-
-
-class Rows(Silent):
-    def __init__(self) -> None:
-        self.rows: list[Mapping[str, Any]] = []
-
-    def record(self, row: Mapping[str, Any]) -> None:
-        self.rows.append(row)
 
 
 def narrow() -> nn.Module:
@@ -78,54 +65,12 @@ def test_loaded_ensemble_of_two_architectures_weighs_logits_as_the_formula_says(
     torch.testing.assert_close(model(IMAGES), torch.tensor(weights[0]) * a + torch.tensor(weights[1]) * b)
 
 
-def test_fedens_of_probabilities_predicts_with_their_mean() -> None:
-    one = job(fedens.METHOD)
-    one = replace(one, config=fedens.FedEnsConfig(mean="probabilities"))
-    a, b = (torch.softmax(each, dim=1) for each in logits(one))
-    model = load_model(fedens.fit(one, Silent()), one)
-    torch.testing.assert_close(torch.softmax(model(IMAGES), dim=1), (a + b) / 2)
-
-
-@pytest.mark.parametrize("method", ENSEMBLES, ids=lambda method: method.name)
-def test_fit_reads_no_weights(method: Method) -> None:
-    one = job(method)
-    unread = tuple(replace(u, read=lambda: pytest.fail("weights were read")) for u in one.uploads)
-    assert method.fit(replace(one, uploads=unread), Silent()).ensemble is not None
-
-
-def test_dw_fedens_with_a_client_that_tells_no_examples_is_fedens_and_says_so() -> None:
-    one = job(dw_fedens.METHOD)
-    one = replace(one, uploads=(one.uploads[0], telling(one.uploads[1], num_examples=None)))
-    progress = Rows()
-    model = load_model(dw_fedens.fit(one, progress), one)
-    torch.testing.assert_close(model(IMAGES), sum(logits(one)) / 2)
-    [row] = progress.rows
-    assert "no num-examples from b" in row["note"]
-
-
-def test_label_count_ensemble_without_label_counts_is_refused_by_its_needs() -> None:
-    one = job(label_count_ensemble.METHOD)
-    one = replace(one, uploads=(one.uploads[0], telling(one.uploads[1], label_counts=None)))
-    with pytest.raises(OptionError, match="label counts, which these clients did not send: b"):
-        check_needs(label_count_ensemble.METHOD, one)
-
-
 def test_ensemble_of_a_part_of_the_clients_takes_only_those_in_their_order() -> None:
     one = job(fedens.METHOD)
     a, b = logits(one)
     ensemble = ensemble_of(one, EnsembleSpec(("b", "a"), "weighted", {"weights": torch.tensor([1.0, 0.0])}))
     torch.testing.assert_close(ensemble(IMAGES), b)
     torch.testing.assert_close(ensemble_of(one, EnsembleSpec(("a",), "mean"))(IMAGES), a)
-
-
-def test_ensemble_of_an_absent_client_names_it() -> None:
-    with pytest.raises(OneShotError, match="without an upload: z; there are a, b"):
-        ensemble_of(job(fedens.METHOD), EnsembleSpec(("a", "z"), "mean"))
-
-
-def test_load_of_an_empty_outcome_is_refused() -> None:
-    with pytest.raises(OneShotError, match="neither a student nor an ensemble"):
-        load_model(Outcome(), job(fedens.METHOD))
 
 
 def test_ensemble_in_int8_quantises_its_members_in_memory_and_from_a_folder(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -75,16 +74,6 @@ def test_report_logs_the_first_then_every_five_seconds_and_the_last_once(clock: 
     assert lines[-1] == "x: epoch 12 of 12, 12 s elapsed"
 
 
-def test_report_after_a_resumption_reckons_with_the_epochs_of_this_process(clock: Clock, folder: RoundFolder) -> None:
-    folder.save_checkpoint(snapshot(100))
-    lines: list[str] = []
-    journal = Journal(folder, lines.append, label="x")
-    journal.resume()
-    clock.now += 10
-    journal.report(110, 200)
-    assert lines == ["x: resumed after epoch 100", "x: epoch 110 of 200, 10 s elapsed, about 1 min 30 s left"]
-
-
 def test_time_left_leaves_out_the_time_before_the_first_epoch_and_does_not_climb_within_one(clock: Clock) -> None:
     lines: list[str] = []
     journal = Journal(None, lines.append, label="x")
@@ -120,43 +109,6 @@ def test_report_within_the_first_epoch_says_its_steps_and_the_rest_without_the_s
     ]
 
 
-def test_report_is_logged_as_often_as_the_environment_says(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(journal_module.LOG_VARIABLE, "1")
-    lines: list[str] = []
-    journal = Journal(None, lines.append, label="x")
-    for step in range(1, 5):
-        clock.now += 1
-        journal.report(step, 12)
-    assert len(lines) == 4
-
-
-def test_report_before_any_epoch_is_done_guesses_nothing(clock: Clock) -> None:
-    lines: list[str] = []
-    journal = Journal(None, lines.append, label="x")
-    clock.now += 3
-    journal.report(0, 200)
-    assert lines == ["x: epoch 0 of 200, 3 s elapsed"]
-
-
-def test_tick_is_called_at_most_every_half_second_by_whomever(clock: Clock) -> None:
-    times: list[float] = []
-    journal = Journal(None, lambda _: None, label="x", tick=lambda: times.append(clock.now - 1000))
-    for _ in range(13):
-        journal.report(1, 10)
-        journal.tick()
-        clock.now += 0.125
-    assert times == [0.0, 0.5, 1.0, 1.5]
-
-
-def test_tick_that_raises_ends_the_stage() -> None:
-    def lost() -> None:
-        raise RuntimeError("lost")
-
-    with pytest.raises(RuntimeError, match="lost"), Journal(None, lambda _: None, label="x", tick=lost) as journal:
-        journal.report(1, 2)
-    assert not any(thread.name == "journal-heartbeat" for thread in threading.enumerate())
-
-
 def test_heartbeat_says_the_last_known_state_when_nothing_else_is_logged() -> None:
     lines: list[str] = []
     with Journal(None, lines.append, label="x", heartbeat_s=0.05) as journal:
@@ -169,16 +121,6 @@ def test_heartbeat_says_the_last_known_state_when_nothing_else_is_logged() -> No
     said = len(lines)
     time.sleep(0.12)
     assert len(lines) == said
-
-
-def test_heartbeat_is_silent_while_the_stage_speaks() -> None:
-    lines: list[str] = []
-    with Journal(None, lines.append, label="x", heartbeat_s=30.0) as journal:
-        began = time.monotonic()
-        for step in range(1, 4):
-            journal.report(step, 9)
-    assert lines == ["x: epoch 1 of 9, 0 s elapsed, about 0 s left"]
-    assert time.monotonic() - began < 5.0  # leaving does not wait for the next beat
 
 
 def wait_for(condition: object, seconds: float = 5.0) -> None:
@@ -207,16 +149,6 @@ def test_checkpoint_is_taken_only_after_the_interval(clock: Clock, folder: Round
     assert saved.step == 6
 
 
-def test_save_keeps_a_snapshot_taken_elsewhere_and_restarts_the_interval(clock: Clock, folder: RoundFolder) -> None:
-    journal = Journal(folder, lambda _: None, label="x", interval_s=20.0)
-    clock.now += 25
-    journal.save(snapshot(4))
-    journal.checkpoint(lambda: pytest.fail("not due"))
-    saved = folder.load_checkpoint()
-    assert saved is not None
-    assert saved.step == 4
-
-
 def test_resume_goes_on_from_the_checkpoint_with_every_epoch_once(folder: RoundFolder) -> None:
     first: Progress = Journal(folder, lambda _: None, label="x", interval_s=0.0)
     assert first.resume() is None
@@ -232,31 +164,3 @@ def test_resume_goes_on_from_the_checkpoint_with_every_epoch_once(folder: RoundF
     assert torch.equal(found.state["w"], torch.full((2,), 2.0))
     second.record({"epoch": 3})
     assert folder.metrics() == [{"about": "clients"}, {"epoch": 1}, {"epoch": 2}, {"epoch": 3}]
-
-
-def test_resume_without_a_checkpoint_starts_the_epochs_anew(folder: RoundFolder) -> None:
-    folder.record({"about": "clients"})
-    folder.record({"epoch": 0})
-    folder.record({"epoch": 1})
-    journal = Journal(folder, lambda _: None, label="x")
-    assert journal.resume() is None
-    assert journal.resumed_at == 0
-    assert folder.metrics() == [{"about": "clients"}]
-
-
-def test_journal_without_a_folder_keeps_nothing_and_takes_nothing() -> None:
-    journal = Journal(None, lambda _: None, label="x", interval_s=0.0)
-    assert journal.resume() is None
-    journal.record({"epoch": 1})
-    journal.checkpoint(lambda: pytest.fail("nowhere to keep it"))
-    journal.save(snapshot(1))
-    assert journal.resumed_at == 0
-
-
-def test_note_in_a_row_is_kept_and_logged_once(folder: RoundFolder) -> None:
-    lines: list[str] = []
-    journal = Journal(folder, lines.append, label="dense")
-    journal.record({"note": "no client has batch normalisation"})
-    journal.record({"epoch": 1})
-    assert lines == ["dense: no client has batch normalisation"]
-    assert folder.metrics() == [{"note": "no client has batch normalisation"}, {"epoch": 1}]

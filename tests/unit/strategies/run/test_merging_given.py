@@ -56,49 +56,12 @@ def test_models_of_another_form_are_named_in_one_line(models: Any, said: str, mo
         merge(models, "fedens", model=model, **SHAPE)
 
 
-def test_any_list_of_modules_is_taken() -> None:
-    models = [Net(), Net()]
-    for given in (tuple(models), iter(models), nn.ModuleList(models)):
-        assert merge(given, "fedens", **SHAPE).clients == ("client-000", "client-001")  # type: ignore[arg-type]
-
-
-def test_sizes_by_other_names_are_refused() -> None:
-    with pytest.raises(OptionError, match="num_examples and models differ in 0: must have the same names"):
-        merge([Net()], "fedens", num_examples={0: 5}, **SHAPE)  # type: ignore[dict-item]
-
-
-@pytest.mark.parametrize("kind", [np.array, torch.tensor, lambda sizes, **_: [np.int64(size) for size in sizes]])
-def test_sizes_and_counts_of_numpy_and_torch_are_numbers(kind: Any) -> None:
-    sized = merge([Net(), Net()], "dw-fedens", num_examples=kind([5, 7]), **SHAPE)
-    assert [upload.num_examples for upload in sized.job.uploads] == [5, 7]
-    counts = [[200, 100, 3, 0], [1, 1, 1, 1]]
-    for given in (np.array(counts, dtype="uint8"), [np.array(row, dtype="uint8") for row in counts]):
-        counted = merge([Net(), Net()], "fedens", label_counts=given, **SHAPE)  # type: ignore[arg-type]
-        assert [upload.num_examples for upload in counted.job.uploads] == [303, 4]
-
-
 @pytest.mark.parametrize("sizes", [[True], np.array([True]), torch.tensor([True]), np.array([2.5])])
 def test_sizes_and_counts_that_are_no_whole_numbers_are_refused(sizes: Any) -> None:
     with pytest.raises(OneShotError, match=r"num-examples is (True|2\.5): must be a positive whole number"):
         merge([Net()], "fedens", num_examples=sizes, **SHAPE)
     with pytest.raises(OneShotError, match="label-counts is .*: must be 4 whole numbers from 0"):
         merge([Net()], "fedens", label_counts=[[0.5, 1.5, 1.0, 0.0]], **SHAPE)  # type: ignore[list-item]
-
-
-def test_labels_in_a_column_count_as_labels() -> None:
-    result, labels = merge([Net(), Net()], "fedens", **SHAPE), torch.tensor([0, 1, 2, 3, 0, 1])
-
-    expected = result.evaluate([(IMAGES, labels)])
-
-    assert result.evaluate([(IMAGES, labels[:, None])]) == expected
-    assert result.evaluate([(IMAGES, labels.numpy())]) == expected  # type: ignore[list-item]
-
-
-@pytest.mark.parametrize("labels", [torch.zeros(6, 4), torch.zeros(1), torch.zeros(())])
-def test_labels_that_are_not_one_per_example_are_refused(labels: torch.Tensor) -> None:
-    shape = re.escape(str(list(labels.shape)))
-    with pytest.raises(OptionError, match=rf"labels have shape {shape}: must be one per example, \[6\]"):
-        merge([Net()], "fedens", **SHAPE).evaluate([(IMAGES, labels)])
 
 
 def test_an_ensemble_of_two_architectures_needs_no_student() -> None:

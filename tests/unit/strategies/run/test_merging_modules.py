@@ -6,7 +6,6 @@ import copy
 import threading
 from collections.abc import Callable
 from functools import partial
-from itertools import permutations
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from torch.nn.utils import parametrizations
 
 from strategies import load_ensemble_module, merge
 from strategies.core.errors import OptionError
-from strategies.run.copies import copies_of, difference, maker_of
+from strategies.run.copies import copies_of, difference
 
 SHAPE: dict[str, Any] = {"num_classes": 4, "input_shape": (1, 8, 8), "threads": 1, "log": str}
 IMAGES = torch.linspace(-1, 1, 6 * 64).view(6, 1, 8, 8)
@@ -133,13 +132,6 @@ def test_modules_that_differ_in_their_weights_alone_are_of_one_architecture(buil
     assert not copies.difference
 
 
-def test_architectures_are_named_in_the_order_of_clients_names() -> None:
-    copies = copies_of({"c": layers(0.1), "b": layers(0.5), "a": layers(0.1)}, "classifier")
-
-    assert copies.architectures == {"a": "Sequential", "b": "Sequential-2", "c": "Sequential"}
-    assert copies.difference == "models 'a' and 'b' differ in '1.p'"
-
-
 @pytest.mark.parametrize(
     ("method", "student", "said"),
     [
@@ -166,11 +158,6 @@ def test_a_method_that_needs_one_architecture_says_what_differs(method: str, stu
     assert merge(models, "fedavg", model=Holder, **SHAPE).student is not None
 
 
-def test_decoders_of_two_architectures_are_refused() -> None:
-    with pytest.raises(OptionError, match=r"models 'a' and 'b' differ in '0.weight': must be of one architecture"):
-        copies_of({"a": nn.Sequential(nn.Linear(3, 4)), "b": nn.Sequential(nn.Linear(3, 5))}, "cvae")
-
-
 class Keeping(Holder):
     """Keeps its last features, as for a picture of what it looks at."""
 
@@ -191,15 +178,6 @@ def test_a_module_that_has_no_copy_asks_for_its_builder() -> None:
             assert merge([module], "fedens", model=Keeping, **SHAPE).ensemble is not None
 
 
-def test_a_card_never_names_a_class_that_builds_another_module() -> None:
-    (same,), (other,) = (
-        copies_of({"a": Holder(held)}, "classifier").builders.values() for held in (torch.relu, torch.sin)
-    )
-
-    assert maker_of(same) == f"{__name__}:Holder"
-    assert maker_of(other) == ""
-
-
 def test_a_saved_ensemble_of_two_architectures_is_read_with_both(tmp_path: Any) -> None:
     result = merge([Holder(torch.relu), Holder(torch.sin)], "fedens", **SHAPE)
     result.save(tmp_path)
@@ -209,37 +187,3 @@ def test_a_saved_ensemble_of_two_architectures_is_read_with_both(tmp_path: Any) 
     assert result.ensemble is not None
     with torch.no_grad():
         torch.testing.assert_close(loaded(IMAGES), result.ensemble(IMAGES))
-
-
-@pytest.mark.parametrize(
-    "kinds", [(torch.float64, torch.float32), (torch.float32, torch.float64), (torch.bfloat16,) * 2]
-)
-def test_modules_of_another_precision_are_merged_in_float32(kinds: tuple[torch.dtype, ...]) -> None:
-    models = [layers().to(kind) for kind in kinds]
-    merged = merge(models, "fedavg", **SHAPE).student
-    assert merged is not None
-    mean = sum(model.state_dict()["2.weight"].float() for model in models) / len(models)
-    torch.testing.assert_close(merged.state_dict()["2.weight"], mean)
-    assert [model.state_dict()["2.weight"].dtype for model in models] == [*kinds]  # the caller's stay as they are
-
-
-def test_a_student_of_modules_keeps_a_part_that_is_frozen_and_trains_one_that_is_frozen_as_a_whole() -> None:
-    part, whole = Holder(), Holder().requires_grad_(False)
-    part.body.requires_grad_(False)
-    part.head.bias.requires_grad_(False)
-    for module, drawn in ((part, ["head.weight"]), (whole, ["body.weight", "body.bias", "head.weight", "head.bias"])):
-        (build,) = copies_of({"a": module}, "classifier").builders.values()
-        student, given = dict(build().named_parameters()), dict(module.named_parameters())
-        assert [name for name, value in student.items() if value.requires_grad] == drawn
-        assert [name for name, value in student.items() if not torch.equal(value, given[name])] == drawn
-
-
-@pytest.mark.parametrize("order", list(permutations(range(3))))
-def test_a_part_is_frozen_in_the_student_if_every_module_that_trains_has_it_frozen(order: tuple[int, ...]) -> None:
-    part, more, whole = Holder(), Holder(), Holder().requires_grad_(False)
-    part.body.requires_grad_(False)
-    more.body.weight.requires_grad_(False)
-    modules = dict(zip("abc", ([part, more, whole][number] for number in order), strict=True))
-    (build,) = copies_of(modules, "classifier").builders.values()
-    trained = [name for name, value in build().named_parameters() if value.requires_grad]
-    assert trained == ["body.bias", "head.weight", "head.bias"]

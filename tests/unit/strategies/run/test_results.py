@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from strategies import results
-from strategies.run.results import COLUMNS, list_runs
+from strategies.run.results import COLUMNS
 
 
 def written(folder: Path, **files: Any) -> None:
@@ -61,57 +61,9 @@ def test_results_hold_a_row_for_each_run_and_each_result_of_a_comparison(runs: P
     assert cells["best_accuracy"].iloc[1] == 86.0
 
 
-def test_results_group_over_seeds(runs: Path) -> None:
-    found = results(str(runs))
-    means = found[found["kind"] == "run"].groupby("method")["accuracy"].agg(["count", "mean", "std"])
-
-    assert means.loc["tally"].tolist() == pytest.approx([2, 85.0, 50.0**0.5])
-
-
 def test_results_without_a_folder_are_those_of_the_usual_place(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ONESHOT_RUNS", str(runs))
     assert len(results()) == 5
     monkeypatch.setenv("ONESHOT_RUNS", str(runs / "absent"))
     assert results().empty
     assert list(results().columns) == list(COLUMNS)
-
-
-def test_the_list_reads_the_same_runs(runs: Path) -> None:
-    rows = list_runs(runs)
-    assert [row["run"] for row in rows] == ["run-1", "run-0", "begun"]
-    assert rows[-1] == {
-        "run": "begun", "created": "2026-01-03", "kind": "run", "method": "dense", "data": "", "clients": 5, "seed": 0,
-        "status": "unfinished", "accuracy": None,
-    }  # fmt: skip
-
-
-def test_runs_of_several_time_zones_are_sorted_by_the_instant(tmp_path: Path) -> None:
-    for name, created in (
-        ("second", "2026-01-01T10:00:02+00:00"),
-        ("first", "2026-01-01T11:00:01+01:00"),
-        ("odd", "3"),
-    ):
-        written(tmp_path / name, run={"created": created})
-
-    assert (
-        [row["run"] for row in list_runs(tmp_path)] == results(tmp_path)["run"].tolist() == ["odd", "first", "second"]
-    )
-
-
-def test_the_clients_of_a_run_in_rounds_are_counted_though_they_upload_nothing(tmp_path: Path) -> None:
-    written(tmp_path / "rounds", run={"method": "iterative", "num-supernodes": 4}, result={"uploads": 0})
-
-    assert [row["clients"] for row in list_runs(tmp_path)] == [4]
-
-
-def test_imported_uploads_are_no_unfinished_run(tmp_path: Path) -> None:
-    written(tmp_path / "zoo", run={"method": "tally", "imported-from": "/zoo"})
-
-    assert [(row["kind"], row["status"]) for row in list_runs(tmp_path)] == [("import", "imported")]
-
-
-def test_what_is_left_of_a_killed_import_is_no_run(tmp_path: Path) -> None:
-    written(tmp_path / ".20260101-100000-import-zoo-1a2b3c.0a1b2c3d.tmp", run={"imported-from": "/zoo"})
-    written(tmp_path / ".hidden", run={"method": "tally"})
-
-    assert [row["run"] for row in list_runs(tmp_path)] == results(tmp_path)["run"].tolist() == [".hidden"]

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
-import pickle
 import signal
 from datetime import datetime
 from pathlib import Path
@@ -51,16 +48,6 @@ def test_accept_stores_weights_and_facts_and_returns_the_upload(folder: RoundFol
     assert upload.facts == first.facts
 
 
-def test_uploads_are_in_the_order_of_names_and_read_anew_after_pickling(folder: RoundFolder) -> None:
-    for client, value in (("c", 3.0), ("a", 1.0), ("b", 2.0)):
-        give(folder, client, value)
-    uploads = pickle.loads(pickle.dumps(RoundFolder(folder.path, None).uploads()))  # noqa: S301
-    assert [upload.client for upload in uploads] == ["a", "b", "c"]
-    assert [upload.read()["steps"].item() for upload in uploads] == [1, 2, 3]
-    uploads[0].read()["w"].fill_(9.0)
-    assert torch.equal(uploads[0].read()["w"], torch.ones(4))
-
-
 def test_accept_of_a_second_upload_under_one_name_keeps_the_first(folder: RoundFolder) -> None:
     give(folder, "a", 1.0)
     with pytest.raises(UploadError, match="^a: its upload is already here"):
@@ -74,30 +61,6 @@ def test_accept_under_a_name_that_is_invalid_is_refused(folder: RoundFolder, cli
     with pytest.raises(UploadError, match="it is no client name: must be a name that matches"):
         give(folder, client)
     assert names(folder.path) == ["lock"]
-
-
-def test_accept_where_the_file_system_ignores_case_spares_the_other_clients_file(folder: RoundFolder) -> None:
-    give(folder, "a", 1.0)
-    # As such a file system would have it: both names lead to one file.
-    os.link(folder.path / "uploads" / "a.safetensors", folder.path / "uploads" / "A.safetensors")
-    with pytest.raises(UploadError, match="^A: the file system cannot tell"):
-        give(folder, "A", 2.0)
-    assert torch.equal(folder.uploads()[0].read()["w"], torch.ones(4))
-
-
-def test_accept_of_names_that_differ_in_case_keeps_both(folder: RoundFolder) -> None:
-    (folder.path / "CASE").touch()
-    if (folder.path / "case").exists():
-        pytest.skip("this file system ignores case")
-    give(folder, "a", 1.0)
-    give(folder, "A", 2.0)
-    assert [upload.read()["steps"].item() for upload in folder.uploads()] == [2, 1]
-
-
-def test_accept_of_unstorable_values_names_client_and_tensor(folder: RoundFolder) -> None:
-    with pytest.raises(UploadError, match="^a: tensor 'w'"):
-        folder.accept(UploadFacts("a", "lenet5", 1), {"w": "text"})  # type: ignore[dict-item]
-    assert folder.held() == []
 
 
 def test_accept_when_the_disk_is_full_at_any_call_leaves_nothing_and_goes_on(
@@ -124,27 +87,6 @@ def test_accept_when_the_disk_is_full_at_any_call_leaves_nothing_and_goes_on(
     assert len(folder.uploads()) == 2
 
 
-def test_accept_when_the_disk_fails_at_the_very_first_upload_goes_on(tmp_path: Path, faults: Faults) -> None:
-    lock = FolderLock(tmp_path)
-    calls = faults.count(lambda: give(RoundFolder(tmp_path / "counted", lock), "a"))
-    assert calls == 7  # as ever, and three for the folders and the index, which are new
-    for at in range(calls):
-        folder = RoundFolder(tmp_path / str(at), lock)
-        with faults.at(at, disk_full), pytest.raises(UploadError, match="disk full"):
-            give(folder, "a")
-        assert folder.held() == []
-        give(folder, "a")
-        assert folder.held() == ["a"]
-
-
-def test_accept_when_the_disk_refuses_otherwise_gives_its_reason(folder: RoundFolder, faults: Faults) -> None:
-    def broken() -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    with faults.at(1, broken), pytest.raises(UploadError, match="^a: Input/output error, its upload is not stored"):
-        give(folder, "a")
-
-
 def test_accept_when_killed_at_any_call_is_accepted_whole_or_can_be_repeated(
     folder: RoundFolder, faults: Faults
 ) -> None:
@@ -167,15 +109,6 @@ def test_accept_when_killed_at_any_call_is_accepted_whole_or_can_be_repeated(
 
 def store_without_lock(folder: RoundFolder, client: str) -> None:
     folder._uploads.accept(UploadFacts(client, "lenet5", 10, (4, 6)), weights(2.0))
-
-
-def test_an_upload_file_without_its_line_is_not_accepted_and_is_replaced(folder: RoundFolder) -> None:
-    (folder.path / "uploads").mkdir()
-    (folder.path / "uploads" / "a.safetensors").write_bytes(b"half")
-    assert folder.held() == []
-    assert folder.uploads() == ()
-    give(folder, "a")
-    assert torch.equal(folder.uploads()[0].read()["w"], torch.ones(4))
 
 
 def test_a_torn_last_line_of_the_index_is_not_accepted_and_is_overwritten(folder: RoundFolder) -> None:
@@ -209,20 +142,6 @@ def test_uploads_with_a_damaged_file_names_it_both_digests_and_the_remedy(folder
         upload.read()
 
 
-def test_uploads_with_a_missing_file_names_it(folder: RoundFolder) -> None:
-    give(folder, "a")
-    (folder.path / "uploads" / "a.safetensors").unlink()
-    with pytest.raises(StoreError, match=r"a\.safetensors: damaged upload .* found no readable file"):
-        folder.uploads()
-
-
-@pytest.mark.parametrize("line", ['{"client": "a"}', '{"client": "../a", "architecture": "x", "label_counts": null}'])
-def test_records_with_a_line_of_another_kind_is_a_store_error(folder: RoundFolder, line: str) -> None:
-    (folder.path / "uploads.jsonl").write_text(line + "\n")
-    with pytest.raises(StoreError, match="damaged line"):
-        folder.records()
-
-
 def test_refuse_keeps_client_reason_and_time_in_order(folder: RoundFolder) -> None:
     folder.refuse("a", "field 'w': not finite")
     folder.refuse("not/a name", "name")
@@ -231,16 +150,6 @@ def test_refuse_keeps_client_reason_and_time_in_order(folder: RoundFolder) -> No
         ("not/a name", "name"),
     ]
     assert datetime.fromisoformat(folder.refused()[0]["time"]).tzinfo is not None
-
-
-def test_refuse_when_the_disk_is_full_is_remembered_and_does_not_end_the_round(
-    folder: RoundFolder, faults: Faults
-) -> None:
-    folder.refuse("a", "first")
-    with faults.at(0, disk_full):
-        folder.refuse("b", "disk full")
-    assert [row["client"] for row in folder.refused()] == ["a", "b"]
-    assert [row["client"] for row in RoundFolder(folder.path, None).refused()] == ["a"]
 
 
 def test_metrics_after_truncation_hold_every_epoch_once(folder: RoundFolder) -> None:
@@ -257,11 +166,6 @@ def test_metrics_after_truncation_hold_every_epoch_once(folder: RoundFolder) -> 
         {"epoch": 2, "loss": None},
         {"epoch": 3, "loss": 0.5},
     ]
-
-
-def test_metrics_of_a_new_round_are_none_and_truncate(folder: RoundFolder) -> None:
-    folder.truncate_metrics(-1)
-    assert folder.metrics() == []
 
 
 def test_save_checkpoint_brings_metrics_to_the_disk_first(folder: RoundFolder, faults: Faults) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from store_faults import Faults, disk_full, names
+from store_faults import names
 
 from strategies.core.durable import sha256_file, unsealed
 from strategies.core.errors import StoreError
@@ -51,10 +51,6 @@ def test_create_makes_its_folder_for_this_user_alone_and_leaves_one_that_is_ther
     assert [oct(folder.stat().st_mode & 0o777) for folder in made] == ["0o700", "0o750"]
 
 
-def test_create_twice_gives_different_ids(tmp_path: Path, run: RunFolder) -> None:
-    assert RunFolder.create(tmp_path / "other", {}).id != run.id
-
-
 def test_create_over_a_run_says_to_resume_and_leaves_it(run: RunFolder) -> None:
     run.close()
     before = sha256_file(run.path / "run.json")
@@ -68,22 +64,6 @@ def test_create_in_a_folder_of_something_else_leaves_it_alone(tmp_path: Path) ->
     with pytest.raises(StoreError, match=r"not empty \(thesis.tex is there\)"):
         RunFolder.create(tmp_path, {})
     assert names(tmp_path) == ["thesis.tex"]
-
-
-def test_create_below_a_file_is_a_store_error(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(StoreError, match="file"):
-        RunFolder.create(tmp_path / "file" / "run", {})
-
-
-def test_create_when_the_disk_fails_can_be_repeated(tmp_path: Path, faults: Faults) -> None:
-    for index in range(5):
-        with faults.at(index, disk_full), pytest.raises(StoreError, match="No space"):
-            RunFolder.create(tmp_path / f"run-{index}", {})
-        if not (tmp_path / f"run-{index}" / "run.json").exists():
-            RunFolder.create(tmp_path / f"run-{index}", {}).close()
-        with RunFolder.open(tmp_path / f"run-{index}") as run:
-            assert run.id
 
 
 @pytest.mark.parametrize("content", [None, "", '{"id": ', "[]", '{"method": "dense"}'])
@@ -115,22 +95,6 @@ def test_open_by_a_second_writer_fails_while_readers_may(run: RunFolder) -> None
         run.round().record({})
 
 
-def test_open_or_create_makes_a_run_once_and_opens_it_after(tmp_path: Path) -> None:
-    with RunFolder.open_or_create(tmp_path / "run", {"seed": 1}) as first:
-        assert first.info["seed"] == 1
-    with RunFolder.open_or_create(tmp_path / "run", {"seed": 2}) as second:
-        assert (second.id, second.info["seed"]) == (first.id, 1)
-
-
-def test_open_where_writing_is_not_allowed_is_one_line(run: RunFolder) -> None:
-    run.close()
-    (run.path / "lock").unlink()
-    (run.path / "lock").mkdir()
-    with pytest.raises(StoreError, match="not writable"):
-        RunFolder.open(run.path)
-    assert RunFolder.open(run.path, write=False).id == run.id
-
-
 def test_open_after_a_killed_writer_removes_temporaries_and_repairs_lines(run: RunFolder) -> None:
     later = run.round(2)
     later.accept(UploadFacts("a", "x", 1), STATE)
@@ -144,14 +108,6 @@ def test_open_after_a_killed_writer_removes_temporaries_and_repairs_lines(run: R
     assert names(later.path / "uploads") == ["a.safetensors", "b.safetensors"]
 
 
-def test_open_to_write_with_an_index_damaged_in_the_middle_is_refused_and_gives_the_lock_back(run: RunFolder) -> None:
-    run.close()
-    (run.path / "uploads.jsonl").write_bytes(b"\0\n{}\n")
-    for _ in range(2):
-        with pytest.raises(StoreError, match="line 1 is damaged"):
-            RunFolder.open(run.path)
-
-
 def test_round_one_is_the_run_folder_and_later_ones_are_below(run: RunFolder) -> None:
     assert run.round().path == run.path
     assert run.round(3).path == run.path / "round-3"
@@ -163,12 +119,6 @@ def test_round_one_is_the_run_folder_and_later_ones_are_below(run: RunFolder) ->
     assert run.round(1).load_checkpoint() is None
     with pytest.raises(StoreError, match="round 0"):
         run.round(0)
-
-
-def test_result_is_none_until_written(run: RunFolder) -> None:
-    assert run.result() is None
-    run.write_result({"accuracy": 71.5})
-    assert RunFolder.open(run.path, write=False).result() == {"accuracy": 71.5}
 
 
 def test_student_and_images_come_back_as_saved(run: RunFolder) -> None:
@@ -200,28 +150,6 @@ def test_default_run_dir_prefers_the_users_then_the_variable_then_here(
     assert default_run_dir("mine", "dense") == tmp_path / "mine"
     assert default_run_dir("", "dense", parent=tmp_path / "beside").parent == tmp_path / "beside"
     assert default_run_dir("mine", "dense", parent=tmp_path / "beside") == tmp_path / "mine"
-
-
-def test_default_run_dir_where_nothing_can_be_written_names_the_setting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("ONESHOT_RUNS", raising=False)
-    monkeypatch.setattr(os, "access", lambda *_: False)
-    with pytest.raises(StoreError, match="run-dir or ONESHOT_RUNS"):
-        default_run_dir("", "dense")
-
-
-def test_default_run_dir_in_a_folder_whose_name_no_setting_can_hold_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    odd = tmp_path / os.fsdecode(b"b\xff")
-    odd.mkdir()
-    monkeypatch.chdir(odd)
-    monkeypatch.delenv("ONESHOT_RUNS", raising=False)
-    with pytest.raises(StoreError, match="not UTF-8"):
-        default_run_dir("", "dense")
-    assert default_run_dir(str(tmp_path / "here"), "dense") == tmp_path / "here"
 
 
 def work_without_end(path: Path, ready: int) -> None:
@@ -288,16 +216,6 @@ def test_a_run_dir_with_other_files_is_refused_before_the_run_and_a_run_folder_i
         assert default_run_dir(str(tmp_path / named), "dense") == tmp_path / named
     with pytest.raises(StoreError, match=r"not empty \(empty is there\); a new run needs a folder of its own"):
         default_run_dir(str(tmp_path), "dense")
-
-
-def test_a_run_dir_when_it_is_a_file_or_below_one_is_refused_before_the_run(tmp_path: Path) -> None:
-    file = tmp_path / "notes.txt"
-    file.write_text("no folder")
-
-    for named in (file, file / "run"):
-        with pytest.raises(StoreError, match=r"notes\.txt is no folder that can be written to"):
-            default_run_dir(str(named), "dense")
-    assert default_run_dir(str(tmp_path / "a/b"), "dense") == tmp_path / "a/b"
 
 
 def test_a_run_folder_that_is_closed_to_this_user_is_one_line(

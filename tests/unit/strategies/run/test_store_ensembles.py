@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from store_faults import Faults, disk_full
 
 from strategies.core.durable import sealed
@@ -56,25 +54,6 @@ def test_ensemble_members_take_no_space_twice(run: RunFolder) -> None:
     assert not (run.path / "ensemble" / "members" / "c.safetensors").exists()
 
 
-def test_ensemble_where_links_fail_is_copied(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_links(*_: object) -> None:
-        raise OSError("no hard links here")
-
-    monkeypatch.setattr(os, "link", no_links)
-    run.save_ensemble(SPEC, run.round().uploads())
-    check(*load_ensemble(run.path, BUILDERS))
-    assert not (run.path / "ensemble" / "members" / "a.safetensors").samefile(run.path / "uploads" / "a.safetensors")
-
-
-def test_ensemble_of_uploads_in_memory_is_written_out(run: RunFolder) -> None:
-    uploads = [
-        Upload(UploadFacts("a", "x"), lambda: {"w": torch.zeros(2)}),
-        Upload(UploadFacts("b", "y", 1, (1, 1)), lambda: {"w": torch.ones(2)}),
-    ]
-    run.save_ensemble(SPEC, uploads)
-    check(*load_ensemble(run.path, BUILDERS))
-
-
 def test_ensemble_saved_again_replaces_the_first_and_after_a_failure_there_is_never_a_part(
     run: RunFolder, faults: Faults
 ) -> None:
@@ -119,32 +98,6 @@ def test_a_part_that_a_killed_process_has_left_is_replaced_and_the_only_copy_is_
     state = {"w": torch.zeros(2)}
     ensembles.save_ensemble(place, EnsembleSpec(("a",), "mean"), [Upload(UploadFacts("a", "x"), lambda: state)])
     assert load_ensemble(run.path, BUILDERS)[0].clients == ("a",)
-
-
-def test_an_ensemble_of_files_in_its_own_folder_takes_their_place(tmp_path: Path) -> None:
-    spec, state = EnsembleSpec(("a",), "mean"), {"w": torch.arange(2.0)}
-    ensembles.save_ensemble(tmp_path / "e", spec, [Upload(UploadFacts("a", "x"), lambda: state)])
-    file = tmp_path / "e" / "members" / "a.safetensors"
-
-    ensembles.save_ensemble(tmp_path / "e", spec, [Upload(UploadFacts("a", "x"), lambda: load_file(file))])
-
-    assert torch.equal(load_file(file)["w"], state["w"])
-
-
-def test_ensemble_with_a_member_that_was_not_uploaded_names_it(run: RunFolder) -> None:
-    with pytest.raises(StoreError, match="without an upload: absent"):
-        run.save_ensemble(EnsembleSpec(("a", "absent"), "mean"), run.round().uploads())
-
-
-def test_load_ensemble_with_an_unknown_architecture_names_it_and_the_known(run: RunFolder) -> None:
-    run.save_ensemble(SPEC, run.round().uploads())
-    with pytest.raises(StoreError, match="unknown architecture y; known are x"):
-        load_ensemble(run.path, {"x": BUILDERS["x"]})
-
-
-def test_load_ensemble_without_one_says_so(run: RunFolder) -> None:
-    with pytest.raises(StoreError, match="holds no ensemble"):
-        load_ensemble(run.path, BUILDERS)
 
 
 @pytest.mark.parametrize("name", ["members/a.safetensors", "combiner.safetensors", "ensemble.json"])

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from store_faults import Faults, disk_full
 
 from strategies.core.errors import StoreError
 from strategies.run.lines import JsonLines
@@ -28,14 +27,6 @@ def largest_file(size: int) -> Iterator[None]:
 @pytest.fixture
 def lines(tmp_path: Path) -> JsonLines:
     return JsonLines(tmp_path / "x.jsonl")
-
-
-def test_rows_of_an_absent_file_are_none(lines: JsonLines) -> None:
-    assert lines.rows() == []
-    lines.repair()
-    lines.keep(lambda _: False)
-    lines.sync()
-    assert not lines.path.exists()
 
 
 @pytest.mark.parametrize("sync", [True, False])
@@ -69,13 +60,6 @@ def test_append_when_the_disk_fills_inside_a_line_leaves_the_file_as_it_was(line
     assert lines.rows() == [{"n": 1}, {"n": 3}]
 
 
-def test_append_when_sync_fails_takes_the_line_back(lines: JsonLines, faults: Faults) -> None:
-    lines.append({"n": 1})
-    with faults.at(0, disk_full), pytest.raises(OSError, match="No space"):
-        lines.append({"n": 2})
-    assert lines.rows() == [{"n": 1}]
-
-
 def test_a_damaged_line_in_the_middle_is_an_error_only_if_strict(lines: JsonLines) -> None:
     lines.path.write_bytes(b'{"n": 1}\n\0\0\0\n{"n": 3}\n')
     with pytest.raises(StoreError, match="line 2 is damaged"):
@@ -88,16 +72,3 @@ def test_repair_cuts_off_a_damaged_tail(lines: JsonLines, tail: bytes) -> None:
     lines.path.write_bytes(b'{"n": 1}\n' + tail)
     lines.repair()
     assert lines.path.read_bytes() == b'{"n": 1}\n'
-
-
-def test_repair_of_a_strict_file_damaged_more_than_at_its_end_leaves_it(lines: JsonLines) -> None:
-    lines.path.write_bytes(b"\0\n\0\n")
-    with pytest.raises(StoreError, match="line 1 is damaged"):
-        lines.repair()
-    assert lines.path.read_bytes() == b"\0\n\0\n"
-
-
-def test_keep_drops_rows_and_torn_tails(lines: JsonLines) -> None:
-    lines.path.write_bytes(b'{"n": 1}\n{"n": 2}\n{"n": 3}\n{"n"')
-    lines.keep(lambda row: row["n"] != 2)
-    assert lines.path.read_bytes() == b'{"n": 1}\n{"n": 3}\n'

@@ -82,8 +82,3 @@ def test_lock_after_a_fork_is_not_kept_by_the_child(tmp_path: Path) -> None:
         os.waitpid(pid, 0)
         for end in (*ready, go[0]):
             os.close(end)
-
-
-def test_lock_in_a_folder_that_is_absent_is_a_store_error(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="not writable"):
-        FolderLock(tmp_path / "absent")

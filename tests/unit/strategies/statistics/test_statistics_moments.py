@@ -2,10 +2,9 @@
 
 import numpy as np
 import torch
-from statistics_fakes import CLASSES, FEATURES, examples, of
+from statistics_fakes import CLASSES, FEATURES, examples
 
-from strategies.statistics.moments import Moments, mean_variance, moments_from_arrays, moments_to_arrays
-from strategies.statistics.sums import to_arrays
+from strategies.statistics.moments import Moments, moments_from_arrays, moments_to_arrays
 
 ANY = torch.full((FEATURES,), 7.0, dtype=torch.float64)
 
@@ -32,22 +31,6 @@ def test_a_class_of_one_example_has_the_mean_variance_of_the_others() -> None:
     wanted = sum(float(own.counts[c]) * rows[labels == c].numpy().var(0) for c in (0, 1)) / float(own.counts[:2].sum())
     np.testing.assert_allclose(own.variances(ANY)[2], wanted, rtol=1e-9)
     np.testing.assert_allclose(own.means[2], rows[kept][labels[kept] == 2][0], rtol=1e-12)
-
-
-def test_a_client_of_single_examples_has_the_variance_of_the_others() -> None:
-    rows, labels = examples(2)
-    alone = moments(rows[:1], labels[:1])
-    assert torch.equal(alone.variances(ANY)[labels[0]], ANY)
-    assert float(mean_variance([alone]).sum()) == 0.0
-    both = mean_variance([alone, moments(rows, labels)])
-    torch.testing.assert_close(both, mean_variance([moments(rows, labels)]))
-
-
-def test_uploads_without_squares_have_the_spherical_gaussian_of_features_of_norm_one() -> None:
-    rows, labels = examples(3)
-    spherical = moments_from_arrays(to_arrays(of(rows, labels))).variances(ANY)
-    wanted = moments(rows, labels).variances(ANY).mean(1, keepdim=True).expand(-1, FEATURES)
-    torch.testing.assert_close(spherical, wanted, rtol=0, atol=1e-7)
 
 
 def test_arrays_round_once_to_float32() -> None:

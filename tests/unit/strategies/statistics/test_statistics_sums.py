@@ -1,6 +1,3 @@
-import functools
-import operator
-
 import numpy as np
 import pytest
 import torch
@@ -33,50 +30,12 @@ def test_total_of_any_division_in_any_order_is_that_of_all_examples(alpha: float
     torch.testing.assert_close(found.gram, whole.gram, rtol=0, atol=1e-11)
 
 
-def test_total_leaves_its_parts_and_needs_one() -> None:
-    part = of(*examples(0))
-    before = part.gram.clone()
-    Statistics.total([part, part])
-    assert torch.equal(part.gram, before)
-    with pytest.raises(ValueError, match="must be at least one part"):
-        Statistics.total([])
-
-
-def test_a_difference_is_the_rest() -> None:
-    rows, labels = examples(2)
-    rest = of(rows, labels) - of(rows[:30], labels[:30])
-    torch.testing.assert_close(rest.gram, of(rows[30:], labels[30:]).gram, rtol=0, atol=1e-12)
-
-
 def test_scatter_is_numpys_covariance_times_n() -> None:
     rows, labels = examples(3)
     found = of(rows, labels)
     np.testing.assert_allclose(found.scatter, np.cov(rows.numpy().T, bias=True) * len(rows), atol=1e-12)
     centred = rows - torch.stack([rows[labels == c].mean(0) for c in range(CLASSES)])[labels]
     torch.testing.assert_close(found.scatter_within, centred.T @ centred, rtol=0, atol=1e-12)
-
-
-def test_class_means_of_an_absent_class_are_the_mean() -> None:
-    rows, labels = examples(3)
-    found = of(rows[labels < 2], labels[labels < 2])
-    torch.testing.assert_close(found.class_means[2], rows[labels < 2].mean(0))
-
-
-def test_weighted_examples_have_their_means_though_they_weigh_less_than_one() -> None:
-    made = of(*examples(4, 30))
-    light = made.scaled(0.01)  # a third of an example of each class at most
-    torch.testing.assert_close(light.class_means, made.class_means)
-    torch.testing.assert_close(light.scatter_within, made.scatter_within * 0.01)
-
-
-def test_subtracted_weighted_examples_leave_no_class() -> None:
-    rows, labels = examples(5, 60)
-    rest, gone = of(rows[labels > 0], labels[labels > 0]), of(rows[labels < 2], labels[labels < 2])
-    factors = [0.0123456789 * (k + 1) for k in range(10)]
-    parts = [gone.scaled(factor) for factor in factors]
-    left = functools.reduce(operator.sub, parts, Statistics.total([rest, *parts]))
-    assert left.counts[0] != 0.0  # what rounding leaves
-    torch.testing.assert_close(left.class_means, rest.class_means)
 
 
 def test_arrays_round_once_to_float32_and_keep_counts() -> None:

@@ -72,32 +72,3 @@ def test_a_model_whose_state_holds_more_than_tensors_is_refused() -> None:
 
     with pytest.raises(OptionError, match="'net' has '_extra_state' in its state_dict: must have tensors alone"):
         check_student(with_model(Extra), trained=False)
-
-
-def test_what_is_not_trained_may_answer_otherwise_in_training_mode_and_be_of_float16() -> None:
-    check_student(with_model(lambda: Net(lambda net, z: (z, z) if net.training else z)), trained=False)
-
-
-def test_a_student_with_a_frozen_part_may_be_trained() -> None:
-    def frozen_bias() -> nn.Module:
-        model = Net()
-        model.last.bias.requires_grad_(False)
-        return model
-
-    check_student(with_model(Net))
-    check_student(with_model(frozen_bias))
-
-
-def test_a_default_dtype_of_torch_that_the_stage_does_not_have_is_refused() -> None:
-    torch.set_default_dtype(torch.float64)
-    try:
-        with pytest.raises(OptionError, match=r"default dtype is torch.float64: must be torch.float32"):
-            check_student(tiny())
-    finally:
-        torch.set_default_dtype(torch.float32)
-
-
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_the_check_works_where_the_caller_wants_no_gradients(mode: Callable[[], Any]) -> None:
-    with mode():
-        check_student(with_model(Net))

@@ -12,11 +12,9 @@ from torch import nn
 
 from strategies.core.errors import OptionError
 from strategies.core.facts import UploadFacts
-from strategies.core.kinds import default_normalization, holds_images, tried
 from strategies.feddf import FedDfConfig
-from strategies.fens import FensConfig
 from strategies.method import METHODS, Job, Need, Normalization, Silent, Upload
-from strategies.uploads.needs import check_alone, check_needs, permitted
+from strategies.uploads.needs import check_needs
 
 ROW, TEXT = (5, 1, 1), (1, 1, 6)
 
@@ -43,25 +41,6 @@ def job(shape: tuple[int, int, int] = ROW, config: object = None, proxy: torch.T
     uploads = tuple(Upload(UploadFacts(f"c{k}", "net", 3, (1, 2)), lambda k=k: dict(states[k])) for k in range(2))  # type: ignore[misc]
     same = Normalization((0.0,) * shape[0], (1.0,) * shape[0])
     return Job(uploads, {"net": builder}, "net", 2, shape, same, config, proxy=proxy)
-
-
-@pytest.mark.parametrize(
-    ("shape", "images"), [((3, 32, 32), True), ((1, 2, 2), True), (ROW, False), (TEXT, False), ((1, 1, 1), False)]
-)
-def test_images_have_more_than_one_line(shape: tuple[int, int, int], images: bool) -> None:
-    assert holds_images(shape) is images
-    mean, std = (0.5, 0.5) if images else (0.0, 1.0)
-    assert default_normalization(shape) == Normalization((mean,) * shape[0], (std,) * shape[0])
-
-
-def test_a_text_that_a_model_takes_in_no_form_is_refused_with_both_reasons() -> None:
-    def no_words(x: torch.Tensor) -> torch.Tensor:
-        raise ValueError(f"no {x.dtype}")
-
-    with pytest.raises(TypeError, match="no torch.float32; as whole numbers: no torch.int64"):
-        tried(no_words, TEXT)
-    with pytest.raises(ValueError, match="^no torch.float32$"):
-        tried(no_words, ROW)
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if METHODS[name].needs & {Need.IMAGES, Need.SIDES_OF_FOUR}])
@@ -96,30 +75,6 @@ def test_methods_that_a_refusal_recommends_do_not_lack_anything_either(name: str
     assert {"fedens", "fedavg"} & set(recommended) == {"fedens"}
     for other in recommended:
         check_needs(METHODS[other], replace(poor, config=METHODS[other].config()))
-
-
-def test_method_that_needs_clients_after_the_uploads_is_neither_recommended_nor_begun_without_them() -> None:
-    here = job()
-    assert "fens" not in permitted(here)
-    assert "fedens" in permitted(here)
-    with pytest.raises(OptionError, match="'fens.aggregator' is 'nn', which is trained: without clients it needs"):
-        check_alone(METHODS["fens"], replace(here, config=FensConfig()))
-    check_alone(METHODS["fens"], replace(here, config=FensConfig(aggregator="average")))
-    labelled = (torch.zeros(4, *ROW), torch.zeros(4, dtype=torch.int64))
-    check_alone(METHODS["fens"], replace(here, config=FensConfig(), labelled=labelled))
-
-
-def test_every_method_that_makes_images_says_so() -> None:
-    makers = {name for name in METHODS if METHODS[name].needs & {Need.IMAGES, Need.SIDES_OF_FOUR}}
-    assert {"dense", "co-boosting", "f-dafl", "f-adi"} <= makers
-    assert makers.isdisjoint({"fedavg", "fedens", "feddf"})
-
-
-def test_augmentation_is_refused_for_examples_that_are_no_images() -> None:
-    proxy = torch.zeros(4, *ROW)
-    check_needs(METHODS["feddf"], job(config=FedDfConfig(), proxy=proxy))
-    with pytest.raises(OptionError, match=r"'feddf.augmentation' is 'crop-flip': must be 'none'"):
-        check_needs(METHODS["feddf"], job(config=FedDfConfig(augmentation="crop-flip"), proxy=proxy))
 
 
 @pytest.mark.parametrize(
@@ -160,14 +115,3 @@ def test_feddf_learns_from_rows_and_from_tokens_as_they_are(precision: str) -> N
         apart = (student(proxy).softmax(1) - torch.stack(teachers).mean(0).softmax(1)).abs().max()
         fresh = (given.builders["net"]()(proxy).softmax(1) - torch.stack(teachers).mean(0).softmax(1)).abs().max()
         assert apart < 0.5 * fresh
-
-
-@pytest.mark.parametrize("shape", [ROW, TEXT], ids=["row", "text"])
-def test_tally_teaches_nothing_about_examples_that_are_no_images(shape: tuple[int, int, int]) -> None:
-    proxy = torch.zeros(3, *shape, dtype=torch.int64 if shape == TEXT else torch.float32)
-    given = job(shape, FedDfConfig(), proxy)
-    check_needs(METHODS["feddf"], given)
-    with pytest.raises(
-        OptionError, match="teacher is 'tally', and the examples' shape is .*: allowed with it are images"
-    ):
-        check_needs(METHODS["feddf"], replace(given, teacher="tally"))

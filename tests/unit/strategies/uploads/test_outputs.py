@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 from fl_app.models import builders
-from strategies.core.errors import OptionError, UploadError
-from strategies.uploads.accepted import accepted_of
+from strategies.core.errors import UploadError
 from strategies.uploads.outputs import check_outputs
 
 SHAPE = (1, 8, 8)
@@ -42,10 +41,6 @@ def test_trained_weights_pass_and_global_random_state_stays() -> None:
 STATE = dict(net().state_dict())
 
 
-def test_model_that_takes_other_inputs_is_not_judged() -> None:
-    check_outputs("net", STATE, net, (3, 5, 5))
-
-
 @pytest.mark.parametrize("shape", [(3, 32, 32), (1, 16, 16), (5, 1, 1), (1, 1, 12)])
 def test_no_untrained_model_of_the_zoo_is_refused(shape: tuple[int, int, int]) -> None:
     models = builders(2, shape)
@@ -53,12 +48,3 @@ def test_no_untrained_model_of_the_zoo_is_refused(shape: tuple[int, int, int]) -
     assert small
     for name in small:
         check_outputs(name, dict(models[name]().state_dict()), models[name], shape)
-
-
-def test_run_accepts_the_named_architectures_alone() -> None:
-    models = {"a": net, "b": net, "c+unknown": net}
-
-    assert set(accepted_of(models, "")) == {"a", "b", "c+unknown"}
-    assert set(accepted_of(models, "a, c")) == {"a", "c+unknown"}
-    with pytest.raises(OptionError, match="accepted names d: must be of a, b, c"):
-        accepted_of(models, "a,d")

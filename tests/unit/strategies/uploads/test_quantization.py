@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import io
-import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -30,10 +28,6 @@ from strategies.uploads.quantization import (
 
 Ranges = dict[str, tuple[float, float]]
 SHAPE = (2, 6, 6)
-
-
-def array_bytes(arrays: Mapping[str, np.ndarray[Any, Any]]) -> int:
-    return sum(array.nbytes for array in arrays.values())
 
 
 def net(seed: int = 0) -> nn.Module:
@@ -87,20 +81,6 @@ def test_weights_are_off_by_half_a_step_at_most_even_at_the_ends(sign: int) -> N
     assert int(arrays["w"][-1, 0]) in ((127,) if sign > 0 else (-127, -128))  # 127.5, as float32 has it
 
 
-def test_weights_on_the_grid_stay_there() -> None:
-    arrays = quantized({"w": inputs()})
-    scale = arrays["w/scale"]
-    again = np.rint(dequantized(arrays)["w"].numpy() / scale)
-    np.testing.assert_array_equal(again, arrays["w"])
-
-
-@pytest.mark.parametrize("weight", [torch.zeros(2, 3), torch.zeros(0, 3), torch.full((1, 1), 1e-30)])
-def test_weights_of_nothing_become_zeros(weight: Tensor) -> None:
-    arrays = quantized({"w": weight})
-    assert float(arrays["w/scale"]) == pytest.approx(2**-23)
-    assert torch.equal(dequantized(arrays)["w"], torch.zeros(weight.shape))
-
-
 def test_quantized_keeps_biases_statistics_and_counters_and_shares_no_memory() -> None:
     model = net()
     state = model.state_dict()
@@ -116,25 +96,6 @@ def test_quantized_keeps_biases_statistics_and_counters_and_shares_no_memory() -
     for array in (*arrays.values(), *(value.numpy() for value in again.values())):
         array += 1
     assert all(torch.equal(state[key], before[key]) for key in state)
-
-
-def test_array_bytes_are_those_of_the_values() -> None:
-    model = net()
-    # Convolution 2 * 3 * 9 and linear 48 * 4 in one byte with a scale each, biases, normalisation, a counter of 8.
-    assert array_bytes(quantized(model.state_dict())) == (54 + 4) + (192 + 4) + 4 * (3 + 4) + 4 * 4 * 3 + 8
-
-
-@pytest.mark.parametrize(("arch", "low", "high"), [("lenet5", 3.9, 4), ("cnn5", 3.9, 4), ("resnet8", 3.9, 4)])
-def test_bytes_of_the_zoo_are_a_quarter(arch: str, low: float, high: float) -> None:
-    state = build(arch, num_classes=10, input_shape=(3, 32, 32)).state_dict()
-    size = sum(value.nbytes for value in state.values())
-    assert low < size / array_bytes(quantized(state)) < high
-
-
-@pytest.mark.parametrize("state", [{"w": torch.zeros(2, 2, dtype=torch.int8)}, {"w/scale": torch.zeros(2)}])
-def test_quantized_refuses_tensors_that_look_quantised(state: dict[str, Tensor]) -> None:
-    with pytest.raises(UploadError, match="tensor 'w.*must be no int8, and no name with '/scale'"):
-        quantized(state)
 
 
 Q = np.ones((2, 2), np.int8)
@@ -242,54 +203,6 @@ def test_as_int8_rounds_the_input_and_every_layer_by_itself() -> None:
     assert not torch.allclose(got, model.eval()(inputs(seed=1)), atol=step / 10)
 
 
-def test_as_int8_changes_the_model_itself_and_no_names() -> None:
-    model = net()
-    before = list(model.state_dict())
-    assert as_int8(model, calibrate(model, [inputs()])) is model
-    assert not any(part.training for part in model.modules())
-    assert list(model.state_dict()) == before
-
-
-def test_as_int8_of_a_model_that_closes_over_itself_quantises_what_it_computes() -> None:
-    class Closing(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.fc = nn.Linear(72, 4)
-            self.head = lambda x: self.fc(x)
-
-        def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = self.head(x.flatten(1))
-            return out
-
-    model = Closing()
-    bias = model.fc.bias.detach()
-    expected = F.linear(inputs().flatten(1), dequantized(quantized(model.state_dict()))["fc.weight"], bias)
-    assert not torch.equal(model(inputs()), expected)
-    assert torch.equal(as_int8(model)(inputs()), expected)
-
-
-def test_as_int8_without_ranges_quantises_the_weights_alone() -> None:
-    model, twin = net(), net(1)
-    twin.load_state_dict(dequantized(quantized(model.state_dict())))
-    assert torch.equal(as_int8(model)(inputs()), twin.eval()(inputs()))
-
-
-def test_ranges_of_unknown_layers_change_nothing() -> None:
-    model = net()
-    plain = as_int8(copy.deepcopy(model))(inputs())
-    assert torch.equal(as_int8(model, {"absent": (0.0, 1.0), "3": (0.0, 0.1)})(inputs()), plain)
-
-
-def test_as_int8_survives_a_copy_and_a_pickle() -> None:
-    model = net()
-    member = as_int8(model, calibrate(model, [inputs()]))
-    file = io.BytesIO()
-    torch.save(member, file)
-    file.seek(0)
-    for again in (copy.deepcopy(member), pickle.loads(pickle.dumps(member)), torch.load(file, weights_only=False)):  # noqa: S301
-        assert torch.equal(again(inputs()), member(inputs()))
-
-
 def test_calibrate_finds_the_smallest_and_largest_output_of_all_batches() -> None:
     model = net().eval()
     first, second = inputs(seed=1), 3 * inputs(seed=2)
@@ -319,32 +232,6 @@ def test_calibrate_leaves_the_model_as_it_was_even_after_a_failure(bad: bool) ->
     assert all(torch.equal(model.state_dict()[key], before[key]) for key in before)
     assert torch.equal(torch.get_rng_state(), random)
     assert not any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
-
-
-def test_calibrate_of_a_layer_that_is_called_twice_has_one_range_for_both() -> None:
-    class Twice(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.act = nn.Tanh()
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.act(x) + self.act(-2 * x)  # type: ignore[no-any-return]
-
-    found = calibrate(Twice(), [torch.tensor([0.5, 1.0])])
-    assert found["act"] == pytest.approx((np.tanh(-2), np.tanh(1)))
-
-
-def test_calibrate_of_tokens_has_no_range_of_the_input_and_takes_none() -> None:
-    model = nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(8, 2))
-    tokens = torch.tensor([[1, 2], [8, 0]])
-    ranges = calibrate(model, [tokens])
-    assert list(ranges) == ["2"]
-    member = as_int8(copy.deepcopy(model), {**ranges, INPUT: (0.0, 1.0)})
-    assert torch.equal(member(tokens), as_int8(model, ranges)(tokens))
-
-
-def test_calibrate_of_no_batches_finds_nothing() -> None:
-    assert calibrate(net(), []) == {}
 
 
 SHAPES: dict[str, tuple[int, int, int]] = {"logistic": (5, 1, 1), "mlp": (5, 1, 1), "text-bag": (1, 1, 7)}
