@@ -11,6 +11,7 @@ from urllib.error import URLError
 
 import numpy as np
 import pytest
+import scipy.io
 import torch
 from sklearn.datasets import load_digits
 
@@ -61,6 +62,29 @@ def cifar10(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(datasets.CIFAR10, "train_list", train)
     monkeypatch.setattr(datasets.CIFAR10, "test_list", [["test_batch", test_md5]])
     monkeypatch.setattr(datasets.CIFAR10, "meta", {"filename": "batches.meta", "key": "label_names", "md5": meta_md5})
+    return tmp_path
+
+
+@pytest.fixture
+def cifar100(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "cifar-100-python"
+    for half, count in (("train", 3), ("test", 2)):
+        content = {"data": random_pixels(count, 3072), "fine_labels": list(range(97, 97 + count))}
+        monkeypatch.setattr(datasets.CIFAR100, f"{half}_list", [[half, write_pickle(folder / half, content)]])
+    md5 = write_pickle(folder / "meta", {"fine_label_names": [str(label) for label in range(100)]})
+    monkeypatch.setattr(datasets.CIFAR100, "meta", {"filename": "meta", "key": "fine_label_names", "md5": md5})
+    return tmp_path
+
+
+@pytest.fixture
+def svhn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    halves = {}
+    for half, count in (("train", 3), ("test", 2)):
+        file = tmp_path / f"{half}_32x32.mat"
+        labels = np.array([[10], [1], [9]][:count], dtype=np.uint8)
+        scipy.io.savemat(file, {"X": random_pixels(32, 32, 3, count), "y": labels})
+        halves[half] = ["", file.name, md5_of(file)]
+    monkeypatch.setattr(datasets.SVHN, "split_list", halves)
     return tmp_path
 
 
