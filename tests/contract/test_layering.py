@@ -10,8 +10,6 @@ from dataclasses import dataclass
 import pytest
 from sources import PACKAGES, ROOT, SOURCES, imported, module_name, nodes, of_each, parsed
 
-from strategies.method import METHODS
-
 BASICS = {"strategies.core"}
 # The sums of features are the same arithmetic on both sides, in plain torch.
 SUMS = {"strategies.statistics"}
@@ -187,23 +185,6 @@ def test_the_client_half_when_torch_and_ray_are_blocked_imports() -> None:
     said = run_python(code, "torch", "ray")
 
     assert said == "{'client': 'a', 'architecture': 'net', 'label-counts': [1, 2], 'pretrained': True}"
-
-
-@pytest.mark.slow
-def test_methods_and_replay_when_flwr_and_ray_are_blocked_import() -> None:
-    code = f"""
-        import strategies
-        from server_app.replay.stored import replay_run
-        from server_app.report.evaluation import evaluate
-        from strategies import METHODS, InProcess, load_ensemble_module, load_model
-        print(*[METHODS[name].name for name in METHODS])
-        {LOADED}
-    """
-
-    names, loaded = run_python(code, "flwr", "ray").splitlines()
-
-    assert names.split() == list(METHODS)
-    assert loaded == "['torch']"
 
 
 @pytest.mark.slow

@@ -471,11 +471,6 @@ def run_program(folder: Path, package: str, blocked: set[str]) -> None:
 
 
 @pytest.mark.slow
-def test_every_method_runs_with_flwr_and_ray_blocked() -> None:
-    run_program(ROOT.parent, "strategies", {"flwr", "ray", "fl_app", "client_app", "server_app"})
-
-
-@pytest.mark.slow
 def test_every_method_runs_from_a_copy_of_the_folder_under_another_name(tmp_path: Path) -> None:
     shutil.copytree(ROOT, tmp_path / "vendored", ignore=shutil.ignore_patterns("__pycache__"))
     run_program(tmp_path, "vendored", {"strategies", "flwr", "ray"})

@@ -1,4 +1,4 @@
-"""FENS under faults: after SIGKILL it ends with the same bits, and in deployment a node may go and come back."""
+"""FENS under faults: after SIGKILL it goes on, and in deployment a node may go and come back."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from test_faults import Command, kill_simulation, nothing_left, rows, run_folder
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray]
 
-CLIENTS, ROUNDS = 3, 60
+CLIENTS, ROUNDS = 3, 30
 SETTINGS = (
     f"method=fens client.epochs=2 fens.rounds={ROUNDS} fens.server-lr=0.05 fens.evaluate-every=1 checkpoint-s=0 "
     f"threads=1 min-uploads={CLIENTS}"
@@ -38,34 +38,28 @@ def moved(folder: Path) -> dict[str, dict[str, dict[str, int]]]:
     return phases
 
 
-def test_fens_killed_between_two_rounds_resumes_to_the_same_bits(tmp_path: Path) -> None:
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    for folder in (whole, cut):
-        folder.mkdir()
-    status, expected = Command(RUN, whole).wait()
-    assert status == 0
-    nothing_left(whole)
-
-    first = Command(RUN, cut)
-    first.until(lambda: len(written(cut, "metrics.jsonl")) >= 5)
-    kill_simulation(cut)
+def test_fens_killed_between_two_rounds_goes_on_where_it_was(tmp_path: Path) -> None:
+    """That a cut has no effect on the bits is asked without processes, in test_fens.py."""
+    first = Command(RUN, tmp_path)
+    first.until(lambda: len(written(tmp_path, "metrics.jsonl")) >= 5)
+    kill_simulation(tmp_path)
     assert first.wait()[0] != 0
-    nothing_left(cut)
-    assert len(first.trained()) == len(uploads_in(cut)) == CLIENTS
-    assert 5 <= len(written(cut, "metrics.jsonl")) < ROUNDS
+    nothing_left(tmp_path)
+    assert len(first.trained()) == len(uploads_in(tmp_path)) == CLIENTS
+    cut = len(written(tmp_path, "metrics.jsonl"))
+    assert 5 <= cut < ROUNDS
+    once = moved(run_folder(tmp_path))
 
-    second = Command(["resume", str(run_folder(cut))], cut)
+    second = Command(["resume", str(run_folder(tmp_path))], tmp_path)
     status, result = second.wait()
     assert status == 0
-    nothing_left(cut)
+    nothing_left(tmp_path)
     assert second.trained() == set(), "a client trained twice"
     # A round's row is on disk before its checkpoint, so the kill may have come between the two.
-    assert 4 <= result["resumed_at"] < ROUNDS
-    assert result["weights_sha256"] == expected["weights_sha256"]
-    assert result["table"] == expected["table"]
-    assert [row["epoch"] for row in written(cut, "metrics.jsonl")] == list(range(1, ROUNDS + 1))
+    assert cut - 1 <= result["resumed_at"] <= cut
+    assert [row["epoch"] for row in written(tmp_path, "metrics.jsonl")] == list(range(1, ROUNDS + 1))
 
-    once, twice = moved(run_folder(whole)), moved(run_folder(cut))
+    twice = moved(run_folder(tmp_path))
     assert twice["upload"] == once["upload"]
     # The ensemble was sent once, and that is on the account; a client that has its logits is only asked for them.
     for client, size in once["ensemble"]["down"].items():

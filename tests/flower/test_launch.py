@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -157,36 +156,11 @@ def test_launch_when_server_app_raises_returns_its_reason(app: Path, facts: Path
     assert "\n" not in launched.reason
 
 
-def test_launch_when_a_setting_is_not_declared_does_not_start(app: Path, facts: Path) -> None:
-    launched = launch(app, settings={"absent": 1}, num_supernodes=2, echo=print)
-    assert launched.exit_code == 1
-    assert launched.run_status == "not started"
-    assert "Invalid run configuration" in launched.reason
-
-
 def test_launch_when_folder_is_no_app_says_so(tmp_path: Path) -> None:
     launched = launch(tmp_path, settings={}, num_supernodes=2, echo=print)
     assert (launched.exit_code, launched.run_status) == (1, "not started")
     assert str(tmp_path) in launched.reason
     assert "pyproject.toml" in launched.reason
-
-
-def test_launch_when_simulation_is_killed_notices_and_says_so(app: Path, facts: Path) -> None:
-    killed: list[float] = []
-    done = threading.Event()
-
-    def kill() -> None:
-        os.kill(wait_for(facts, done.is_set)["pid"], signal.SIGKILL)
-        killed.append(time.monotonic())
-
-    killer = threading.Thread(target=kill)
-    killer.start()
-    launched = launch(app, settings={"mode": "wait", "facts": str(facts)}, num_supernodes=2, echo=print)
-    done.set()
-    killer.join()
-    assert (launched.exit_code, launched.run_status) == (1, "killed")
-    assert "killed" in launched.reason
-    assert time.monotonic() - killed[0] < 15
 
 
 @pytest.fixture
@@ -209,13 +183,3 @@ def test_launch_when_its_process_group_is_killed_leaves_nothing(facts: Path, lau
     assert psutil.Process(seen["pid"]) in family
     os.killpg(launcher.pid, signal.SIGKILL)
     assert within(15, lambda: is_gone(seen))
-
-
-def test_launch_when_terminated_raises_and_leaves_nothing(facts: Path, launcher: subprocess.Popen[str]) -> None:
-    """SIGTERM; test_faults.py sends SIGINT to the whole command."""
-    seen = wait_for(facts, lambda: launcher.poll() is not None)
-    launcher.send_signal(signal.SIGTERM)
-    output, _ = launcher.communicate(timeout=15)
-    assert launcher.returncode == 130
-    assert "Launched(" not in output
-    assert is_gone(seen)

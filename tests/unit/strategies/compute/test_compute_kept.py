@@ -210,19 +210,6 @@ def test_a_run_that_fails_leaves_the_next_its_actor_and_one_cut_off_does_not() -
     assert gone(pids.all[2])
 
 
-def test_an_exception_in_the_block_ends_the_actor() -> None:
-    pids = Pids()
-
-    def work() -> None:
-        with RayActors(fallback=False).kept() as kept:
-            kept.run(TOY, job(), pids)
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        work()
-    assert gone(pids.all[0])
-
-
 def test_memory_does_not_grow_with_the_rounds() -> None:
     mib = 2**20
 
@@ -244,16 +231,6 @@ def test_memory_does_not_grow_with_the_rounds() -> None:
     assert len(set(pids.all)) == 1
     # A round brings 20 MiB, 4 of them with each upload.
     assert max(sizes[5:]) < max(sizes[:5]) + 40
-
-
-def test_without_room_the_rounds_run_here_and_say_so_once(caplog: pytest.LogCaptureFixture) -> None:
-    pids = Pids()
-    with RayActors(num_gpus=1, wait_s=0.5).kept() as kept:
-        for number in (1, 2, 3):
-            assert_as_single(kept.run(TOY, job(number, device="auto"), pids), TOY, job(number))
-    assert pids.all == [os.getpid()] * 3
-    ours = [record.getMessage() for record in caplog.records if record.name.startswith("strategies")]
-    assert ours == ["Ray had no room for an actor within 0.5 s: the server stage runs in this process"]
 
 
 def test_ray_that_ends_between_rounds_is_missed_at_once_and_our_own_is_started_anew(

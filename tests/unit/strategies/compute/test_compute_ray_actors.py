@@ -105,14 +105,6 @@ def refuse(job: Job, progress: Progress) -> Outcome:
     raise OptionError(f"setting 'toy.lr' is {job.config.lr}: must be 0")
 
 
-def divide(job: Job, progress: Progress) -> Outcome:
-    raise ZeroDivisionError("no clients\nat all")
-
-
-def always_die(job: Job, progress: Progress) -> Outcome:
-    os._exit(1)
-
-
 TOY = Method("toy", "Toy", "nowhere", ToyConfig, fit)
 
 
@@ -206,25 +198,12 @@ def test_run_with_a_dying_actor_resumes_from_the_checkpoint_and_ends_equal(
     ]
 
 
-def test_run_with_an_actor_that_always_dies_gives_up() -> None:
-    with pytest.raises(ComputeError, match="method 'toy': 2 Ray actors died, the last: ") as caught:
-        RayActors(max_restarts=1, fallback=False).run(replace(TOY, fit=always_die), job(), Silent())
-    assert "\n" not in str(caught.value)
-
-
 def test_run_with_an_error_of_ours_raises_the_same_class_and_text() -> None:
     with pytest.raises(OptionError) as caught:
         RayActors().run(replace(TOY, fit=refuse), job(), Silent())
     assert str(caught.value) == "setting 'toy.lr' is 0.1: must be 0"
     assert type(caught.value) is OptionError
     assert "in refuse" in str(caught.value.__cause__)
-
-
-def test_run_with_another_error_raises_one_line_and_logs_the_traceback(caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(ComputeError) as caught:
-        RayActors().run(replace(TOY, fit=divide), job(), Silent())
-    assert str(caught.value) == "method 'toy' failed in the Ray actor: ZeroDivisionError: no clients at all"
-    assert "in divide" in caplog.text
 
 
 def test_run_with_an_unpicklable_builder_refuses_and_names_it() -> None:
@@ -250,12 +229,6 @@ def test_run_without_room_falls_back_in_one_line_or_refuses(caplog: pytest.LogCa
     ]
     with pytest.raises(ComputeError, match=line):
         RayActors(num_gpus=1, wait_s=0.5, fallback=False).run(TOY, job(), Silent())
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
-def test_run_with_a_gpu_job_and_no_gpu_in_ray_says_so() -> None:
-    with pytest.raises(ComputeError, match="Ray has no free GPU"):
-        RayActors(fallback=False).run(TOY, job(device="cuda:0"), Silent())
 
 
 def test_run_with_other_code_in_the_actor_names_both_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -312,12 +285,6 @@ def test_run_when_interrupted_kills_the_actor() -> None:
     while psutil.pid_exists(working[0]) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not psutil.pid_exists(working[0]) or psutil.Process(working[0]).status() == psutil.STATUS_ZOMBIE
-
-
-def test_run_beside_a_foreign_start_waits_for_ray_and_leaves_it_up() -> None:
-    outcome = RayActors(owns_ray=False, fallback=False).run(TOY, job(), Silent())
-    assert outcome.student is not None
-    assert ray.is_initialized()
 
 
 def test_run_without_any_ray_starts_its_own_on_loopback_and_ends_it(

@@ -13,7 +13,6 @@ from torch import nn
 from strategies.co_boosting import CoBoostingConfig
 from strategies.compute.in_process import InProcess
 from strategies.compute.ray_actors import RayActors
-from strategies.core.errors import UploadError
 from strategies.core.facts import UploadFacts
 from strategies.method import METHODS, Job, Normalization, Outcome, Silent, Snapshot, Upload
 
@@ -175,12 +174,3 @@ def test_uploads_reach_the_shards_one_by_one_and_the_method_when_it_asks() -> No
     assert found is not None
     for key, value in expected.items():
         assert torch.equal(value, found[key])
-
-
-def test_a_shard_refuses_an_upload_as_one_process_does() -> None:
-    plain = job(4)
-    bad = replace(plain.uploads[3], read=lambda: weights(3, 4))
-    with pytest.raises(UploadError, match="upload of 'c3' does not fit 'net6'"):
-        RayActors(shards=2, fallback=False).run(
-            METHODS["co-boosting"], replace(plain, uploads=(*plain.uploads[:3], bad)), Silent()
-        )
