@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from .fedavg import FedAvgConfig as FedAvgConfig
     from .fedcvae_ens import FedCvaeEnsConfig as FedCvaeEnsConfig
     from .feddf import FedDfConfig as FedDfConfig
-    from .fedhydra import FedHydraConfig as FedHydraConfig
     from .fedkd import FedKdConfig as FedKdConfig
     from .fedov import FedOvConfig as FedOvConfig
     from .fedpft import FedPftConfig as FedPftConfig
@@ -48,7 +47,6 @@ if TYPE_CHECKING:
     from .flower.strategies import FedDF as FedDF
     from .flower.strategies import FedENS as FedENS
     from .flower.strategies import FedET as FedET
-    from .flower.strategies import FedHydra as FedHydra
     from .flower.strategies import FedKD as FedKD
     from .flower.strategies import FedOV as FedOV
     from .flower.strategies import FedPFT as FedPFT

@@ -29,7 +29,7 @@ from .distillation.generated import GeneratedImages
 from .distillation.learner import Learner, add_to_pool, image_epoch, teacher_of
 from .distillation.losses import adversarial_divergence, cross_entropy
 from .distillation.pool import Pool
-from .distillation.settings import AUGMENTATION_NAMES, PoolOptions, StudentOptions, SynthesisOptions, TextOrCodeOptions
+from .distillation.settings import AUGMENTATION_NAMES, StudentOptions, TextOrCodeOptions
 from .distillation.synthesis import Batch, Term, View
 from .method import ENSEMBLES, Method, Need, Outcome
 from .teacher.batchnorm import batchnorm_loss, note_without_statistics, reads_statistics
@@ -37,21 +37,6 @@ from .teacher.batchnorm import batchnorm_loss, note_without_statistics, reads_st
 if TYPE_CHECKING:
     from .method import Job, Progress
     from .teacher.ensemble import Ensemble
-
-
-@dataclass(frozen=True)
-class DenseStageOptions(StudentOptions, PoolOptions, SynthesisOptions):
-    """Options of DENSE's server stage, FedHydra's too; the defaults are the paper's values."""
-
-    epochs: int = option(200, "server epochs T", low=1, scaled=True)
-    generator_clip: float = option(0.0, "largest norm of the generator's gradient; 0: no limit", low=0.0)
-    bn_weight: float = option(1.0, "weight of the batch-normalisation loss lambda_1", low=0.0)
-    adversarial_weight: float = option(0.5, "weight of the disagreement loss lambda_2", low=0.0)
-    adversarial_temperature: float = option(1.0, "its temperature, with the square as a factor", above=0.0)
-    kd_temperature: float = option(1.0, "temperature of the distillation loss", above=0.0)
-    weight_decay: float = option(0.0, "its weight decay", low=0.0)
-    schedule: str = option("constant", "its learning rate over the epochs", choices=("constant", "cosine"))
-    student_clip: float = option(0.0, "largest norm of the student's gradient; 0: no limit", low=0.0)
 
 
 # "paper": the text. "published-code": its release on CIFAR; on other data sets its pool augmentation is "flip".
@@ -85,9 +70,18 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class DenseConfig(DenseStageOptions, TextOrCodeOptions):
-    """Options of DENSE; where text and code differ, the defaults are the code's."""
+class DenseConfig(StudentOptions, TextOrCodeOptions):
+    """Options of DENSE: the paper's values; where text and code differ, the code's."""
 
+    epochs: int = option(200, "server epochs T", low=1, scaled=True)
+    generator_clip: float = option(0.0, "largest norm of the generator's gradient; 0: no limit", low=0.0)
+    bn_weight: float = option(1.0, "weight of the batch-normalisation loss lambda_1", low=0.0)
+    adversarial_weight: float = option(0.5, "weight of the disagreement loss lambda_2", low=0.0)
+    adversarial_temperature: float = option(1.0, "its temperature, with the square as a factor", above=0.0)
+    kd_temperature: float = option(1.0, "temperature of the distillation loss", above=0.0)
+    weight_decay: float = option(0.0, "its weight decay", low=0.0)
+    schedule: str = option("constant", "its learning rate over the epochs", choices=("constant", "cosine"))
+    student_clip: float = option(0.0, "largest norm of the student's gradient; 0: no limit", low=0.0)
     synthesis_augmentation: str = option(
         "none", "change of images before the models, in synthesis", choices=AUGMENTATION_NAMES
     )
@@ -129,7 +123,7 @@ class Server:
     def __init__(
         self, job: Job, progress: Progress, teacher: Ensemble, *, fresh: bool = False, augmentation: str = "none"
     ) -> None:
-        config: DenseStageOptions = job.config
+        config: DenseConfig = job.config
         self.config, self.progress, self.teacher = config, progress, teacher
         if config.bn_weight:
             note_without_statistics(self.teacher.members, progress)

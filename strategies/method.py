@@ -294,7 +294,7 @@ TRANSDUCTIVE: Final = "transductive"  # the mark of a result whose predictions d
 # The module of method "co-boosting" is co_boosting.py.
 _MODULES = (
     "fedavg", "fedens", "dw_fedens", "label_count_ensemble", "fens", "feddf", "fedkd", "fed_et", "distill", "f_dafl",
-    "f_adi", "dense", "co_boosting", "intactofl", "fedhydra", "tally", "flboost", "fedov", "fafi", "fedcvae_ens",
+    "f_adi", "dense", "co_boosting", "intactofl", "tally", "flboost", "fedov", "fafi", "fedcvae_ens",
     "fusefl", "fed_gen", "ridge", "lda", "fedpft",
 )  # fmt: skip
 METHODS: Registry[Method] = Registry("method", {name.replace("_", "-"): f"{name}:METHOD" for name in _MODULES})

@@ -99,12 +99,6 @@ class IntactOFL(OneShot):
     __init__ = partialmethod(OneShot.__init__, METHODS["intactofl"])
 
 
-class FedHydra(OneShot):
-    """In the spirit of FedHydra: a client weighs by how well it guides a generator; the ensemble is distilled."""
-
-    __init__ = partialmethod(OneShot.__init__, METHODS["fedhydra"])
-
-
 class Tally(OneShot):
     """Tally: counts of classes weigh the uploads class by class; that ensemble is distilled on noise."""
 

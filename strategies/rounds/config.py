@@ -48,7 +48,7 @@ TAU = 1e-3
 
 # Methods that end with one model of the uploads' architecture and need neither clients nor labelled images.
 REFINERS = (
-    "flboost", "fed-gen", "dense", "co-boosting", "fedhydra", "tally", "f-dafl", "f-adi", "feddf", "fedkd", "fed-et",
+    "flboost", "fed-gen", "dense", "co-boosting", "tally", "f-dafl", "f-adi", "feddf", "fedkd", "fed-et",
     "distill",
 )  # fmt: skip
 

@@ -55,7 +55,6 @@ SMALL: dict[str, dict[str, Any]] = {
     "co-boosting": GENERATED,
     "dense": GENERATED,
     "intactofl": GENERATED,
-    "fedhydra": {**GENERATED, "stratification_steps": 2, "stratification_images": 2},
     "tally": TALLY,
     "flboost": {"iterations": 2, "batch_size": 6, "latent": 8, "generator_precision": "float32"},
     "fedcvae-ens": {"epochs": 2, "images": 12, "batch_size": 6, "student_lr": 0.01},
@@ -86,7 +85,6 @@ PINNED = {
     "dense": 0.150976,
     "co-boosting": 0.155494,
     "intactofl": 0.197755,
-    "fedhydra": 0.194513,
     "tally": 0.580664,
     "flboost": 0.423003,
     "fedov": 0.763890,
@@ -280,9 +278,7 @@ def test_fit_meets_the_needs_and_ends_with_the_result_of_its_kind(method: Method
     job = tiny_job(method)
     check_needs(method, job)
     outcome = usual_outcome(method.name)
-    assert (outcome.ensemble is not None) == (
-        method.kind == "ensemble" or method.name in ("co-boosting", "fedhydra", "tally")
-    )
+    assert (outcome.ensemble is not None) == (method.kind == "ensemble" or method.name in ("co-boosting", "tally"))
     assert (outcome.student is not None) == (method.kind != "ensemble")
     logits = usual(method.name)
     assert logits.shape == (3, 4)

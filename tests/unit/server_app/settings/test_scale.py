@@ -18,7 +18,7 @@ from server_app.settings.read import read_settings
 from strategies.core.errors import OptionError
 from strategies.core.options import flatten
 
-TRAINED = ("dense", "co-boosting", "intactofl", "fedhydra", "tally", "f-dafl", "f-adi", "feddf", "fedkd", "fed-et")
+TRAINED = ("dense", "co-boosting", "intactofl", "tally", "f-dafl", "f-adi", "feddf", "fedkd", "fed-et")
 
 
 @pytest.mark.parametrize("name", TRAINED)

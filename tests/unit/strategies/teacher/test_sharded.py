@@ -17,7 +17,6 @@ from strategies.f_dafl import FDaflConfig
 from strategies.fed_et import FedEtConfig
 from strategies.fed_gen import FedGenConfig
 from strategies.feddf import FedDfConfig
-from strategies.fedhydra import FedHydraConfig
 from strategies.fedkd import FedKdConfig
 from strategies.flboost import FlBoostConfig
 from strategies.intactofl import IntactOflConfig
@@ -148,7 +147,6 @@ METHODS_WITH_MEMBERS: dict[str, Any] = {
     "fedkd": FedKdConfig(epochs=2, batch_size=5),
     "fed-et": FedEtConfig(epochs=2, batch_size=5),
     "intactofl": IntactOflConfig(epochs=2, generator_steps=2, batch_size=5, synthesis_batch_size=6, latent=8),
-    "fedhydra": FedHydraConfig(**TINY, stratification_steps=2, stratification_images=2),
     "tally": TallyConfig(epochs=2, images=12, batch_size=5, probes=8, counts="tempered"),
     "flboost": FlBoostConfig(iterations=2, batch_size=6, latent=8, student_steps=2, student_lr=0.01),
     "fed-gen": FedGenConfig(level="images", iterations=2, batch_size=6, latent=8),

@@ -28,10 +28,6 @@ SMALL: dict[str, dict[str, Any]] = {
     "fed-gen": {"iterations": 1, "batch_size": 4, "latent": 4, "generator_width": 8},
     "dense": {"epochs": 1, "generator_steps": 1, "batch_size": 4, "synthesis_batch_size": 4, "latent": 4},
     "co-boosting": {"epochs": 1, "generator_steps": 1, "batch_size": 4, "synthesis_batch_size": 4, "latent": 4},
-    "fedhydra": {
-        "epochs": 1, "generator_steps": 1, "batch_size": 4, "synthesis_batch_size": 4, "latent": 4,
-        "stratification_steps": 1, "stratification_images": 2,
-    },
     "tally": {"epochs": 1, "images": 4, "batch_size": 4, "probes": 4},
     "f-dafl": {"epochs": 1, "generator_steps": 1, "batch_size": 4, "synthesis_batch_size": 4, "latent": 4},
     "f-adi": {"epochs": 1, "batch_size": 4, "inversion_steps": 1, "inversion_batch_size": 4},
