@@ -9,10 +9,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 ARGS ?=
+# What is installed beside torch, and torch: `make newest TORCH=torch` takes the newest.
+LOCKED := --require-hashes --requirement requirements.lock
+TORCH := $(shell grep '^torch==' constraints.txt)
 # Tests start many processes, which share what one of them has compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test check unit slow bench results soak fuzz config docs lock clean
+.PHONY: help run test check unit slow lowest newest bench results soak fuzz config docs outdated lock clean
 
 help:  ## list these targets
 	@sed -n 's/^\([a-z]*\):.*  ## /\1\t/p' Makefile
@@ -30,6 +33,12 @@ unit: $(READY)  ## run the tests that take seconds, a process per core
 # Whole runs have processes of their own and wait for them: two files at a time, whatever the cores.
 slow: $(READY)  ## run the other tests: whole runs, Ray, deployments
 	$(BIN)/python -m pytest -m slow --numprocesses 2 --dist loadfile
+
+lowest: $(READY)  ## run the tests of `unit` with the lowest versions that pyproject.toml allows, of every extra
+	$(call solved,lowest-direct)
+
+newest: $(READY)  ## run them with the newest
+	$(call solved,highest)
 
 check: $(READY)  ## what CI runs: format, lint, types, every test
 	$(BIN)/ruff format --check .
@@ -64,28 +73,42 @@ docs: $(READY)  ## write the documentation as a site; open build/site/index.html
 		--requirement requirements-docs.lock
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
-clean:  ## remove .venv
-	rm -rf $(VENV)
+outdated: $(READY)  ## compare the versions of constraints.txt with the newest ones
+	@mkdir -p build && grep '==' constraints.txt | sort >build/tested
+	@sed 's/==.*//' build/tested | $(BIN)/uv pip compile --quiet --no-deps --python-version 3.11 $(BARE) - | sort | \
+		diff --side-by-side --suppress-common-lines --width 80 build/tested - || true
 
-# The lock file: every package but torch, whose build depends on the machine, and the libraries of its GPU builds.
-# Two steps below: first the locked packages with their hashes, then torch and this project, with torch's version pinned.
+clean:  ## remove .venv and what was built
+	rm -rf $(VENV) build
+
+# The lock files: every package but torch, whose build depends on the machine, and the libraries of its GPU builds.
+# Two steps below: first the locked packages with their hashes, then torch and this project.
 # The packages of `make docs` have a file of their own, in the same versions where both have one.
-COMPILE := pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
-	--no-emit-find-links
-LOCK_HEAD := \# Without torch: each of its builds has other hashes. constraints.txt pins its version, and pip takes it in a second step.
-lock: $(READY)
-	$(BIN)/uv $(COMPILE) pyproject.toml --extra dev --constraint constraints.txt --no-emit-package torch \
-		--output-file requirements.lock
-	$(BIN)/python -c "import re, pathlib; p = pathlib.Path('requirements.lock'); \
-		p.write_text('$(LOCK_HEAD)\n' + re.sub(r'(?m)^(nvidia|cuda|triton).*\n(    --hash.*\n)+', '', p.read_text()))"
-	$(BIN)/uv $(COMPILE) --group docs --constraint requirements.lock --output-file requirements-docs.lock
+BARE := --no-header --no-annotate --no-emit-find-links
+COMPILE := pip compile --quiet --universal --python-version 3.11 --generate-hashes --constraint constraints.txt \
+	--no-annotate --no-emit-find-links --custom-compile-command 'make lock'
+lock: $(READY)  ## carry constraints.txt to the lock files and to Flower's app format; ARGS=--upgrade lifts other packages too
+	$(BIN)/uv $(COMPILE) $(ARGS) pyproject.toml --extra dev --no-emit-package torch --output-file requirements.lock
+	$(BIN)/uv $(COMPILE) $(ARGS) --group docs --constraint requirements.lock --output-file requirements-docs.lock
+	sed -E -i.bak '/^(nvidia|cuda|triton)/,/[^\]$$/d' requirements.lock
+	sed -E -i.bak 's/^(flwr-version-target = ).*/\1"'$$(sed -n 's/^flwr==//p' constraints.txt)'"/' pyproject.toml
+	rm requirements.lock.bak pyproject.toml.bak
+
+# An environment of its own with what uv finds, in place of lock and constraints; torch is the tested one, or TORCH.
+define solved
+	rm -rf build/$@ build/$@.txt
+	mkdir -p build
+	echo '$(TORCH)' | $(BIN)/uv pip compile --quiet --resolution $(1) --python "$(PYTHON)" --all-extras $(BARE) \
+		--no-emit-package torch - pyproject.toml --output-file build/$@.txt
+	sed -E -i.bak '/^(nvidia|cuda|triton)/d' build/$@.txt
+	$(MAKE) --no-print-directory unit VENV=build/$@ LOCKED='--requirement build/$@.txt' TORCH='$(TORCH)'
+endef
 
 $(READY): pyproject.toml constraints.txt requirements.lock
 	@test -n "$(PYTHON)" || { echo "no Python 3.11 to 3.14 was found: install one, or name it: make run PYTHON=/path/to/python3"; exit 1; }
 	@"$(PYTHON)" -c '$(SUITS)' || { echo "$(PYTHON) is not Python 3.11 to 3.14; name one: make run PYTHON=/path/to/python3"; exit 1; }
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "$(PYTHON) lacks the venv module: install it (Debian and Ubuntu: apt install python3-venv)"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps \
-		--requirement requirements.lock
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $(LOCKED)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check '$(TORCH)' --editable '.[dev]'
 	touch $(READY)

@@ -1,8 +1,8 @@
 """flower-superlink, with one more rule: it accepts Flower's control commands from this machine only.
 
 Nodes, operators and the server's own processes share one port. Nodes authenticate by their keys. Control commands start
-a run, or register or remove a node. Flower 1.41 authenticates their sender only with an account server, which it does
-not include. Without this rule, any program that reaches the port may start a run, and a run is code on every machine.
+a run, or register or remove a node. Flower authenticates their sender only with an account server, which it does not
+include. Without this rule, any program that reaches the port may start a run, and a run is code on every machine.
 
 So this server answers control commands with 403, unless they come from an address in ``ONESHOT_CONTROL_FROM`` (default
 127.0.0.1 and ::1). Its own processes call the address that it listens on, so commands from there are taken too. The

@@ -62,7 +62,7 @@ def test_flower_s_hub_takes_the_clone(capsys: pytest.CaptureFixture[str]) -> Non
     assert "Validation passed" in capsys.readouterr().out
 
 
-def test_the_range_of_flower_s_versions_has_the_pinned_one_and_the_next() -> None:
+def test_the_range_of_flower_s_versions_has_the_pinned_one_and_the_one_before() -> None:
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     (flower,) = [found for text in declared if (found := Requirement(text)).name == "flwr"]
 

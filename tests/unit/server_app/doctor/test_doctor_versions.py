@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import json
+import tomllib
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from server_app.doctor import versions
@@ -16,11 +19,17 @@ HERE: dict[str, Any] = {
     "packages": dict.fromkeys(versions.PACKAGES, "1.2.3"),
     "code": "ab" * 32,
 }
+PYPROJECT = tomllib.loads(versions.CONSTRAINTS.with_name("pyproject.toml").read_text())
+PYPROJECT_NAMES = [
+    *PYPROJECT["project"]["dependencies"],
+    *chain.from_iterable(PYPROJECT["project"]["optional-dependencies"].values()),
+    *PYPROJECT["dependency-groups"]["docs"],
+]
+TESTED = versions._tested(versions.CONSTRAINTS)
 
 
 def installed(**others: str) -> Any:
-    known = {"flwr": "1.41.0", "ray": "2.55.1", "torch": "2.13.0+cpu", "torchvision": "0.28.0", "numpy": "2.4.6"}
-    return lambda name: {**known, "safetensors": "0.8.0", **others}[name]
+    return lambda name: {**TESTED, "torch": f"{TESTED['torch']}+cpu", **others}[name]
 
 
 def levels(**others: str) -> dict[str, str]:
@@ -138,13 +147,20 @@ def test_locked_packages_of_other_versions_are_a_warning_that_lists_them(tmp_pat
     assert absent.level == "skipped"
 
 
+def test_every_package_that_is_named_has_a_tested_version_within_its_bounds() -> None:
+    named = [found for found in map(Requirement, PYPROJECT_NAMES) if found.name != versions.DISTRIBUTION]
+
+    assert {name for name in named if not name.specifier.contains(TESTED[canonicalize_name(name.name)])} == set()
+    assert {canonicalize_name(name.name) for name in named} == TESTED.keys()
+
+
 def test_lock_file_has_hashes_and_the_tested_versions_and_no_host() -> None:
     text = versions.LOCK.read_text()
     pins = dict(versions._locked(text))
-    tested = {canonicalize_name(name): pin for name, pin in versions._tested(versions.CONSTRAINTS).items()}
 
     assert "://" not in text
-    assert {name: pins[name] for name in tested if name in pins} == {n: tested[n] for n in tested if n in pins}
-    assert set(tested) - set(pins) <= {"torch"}
-    entries = text.split("\n", 1)[1].replace("\\\n", " ").splitlines()
+    assert {name: pin for name, pin in pins.items() if TESTED.get(name, pin) != pin} == {}
+    needed = {canonicalize_name(Requirement(line).name) for line in PYPROJECT["project"]["dependencies"]}
+    assert needed - pins.keys() == {"torch"}
+    entries = text.replace("\\\n", " ").splitlines()
     assert all("--hash=sha256:" in entry for entry in entries if entry[:1].isalpha())
