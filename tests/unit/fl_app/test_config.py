@@ -1,10 +1,18 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+from fl_app.attacks import AttackConfig, triggered
 from fl_app.config import AppConfig, ClientConfig, ModelConfig
+from fl_app.environment import KEPT, SPINS
 from fl_app.models import ARCHITECTURES
 from strategies.core.errors import OptionError
 from strategies.core.options import flatten
@@ -131,3 +139,123 @@ def test_settings_cannot_be_changed_once_they_are_checked() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         ClientConfig().lr = -1.0  # type: ignore[misc]
     assert set(ModelConfig().mix()) <= set(ARCHITECTURES)
+
+
+# What every process of the app sets in its environment before torch is loaded.
+
+
+ROOT = Path(__file__).parents[3]
+
+# The settings at the import of torch; the test only watches for torch, which saves its seconds. Every module starts
+# from the same environment, with none of the app's modules loaded.
+PROGRAM = """
+import os, sys
+
+class Watch:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            print(module, os.environ.get("GOMP_SPINCOUNT"), os.environ.get("MALLOC_TRIM_THRESHOLD_"))
+            raise ImportError
+
+sys.meta_path.insert(0, Watch())
+given = dict(os.environ)
+for module in sys.argv[1:]:
+    os.environ.clear()
+    os.environ.update(given)
+    for name in list(sys.modules):
+        if name.split(".")[0] in {"strategies", "fl_app", "client_app", "server_app"}:
+            del sys.modules[name]
+    try:
+        __import__(module)
+    except ImportError:
+        pass
+"""
+MODULES = ("server_app.launch.run_command", "server_app.app", "client_app.work")
+
+
+@pytest.mark.parametrize(
+    ("own", "spins", "kept"),
+    [
+        ({}, SPINS, KEPT),
+        ({"GOMP_SPINCOUNT": "7"}, "7", KEPT),
+        ({"OMP_WAIT_POLICY": "passive"}, None, KEPT),
+        ({"MALLOC_TRIM_THRESHOLD_": "9"}, SPINS, "9"),
+        ({"MALLOC_ARENA_MAX": "1"}, SPINS, None),
+    ],
+)
+def test_a_process_of_the_app_sets_what_its_environment_does_not(
+    own: dict[str, str], spins: str | None, kept: str | None
+) -> None:
+    set_by_us = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "MALLOC_")
+    given = {name: value for name, value in os.environ.items() if not name.startswith(set_by_us)}
+
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *MODULES],
+        cwd=ROOT, env=given | own, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+
+    assert done.stdout.split("\n")[:-1] == [f"{module} {spins} {kept}" for module in MODULES]
+
+
+def test_an_attacker_obeys_its_own_name_and_everybody_else_is_honest() -> None:
+    attack = AttackConfig("scale", " b, a ,b")
+
+    assert attack.names() == ("b", "a")
+    assert [attack.of(name) for name in ("a", "b", "c", "", "none")] == ["scale", "scale", "none", "none", "none"]
+    assert AttackConfig().of("a") == "none"
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"attack.clients": "client-001"}, "'attack.clients' is 'client-001' and 'attack.kind' 'none'"),
+        ({"attack.kind": "bribe"}, "'attack.kind' is 'bribe': must be one of 'none', 'random'"),
+        (
+            {"attack.kind": "claim", "attack.clients": "a", "attack.factor": 0.0},
+            "'attack.factor' is 0: must be a number greater than 0 and at most 1e+06 with 'attack.kind' 'claim'",
+        ),
+        (
+            {"attack.kind": "claim-uniform", "attack.clients": "a", "attack.factor": 2e6},
+            "'attack.factor' is 2e+06: must be a number greater than 0 and at most 1e+06 with 'attack.kind' 'claim-un",
+        ),
+        ({"attack.poisoned": 0.0}, "'attack.poisoned' is 0.0: must be a number greater than 0.0 and at most 1.0"),
+        (
+            {"attack.kind": "backdoor", "attack.clients": "a", "data.name": "heart-disease", "data.law": "domains"},
+            "'attack.kind' is 'backdoor': must be another attack where 'data.name' is 'heart-disease'",
+        ),
+        (
+            {"attack.kind": "scale", "attack.clients": "a", "client.checkpoint": "m.pt"},
+            "'attack.kind' is 'scale': must be 'none' where 'client.checkpoint' names a file",
+        ),
+    ],
+)
+def test_settings_of_an_attack_when_they_cannot_be_are_refused_in_one_line(settings: dict[str, Any], line: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        AppConfig.from_settings(settings)
+
+    assert line in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_attackers_when_a_simulation_does_not_have_them_are_named() -> None:
+    known = ["client-000", "client-001"]
+    AttackConfig("random", "client-000,client-001").check_clients(known)
+    AttackConfig().check_clients(known)
+
+    with pytest.raises(OptionError, match="names client-002, x: must be clients of this simulation, client-000 to"):
+        AttackConfig("random", "client-002,client-000,x").check_clients(known)
+    with pytest.raises(OptionError, match="'attack.kind' 'copy' must leave at least one honest client"):
+        AttackConfig("copy", "client-000,client-001").check_clients(known)
+
+
+@pytest.mark.parametrize(("side", "square"), [(8, 3), (16, 3), (28, 3), (32, 4), (64, 8)])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_the_trigger_is_a_white_square_in_the_lower_right_corner(side: int, square: int, channels: int) -> None:
+    images = torch.zeros(2, channels, side, side, dtype=torch.uint8)
+
+    marked = triggered(images)
+
+    assert int(images.max()) == 0  # the argument stays unchanged
+    rows, columns = (marked > 0).any(1).any(0).nonzero(as_tuple=True)
+    assert int(rows.min()) == int(columns.min()) == side - square
+    assert int((marked == 255).sum()) == 2 * channels * square**2 == int((marked > 0).sum())

@@ -1,16 +1,37 @@
 """The registry of models: counts, shapes, errors, seeds, names."""
 
+import copy
+import importlib.util
+import math
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from torch import Tensor, nn
 
-from fl_app.models import ARCHITECTURES, build, penultimate
+from fl_app.data import ImageData
+from fl_app.data.text import BUCKETS, LENGTH, tokens
+from fl_app.models import ARCHITECTURES, build, builders, penultimate, wordllama
+from fl_app.models.backbones import backbone_of
+from fl_app.models.blocks import CUTS, cut
+from fl_app.models.features import FeatureFunction
+from fl_app.models.features_config import FeaturesConfig
+from fl_app.models.fused import fused, padded
+from fl_app.models.uploaded import uploaded_builders
+from fl_app.models.wide_resnet import PreActivationBlock
 from fl_app.vision import torchvision
+from strategies.combiners.combiners import Mean
+from strategies.core.errors import OptionError
+from strategies.core.facts import UploadFacts
 from strategies.core.seeds import generator, seeded_torch
+from strategies.method import Normalization as InputSpace
+from strategies.method import Upload
+from strategies.teacher.augment import Standardize
+from strategies.teacher.ensemble import Ensemble
 
 Shape = tuple[int, int, int]
 
@@ -179,3 +200,360 @@ build("lenet5", num_classes=10, input_shape=(1, 28, 28))
 sys.exit("torchvision" in sys.modules)
 """
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# What the nets compute and how they are drawn, against the published order of the layers.
+
+
+State = dict[str, torch.Tensor]
+
+
+def seeded_layers(name: str, shape: Shape, seed: int = 0) -> nn.Module:
+    with seeded_torch(seed, "init"):
+        return build(name, num_classes=10, input_shape=shape)
+
+
+def pooled(x: torch.Tensor, state: State, layer: str, padding: int = 0) -> torch.Tensor:
+    return F.max_pool2d(F.relu(F.conv2d(x, state[f"{layer}.weight"], state[f"{layer}.bias"], padding=padding)), 2)
+
+
+def linear(x: torch.Tensor, state: State, layer: str) -> torch.Tensor:
+    return F.linear(x, state[f"{layer}.weight"], state[f"{layer}.bias"])
+
+
+@pytest.mark.parametrize(("side", "paddings"), [(32, (0, 0)), (31, (2, 0)), (28, (2, 0)), (27, (2, 2)), (8, (2, 2))])
+def test_lenet5_equals_the_published_net_whose_third_layer_is_a_convolution(
+    side: int, paddings: tuple[int, int]
+) -> None:
+    model = seeded_layers("lenet5", (1, side, side))
+    x, state = images((1, side, side)), model.state_dict()
+    maps = pooled(pooled(x, state, "conv1", paddings[0]), state, "conv2", paddings[1])
+    kernel = state["fc1.weight"].view(120, 16, *maps.shape[2:])
+    feature = F.relu(F.conv2d(maps, kernel, state["fc1.bias"])).flatten(1)
+    logits = linear(F.relu(linear(feature, state, "fc2")), state, "fc3")
+    torch.testing.assert_close(model(x), logits)
+
+
+@pytest.mark.parametrize(("name", "head"), [("cnn5", ["fc"]), ("cnn5-wide", ["fc"]), ("cnn1", ["fc1", "fc2"])])
+def test_cnn5_family_equals_the_published_order_of_layers(name: str, head: list[str]) -> None:
+    model = seeded_layers(name, (3, 32, 32))
+    x, state = images((3, 32, 32)), model.state_dict()
+    maps = pooled(pooled(x, state, "conv1"), state, "conv2")
+    feature = F.relu(F.conv2d(maps, state["conv3.weight"], state["conv3.bias"])).flatten(1)
+    for layer in head[:-1]:
+        feature = F.relu(linear(feature, state, layer))
+    torch.testing.assert_close(model(x), linear(feature, state, head[-1]))
+
+
+def test_mnist_cnn_equals_the_published_order_of_layers() -> None:
+    model = seeded_layers("mnist-cnn", (1, 28, 28)).eval()
+    with torch.no_grad():
+        for key, value in model.state_dict().items():
+            if "running" in key:
+                value.uniform_(0.5, 2.0, generator=generator(0, key))
+    x = images((1, 28, 28))
+    state = model.state_dict()
+    for n in "12":
+        x = F.conv2d(x, state[f"conv{n}.weight"], state[f"conv{n}.bias"], padding=2)
+        mean, variance = state[f"bn{n}.running_mean"], state[f"bn{n}.running_var"]
+        x = F.max_pool2d(F.relu(F.batch_norm(x, mean, variance, state[f"bn{n}.weight"], state[f"bn{n}.bias"])), 2)
+    torch.testing.assert_close(model(images((1, 28, 28))), linear(x.flatten(1), state, "fc"))
+
+
+def test_wide_block_of_new_width_puts_the_normalised_input_on_the_shortcut() -> None:
+    with seeded_torch(0):
+        block = PreActivationBlock(16, 32, stride=2).eval()
+    x, state = images((16, 8, 8)), block.state_dict()
+    x_before = x.clone()
+    h = F.relu(x / math.sqrt(1 + 1e-5))  # fresh statistics: mean 0, variance 1
+    inner = F.relu(F.conv2d(h, state["conv1.weight"], stride=2, padding=1) / math.sqrt(1 + 1e-5))
+    expected = F.conv2d(inner, state["conv2.weight"], padding=1) + F.conv2d(h, state["shortcut.weight"], stride=2)
+    torch.testing.assert_close(block(x), expected)
+    assert torch.equal(x, x_before)
+
+
+@pytest.mark.parametrize("name", ["vgg11", "wrn16-1", "resnet18-imagenet"])
+def test_convolutions_of_he_normal_nets_have_the_stated_deviation(name: str) -> None:
+    for channels in (1, 3):
+        model = seeded_layers(name, (channels, 32, 32))
+        for module in model.modules():
+            if isinstance(module, nn.Conv2d):
+                kernel = module.kernel_size[0]
+                stated = math.sqrt(2 / (kernel * kernel * module.out_channels))
+                # Five standard errors of an estimated deviation.
+                tolerance = 5 * stated / math.sqrt(2 * module.weight.numel())
+                assert float(module.weight.detach().std()) == pytest.approx(stated, abs=tolerance)
+                assert module.bias is None or not module.bias.any()
+
+
+# Classifiers cut into blocks, and FuseFL's narrow ResNet.
+
+
+BOTH = [(name, blocks) for name, cuts in CUTS.items() for blocks in cuts if name != "resnet18"]  # as the narrow one
+
+
+@pytest.mark.parametrize(("name", "blocks"), BOTH)
+def test_cut_model_has_the_blocks_and_the_logits_of_the_whole(name: str, blocks: int) -> None:
+    model = build(name, num_classes=4, input_shape=(3, 16, 16)).eval()
+    images = torch.randn(2, 3, 16, 16)
+    expected = model(images)
+
+    parts = cut(name, model, blocks)
+
+    assert [child for child, _ in parts.named_children()] == [*map(str, range(blocks)), "classifier"]
+    torch.testing.assert_close(parts(images), expected)
+    assert [parts[:number](images).dim() for number in range(1, blocks + 1)] == [4] * (blocks - 1) + [2]
+
+
+def test_models_that_cannot_be_cut_are_refused_and_not_accepted() -> None:
+    with pytest.raises(
+        OptionError, match=r"'lenet5' cannot be cut into 4 blocks .*: must be lenet5 into 2; .* into 2, 4"
+    ):
+        cut("lenet5", build("lenet5", num_classes=10, input_shape=(1, 28, 28)), 4)
+
+    accepted = {blocks: set(uploaded_builders("block", 10, (3, 32, 32), blocks=blocks)) for blocks in (2, 4)}
+
+    assert accepted[2] == {f"{name}+block" for name in CUTS}
+    assert accepted[4] == {"resnet18+block", "resnet18-narrow+block"}
+
+
+# The faster form of a frozen net against the net itself.
+
+
+class Same(nn.Conv2d):
+    """A convolution that pads its input by a module, as the packaged net does."""
+
+    def __init__(self, *shape: int, stride: int, groups: int, padding: tuple[int, int, int, int] | None) -> None:
+        super().__init__(shape[0], shape[1], shape[2], stride=stride, groups=groups, bias=False)
+        self.static_padding = nn.ZeroPad2d(padding) if padding else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(self.static_padding(x))
+
+
+class Block(nn.Module):
+    """A block of the packaged net, under its names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._expand_conv, self._bn0 = Same(3, 8, 1, stride=1, groups=1, padding=None), nn.BatchNorm2d(8)
+        self._depthwise_conv = Same(8, 8, 3, stride=2, groups=8, padding=(0, 1, 0, 1))
+        self._bn1, self._swish = nn.BatchNorm2d(8), nn.ReLU6()
+
+    def forward(self, x: Tensor) -> Tensor:
+        grown = self._swish(self._bn0(self._expand_conv(x)))
+        found: Tensor = self._swish(self._bn1(self._depthwise_conv(grown)))
+        return found
+
+
+@pytest.mark.parametrize(
+    ("kernel", "stride", "padding"), [(3, 1, (1, 1, 1, 1)), (3, 2, (0, 1, 0, 1)), (5, 2, (1, 2, 1, 2)), (1, 1, None)]
+)
+def test_padded_convolution_equals_the_one_that_copies_its_input(
+    kernel: int, stride: int, padding: tuple[int, int, int, int] | None
+) -> None:
+    conv = Same(4, 4, kernel, stride=stride, groups=4, padding=padding)
+    images = torch.randn(2, 4, 8, 8, generator=torch.Generator().manual_seed(0))
+
+    torch.testing.assert_close(padded(conv)(images), conv(images), rtol=0, atol=1e-6)
+
+
+def test_fused_net_has_the_features_of_the_net_and_no_normalisation() -> None:
+    net = Block()
+    for norm in (net._bn0, net._bn1):
+        norm.running_mean.uniform_(-1, 1)  # type: ignore[union-attr]
+        norm.running_var.uniform_(0.5, 2)  # type: ignore[union-attr]
+    images = 4 * torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    fast = fused(copy.deepcopy(net.eval()))
+
+    torch.testing.assert_close(fast(images), net(images), rtol=0, atol=1e-5)
+    assert not any(isinstance(layer, nn.BatchNorm2d | nn.ZeroPad2d) for layer in fast.modules())
+
+
+# Models of rows and of texts: formulas, shapes, what they refuse, and how they go through training and ensembles.
+
+
+ROW, TEXT = (13, 1, 1), (1, 1, LENGTH)
+SUBJECTS = ("war treaty minister", "goal match team", "shares profit market", "chip software space")
+
+
+def seeded_tabular(name: str, num_classes: int, shape: tuple[int, int, int], seed: int = 0) -> nn.Module:
+    with seeded_torch(seed, "init"):
+        return build(name, num_classes=num_classes, input_shape=shape)
+
+
+def rows(count: int) -> ImageData:
+    """Examples that one feature tells apart."""
+    features = torch.randn(count, *ROW, generator=generator(0, "rows"))
+    return ImageData(features, (features[:, 3, 0, 0] > 0).long())
+
+
+def news(count: int) -> ImageData:
+    """Texts with one word of their class among words of none."""
+    labels = torch.arange(count) % 4
+    words = [SUBJECTS[label].split()[number // 4 % 3] for number, label in enumerate(labels.tolist())]
+    return ImageData(tokens([f"today w{number} {word} says" for number, word in enumerate(words)]), labels)
+
+
+def test_logistic_is_the_binary_cross_entropy_and_its_label_the_sign() -> None:
+    model, data = seeded_tabular("logistic", 2, ROW), rows(9)
+    layer = penultimate(model)
+    z = data.images.flatten(1) @ layer.weight[0] + layer.bias
+    logits = model(data.images)
+
+    assert torch.equal(logits[:, 0], torch.zeros(9))
+    assert torch.allclose(logits[:, 1], z)
+    ours = F.cross_entropy(logits, data.labels)
+    assert torch.allclose(ours, F.binary_cross_entropy_with_logits(z, data.labels.float()))
+    assert torch.equal(logits.argmax(1), (z > 0).long())
+
+
+@pytest.mark.parametrize(("name", "shape", "layers"), [
+    ("logistic", ROW, "fc"), ("mlp", ROW, "fc1 fc2 fc3"), ("text-bag", TEXT, "words.embedding fc1 fc2"),
+])  # fmt: skip
+def test_state_keys_are_the_pinned_ones(name: str, shape: tuple[int, int, int], layers: str) -> None:
+    keys = [f"{layer}.{kind}" for layer in layers.split() for kind in ("weight", "bias")]
+    assert list(seeded_tabular(name, 2, shape).state_dict()) == [key for key in keys if key != "words.embedding.bias"]
+
+
+def test_text_bag_is_the_mean_of_the_words_whatever_their_order() -> None:
+    model = seeded_tabular("text-bag", 4, TEXT).eval()
+    texts = tokens(["one two three", "three one two", "one", ""])
+    vectors = model.get_submodule("words")(texts)
+    table = dict(model.named_parameters())["words.embedding.weight"]
+
+    assert table.shape == (BUCKETS, 64)
+    assert torch.allclose(vectors[0], table[texts[0, 0, 0, :3]].mean(0))
+    assert torch.allclose(vectors[0], vectors[1])
+    assert torch.equal(vectors[2], table[texts[2, 0, 0, 0]])
+    assert torch.equal(vectors[3], torch.zeros(64))
+    assert model(texts).isfinite().all()
+
+
+def test_text_bag_passes_over_padding_that_has_noise_as_the_weights_of_a_private_upload_have() -> None:
+    model, texts = seeded_tabular("text-bag", 4, TEXT).eval(), tokens(["one two three", ""])
+    exact = model(texts)
+
+    with torch.no_grad():
+        model.get_parameter("words.embedding.weight")[0] += 1.0
+
+    assert torch.equal(model(texts), exact)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "allowed"),
+    [
+        ("mlp", (3, 32, 32), "rows, (features, 1, 1)"),
+        ("mlp", (0, 1, 1), "rows, (features, 1, 1)"),
+        ("text-bag", ROW, "texts, (1, 1, tokens)"),
+        ("text-bag", (1, 8, 8), "texts, (1, 1, tokens)"),
+        ("lenet5", ROW, "1 or 3 channels"),
+        ("lenet5", TEXT, "1 or 3 channels"),
+    ],
+)
+def test_examples_of_another_kind_are_refused(name: str, shape: tuple[int, int, int], allowed: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        build(name, num_classes=2, input_shape=shape)
+    assert f"architecture '{name}' cannot take examples of shape {shape}: must be" in str(caught.value)
+    assert allowed in str(caught.value)
+
+
+@pytest.mark.parametrize(("name", "shape"), [("logistic", ROW), ("mlp", ROW), ("text-bag", TEXT)])
+@pytest.mark.parametrize(
+    "settings", [{}, {"precision": "bfloat16"}, {"form": "stacked"}], ids=["", "bfloat16", "stack"]
+)
+def test_ensemble_of_uploads_answers_as_its_members(
+    name: str, shape: tuple[int, int, int], settings: dict[str, str]
+) -> None:
+    data = rows(6) if shape == ROW else news(6)
+    members = [seeded_tabular(name, 2, shape, seed).eval() for seed in range(3)]
+    uploads = [Upload(UploadFacts(f"c{k}", name), member.state_dict) for k, member in enumerate(members)]
+    inputs = Standardize(InputSpace((0.0,) * shape[0], (1.0,) * shape[0]))(data.images)
+
+    with torch.no_grad():
+        found = Ensemble.from_uploads(uploads, builders(2, shape), Mean(), **settings).member_logits(inputs)
+        wanted = torch.stack([member(data.images) for member in members])
+
+    assert torch.allclose(found, wanted, atol=0.05 if "precision" in settings else 1e-5)
+
+
+# The packaged backbone of texts; all but the refusal needs the packages of the extra ``features-text``.
+
+
+INSTALLED = all(importlib.util.find_spec(name) for name in ("wordllama", "tokenizers"))
+needs_packages = pytest.mark.skipif(not INSTALLED, reason="the extra features-text is not installed")
+
+
+@needs_packages
+def test_features_are_the_mean_of_the_vectors_of_all_tokens_and_no_special_one() -> None:
+    ids = wordllama.tokens(["Hello world", "Hello"])
+    assert ids.shape == (2, 1, 1, 512)
+    assert ids[:, 0, 0, :3].tolist() == [[15043, 3186, 0], [15043, 0, 0]]
+    backbone = backbone_of("wordllama")
+    vectors = load_file(wordllama._file(wordllama.VECTORS))["embedding.weight"].float()
+    expected = torch.stack([(vectors[15043] + vectors[3186]) / 2, vectors[15043]])
+    torch.testing.assert_close(backbone.build()(ids), expected, rtol=0, atol=1e-6)
+    assert "wordllama" not in sys.modules
+
+
+@needs_packages
+def test_a_text_without_tokens_has_no_features_and_a_long_one_keeps_its_first_tokens() -> None:
+    function = FeatureFunction(FeaturesConfig(backbone="wordllama", dim=32), 0, (0.0,), (1.0,))
+    texts = function.backbone.texts
+    assert texts is not None
+    features = function.module(texts.tokens(["", "word " * 2000, "word " * 512, "other"]))
+    assert features[0].tolist() == [0.0] * 32
+    assert torch.equal(features[1], features[2])
+    assert float((features[1:].norm(dim=1) - 1).abs().max()) < 1e-5
+
+
+@pytest.mark.parametrize("missing", [("wordllama",), ("tokenizers",), ("wordllama", "tokenizers")])
+def test_a_missing_package_is_one_line_with_the_remedy(
+    monkeypatch: pytest.MonkeyPatch, missing: tuple[str, ...]
+) -> None:
+    found = importlib.util.find_spec
+    spec = found("torch")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in missing else spec)
+    with pytest.raises(
+        OptionError, match=f"but {' and '.join(missing)} is not installed: pip install '.*features-text"
+    ):
+        wordllama.tokenizer_digest()
+
+
+# The shim is tried on a stand-in torchvision in a fresh process, for each way in which the import can end.
+
+
+ROOT = Path(__file__).parents[3]
+# As torchvision behaves without its compiled operators: the first missing one fails its import, then the second.
+BROKEN = """
+import torch
+for name in ("nms", "qnms"):
+    if not hasattr(torch.ops.torchvision, name):
+        raise RuntimeError(f"operator torchvision::{name} does not exist")
+"""
+REPORT = """
+import torch
+from fl_app.vision import torchvision
+print(torchvision.__name__, [hasattr(torch.ops.torchvision, name) for name in ("nms", "qnms")])
+"""
+
+
+def imported_with(stand_in: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Import the shim in a new process where torchvision is the given text."""
+    (folder / "torchvision.py").write_text(stand_in)
+    path = f"import sys; sys.path[:0] = [{str(folder)!r}, {str(ROOT)!r}]\n"
+    return subprocess.run([sys.executable, "-c", path + REPORT], capture_output=True, text=True, check=False)
+
+
+def test_torchvision_through_the_shim_has_models_and_datasets() -> None:
+    assert torchvision.__name__ == "torchvision"
+    assert torchvision.datasets.FashionMNIST
+    assert torchvision.transforms.functional.hflip(torch.tensor([[[1.0, 2.0]]])).tolist() == [[[2.0, 1.0]]]
+    assert torchvision.ops.box_area(torch.tensor([[0.0, 0.0, 2.0, 3.0]])).item() == 6.0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.version.cuda is not None, reason="only a CPU build of torch is mended")
+def test_import_without_compiled_operators_declares_both(tmp_path: Path) -> None:
+    ended = imported_with(BROKEN, tmp_path)
+    assert ended.stdout.split(maxsplit=1) == ["torchvision", "[True, True]\n"], ended.stderr

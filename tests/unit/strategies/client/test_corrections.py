@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import nn
 
 from strategies.client.corrections import (
     ControlVariates,
+    DynamicRegularizer,
     LocalUpdate,
     Proximal,
     SparseUpdate,
@@ -203,3 +205,79 @@ def test_sparse_update_of_the_server_is_added_to_the_weights_of_the_round_before
     # Two rounds later the weights that it belongs to are not here.
     with pytest.raises(UploadError, match="the client lacks the weights of the round before"):
         LocalUpdate(model, {**said, "server-round": 4}, sent, memory=memory)
+
+
+# FedProx's and FedDyn's terms: against their objectives by autograd, and what optimisers make of them.
+
+
+def net_regularizers() -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)).double()
+
+
+def like_regularizers(model: nn.Module, seed: int) -> State:
+    rng = torch.Generator().manual_seed(seed)
+    return {name: torch.randn(v.shape, generator=rng, dtype=v.dtype) for name, v in model.named_parameters()}
+
+
+def vector(state: State) -> torch.Tensor:
+    return torch.cat([value.detach().flatten() for value in state.values()])
+
+
+def gradient(model: nn.Module, term: torch.Tensor) -> torch.Tensor:
+    return torch.cat([found.flatten() for found in torch.autograd.grad(term, list(model.parameters()))])
+
+
+def elsewhere(model: nn.Module, seed: int) -> nn.Module:
+    with torch.no_grad():
+        for name, step in like_regularizers(model, seed).items():
+            model.get_parameter(name).add_(step)
+    return model
+
+
+ALPHA, MU = 0.3, 0.7
+Objective = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def feddyn(w: torch.Tensor, start: torch.Tensor, drift: torch.Tensor) -> torch.Tensor:
+    return ALPHA * (w @ (drift - start)) + ALPHA / 2 * (w @ w)
+
+
+def fedprox(w: torch.Tensor, start: torch.Tensor, drift: torch.Tensor) -> torch.Tensor:
+    return MU / 2 * (w - start) @ (w - start)
+
+
+@pytest.mark.parametrize("objective", [feddyn, fedprox])
+def test_gradient_is_that_of_the_objective(objective: Objective) -> None:
+    model = net_regularizers()
+    start, drift = vector(dict(model.named_parameters())), like_regularizers(model, 1)
+    term = DynamicRegularizer(model, ALPHA, drift) if objective is feddyn else Proximal(model, MU)
+    elsewhere(model, 2)
+    w = vector(dict(model.named_parameters())).requires_grad_()
+    (wanted,) = torch.autograd.grad(objective(w, start, vector(drift)), w)
+    torch.testing.assert_close(gradient(model, term.penalty(model)), wanted)
+
+
+def test_terms_differ_from_the_objective_by_a_constant_at_most() -> None:
+    model = net_regularizers()
+    start, drift = vector(dict(model.named_parameters())), like_regularizers(model, 1)
+    term = DynamicRegularizer(model, ALPHA, drift)
+    apart = []
+    for seed in (2, 3):
+        elsewhere(model, seed)
+        w = vector(dict(model.named_parameters()))
+        apart.append(term.penalty(model).item() - float(feddyn(w, start, vector(drift))))
+    assert apart[0] == pytest.approx(apart[1])
+    assert apart[0] == pytest.approx(ALPHA / 2 * float(start @ start))
+
+
+def test_drift_grows_by_the_way_of_the_round_and_touches_no_buffer() -> None:
+    model = net_regularizers()
+    drift = like_regularizers(model, 1)
+    term = DynamicRegularizer(model, ALPHA, drift)
+    found = term.finish(elsewhere(model, 2))
+    assert list(found) == [name for name, _ in model.named_parameters()]
+    for name, step in like_regularizers(model, 2).items():
+        torch.testing.assert_close(found[name], drift[name] + step)
+    assert all(not value.requires_grad for value in found.values())

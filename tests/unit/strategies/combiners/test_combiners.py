@@ -1,11 +1,15 @@
+import itertools
 import math
 
+import numpy as np
 import pytest
 import torch
 from fused_fakes import First
 from fused_fakes import made as fused_blocks
 from torch import Tensor, nn
 
+from strategies.combiners.agreement import agreeing, agreements, correlations
+from strategies.combiners.class_counts import capped, geometric_mean, response_shares
 from strategies.combiners.combiners import (
     COMBINERS,
     LabelCount,
@@ -18,12 +22,13 @@ from strategies.combiners.combiners import (
 from strategies.combiners.expert_gate import ExpertGate, PixelGate
 from strategies.combiners.gate import Gate, start_gate
 from strategies.combiners.open_set import OpenSet
-from strategies.combiners.opinion_pools import OpinionPool
+from strategies.combiners.opinion_pools import RULES, OpinionPool
 from strategies.combiners.prototypes import Prototypes
 from strategies.combiners.trained import Linear, PerClass, TwoLayers, Voting
 from strategies.combiners.two_class import TwoClassLabelCount, TwoClassLinear, TwoClassMean, TwoClassTwoLayers
 from strategies.combiners.update_gate import GatedPool, lower_part
-from strategies.combiners.voting import FLOOR
+from strategies.combiners.voting import FLOOR, Array, merged, scores, vote_counts, vote_shares
+from strategies.core.seeds import generator as rng
 from strategies.teacher.copies import built
 
 LOGITS = torch.tensor([[[1.0, 2.0, 3.0]], [[5.0, 6.0, 7.0]]])  # M = 2, B = 1, C = 3
@@ -158,3 +163,263 @@ def test_weighted_mean_gradient_of_two_members_equals_the_one_by_hand() -> None:
     s = torch.tensor(1.0).sigmoid()
     expected = torch.stack([-(s - 1) / 2, (s - 1) / 2])  # <z_k - A, r> = (z_k1 - 1) (s - 1), over b sum w = 2
     torch.testing.assert_close(weighted_mean_gradient(torch.ones(2), logits, torch.tensor([0])), expected)
+
+
+# Class shares read off a model; the formulas once more in numpy stand in ``tests/reference``.
+
+
+def test_response_shares_of_a_client_that_never_answers_with_a_class_are_small_there() -> None:
+    logits = torch.randn(2, 500, 3, generator=torch.Generator().manual_seed(0))
+    logits[0, :, 2] -= 6
+    shares = response_shares(logits)
+    assert shares.dtype == torch.float64
+    torch.testing.assert_close(shares.sum(1), torch.ones(2, dtype=torch.float64))
+    assert float(shares[0, 2]) < 0.02
+    assert float(shares[1].min()) > 0.3
+
+
+def test_response_shares_weigh_sure_answers_more_than_their_mean_does() -> None:
+    # Always a tenth of class 1, or wholly class 1 in a tenth of all images: equal means, other squares.
+    even = torch.tensor([0.9, 0.1]).log().expand(10, 2)
+    sure = torch.tensor([[0.0, 40.0]] + [[40.0, 0.0]] * 9)
+    shares = response_shares(torch.stack([even, sure]))
+    assert float(shares[0, 1]) == pytest.approx(0.1)
+    assert float(shares[1, 1]) == pytest.approx(0.1**0.5 / (0.1**0.5 + 0.9**0.5))
+
+
+def test_geometric_mean_of_equal_tables_is_the_table_and_needs_both_to_know_a_class() -> None:
+    one = torch.tensor([[0.2, 0.8, 0.0], [0.5, 0.25, 0.25]], dtype=torch.float64)
+    torch.testing.assert_close(geometric_mean(one, one), one)
+    other = torch.tensor([[0.5, 0.0, 0.5], [0.25, 0.25, 0.5]], dtype=torch.float64)
+    mean = geometric_mean(one, other)
+    assert mean[0].tolist() == [1.0, 0.0, 0.0]
+    torch.testing.assert_close(mean, geometric_mean(other, one))
+    torch.testing.assert_close(mean.sum(1), torch.ones(2, dtype=torch.float64))
+
+
+def test_capped_sizes_are_at_most_the_median() -> None:
+    assert capped(torch.tensor([10.0, 1e9, 20.0])).tolist() == [10.0, 20.0, 20.0]
+    assert capped(torch.tensor([5.0])).tolist() == [5.0]
+    # Of two there is no middle: the smaller one is no exaggeration.
+    assert capped(torch.tensor([10.0, 1e9])).tolist() == [10.0, 10.0]
+    assert capped(torch.tensor([])).tolist() == []
+
+
+def one_hot(votes: list[list[int]], classes: int) -> Array:
+    """Return logits [M, B, C] whose votes are these."""
+    return np.eye(classes, dtype=np.float32)[np.array(votes)]
+
+
+def drawn_voting(seed: int, members: int = 3, examples: int = 40, classes: int = 4) -> tuple[Array, Array]:
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=(members, examples, classes)).astype(np.float32), rng.integers(0, classes, examples)
+
+
+def test_vote_counts_equal_counting_one_by_one() -> None:
+    logits, labels = drawn_voting(0)
+    expected = np.zeros((3, 4, 4), np.int64)
+    for member, example in itertools.product(range(3), range(40)):
+        expected[member, labels[example], np.argmax(logits[member, example])] += 1
+
+    counts = vote_counts(logits, labels)
+
+    assert counts.dtype == np.int64
+    assert np.array_equal(counts, expected)
+
+
+def test_merged_counts_are_those_of_the_pooled_examples_in_any_order_of_clients() -> None:
+    logits, labels = drawn_voting(1)
+    parts = [vote_counts(logits[:, a:b], labels[a:b]) for a, b in ((0, 5), (5, 6), (6, 40))]
+
+    assert np.array_equal(merged(parts), vote_counts(logits, labels))
+    assert np.array_equal(merged(parts[::-1]), merged(parts))
+
+
+def test_shares_of_a_class_without_examples_are_equal_over_the_seen_classes() -> None:
+    counts = vote_counts(one_hot([[0, 1, 1]], 4), np.array([0, 0, 2]))
+
+    np.testing.assert_allclose(
+        vote_shares(counts)[0], [[0.5, 0.5, 0, 0], [0.5, 0, 0.5, 0], [0, 1, 0, 0], [0.5, 0, 0.5, 0]]
+    )
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_prediction_is_the_class_with_the_largest_product_by_brute_force(seed: int) -> None:
+    counts = 1 + np.random.default_rng(seed).integers(0, 50, (3, 4, 4))  # no share is zero: the floor plays no part
+    counts = counts * counts.sum(2).prod(0)[None, :, None] // counts.sum(2, keepdims=True)  # as many per class
+    logits, _ = drawn_voting(seed, examples=64)
+    shares = counts / counts.sum(2, keepdims=True)
+    products = np.array(
+        [
+            [math.prod(shares[i, r, np.argmax(logits[i, b])] for i in range(3)) for r in range(4)]
+            for b in range(logits.shape[1])
+        ]
+    )
+
+    found = scores(counts, logits)
+
+    assert np.array_equal(found.argmax(1), products.argmax(1))
+    np.testing.assert_allclose(found, np.log(products), rtol=1e-4)
+
+
+def test_every_pattern_of_votes_of_two_members_has_the_answer_by_hand() -> None:
+    # P_0 = [[.9, .1], [.4, .6]], P_1 = [[.5, .5], [0, 1]]
+    counts = np.array([[[9, 1], [4, 6]], [[5, 5], [0, 10]]])
+    votes = [[0, 0, 1, 1], [0, 1, 0, 1]]
+
+    found = scores(counts, one_hot(votes, 2))
+
+    # .45 against .4 * 0; .45 against .4; .05 against .6 * 0; .05 against .6
+    assert found.argmax(1).tolist() == [0, 0, 0, 1]
+    np.testing.assert_allclose(found[0], [math.log(0.45), math.log(0.4 * 1e-6)], rtol=1e-5)
+
+
+# Which members agree with the others on noise.
+
+
+M, N, C = 7, 400, 5
+
+
+def members(noise: float, count: int = M) -> Tensor:
+    """Return logits [count, N, C] of members that see the same, each with noise of its own."""
+    common = torch.randn(1, N, C, generator=rng(0))
+    return common + noise * torch.randn(count, N, C, generator=rng(1))
+
+
+def test_correlations_are_weighed_by_both_models_shares_of_a_class() -> None:
+    logits = (members(1.0, 3) * torch.tensor([1.0, 2.0, 0.5])[:, None, None]).double()
+    z = logits.numpy()
+    powers = np.exp(z)
+    shares = np.sqrt(((powers / powers.sum(2, keepdims=True)) ** 2).mean(1))
+    shares /= shares.sum(1, keepdims=True)
+
+    found = correlations(logits)
+
+    for j in range(3):
+        for k in range(3):
+            weight = np.sqrt(shares[j] * shares[k])
+            by_class = [np.corrcoef(z[j, :, c], z[k, :, c])[0, 1] for c in range(C)]
+            assert float(found[j, k]) == pytest.approx((weight * by_class).sum() / weight.sum(), abs=1e-9)
+
+
+def test_agreements_are_means_over_the_others() -> None:
+    table = torch.tensor([[1.0, 0.5, 0.1], [0.5, 1.0, 0.3], [0.1, 0.3, 1.0]])
+
+    assert agreements(table).tolist() == pytest.approx([0.3, 0.4, 0.2])
+
+
+@pytest.mark.parametrize("which", [0, 3, 6])
+@pytest.mark.parametrize("bad", ["flipped", "random", "constant", "nan", "inf"])
+def test_a_member_when_it_sees_something_else_is_left_out(which: int, bad: str) -> None:
+    logits = members(0.7)
+    logits[which] = {
+        "flipped": logits[which].flip(1),
+        "random": torch.randn(N, C, generator=rng(2)),
+        "constant": torch.ones(N, C),
+        "nan": torch.full((N, C), torch.nan),
+        "inf": torch.full((N, C), torch.inf),
+    }[bad]
+
+    assert agreeing(logits, 0.3).tolist() == [k != which for k in range(M)]
+
+
+def test_more_than_half_are_kept_whatever_they_answer() -> None:
+    for count in range(1, 8):
+        logits = torch.randn(count, N, C, generator=rng(count))
+        logits[: count // 2 + 1] = members(0.1, count)[: count // 2 + 1]  # the others agree with no client
+
+        kept = agreeing(logits, 1.0)
+
+        assert 2 * int(kept.sum()) > count or count <= 2
+        assert kept[: count // 2 + 1].all()
+        assert int(kept.sum()) == (count // 2 + 1 if count > 2 else count)
+
+
+# What the pools promise beside their formulas, which stand in ``tests/reference``.
+
+
+POOLS = {name: COMBINERS[name] for name in ("linear-pool", "log-pool")}
+# No client holds class 4.
+COUNTS = torch.tensor([[30.0, 0, 5, 0, 0], [1, 20, 5, 0, 0], [0.5, 3, 0, 40, 0]])
+WEIGHTS, TEMPERATURES = torch.tensor([1.0, 2.0, 0.5]), torch.tensor([1.0, 1.5, 0.8])
+
+
+def logits(members: int = 3, scale: float = 2.0, seed: int = 0, classes: int = 5) -> Tensor:
+    return scale * torch.randn(members, 11, classes, generator=torch.Generator().manual_seed(seed))
+
+
+def pool_of(name: str, members: list[int], *, calibrated: bool, weights: Tensor = WEIGHTS) -> OpinionPool:
+    """Return the pool of some members, calibrated on what these answer to the same noise."""
+    pool = OpinionPool(name.removesuffix("-pool"), COUNTS[members], weights[members], TEMPERATURES[members])
+    if calibrated:
+        pool.calibrate(logits(seed=7)[members])
+    return pool
+
+
+@pytest.fixture(params=[False, True], ids=["plain", "calibrated"])
+def calibrated(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+@pytest.fixture(params=list(POOLS))
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def test_order_of_members_does_not_matter(name: str, calibrated: bool) -> None:
+    order, z = [2, 0, 1], logits()
+    pool, turned = (pool_of(name, members, calibrated=calibrated) for members in ([0, 1, 2], order))
+    torch.testing.assert_close(turned(z[order]), pool(z))
+    assert not torch.allclose(turned(z), pool(z), atol=0.1)
+
+
+def test_a_single_client_with_uniform_counts_keeps_its_prediction(name: str) -> None:
+    z = logits(1)
+    found = POOLS[name](torch.full((1, 5), 7.0))(z).softmax(1)
+    torch.testing.assert_close(found, z[0].softmax(1), rtol=0, atol=5e-4)  # 5 times the floor of the log pool
+
+
+@pytest.mark.parametrize("scale", [1.0, 30.0, 1000.0])
+def test_a_class_without_examples_never_wins_and_all_is_finite(name: str, calibrated: bool, scale: float) -> None:
+    z = logits(scale=scale)
+    z[:, :6, 4] += 10 * scale  # all agree that it is the one
+    z.requires_grad_()
+    found = pool_of(name, [0, 1, 2], calibrated=calibrated)(z)
+    assert bool(found.isfinite().all())
+    assert 4 not in found.argmax(1).tolist()
+    assert bool((found[:, 4] < found[:, :4].min(1).values).all())
+    torch.nn.functional.cross_entropy(found, torch.zeros(11, dtype=torch.long)).backward()  # type: ignore[no-untyped-call]
+    assert z.grad is not None
+    assert bool(z.grad.isfinite().all())
+
+
+def test_weight_of_zero_leaves_a_member_out(name: str, calibrated: bool) -> None:
+    z, weights = logits(), torch.tensor([1.0, 0.0, 0.5])
+    silenced, absent = (pool_of(name, m, calibrated=calibrated, weights=weights) for m in ([0, 1, 2], [0, 2]))
+    torch.testing.assert_close(silenced(z), absent(z[[0, 2]]))
+
+
+def test_calibrated_scales_make_members_equally_loud_whatever_their_logits_are() -> None:
+    answers = logits(seed=3)
+    loud = answers * torch.tensor([1.0, 100.0, 0.2]).view(3, 1, 1) + torch.tensor([5.0, 0.0, -3.0]).view(3, 1, 1)
+    quiet, other = OpinionPool("log", COUNTS), OpinionPool("log", COUNTS)
+    quiet.calibrate(answers)
+    other.calibrate(loud)
+    torch.testing.assert_close(other.scales * torch.tensor([1.0, 100.0, 0.2]), quiet.scales, rtol=1e-4, atol=0)
+    torch.testing.assert_close(other.bias, quiet.bias, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(quiet.scales, 1 / (answers - answers.mean(2, keepdim=True)).square().mean((1, 2)).sqrt())
+
+
+def test_member_of_weight_zero_may_have_logits_that_are_not_finite() -> None:
+    answers = logits(seed=3)
+    weights = torch.tensor([1.0, 0.0, 1.0])
+    for rule in RULES:
+        clean, spoilt = OpinionPool(rule, COUNTS, weights), OpinionPool(rule, COUNTS, weights)
+        clean.calibrate(answers)
+        broken = answers.clone()
+        broken[1] = (
+            torch.tensor([torch.inf, torch.nan]).repeat(broken[1].numel())[: broken[1].numel()].view_as(broken[1])
+        )
+        spoilt.calibrate(broken)
+        assert torch.equal(spoilt.bias, clean.bias)
+        assert torch.equal(spoilt(broken), clean(answers))

@@ -8,6 +8,7 @@ from strategies.aggregation.gate_steps import gate_steps
 from strategies.aggregation.steps import round_steps
 from strategies.aggregation.training import Sgd
 from strategies.combiners.combiners import build_combiner
+from strategies.combiners.expert_gate import ExpertGate, expert_divergence
 from strategies.combiners.gate import NAMES, Gate, mixture, start_gate
 from strategies.core.seeds import seeded_torch
 from strategies.teacher.ensemble import Ensemble
@@ -115,3 +116,45 @@ def test_an_ensemble_hands_its_images_to_the_gate_and_passes_gradients_back_to_t
     fixed = (gate(logits, x.detach()).square().sum(),)
     (through_members,) = torch.autograd.grad(fixed, x)
     assert not torch.allclose(x.grad, through_members)
+
+
+GATE_MEMBERS, BATCH, GATE_CLASSES = 3, 7, 4
+GATE_LOGITS = RNG.normal(size=(GATE_MEMBERS, BATCH, GATE_CLASSES)).astype(np.float32) * 3
+WEIGHT = RNG.normal(size=(GATE_MEMBERS, GATE_MEMBERS * GATE_CLASSES)).astype(np.float32)
+BIAS = RNG.normal(size=GATE_MEMBERS).astype(np.float32)
+
+
+def softmax(values: np.ndarray) -> np.ndarray:
+    exponentials = np.exp(values - values.max(-1, keepdims=True))
+    result: np.ndarray = exponentials / exponentials.sum(-1, keepdims=True)
+    return result
+
+
+def test_the_mixture_is_the_gate_s_mean_of_predictions_as_numpy_has_it() -> None:
+    opinions = softmax(GATE_LOGITS)
+    expected = np.zeros((BATCH, GATE_CLASSES))
+    for i in range(BATCH):
+        gate = softmax(WEIGHT @ np.concatenate([opinions[k, i] for k in range(GATE_MEMBERS)]) + BIAS)
+        expected[i] = sum(gate[k] * opinions[k, i] for k in range(GATE_MEMBERS))
+
+    combiner = ExpertGate(torch.from_numpy(WEIGHT), torch.from_numpy(BIAS))
+
+    torch.testing.assert_close(
+        combiner(torch.from_numpy(GATE_LOGITS)).exp().double(), torch.from_numpy(expected), rtol=1e-5, atol=1e-6
+    )
+
+
+def test_logits_of_any_size_give_finite_logits_and_gradients() -> None:
+    logits = (torch.from_numpy(GATE_LOGITS) * 1e4).requires_grad_()
+    combined = ExpertGate(torch.from_numpy(WEIGHT), torch.from_numpy(BIAS))(logits)
+    combined.sum().backward()
+    assert bool(combined.isfinite().all())
+    assert logits.grad is not None
+    assert bool(logits.grad.isfinite().all())
+
+
+def test_divergence_of_experts_is_jensen_shannon_s_as_numpy_has_it() -> None:
+    opinions = softmax(GATE_LOGITS.astype(np.float64))
+    middle = opinions.mean(0)
+    expected = float((opinions * np.log(opinions / middle)).sum(-1).mean())
+    assert float(expert_divergence(torch.from_numpy(GATE_LOGITS))) == pytest.approx(expected, rel=1e-5)

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from method_fakes import telling
+from method_fakes import UPLOADS, telling, tiny_job
 from torch import Tensor, nn
 
+from strategies import fed_et
 from strategies.combiners.class_counts import geometric_mean, response_shares, row_shares
-from strategies.combiners.combiners import Mean
+from strategies.combiners.combiners import Mean, weights_gradient
 from strategies.combiners.noise import noise_images
 from strategies.combiners.opinion_pools import OpinionPool
 from strategies.combiners.tally_pool import (
@@ -21,10 +22,13 @@ from strategies.combiners.tally_pool import (
     fitted_pool,
     known_sizes,
 )
+from strategies.core.errors import OptionError
 from strategies.core.facts import UploadFacts
 from strategies.core.seeds import generator
-from strategies.method import Job, Normalization, Upload
+from strategies.distillation.learner import teacher_of
+from strategies.method import METHODS, TEACHERS, Job, Normalization, Upload
 from strategies.teacher.ensemble import Ensemble
+from strategies.uploads.needs import check_needs
 
 SHAPE, CLASSES = (1, 6, 6), 4
 # What each client has of each class, the third by far the most of all.
@@ -205,3 +209,114 @@ def test_client_whose_logits_are_not_finite_is_left_out_without_being_asked_for_
         assert pool.weights.tolist() == weights
         found.append(members(images))
     torch.testing.assert_close(*found)
+
+
+# Tally's pool as the teacher of a job: whose logits it gives, and what the methods that take it do with them.
+
+
+INPUTS = torch.randn(5, 2, 8, 8, generator=torch.Generator().manual_seed(1))
+MUTE = tuple(telling(upload, label_counts=None) for upload in UPLOADS)
+HALF_MUTE = (*UPLOADS[:2], MUTE[2])
+COUNTS = torch.tensor([upload.label_counts for upload in UPLOADS], dtype=torch.float32)
+
+
+def taught(**changes: Any) -> Job:
+    return replace(tiny_job(None), teacher="tally", **changes)
+
+
+@pytest.mark.parametrize("uploads", [UPLOADS, MUTE, HALF_MUTE], ids=["told", "silent", "one silent"])
+def test_teacher_of_a_job_is_its_uploads_under_tallys_pool(uploads: Any) -> None:
+    job = taught(uploads=uploads)
+    by_hand = Ensemble.from_uploads(uploads, job.builders, Mean())
+    pool = fitted_pool(job, by_hand, TallyPoolOptions())
+
+    teacher = teacher_of(job, Mean())
+
+    torch.testing.assert_close(teacher(INPUTS), pool(by_hand.member_logits(INPUTS)))
+    assert not torch.allclose(teacher(INPUTS), teacher.member_logits(INPUTS).mean(0))
+    told = [upload.label_counts is not None for upload in uploads]
+    for found, wanted, known in zip(pool.counts, COUNTS, told, strict=True):
+        assert float(found.sum()) == pytest.approx(float(wanted.sum()))  # the numbers of examples are known
+        assert torch.allclose(found, wanted) == known
+
+
+@pytest.mark.parametrize("uploads", [UPLOADS, MUTE], ids=["told", "silent"])
+@pytest.mark.parametrize("watched", [False, True])
+def test_gradient_of_the_teacher_reaches_the_images(uploads: Any, watched: bool) -> None:
+    images = INPUTS.clone().requires_grad_()
+    teacher = teacher_of(taught(uploads=uploads), Mean(), watched=watched)
+    torch.nn.functional.cross_entropy(teacher(images), torch.tensor([0, 1, 2, 0, 1])).backward()  # type: ignore[no-untyped-call]
+    assert images.grad is not None
+    assert bool((images.grad.abs().amax((1, 2, 3)) > 0).all())
+    assert all(parameter.grad is None for parameter in teacher.members.parameters())
+
+
+def test_consensus_of_fed_et_is_the_pools_and_other_decisions_dissent() -> None:
+    logits = torch.tensor([[[0.0, 3.0, 0.0]], [[0.0, 1.5, 0.0]], [[9.0, 0.0, 0.0]]])
+    pool = OpinionPool("linear", torch.tensor([[5.0, 9.0, 0.0], [0.0, 9.0, 1.0], [0.0, 0.0, 9.0]]))
+    consensus, dissent = fed_et.Judgement(1.0, pool)(logits).unbind(1)
+    torch.testing.assert_close(consensus, torch.softmax(pool(logits), dim=1))
+    alone, _ = fed_et.Judgement(1.0)(logits).unbind(1)
+    assert int(consensus.argmax()) != int(alone.argmax())
+    assert int(dissent.argmax()) == int(alone.argmax())
+
+
+@pytest.mark.parametrize("rule", ["linear", "log"])
+def test_gradient_by_the_weights_of_a_pool_is_that_of_small_changes(rule: str) -> None:
+    combiner = OpinionPool(rule, COUNTS, torch.tensor([0.2, 0.5, 0.3])).double()
+    logits = torch.randn(3, 7, 3, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    labels = torch.tensor([0, 1, 2, 0, 1, 2, 0])
+    found = weights_gradient(combiner, logits, labels)
+    for k in range(3):
+        losses = []
+        for change in (1e-6, -1e-6):
+            moved = combiner.weights.clone()
+            moved[k] += change
+            answer = torch.func.functional_call(combiner, {"weights": moved}, (logits,))
+            losses.append(torch.nn.functional.cross_entropy(answer, labels))
+        assert float(found[k]) == pytest.approx(float(losses[0] - losses[1]) / 2e-6, rel=1e-4, abs=1e-8)
+    assert combiner.weights.tolist() == pytest.approx([0.2, 0.5, 0.3])
+    assert float(found.abs().min()) > 1e-6
+
+
+# The uploads weighted by their numbers of examples, as the teacher of other methods.
+
+
+SIZES = (10, 30)
+TAUGHT = ("feddf", "fedkd", "f-dafl", "f-adi", "dense", "distill")
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
+
+
+def job_teacher(method: str = "dense") -> Job:
+    states = [{"1.weight": torch.full((3, 16), k + 1.0), "1.bias": torch.arange(3.0) * k} for k in range(2)]
+    uploads = tuple(
+        Upload(UploadFacts(f"c{k}", "net", SIZES[k], (1, 2, 3)), lambda state=state: state)  # type: ignore[misc]
+        for k, state in enumerate(states)
+    )
+    space = Normalization((0.5,), (0.5,))
+    proxy = torch.zeros(4, 1, 4, 4, dtype=torch.uint8)
+    config = METHODS[method].config()
+    return Job(uploads, {"net": net}, "net", 3, (1, 4, 4), space, config, teacher="dw-fedens", proxy=proxy)
+
+
+def test_teacher_is_the_mean_of_logits_weighted_by_examples() -> None:
+    ensemble, _ = TEACHERS["dw-fedens"].build(job_teacher())
+
+    found = ensemble(torch.ones(1, 1, 4, 4))
+
+    # Members say (16, 16, 16) and (32, 33, 34), and weigh 1 to 3.
+    assert found.tolist() == [[28.0, 28.75, 29.5]]
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_methods_that_need_an_ensemble_alone_take_it_and_the_others_refuse(method: str) -> None:
+    if METHODS[method].uploads != "classifier":
+        return
+    if method in TAUGHT:
+        check_needs(METHODS[method], job_teacher(method))
+        return
+    with pytest.raises(OptionError, match=rf"'{method}' does not distil .*'dw-fedens'.*: feddf"):
+        check_needs(METHODS[method], job_teacher(method))

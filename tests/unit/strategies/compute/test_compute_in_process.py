@@ -1,16 +1,23 @@
 """The job in this process, and the choice of a place."""
 
+import os
+import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 import strategies.compute as compute
 from strategies.compute.in_process import InProcess
+from strategies.compute.ray_start import NoRoomError, start_ray
 from strategies.compute.with_clients import WithClients
 from strategies.core.errors import ComputeError
 from strategies.core.facts import UploadFacts
+from strategies.core.offline import ray_token
 from strategies.method import Job, Method, Need, Normalization, Outcome, Progress, Silent, Upload
 
 
@@ -73,3 +80,72 @@ def test_ray_actors_with_ray_blocked_imports_and_falls_back(
     ]
     with pytest.raises(ComputeError, match="Ray is not installed"):
         compute.RayActors(fallback=False).run(method(fit), job(), Silent())
+
+
+# What Ray may raise, said by a stand-in for it.
+
+
+class FakeRayError(Exception):
+    """Ray's own."""
+
+
+def raising(error: Exception) -> Any:
+    def fails(*_: Any, **__: Any) -> Any:
+        raise error
+
+    return fails
+
+
+def ray_that_raises(error: Exception) -> Any:
+    kinds = dict.fromkeys(("RayActorError", "OutOfMemoryError", "ObjectLostError"), type("Other", (FakeRayError,), {}))
+    return SimpleNamespace(
+        init=raising(error),
+        get=raising(error),
+        exceptions=SimpleNamespace(RayError=FakeRayError, **kinds),
+        _private=SimpleNamespace(ray_constants=SimpleNamespace(ENABLE_RAY_CLUSTER=True)),
+    )
+
+
+@pytest.mark.parametrize(
+    "error",
+    [Exception("The current node timed out during startup."), RuntimeError("no"), OSError("no"), FakeRayError("no")],
+)
+def test_start_when_ray_does_not_start_says_so_and_leaves_the_job_to_this_process(error: Exception) -> None:
+    ray = ray_that_raises(error)
+    with pytest.raises(NoRoomError, match=f"Ray does not start: {error}"):
+        start_ray(ray, "")
+    assert ray._private.ray_constants.ENABLE_RAY_CLUSTER
+
+
+# A Ray that the library starts has a token: the variables are there before Ray is imported, which reads them once.
+
+
+SESSION = """
+from strategies.compute.ray_actors import RayActors
+from strategies.compute.ray_start import NoRoomError
+try:
+    with RayActors().session(lambda: None):
+        pass
+except NoRoomError:
+    print("no Ray")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("given", "mode"), [({}, "token 64"), ({"RAY_AUTH_MODE": "disabled"}, "disabled 0")])
+def test_token_is_in_the_environment_before_ray_is_imported(tmp_path: Path, given: dict[str, str], mode: str) -> None:
+    names = '"RAY_AUTH_MODE"'
+    text = f'import os\nprint(os.environ[{names}], len(os.environ.get("RAY_AUTH_TOKEN", "")))\nraise ImportError\n'
+    (tmp_path / "ray.py").write_text(text)
+    plain = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
+    environment = {**plain, "PYTHONPATH": str(tmp_path), **given}
+
+    done = subprocess.run([sys.executable, "-c", SESSION], env=environment, capture_output=True, text=True, check=False)
+
+    assert done.stdout.splitlines() == [mode, "no Ray"], done.stderr[-2000:]
+
+
+def test_cluster_of_the_user_keeps_its_own_mode() -> None:
+    assert ray_token({"RAY_ADDRESS": "ray.example.org:6379"}) == {}
+    assert ray_token({"RAY_AUTH_MODE": "disabled"}) == {}
+    assert ray_token({})["RAY_AUTH_TOKEN"] != ray_token({})["RAY_AUTH_TOKEN"]

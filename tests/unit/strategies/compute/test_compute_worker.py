@@ -1,12 +1,21 @@
 """The actor's and the driver's end of the wire, without Ray."""
 
+import functools
 import pickle
+import subprocess
+import sys
+import threading
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from ray import cloudpickle as ray_cloudpickle
 
+import strategies.method
+from strategies.compute.by_value import dumps
 from strategies.compute.packing import pack, unpack
 from strategies.compute.relay import Relay
 from strategies.compute.task import Task
@@ -177,3 +186,91 @@ def test_relay_without_save_keeps_the_rows_of_declined_checkpoints() -> None:
     relay.resume()
     relay.deliver(*rows(6, 6.0))
     assert every.taken[-1].appended["pool"].tolist() == [6.0]
+
+
+# Trees of tensors as trees of arrays.
+
+
+DTYPES = [torch.bool, torch.uint8, torch.int8, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64]
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.complex64, torch.float8_e4m3fn], ids=str)
+def test_unpack_of_pack_returns_the_same_bits(dtype: torch.dtype) -> None:
+    tensor = torch.tensor([[0.0, 1.0, -2.5], [3.0, 0.1, 7.0]]).to(dtype)
+    again = unpack(pack(tensor))
+    assert again.dtype == dtype
+    assert again.shape == (2, 3)
+    assert torch.equal(again.view(torch.uint8), tensor.view(torch.uint8))
+
+
+def test_pack_with_bfloat16_holds_integers_of_the_same_width() -> None:
+    packed = pack(torch.tensor([1.0, 2.0], dtype=torch.bfloat16))
+    assert packed.dtype == "bfloat16"
+    assert packed.array.dtype == np.int16
+
+
+def test_unpack_of_pack_with_outcome_and_snapshot_returns_them() -> None:
+    spec = EnsembleSpec(("a", "b"), "weighted", {"weights": torch.tensor([0.25, 0.75])})
+    outcome = unpack(
+        pack(Outcome({"w": torch.ones(2)}, spec, {"fit": 1.5}, torch.zeros(1, 1, 2, 2, dtype=torch.uint8)))
+    )
+    assert isinstance(outcome, Outcome)
+    assert outcome.ensemble is not None
+    assert outcome.ensemble.clients == ("a", "b")
+    assert torch.equal(outcome.ensemble.weights["weights"], torch.tensor([0.25, 0.75]))
+    assert outcome.images is not None
+    assert outcome.images.dtype == torch.uint8
+    snapshot = unpack(pack(Snapshot(3, {"w": torch.ones(1)}, {"pool": torch.zeros(2, 1)})))
+    assert (snapshot.step, snapshot.appended["pool"].shape) == (3, (2, 1))
+
+
+# User code that travels by value.
+
+
+cloudpickle: Any = ray_cloudpickle
+loads = pickle.loads
+SCALE = 3.0
+
+
+class Scaled(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return helper(x)
+
+
+def helper(x: torch.Tensor) -> torch.Tensor:
+    return x * SCALE
+
+
+LOAD = "import pickle, sys; built = pickle.load(sys.stdin.buffer)(); print(float(built(__import__('torch').ones(()))))"
+
+
+def elsewhere(pickled: bytes, folder: Path) -> float:
+    """Load and call in a process that cannot import this file."""
+    done = subprocess.run([sys.executable, "-c", LOAD], input=pickled, capture_output=True, cwd=folder, timeout=60)
+    assert done.returncode == 0, done.stderr.decode()
+    return float(done.stdout)
+
+
+@pytest.mark.slow
+def test_dumps_with_a_users_class_loads_where_its_module_is_absent(tmp_path: Path) -> None:
+    assert elsewhere(dumps("the builder", functools.partial(Scaled), cloudpickle), tmp_path) == 3.0
+
+
+def test_dumps_with_library_and_installed_code_goes_by_reference() -> None:
+    assert loads(dumps("x", strategies.method.Silent, cloudpickle)) is strategies.method.Silent
+    assert loads(dumps("x", torch.nn.Linear, cloudpickle)) is torch.nn.Linear
+
+
+def test_dumps_with_a_lock_in_a_closure_names_the_value_and_its_owner() -> None:
+    lock = threading.Lock()
+
+    def builder() -> Any:
+        return lock
+
+    with pytest.raises(ComputeError) as caught:
+        dumps("the builder of architecture 'cnn'", functools.partial(builder), cloudpickle)
+    text = str(caught.value)
+    assert text.startswith("the builder of architecture 'cnn' (test_compute_by_value.")
+    assert "builder) cannot be sent to a Ray actor: TypeError" in text
+    assert "lock" in text
+    assert "\n" not in text

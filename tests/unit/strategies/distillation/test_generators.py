@@ -1,9 +1,26 @@
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
-from torch import nn
+from flwr.app import ConfigRecord
+from torch import Tensor, nn
 
+from strategies.core.errors import UploadError
+from strategies.core.facts import UploadFacts
 from strategies.core.seeds import generator as rng
-from strategies.distillation.generators import DenseGenerator, PixelConv, UpsampleConv
+from strategies.core.seeds import seeded_torch
+from strategies.distillation.generators import (
+    ConditionalGenerator,
+    DenseGenerator,
+    FeatureGenerator,
+    PixelConv,
+    UpsampleConv,
+)
+from strategies.distillation.label_draws import draw_labels, shares_of
+from strategies.distillation.lent import Lent
+from strategies.method import Job, Normalization, Silent, Upload
 
 
 def plain(fast: DenseGenerator, channels: int, side: int) -> nn.Sequential:
@@ -96,3 +113,219 @@ def test_reset_follows_the_law_and_depends_on_the_generator_only() -> None:
     assert all(torch.equal(value, first[name]) for name, value in model.state_dict().items())
     model.reset(rng(8))
     assert not torch.equal(model.project.weight, first["project.weight"])
+
+
+# Generators of noise and labels.
+
+
+LABELS = torch.tensor([0, 3, 1, 1, 2, 0])
+
+
+def images_of(side: int = 8, channels: int = 2) -> ConditionalGenerator:
+    with seeded_torch(0):
+        return ConditionalGenerator(5, 4, (channels, side, side))
+
+
+class Plain(nn.Module):
+    """Table 5a as it is written: one-hot labels, upsampling, convolutions."""
+
+    def __init__(self, fast: ConditionalGenerator) -> None:
+        super().__init__()
+        self.side, channels = fast.first[1], fast.pixels.out_channels
+        self.l1, self.l2 = nn.Linear(5, 64 * self.side**2), nn.Linear(4, 64 * self.side**2)
+        self.rest = nn.Sequential(
+            nn.BatchNorm2d(128),
+            nn.Upsample(scale_factor=2),
+            nn.Conv2d(128, 128, 3, padding=1, bias=False),
+            nn.BatchNorm2d(128),
+            nn.LeakyReLU(0.2),
+            nn.Upsample(scale_factor=2),
+            nn.Conv2d(128, 64, 3, padding=1, bias=False),
+            nn.BatchNorm2d(64),
+            nn.LeakyReLU(0.2),
+            nn.Conv2d(64, channels, 3, padding=1),
+            nn.Tanh(),
+            nn.BatchNorm2d(channels, affine=False),
+        )
+        with torch.no_grad():
+            for mine, theirs in zip(self.parameters(), fast.parameters(), strict=True):
+                mine.copy_(theirs)
+
+    def forward(self, noise: Tensor, labels: Tensor) -> Tensor:
+        hidden = torch.cat([self.l1(noise), self.l2(nn.functional.one_hot(labels, 4).float())], dim=1)
+        made: Tensor = self.rest(hidden.view(-1, 128, self.side, self.side))
+        return made
+
+
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32), (2, 8, 12)])
+def test_images_have_the_asked_shape_and_are_standardised_per_channel(shape: tuple[int, int, int]) -> None:
+    with seeded_torch(0):
+        model = ConditionalGenerator(5, 4, shape)
+    images = model(torch.randn(6, 5, generator=rng(0)), LABELS)
+    assert images.shape == (6, *shape)
+    assert images.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(images.mean((0, 2, 3)), torch.zeros(shape[0]), rtol=0, atol=1e-4)
+    torch.testing.assert_close(images.var((0, 2, 3), correction=0), torch.ones(shape[0]), rtol=0, atol=0.02)
+
+
+def test_image_generator_equals_the_plain_form_in_both_modes() -> None:
+    fast = images_of()
+    slow = Plain(fast)
+    noise, weight = torch.randn(6, 5, generator=rng(1)), torch.randn(6, 2, 8, 8, generator=rng(2))
+    torch.testing.assert_close(fast(noise, LABELS), slow(noise, LABELS), rtol=0, atol=1e-4)
+    ours = torch.autograd.grad((fast(noise, LABELS) * weight).mean(), list(fast.parameters()))
+    theirs = torch.autograd.grad((slow(noise, LABELS) * weight).mean(), list(slow.parameters()))
+    for mine, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine, other, rtol=0, atol=1e-5)
+    torch.testing.assert_close(fast.eval()(noise, LABELS), slow.eval()(noise, LABELS), rtol=0, atol=1e-4)
+
+
+def test_features_are_those_of_the_table() -> None:
+    with seeded_torch(0):
+        model = FeatureGenerator(5, 4, 7, 6)
+    noise = torch.randn(6, 5, generator=rng(0))
+    one_hot = nn.functional.one_hot(LABELS, 4).float()
+
+    def normalised(x: Tensor) -> Tensor:
+        return (x - x.mean(0)) / (x.var(0, correction=0) + 1e-5).sqrt()
+
+    first = normalised(torch.cat([noise @ model.project.weight.T, one_hot @ model.project_label.weight.T], dim=1))
+    second = nn.functional.leaky_relu(normalised(first @ model.hidden.weight.T), 0.2)
+    torch.testing.assert_close(model(noise, LABELS), second @ model.features.weight.T + model.features.bias)
+
+
+@pytest.mark.parametrize("kind", ["images", "features"])
+def test_labels_change_the_output_and_equal_seeds_give_equal_weights(kind: str) -> None:
+    def build() -> nn.Module:
+        return images_of() if kind == "images" else FeatureGenerator(5, 4, 7, 6)
+
+    with seeded_torch(1):
+        first = build()
+    with seeded_torch(1):
+        second = build()
+    noise = torch.randn(6, 5, generator=rng(0))
+    first.eval()
+    second.eval()
+    assert torch.equal(first(noise, LABELS), second(noise, LABELS))
+    assert not torch.equal(first(noise, LABELS)[0], first(noise, (LABELS + 1) % 4)[0])
+
+
+# What a request tells of the generator that comes with it.
+
+
+LENT = Lent("features", "normal", 5, 4, 8, (1, 8, 12), 6, 9.8, 20)
+
+
+def test_description_goes_through_a_request_and_back() -> None:
+    assert all(key.startswith("generator-") for key in LENT.told())
+    assert Lent.read(dict(ConfigRecord(LENT.told()))) == LENT  # type: ignore[arg-type]
+
+
+def test_generator_is_of_its_level() -> None:
+    labels, noise = torch.tensor([0, 3, 1]), torch.zeros(3, 5)
+    features = LENT.build(7)
+    assert isinstance(features, FeatureGenerator)
+    assert features(noise, labels).shape == (3, 7)
+    images = Lent(**{**vars(LENT), "level": "images"}).build(7)
+    assert isinstance(images, ConditionalGenerator)
+    assert images(noise, labels).shape == (3, 1, 8, 12)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "allowed"),
+    [
+        ("level", "pixels", "one of features, images"),
+        ("noise", 1, "one of normal, uniform"),
+        ("latent", 0, "a whole number from 1 to 65536"),
+        ("classes", 4.0, "a whole number"),
+        ("width", 10**9, "a whole number"),
+        ("channels", True, "a whole number"),
+        ("height", "8", "a whole number"),
+        ("breadth", -8, "a whole number"),
+        ("batch", None, "a whole number"),
+        ("epochs", 0, "a whole number"),
+        ("weight", float("nan"), "a finite number at least 0"),
+        ("weight", -1.0, "a finite number"),
+        ("weight", float("inf"), "a finite number"),
+        ("weight", True, "a finite number"),
+        ("weight", "1", "a finite number"),
+    ],
+)
+def test_wrong_descriptions_are_refused(key: str, value: Any, allowed: str) -> None:
+    with pytest.raises(UploadError, match=f"the server's generator-{key} is .*: must be {allowed}"):
+        Lent.read({**LENT.told(), f"generator-{key}": value})
+
+
+@pytest.mark.parametrize(
+    ("level", "sizes", "most"),
+    [
+        ("features", {"latent": 100, "classes": 10, "width": 18}, 2**19),
+        ("images", {"latent": 4, "classes": 4, "shape": (1, 8, 7), "width": 65536}, 2**20),
+    ],
+)
+def test_a_batch_of_more_than_256_mib_is_refused_before_it_is_made(
+    level: str, sizes: dict[str, Any], most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("strategies.distillation.lent.MOST", 2**20 + 1)
+    lent = replace(LENT, level=level, batch=most, **sizes)
+    assert Lent.read(lent.told()) == lent
+    with pytest.raises(UploadError, match=f"generator-batch is {most + 1}: must make .* at most {2**26} values, not"):
+        Lent.read(replace(lent, batch=most + 1).told())
+
+
+# Labels as often as clients hold them, and what each client counts for them.
+
+
+def job(*counts: Sequence[int] | None, classes: int = 4) -> Job:
+    uploads = tuple(
+        Upload(UploadFacts(f"c{k}", "net", label_counts=None if own is None else tuple(own)), dict)
+        for k, own in enumerate(counts)
+    )
+    return Job(uploads, {}, "net", classes, (1, 8, 8), Normalization((0.5,), (0.5,)), None)
+
+
+class Notes(Silent):
+    def __init__(self) -> None:
+        self.rows: list[Any] = []
+
+    def record(self, row: Any) -> None:
+        self.rows.append(row)
+
+
+def test_fixed_labels_are_the_floors_of_the_cumulated_shares() -> None:
+    # p = (1/2, 0, 1/6, 1/3); cumulated times 10: 5, 5, 6.67, 10; floors 5, 5, 6, 10.
+    labels = draw_labels([3, 0, 1, 2], 10, "fixed", rng(0))
+    assert labels.bincount(minlength=4).tolist() == [5, 0, 1, 4]
+
+
+def test_fixed_labels_are_shuffled_by_the_generator_alone() -> None:
+    first, second, other = (draw_labels([1, 1, 1], 60, "fixed", rng(seed)) for seed in (0, 0, 1))
+    assert torch.equal(first, second)
+    assert not torch.equal(first, other)
+    assert not torch.equal(first, first.sort().values)
+    assert torch.equal(first.sort().values, other.sort().values)
+
+
+def test_independent_labels_follow_the_shares_and_not_their_floors() -> None:
+    labels = draw_labels([3, 0, 1, 2, 0], 60_000, "independent", rng(0))
+    counts = labels.bincount(minlength=5)
+    assert counts.tolist() != [30_000, 0, 10_000, 20_000, 0]
+    torch.testing.assert_close(counts / 60_000, torch.tensor([3.0, 0, 1, 2, 0]) / 6, rtol=0, atol=0.01)
+    assert counts[[1, 4]].tolist() == [0, 0]
+
+
+def test_missing_counts_weigh_all_equally_and_are_noted_once() -> None:
+    notes = Notes()
+    held, alpha = shares_of(job((6, 0, 1, 0), None, None), notes, labels="counts", weights="per-class")
+    assert held == [1] * 4
+    torch.testing.assert_close(alpha, torch.full((3, 4), 1 / 3))
+    assert notes.rows == [{"note": "no label counts from c1, c2: all classes and clients weigh the same"}]
+
+
+@pytest.mark.parametrize("told", [(None, None), ((6, 0, 1, 0), None), ((6, 0, 1, 0), (0, 0, 0, 0))])
+def test_estimates_count_where_a_client_does_not_tell(told: Any) -> None:
+    notes, found = Notes(), torch.tensor([[6.0, 0.0, 1.0, 0.0], [0.0, 0.5, 0.25, 0.0]])
+    held, alpha = shares_of(job(*told), notes, labels="counts", weights="per-class", found=found)
+    assert held == [6000, 500, 1250, 0]
+    torch.testing.assert_close(alpha[:, :3], torch.tensor([[1.0, 0.0, 0.8], [0.0, 1.0, 0.2]]))
+    assert notes.rows == []

@@ -1,7 +1,15 @@
+from functools import partial
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
+from strategies.combiners.combiners import Weighted
+from strategies.core.seeds import generator as rng
+from strategies.distillation.consensus import Lesson, discrepancy, weighted_cross_entropy
+from strategies.distillation.distill import Distillation
 from strategies.distillation.losses import (
     adversarial_divergence,
     diversity,
@@ -9,6 +17,7 @@ from strategies.distillation.losses import (
     logit_distance,
     soft_kl,
 )
+from strategies.teacher.ensemble import Ensemble
 
 RNG = torch.Generator().manual_seed(0)
 A, B = torch.randn(2, 6, 4, generator=RNG)
@@ -68,3 +77,183 @@ def test_diversity_has_the_gradient_of_the_plain_formula() -> None:
     torch.testing.assert_close(found, wanted)
     closer = made.detach() - 0.1 * found
     assert float(diversity(noise, closer)) < float(diversity(noise, made.detach()))
+
+
+# The losses on members that are weighed sample by sample, against their formulas in numpy.
+
+
+M, CONSENSUS_B, C = 3, 5, 4
+STUDENT = torch.randn(CONSENSUS_B, C, generator=rng(0), dtype=torch.float64)
+MEMBERS = 2 * torch.randn(M, CONSENSUS_B, C, generator=rng(1), dtype=torch.float64)
+CONSENSUS_LABELS = torch.randint(C, (CONSENSUS_B,), generator=rng(2))
+RAW = torch.rand(M, CONSENSUS_B, generator=rng(3), dtype=torch.float64)
+WEIGHTS = RAW / RAW.sum(0)
+
+
+class Constant(nn.Module):
+    def __init__(self, logits: torch.Tensor) -> None:
+        super().__init__()
+        self.logits = logits
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        assert len(x) == len(self.logits)
+        return self.logits
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    powers = np.exp(logits - logits.max(-1, keepdims=True))
+    return powers / powers.sum(-1, keepdims=True)
+
+
+def kl(first: np.ndarray, second: np.ndarray) -> float:
+    return float((first * np.log(first / second)).sum())
+
+
+s, f, y, a = STUDENT.numpy(), MEMBERS.numpy(), CONSENSUS_LABELS.numpy(), WEIGHTS.numpy()
+
+
+def test_discrepancy_of_logits_is_the_weighted_mean_absolute_difference() -> None:
+    wanted = np.mean([sum(a[k, i] * np.abs(s[i] - f[k, i]).mean() for k in range(M)) for i in range(CONSENSUS_B)])
+    assert float(discrepancy(STUDENT, MEMBERS, WEIGHTS, "logits")) == pytest.approx(wanted, rel=1e-12)
+
+
+def test_discrepancy_by_kl_has_the_student_first() -> None:
+    wanted = np.mean([sum(a[k, i] * kl(softmax(s[i]), softmax(f[k, i])) for k in range(M)) for i in range(CONSENSUS_B)])
+    assert float(discrepancy(STUDENT, MEMBERS, WEIGHTS, "kl")) == pytest.approx(wanted, rel=1e-12)
+
+
+def test_discrepancy_by_squares_is_the_weighted_mean_over_classes() -> None:
+    wanted = np.mean([sum(a[k, i] * ((s[i] - f[k, i]) ** 2).mean() for k in range(M)) for i in range(CONSENSUS_B)])
+    assert float(discrepancy(STUDENT, MEMBERS, WEIGHTS, "mse")) == pytest.approx(wanted, rel=1e-12)
+    lesson = Lesson.of(MEMBERS, WEIGHTS, mean="probabilities", direction="mse", per_class=True)
+    assert float(lesson.loss(STUDENT)) == pytest.approx(wanted, rel=1e-12)
+
+
+def losses() -> np.ndarray:
+    return np.array([[-np.log(softmax(f[k, i])[y[i]]) for i in range(CONSENSUS_B)] for k in range(M)])
+
+
+def test_cross_entropy_weighs_each_sample_or_the_mean_of_the_batch() -> None:
+    each = np.mean([sum(a[k, i] * losses()[k, i] for k in range(M)) for i in range(CONSENSUS_B)])
+    together = sum(losses()[k].mean() * a[k].mean() for k in range(M))
+    assert float(weighted_cross_entropy(MEMBERS, CONSENSUS_LABELS, WEIGHTS, "per-sample")) == pytest.approx(
+        each, rel=1e-12
+    )
+    assert float(weighted_cross_entropy(MEMBERS, CONSENSUS_LABELS, WEIGHTS, "batch-mean")) == pytest.approx(
+        together, rel=1e-12
+    )
+    assert abs(each - together) > 1e-3
+    one = weighted_cross_entropy(MEMBERS[1:2], CONSENSUS_LABELS, WEIGHTS[1:2], "batch-mean")
+    assert float(one) == pytest.approx(losses()[1].mean() * a[1].mean(), rel=1e-12)
+
+
+@pytest.mark.parametrize("per_class", [False, True])
+@pytest.mark.parametrize("direction", ["teacher-first", "student-first"])
+@pytest.mark.parametrize("mean", ["probabilities", "logits"])
+def test_lesson_is_the_weighted_kl_in_its_direction(mean: str, direction: str, per_class: bool) -> None:
+    def one(i: int) -> float:
+        if mean == "logits":
+            pairs = [(1.0, softmax(sum(a[k, i] * f[k, i] for k in range(M))))]
+        else:
+            pairs = [(a[k, i], softmax(f[k, i])) for k in range(M)]
+        own = softmax(s[i])
+        return float(sum(w * (kl(p, own) if direction == "teacher-first" else kl(own, p)) for w, p in pairs))
+
+    wanted = np.mean([one(i) for i in range(CONSENSUS_B)]) / (C if per_class else 1)
+    lesson = Lesson.of(MEMBERS, WEIGHTS, mean=mean, direction=direction, per_class=per_class)
+    assert float(lesson.loss(STUDENT)) == pytest.approx(wanted, rel=1e-12)
+
+
+def test_lesson_averaged_over_classes_has_the_worked_gradient() -> None:
+    for per_class, wanted in ((True, [-0.25, 0.25]), (False, [-0.5, 0.5])):
+        student = torch.zeros(1, 2, requires_grad=True)
+        sure = torch.tensor([[[1000.0, 0.0]]])
+        lesson = Lesson.of(sure, torch.ones(1, 1), mean="probabilities", direction="teacher-first", per_class=per_class)
+        (slope,) = torch.autograd.grad(lesson.loss(student), student)
+        assert slope.tolist() == [wanted]
+
+
+def test_lesson_of_equal_weights_on_logits_is_feddfs_mean() -> None:
+    equal = torch.full((M, CONSENSUS_B), 1 / M, dtype=torch.float64)
+    lesson = Lesson.of(MEMBERS, equal, mean="logits", direction="teacher-first", per_class=False)
+    torch.testing.assert_close(lesson.answers, torch.softmax(MEMBERS.mean(0), dim=1))
+
+
+@pytest.mark.parametrize("direction", ["teacher-first", "student-first"])
+def test_lesson_of_a_pool_is_the_divergence_from_its_answer_alone(direction: str) -> None:
+    combiner = Weighted([1.0, *[3.0] * (len(MEMBERS) - 1)])
+    ensemble = Ensemble([Constant(logits) for logits in MEMBERS], combiner)
+    images = torch.zeros(MEMBERS.shape[1], 1)
+    lesson = Lesson.of_ensemble(ensemble, images, WEIGHTS, mean="pool", direction=direction, per_class=False)
+    answer = torch.softmax(combiner(MEMBERS.float()).double(), dim=1)  # an ensemble's logits are float32
+    own = torch.softmax(STUDENT, dim=1)
+    first, second = (answer, own) if direction == "teacher-first" else (own, answer)
+    expected = (first * (first / second).log()).sum(1).mean()
+    torch.testing.assert_close(lesson.loss(STUDENT).double(), expected, rtol=1e-5, atol=1e-6)
+
+
+BATCHES = [
+    (torch.randn(8, 5, generator=rng("images", i)), torch.randn(8, 3, generator=rng("logits", i)))  # type: ignore[arg-type]
+    for i in range(3)
+]
+
+
+def distill(model: nn.Module, batches: Any, optimizer: torch.optim.Optimizer, tick: Any = int, **options: Any) -> float:
+    return Distillation(model, optimizer, **options).learn(batches, tick)
+
+
+def student() -> nn.Linear:
+    model = nn.Linear(5, 3)
+    nn.init.normal_(model.weight, generator=rng(0))
+    nn.init.zeros_(model.bias)
+    return model
+
+
+def test_distill_equals_sgd_written_out() -> None:
+    model, plain = student(), student()
+    losses = []
+    for images, logits in BATCHES:
+        loss = soft_kl(plain(images), logits, 4.0)
+        gradients = torch.autograd.grad(loss, list(plain.parameters()))
+        with torch.no_grad():
+            for parameter, gradient in zip(plain.parameters(), gradients, strict=True):
+                parameter.sub_(0.1 * gradient)
+        losses.append(float(loss.detach()))
+    loss_at_4 = partial(soft_kl, temperature=4.0)
+    mean = distill(model, BATCHES, torch.optim.SGD(model.parameters(), 0.1), loss=loss_at_4)
+    torch.testing.assert_close(model.weight, plain.weight)
+    assert mean == pytest.approx(sum(losses) / 3, rel=1e-5)
+
+
+def test_distill_towards_a_teacher_of_the_same_form_finds_it() -> None:
+    model, teacher = student(), nn.Linear(5, 3, bias=False)
+    nn.init.normal_(teacher.weight, generator=rng(5))
+    with torch.no_grad():
+        batches = [(images, teacher(images)) for images, _ in BATCHES]
+    optimizer = torch.optim.SGD(model.parameters(), 0.5)
+    first = distill(model, batches, optimizer)
+    for _ in range(200):
+        last = distill(model, batches, optimizer)
+    assert last < 0.01 * first
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_distill_keeps_frozen_running_statistics_and_computes_with_them(frozen: bool) -> None:
+    model = nn.Sequential(nn.BatchNorm1d(5), nn.Dropout(0.5), nn.Linear(5, 3))
+    norm = model[0]
+    assert isinstance(norm, nn.BatchNorm1d)
+    assert norm.running_mean is not None
+    norm.running_mean.fill_(2.0)
+    before = {name: value.clone() for name, value in norm.state_dict().items()}
+    modes: list[tuple[bool, bool]] = []
+    inputs: list[torch.Tensor] = []
+    norm.register_forward_hook(lambda module, _, out: modes.append((module.training, model[1].training)))
+    norm.register_forward_hook(lambda module, given, out: inputs.append(out.detach()))
+    distill(model, BATCHES, torch.optim.SGD(model.parameters(), 0.1), frozen_statistics=frozen)
+    after = norm.state_dict()
+    names = ("running_mean", "running_var", "num_batches_tracked")
+    assert [torch.equal(after[name], before[name]) for name in names] == [frozen] * 3
+    assert modes == [(not frozen, True)] * 3  # the rest of the model trains
+    assert not torch.equal(after["weight"], before["weight"])  # and so do the layer's own weights
+    # Of images of mean 0, the running mean of 2 leaves about -2; a batch's own mean leaves 0.
+    assert float(inputs[0].mean()) == pytest.approx(-2.0 if frozen else 0.0, abs=0.5)

@@ -1,10 +1,21 @@
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
+from strategies.combiners.combiners import Mean
 from strategies.core.errors import OptionError
+from strategies.core.seeds import generator
 from strategies.core.seeds import generator as rng
-from strategies.distillation.synthesis import Recipe, Term, View, in_bfloat16, synthesize
+from strategies.distillation import inverted
+from strategies.distillation.generated import GeneratedImages
+from strategies.distillation.inverted import Pixels, inverted_images, roughness
+from strategies.distillation.losses import cross_entropy
+from strategies.distillation.synthesis import Batch, Recipe, Term, View, in_bfloat16, synthesize
+from strategies.method import Job, Normalization
+from strategies.teacher.augment import dequantize
+from strategies.teacher.ensemble import Ensemble
 
 
 class Toy(nn.Module):
@@ -91,3 +102,177 @@ def test_auto_follows_the_processor(monkeypatch: pytest.MonkeyPatch, found: dict
     assert in_bfloat16("auto", "cpu") is half
     assert in_bfloat16("bfloat16", "cpu")
     assert not in_bfloat16("float32", "cpu")
+
+
+SMALL: dict[str, Any] = {"recipe": Recipe(steps=2, lr=0.01, clip=10.0), "latent": 4, "batch_size": 12}
+JOB = Job((), {}, "net", 3, (1, 4, 4), Normalization((0.5,), (0.25,)), None, seed=2)
+CE = Term("ce", 1.0, lambda view: cross_entropy(view.teacher, view.labels))
+
+
+def net(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Flatten(), nn.Linear(16, 3), nn.Dropout(0.5))
+
+
+TEACHER = Ensemble([net(0), net(1)], Mean())
+
+
+def make(images: GeneratedImages, epoch: int = 0, *, term: Term = CE, student: nn.Module | None = None) -> Batch:
+    return images.batch(epoch, TEACHER, student, terms=[term])
+
+
+def test_batch_has_pixels_labels_and_losses() -> None:
+    batch = make(GeneratedImages(JOB, **SMALL))
+    assert batch.images.shape == (12, 1, 4, 4)
+    assert not batch.images.requires_grad
+    assert 0 <= float(batch.images.min()) < float(batch.images.max()) <= 1
+    assert set(batch.labels.tolist()) <= {0, 1, 2}
+    assert batch.losses.keys() == {"ce", "generator"}
+
+
+def test_epoch_gives_the_same_batch_whatever_was_made_before() -> None:
+    first, second = GeneratedImages(JOB, **SMALL), GeneratedImages(JOB, **SMALL)
+    make(first, 0)
+    assert torch.equal(make(first, 1).images, make(second, 1).images)
+    assert not torch.equal(make(second, 1).images, make(second, 2).images)
+
+
+def test_models_see_normalised_images_and_the_student_in_eval_mode() -> None:
+    student = net(2).train()
+    views: list[View] = []
+
+    def spy(view: View) -> torch.Tensor:
+        views.append(view)
+        assert not any(part.training for part in student.modules())
+        assert not any(weight.requires_grad for weight in student.parameters())
+        return cross_entropy(view.teacher, view.labels)
+
+    make(GeneratedImages(JOB, **SMALL), term=Term("spy", 1.0, spy), student=student)
+    assert len(views) == 2
+    for view in views:
+        assert view.student is not None
+        torch.testing.assert_close(view.inputs, (view.images - 0.5) / 0.25)
+        torch.testing.assert_close(view.teacher, TEACHER(view.inputs))
+        torch.testing.assert_close(view.student, student[:2](view.inputs))  # type: ignore[index]
+    assert torch.equal(views[0].labels, views[1].labels)
+    assert student.training
+    assert all(weight.requires_grad and weight.grad is None for weight in student.parameters())
+
+
+def test_augmentation_comes_before_the_models_and_is_drawn_for_every_step() -> None:
+    inputs: list[torch.Tensor] = []
+
+    def spy(view: View) -> torch.Tensor:
+        mirrored = [bool((view.inputs[i] != (view.images[i] - 0.5) / 0.25).any()) for i in range(12)]
+        inputs.append(torch.tensor(mirrored))
+        return cross_entropy(view.teacher, view.labels)
+
+    make(GeneratedImages(JOB, **SMALL, augmentation="flip"), term=Term("spy", 1.0, spy))
+    assert 0 < int(inputs[0].sum()) < 12
+    assert not torch.equal(inputs[0], inputs[1])
+
+
+# Images as parameters, and images inverted from the models of those who know their class.
+
+
+SHAPE, CLASSES = (2, 6, 5), 3
+INVERTED_JOB = Job((), {}, "net", CLASSES, SHAPE, Normalization((0.4, 0.5), (0.3, 0.2)), None)
+LABELS = torch.tensor([0, 1, 2, 2, 1, 0, 0])
+EVEN = torch.full((2, CLASSES), 0.5)
+
+
+def net_inverted() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16, 3)
+    )
+
+
+def teacher() -> Ensemble:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        members = [net_inverted(), net_inverted()]
+    for member in members:
+        for parameter in member.parameters():
+            parameter.data *= 2
+    return Ensemble(members, Mean())
+
+
+def made(shares: Tensor = EVEN, *, steps: int = 25, seed: int = 0, labels: Tensor = LABELS) -> Tensor:
+    return dequantize(
+        inverted_images(INVERTED_JOB, teacher(), shares, labels, steps=steps, rng=generator(seed, "test"))
+    )
+
+
+def losses(images: Tensor) -> Tensor:
+    """Return the cross-entropy of both members [2, N]."""
+    inputs = (images - torch.tensor([0.4, 0.5]).view(2, 1, 1)) / torch.tensor([0.3, 0.2]).view(2, 1, 1)
+    with torch.no_grad():
+        return torch.stack(
+            [nn.functional.cross_entropy(z, LABELS, reduction="none") for z in teacher().member_logits(inputs)]
+        )
+
+
+def test_images_are_pixels_in_which_both_members_see_the_class() -> None:
+    images = made()
+    assert images.shape == (7, *SHAPE)
+    assert 0 <= float(images.min()) < float(images.max()) <= 1
+    assert not images.requires_grad
+    assert float(losses(images).mean()) < 0.75 * float(losses(made(steps=1)).mean())
+
+
+def test_only_members_with_a_share_of_the_class_are_inverted() -> None:
+    first, second = (losses(made(torch.tensor(rows))) for rows in ([[1.0] * 3, [0.0] * 3], [[0.0] * 3, [1.0] * 3]))
+    assert float(first[0].mean()) < 0.6 * float(first[1].mean())
+    assert float(second[1].mean()) < 0.6 * float(second[0].mean())
+
+
+def test_inverted_are_the_pixels_after_the_last_step_of_adam(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipes: list[Recipe] = []
+
+    def spy(pixels: nn.Module, *_: object, recipe: Recipe, **__: object) -> tuple[Tensor, dict[str, float]]:
+        recipes.append(recipe)
+        return pixels(torch.empty(0)).detach(), {}
+
+    monkeypatch.setattr(inverted, "synthesize", spy)
+    made(steps=4)
+    assert recipes == [Recipe(steps=4, lr=0.15, betas=(0.9, 0.99), optimize_noise=False, keep="last")]
+
+
+def test_roughness_is_the_steps_down_and_across_per_pixel() -> None:
+    image = torch.tensor([[[[0.0, 1.0, 1.0], [0.0, 1.0, 5.0]]]])
+    # Down: 0, 0, 4. Across: 1, 0, 1, 4. Of six pixels.
+    assert float(roughness(image)) == pytest.approx((4 + 6) / 6)
+    assert float(roughness(torch.rand(2, 1, 1, 1))) == 0
+    assert float(roughness(torch.ones(2, *SHAPE))) == 0
+
+
+START = torch.randn(3, 2, 4, 5, generator=generator(0))
+
+
+def look_inverted(images: torch.Tensor) -> View:
+    return View(images, images, torch.zeros(3, dtype=torch.long), images.flatten(1))
+
+
+def invert(losses: list[float], **recipe: object) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Move pixels along a slope while the loss takes the values given; also return what every step saw."""
+    seen, values = list[torch.Tensor](), iter(losses)
+
+    def spy(view: View) -> torch.Tensor:
+        seen.append(view.images.detach().clone())
+        slope = view.images.sum()
+        return slope - slope.detach() + next(values)
+
+    steps = Recipe(steps=len(losses), lr=0.1, optimize_noise=False, **recipe)  # type: ignore[arg-type]
+    kept, _ = synthesize(Pixels(START), torch.empty(0), look_inverted, terms=[Term("spy", 1.0, spy)], recipe=steps)
+    return kept, seen
+
+
+@pytest.mark.parametrize(
+    ("losses", "best"), [([1.0, 2.0, 3.0], 0), ([3.0, 1.0, 2.0], 1), ([3.0, 2.0, 1.0], 2), ([1.0], 0)]
+)
+def test_images_kept_are_the_pixels_that_had_the_lowest_loss_and_not_those_after_the_step(
+    losses: list[float], best: int
+) -> None:
+    kept, seen = invert(losses)
+    assert torch.equal(kept, seen[best])
+    assert torch.equal(seen[0], START)

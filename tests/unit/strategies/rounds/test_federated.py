@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
+from strategies.compute import InProcess
+from strategies.core.errors import OptionError
+from strategies.core.facts import UploadFacts
+from strategies.method import METHODS, Job, Method, Normalization, Outcome, Progress, Upload
+from strategies.rounds.config import REFINERS
+from strategies.rounds.refinement import Refinement, Refiner, refines
 from strategies.rounds.rules import (
     feddyn_step,
     fednova_change,
@@ -128,3 +138,130 @@ def test_scaffold_reaches_the_optimum_where_fedavg_with_unequal_steps_stalls() -
 
 
 # Its options, and what tables call it.
+
+
+# A method as the stage of every round: its input, its results, its log lines, and the methods that can.
+
+
+State = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class NudgeConfig:
+    """Of a method that adds ``step`` to every weight, and remembers how often it did."""
+
+    step: float = 1.0
+
+
+def nudge(job: Job, progress: Progress) -> Outcome:
+    assert job.start is not None
+    count = job.memory["count"] + 1 if job.memory else torch.ones(())
+    progress.record({"note": "no label counts"})
+    progress.record({"epoch": 1, "moved": job.config.step, "clients": len(job.uploads), "said": "words"})
+    student = {name: value + job.config.step for name, value in job.start.items()}
+    return Outcome(student=student, memory={"count": count}, timings={"work": 0.25, "more": 0.5})
+
+
+def method(fit: Callable[[Job, Progress], Outcome] = nudge, **changes: Any) -> Method:
+    return replace(Method(name="nudge", title="Nudge", source="none", config=NudgeConfig, fit=fit), **changes)
+
+
+def job() -> Job:
+    half = Normalization((0.5,), (0.5,))
+    return Job((), {"net": lambda: nn.Linear(2, 2)}, "net", 2, (1, 8, 8), half, config=None, device="cpu")
+
+
+def state(value: float) -> State:
+    return {"weight": torch.full((2, 2), value), "bias": torch.full((2,), value)}
+
+
+def upload(name: str) -> Upload:
+    return Upload(UploadFacts(name, "net", 4), lambda: state(3.0))
+
+
+def refinement(fit: Callable[[Job, Progress], Outcome] = nudge, **more: Any) -> Refinement:
+    return Refinement(Refiner(method(fit), NudgeConfig()), job(), InProcess(), say=more.pop("say", print), **more)
+
+
+def test_every_round_starts_from_its_model_and_from_the_memory_of_the_last() -> None:
+    stage, start = refinement(), state(0.0)
+    first, values = stage.run(1, [upload("a"), upload("b")], start)
+    assert torch.equal(first["bias"], torch.ones(2))
+    assert torch.equal(start["bias"], torch.zeros(2))
+    assert {key: values[key] for key in ("moved", "clients", "arithmetic_s")} == {
+        "moved": 1.0, "clients": 2.0, "arithmetic_s": 0.75,
+    }  # fmt: skip
+    assert values["refinement_s"] >= 0
+    assert "said" not in values
+    assert "epoch" not in values
+    assert float(stage.memory["count"]) == 1
+    second, _ = stage.run(2, [upload("a")], state(5.0))
+    assert torch.equal(second["bias"], torch.full((2,), 6.0))
+    assert float(stage.memory["count"]) == 2
+
+
+def test_the_method_gets_the_round_and_the_rounds_models() -> None:
+    seen: list[Job] = []
+
+    def watch(given: Job, progress: Progress) -> Outcome:
+        seen.append(given)
+        return nudge(given, progress)
+
+    stage = refinement(watch)
+    stage.run(7, [upload("a"), upload("b")], state(1.0))
+    (given,) = seen
+    assert given.server_round == 7
+    assert [each.client for each in given.uploads] == ["a", "b"]
+    assert given.memory is None
+    assert given.observer is None
+    assert given.config == NudgeConfig()
+
+
+def test_every_round_draws_anew_be_it_by_its_seed_or_by_its_number() -> None:
+    seen: list[int] = []
+
+    def watch(given: Job, progress: Progress) -> Outcome:
+        seen.append(given.seed)
+        return nudge(given, progress)
+
+    for by_round in (False, True):
+        stage = Refinement(Refiner(method(watch, by_round=by_round), NudgeConfig()), job(), InProcess(), say=print)
+        for number in (1, 2, 3, 3):
+            stage.run(number, [upload("a")], state(0.0))
+    one, two, three, again = seen[:4]
+    assert one == job().seed
+    assert len({one, two, three}) == 3
+    assert again == three
+    assert set(seen[4:]) == {job().seed}
+    assert [name for name in REFINERS if METHODS[name].by_round] == ["flboost", "fed-gen"]
+
+
+@pytest.mark.parametrize("broken", ["student", "memory"])
+def test_a_refinement_that_is_not_finite_is_not_followed(broken: str) -> None:
+    lines: list[str] = []
+
+    def explode(given: Job, progress: Progress) -> Outcome:
+        outcome = nudge(given, progress)
+        return replace(outcome, **{broken: {"weight": torch.tensor(float("nan"))}})
+
+    stage = refinement(explode, say=lines.append)
+    stage.memory = {"count": torch.tensor(4.0)}
+    kept, values = stage.run(2, [upload("a")], state(1.0))
+    assert torch.equal(kept["weight"], torch.ones(2, 2))
+    assert values["moved"] == 1.0
+    assert not stage.memory
+    assert lines[1:] == [
+        "round 2: the model of Nudge holds NaN or Inf, so the clients' combined model is kept; lower its "
+        "learning rate (nudge.student-lr)"
+    ]
+
+
+def test_only_methods_that_end_with_one_model_of_the_uploads_alone_refine() -> None:
+    assert sorted(REFINERS) == sorted(name for name in METHODS if refines(METHODS[name]))
+    assert not {"fedens", "fedavg", "fens", "fedcvae-ens", "iterative"} & set(REFINERS)
+    with pytest.raises(OptionError, match=r"^refiner is 'fedens': must be one of .*dense"):
+        Refiner.of("fedens")
+    with pytest.raises(OptionError, match="refiner is 'nudge'"):
+        Refiner(method(uploads="cvae"), NudgeConfig())
+    with pytest.raises(OptionError, match="config is a NudgeConfig: with 'dense' it must be a DenseConfig"):
+        Refiner(METHODS["dense"], NudgeConfig())

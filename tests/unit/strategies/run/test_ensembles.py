@@ -1,16 +1,22 @@
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from method_fakes import telling
+from store_faults import Faults, disk_full
 from torch import nn
 
 from strategies import dw_fedens, fedens, label_count_ensemble
 from strategies.combiners.outcomes import ensemble_of, load_model
+from strategies.core.durable import sealed
+from strategies.core.errors import StoreError
 from strategies.core.facts import UploadFacts
 from strategies.method import EnsembleSpec, Job, Method, Normalization, Silent, Upload
+from strategies.run import ensembles
 from strategies.run.ensembles import load_ensemble_module, save_ensemble
+from strategies.run.run_folder import RunFolder, load_ensemble
 from strategies.uploads.quantization import as_int8
 
 IMAGES = torch.rand(4, 1, 4, 4, generator=torch.Generator().manual_seed(9))
@@ -87,3 +93,129 @@ def test_ensemble_in_int8_quantises_its_members_in_memory_and_from_a_folder(tmp_
     for ensemble in (ensemble_of(one, spec), load_ensemble_module(tmp_path, BUILDERS)):
         torch.testing.assert_close(ensemble(IMAGES), expected, rtol=0, atol=1e-6)
     assert not torch.allclose(ensemble_of(one, replace(spec, precision="float32"))(IMAGES), expected, atol=1e-4)
+
+
+# An ensemble on disk comes back with its members, its combiner and its order.
+
+
+ENSEMBLES_BUILDERS = {"x": lambda: torch.nn.Linear(1, 1), "y": lambda: torch.nn.Linear(2, 1)}
+SPEC = EnsembleSpec(clients=("b", "a"), combiner="weighted", weights={"weights": torch.tensor([0.25, 0.75])})
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    run = RunFolder.create(tmp_path / "run", {})
+    for value, (client, architecture) in enumerate((("a", "x"), ("b", "y"), ("c", "x"))):
+        state = {"w": torch.full((2,), float(value))}
+        counts = (value, 1) if value else None
+        run.round().accept(UploadFacts(client, architecture, value or None, counts), state)
+    return run
+
+
+def check(spec: EnsembleSpec, members: tuple[Upload, ...]) -> None:
+    assert (spec.clients, spec.combiner) == (SPEC.clients, SPEC.combiner)
+    assert torch.equal(spec.weights["weights"], SPEC.weights["weights"])
+    assert [(m.client, m.architecture, m.num_examples, m.label_counts) for m in members] == [
+        ("b", "y", 1, (1, 1)),
+        ("a", "x", None, None),
+    ]
+    assert [m.read()["w"][0].item() for m in members] == [1.0, 0.0]
+
+
+def test_ensemble_round_trips_from_either_folder(run: RunFolder) -> None:
+    run.save_ensemble(SPEC, run.round().uploads(), {"x": {"num_classes": 10}})
+    check(*load_ensemble(run.path, ENSEMBLES_BUILDERS))
+    check(*load_ensemble(run.path / "ensemble", ENSEMBLES_BUILDERS))
+
+
+def test_ensemble_members_take_no_space_twice(run: RunFolder) -> None:
+    run.save_ensemble(SPEC, run.round().uploads())
+    upload = run.path / "uploads" / "a.safetensors"
+    assert (run.path / "ensemble" / "members" / "a.safetensors").samefile(upload)
+    assert not (run.path / "ensemble" / "members" / "c.safetensors").exists()
+
+
+def test_ensemble_saved_again_replaces_the_first_and_after_a_failure_there_is_never_a_part(
+    run: RunFolder, faults: Faults
+) -> None:
+    uploads, first = run.round().uploads(), EnsembleSpec(("c",), "mean")
+    run.save_ensemble(first, uploads)
+    kept = []
+    for index in range(faults.count(lambda: run.save_ensemble(first, uploads))):
+        with faults.at(index, disk_full), pytest.raises(StoreError, match="No space"):
+            run.save_ensemble(SPEC, uploads)
+        there = (run.path / "ensemble" / "ensemble.json").exists()
+        kept.append(load_ensemble(run.path, ENSEMBLES_BUILDERS)[0].clients if there else ())
+        run.save_ensemble(first, uploads)
+    assert set(kept) == {first.clients, (), SPEC.clients}
+    assert sorted(kept, key=(first.clients, (), SPEC.clients).index) == kept
+    run.save_ensemble(SPEC, uploads)
+    check(*load_ensemble(run.path, ENSEMBLES_BUILDERS))
+    assert not (run.path / "ensemble" / "members" / "c.safetensors").exists()
+    assert [path.name for path in run.path.iterdir() if path.name.startswith(".ensemble")] == []
+
+
+def test_a_folder_of_other_files_is_no_place_for_an_ensemble(tmp_path: Path) -> None:
+    (tmp_path / "ensemble").mkdir()
+    (tmp_path / "ensemble" / "my_work.py").touch()
+    spec, uploads = EnsembleSpec(("a",), "mean"), [Upload(UploadFacts("a", "x"), lambda: {"w": torch.zeros(2)})]
+
+    with pytest.raises(StoreError, match="my_work.py is no file of an ensemble: must be a new folder"):
+        ensembles.save_ensemble(tmp_path / "ensemble", spec, uploads)
+
+    assert [path.name for path in (tmp_path / "ensemble").iterdir()] == ["my_work.py"]
+
+
+def test_a_part_that_a_killed_process_has_left_is_replaced_and_the_only_copy_is_kept(run: RunFolder) -> None:
+    place = run.path / "ensemble"
+    (place / "members").mkdir(parents=True)
+    (place / "members" / "a.safetensors").touch()
+    run.save_ensemble(SPEC, run.round().uploads())
+    check(*load_ensemble(run.path, ENSEMBLES_BUILDERS))
+
+    place.replace(place.with_name(".ensemble.old"))  # between the two renames
+    with pytest.raises(StoreError, match="without an upload: absent"):
+        run.save_ensemble(EnsembleSpec(("absent",), "mean"), run.round().uploads())
+    state = {"w": torch.zeros(2)}
+    ensembles.save_ensemble(place, EnsembleSpec(("a",), "mean"), [Upload(UploadFacts("a", "x"), lambda: state)])
+    assert load_ensemble(run.path, ENSEMBLES_BUILDERS)[0].clients == ("a",)
+
+
+@pytest.mark.parametrize("name", ["members/a.safetensors", "combiner.safetensors", "ensemble.json"])
+def test_load_ensemble_with_a_cut_file_names_it(run: RunFolder, name: str) -> None:
+    run.save_ensemble(SPEC, run.round().uploads())
+    path = run.path / "ensemble" / name
+    path.write_bytes(path.read_bytes()[:-3])
+    with pytest.raises(StoreError, match=f"{name}: damaged"):
+        load_ensemble(run.path, ENSEMBLES_BUILDERS)
+
+
+def test_ensemble_keeps_its_precision_and_the_ranges_of_its_members(run: RunFolder) -> None:
+    ranges = {"conv": (-0.1, 2.5), "": (0.0, 1e-30)}
+    run.round().accept(UploadFacts("d", "x", 3, ranges=ranges), {"w": torch.ones(2)})
+    run.save_ensemble(EnsembleSpec(("d", "a"), "mean", precision="int8"), run.round().uploads())
+    spec, members = load_ensemble(run.path, ENSEMBLES_BUILDERS)
+    assert spec.precision == "int8"
+    assert [member.ranges for member in members] == [ranges, None]
+
+
+def test_ensemble_from_before_there_was_a_precision_is_float32(run: RunFolder) -> None:
+    run.save_ensemble(replace(SPEC, precision="int8"), run.round().uploads())
+    file = run.path / "ensemble" / "ensemble.json"
+    facts = json.loads(file.read_text())
+    del facts["precision"], facts["members"][0]["ranges"], facts["members"][1]["ranges"]
+    file.write_text(json.dumps(sealed(facts)))
+    spec, members = load_ensemble(run.path, ENSEMBLES_BUILDERS)
+    assert spec.precision == "float32"
+    check(spec, members)
+
+
+@pytest.mark.parametrize("ranges", [[1, 2], {"conv": [1]}, {"conv": ["a", 2]}, {"conv": None}])
+def test_load_ensemble_with_damaged_ranges_names_the_file(run: RunFolder, ranges: object) -> None:
+    run.save_ensemble(SPEC, run.round().uploads())
+    file = run.path / "ensemble" / "ensemble.json"
+    facts = json.loads(file.read_text())
+    facts["members"][0]["ranges"] = ranges
+    file.write_text(json.dumps(sealed(facts)))
+    with pytest.raises(StoreError, match="ensemble.json: damaged"):
+        load_ensemble(run.path, ENSEMBLES_BUILDERS)

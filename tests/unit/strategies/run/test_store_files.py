@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import resource
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +15,15 @@ import torch
 from store_faults import Faults, disk_full, names
 
 from strategies.core.durable import atomic_write, make_folder, remove_temporaries, sha256_file
-from strategies.core.errors import StoreError
+from strategies.core.errors import StoreError, UploadError
+from strategies.core.toml import read_toml
 from strategies.run.files import read_json, read_weights, save_weights, weights_bytes, write_json
+from strategies.run.lines import JsonLines
+from strategies.run.traffic import Traffic
+from strategies.run.tree import unflatten
+from strategies.run.uploads import UploadStore
 from strategies.uploads.digest import weights_sha256
+from strategies.uploads.packed import from_wire
 
 DTYPES = (
     torch.float16,
@@ -175,3 +184,107 @@ def test_read_json_of_a_damaged_file_names_it(tmp_path: Path, data: bytes) -> No
     (tmp_path / "j").write_bytes(data)
     with pytest.raises(StoreError, match="j: damaged"):
         read_json(tmp_path / "j")
+
+
+# Lines that only grow survive a writer that stops inside one.
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """Let writes beyond ``size`` bytes fail, part by part, as a full disk does."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.fixture
+def lines(tmp_path: Path) -> JsonLines:
+    return JsonLines(tmp_path / "x.jsonl")
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_append_keeps_order_and_values(lines: JsonLines, sync: bool) -> None:
+    rows = [{"a": 1, "b": [1.5, None]}, {"text": "ä\nb"}, {}]
+    for row in rows:
+        lines.append(row, sync=sync)
+    assert lines.rows() == rows
+    assert lines.path.read_bytes().count(b"\n") == 3
+
+
+def test_any_cut_of_the_last_line_is_ignored_and_overwritten(lines: JsonLines) -> None:
+    lines.append({"n": 1})
+    whole = lines.path.stat().st_size
+    lines.append({"n": 2})
+    data = lines.path.read_bytes()
+    for length in range(whole, len(data)):
+        lines.path.write_bytes(data[:length])
+        assert lines.rows() == [{"n": 1}]
+        lines.append({"n": 3})
+        assert lines.rows() == [{"n": 1}, {"n": 3}]
+
+
+def test_append_when_the_disk_fills_inside_a_line_leaves_the_file_as_it_was(lines: JsonLines) -> None:
+    lines.append({"n": 1})
+    before = lines.path.read_bytes()
+    with largest_file(len(before) + 5), pytest.raises(OSError, match="File too large"):
+        lines.append({"n": 2, "text": "long enough"})
+    assert lines.path.read_bytes() == before
+    lines.append({"n": 3})
+    assert lines.rows() == [{"n": 1}, {"n": 3}]
+
+
+def test_a_damaged_line_in_the_middle_is_an_error_only_if_strict(lines: JsonLines) -> None:
+    lines.path.write_bytes(b'{"n": 1}\n\0\0\0\n{"n": 3}\n')
+    with pytest.raises(StoreError, match="line 2 is damaged"):
+        lines.rows()
+    assert JsonLines(lines.path, strict=False).rows() == [{"n": 1}, {"n": 3}]
+
+
+@pytest.mark.parametrize("tail", [b"\0\0\0", b"\0\0\n", b"[1]\n", b'{"n": 2', b"\xff\n"])
+def test_repair_cuts_off_a_damaged_tail(lines: JsonLines, tail: bytes) -> None:
+    lines.path.write_bytes(b'{"n": 1}\n' + tail)
+    lines.repair()
+    assert lines.path.read_bytes() == b'{"n": 1}\n'
+
+
+# What the fuzzing suite found broken once, each by its smallest input.
+
+
+DEEP = b"[" * 200_000
+
+
+def test_json_that_is_nested_too_deeply_is_damaged(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_bytes(DEEP)
+    (tmp_path / "uploads.jsonl").write_bytes(DEEP + b"\n" + b'{"a": 1}\n')
+
+    with pytest.raises(StoreError, match="no JSON"):
+        read_json(tmp_path / "a.json")
+    with pytest.raises(StoreError, match="line 1 is damaged"):
+        JsonLines(tmp_path / "uploads.jsonl").rows()
+    with pytest.raises(StoreError, match="damaged"):
+        UploadStore(tmp_path).records()
+
+
+def test_numbers_that_no_file_of_ours_holds_are_damage(tmp_path: Path) -> None:
+    (tmp_path / "traffic.json").write_text('{"phases": {"upload": {"up": {"a": 1e999}, "down": {}}}}')
+
+    with pytest.raises(StoreError, match="no account of messages"):
+        Traffic.read(tmp_path / "traffic.json")
+    with pytest.raises(ValueError, match="a float of 1 bytes"):
+        unflatten({"float": "00"}, {})
+
+
+@pytest.mark.parametrize("text", ["a = " + "[" * 20_000, "a" + ".a" * 20_000 + " = 1", "a = 0x" + "f" * 10_000])
+def test_toml_that_would_take_all_memory_or_cannot_be_printed_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"nested too deeply|of more than"):
+        read_toml(text)
+
+
+def test_ranges_without_their_layers_are_refused() -> None:
+    import numpy as np
+
+    with pytest.raises(UploadError, match="must be two real numbers for each of 1 layers"):
+        from_wire(0, {"0/<ranges>": np.zeros((2, 2))}, {"layers-0": ["a"]}, architecture="net", precision="int8")

@@ -4,6 +4,12 @@ import torch
 from statistics_fakes import CLASSES, FEATURES, divided, examples, of
 
 from strategies.core.fingerprint import packed
+from strategies.core.seeds import derive_seed
+from strategies.statistics.gaussians import Gaussians
+from strategies.statistics.heads import Lda, Ridge
+from strategies.statistics.maps import ReluMap
+from strategies.statistics.moments import Moments, moments_from_arrays, moments_to_arrays
+from strategies.statistics.privacy import COUNT_WEIGHT, SUM_WEIGHT, normalised, sensitivity
 from strategies.statistics.sums import Statistics, from_arrays, merged, projection, to_arrays
 
 PROBE = torch.arange(16.0)
@@ -84,3 +90,144 @@ def test_the_merged_upload_of_a_node_is_that_of_all_its_clients_examples() -> No
         merged([sent[0], {**sent[1], "noise": torch.tensor([3.0])}])
     with pytest.raises(ValueError, match="must be at least one"):
         merged([])
+
+
+# Moments of classes: one diagonal Gaussian for each, from sums alone.
+
+
+ANY = torch.full((FEATURES,), 7.0, dtype=torch.float64)
+
+
+def moments(rows: torch.Tensor, labels: torch.Tensor) -> Moments:
+    found = Moments.zeros(CLASSES, FEATURES)
+    for some, own in zip(rows.split(7), labels.split(7), strict=True):
+        found.include(some, own)
+    return found
+
+
+def test_variances_are_numpys_within_each_class() -> None:
+    rows, labels = examples(0)
+    found = moments(rows, labels).variances(ANY)
+    for c in range(CLASSES):
+        np.testing.assert_allclose(found[c], rows[labels == c].numpy().var(0), rtol=1e-9)
+
+
+def test_a_class_of_one_example_has_the_mean_variance_of_the_others() -> None:
+    rows, labels = examples(1)
+    kept = (labels != 2) | (torch.arange(90) == int((labels == 2).nonzero()[0]))
+    own = moments(rows[kept], labels[kept])
+    assert own.counts[2] == 1
+    wanted = sum(float(own.counts[c]) * rows[labels == c].numpy().var(0) for c in (0, 1)) / float(own.counts[:2].sum())
+    np.testing.assert_allclose(own.variances(ANY)[2], wanted, rtol=1e-9)
+    np.testing.assert_allclose(own.means[2], rows[kept][labels[kept] == 2][0], rtol=1e-12)
+
+
+def test_arrays_round_once_to_float32() -> None:
+    made = moments(*examples(4))
+    found = moments_from_arrays(moments_to_arrays(made))
+    assert torch.equal(found.counts, made.counts)
+    assert torch.equal(found.squares, made.squares.float().double())
+
+
+# Full Gaussians of classes: pooled over clients as if their examples were one client's, and drawn from.
+
+
+def rows_of(seed: int, count: int, shift: float) -> tuple[torch.Tensor, torch.Tensor]:
+    rng = torch.Generator().manual_seed(seed)
+    labels = torch.randint(0, 3, (count,), generator=rng)
+    rows = torch.randn(count, 4, generator=rng) @ torch.randn(4, 4, generator=rng) + shift + labels[:, None]
+    return rows, labels
+
+
+def test_pooled_variance_of_two_clients_is_that_of_their_examples_and_not_the_published_code_s() -> None:
+    clients = ([0.0, 2.0], [4.0, 6.0])
+
+    found = Gaussians.pooled([Gaussians.of(torch.tensor(own)[:, None], torch.tensor([0, 0]), 1) for own in clients])
+
+    assert found.counts.tolist() == [4]
+    assert found.means.tolist() == [[3.0]]
+    assert float(found.covariances) == pytest.approx(20 / 3)
+    # The code leaves mu mu^T in, of covariances with n_k in the denominator.
+    released = sum((2 - 1) * np.var(own) + 2 * np.mean(own) ** 2 for own in clients) / (4 - 1)
+    assert released == pytest.approx(18)
+
+
+def test_pooled_gaussians_are_numpys_of_all_examples() -> None:
+    clients = [rows_of(seed, count, 100.0 * seed) for seed, count in ((1, 9), (2, 1), (3, 14))]
+    found = Gaussians.pooled([Gaussians.of(rows, labels, 4) for rows, labels in clients])
+
+    rows, labels = (torch.cat(parts).numpy() for parts in zip(*clients, strict=True))
+    assert found.counts.tolist() == np.bincount(labels, minlength=4).tolist()
+    for c in range(3):
+        own = rows[labels == c].astype(float)
+        np.testing.assert_allclose(found.means[c], own.mean(0), rtol=1e-12)
+        np.testing.assert_allclose(found.covariances[c], np.cov(own.T), rtol=1e-9)
+    assert float(found.means[3].abs().sum() + found.covariances[3].abs().sum()) == 0.0  # no client has class 3
+
+
+def test_pooling_what_travelled_in_float32_loses_no_digits_far_from_the_origin() -> None:
+    rows, labels = rows_of(4, 40, 1000.0)
+    halves = [Gaussians.of(rows[part], labels[part], 3) for part in (slice(0, 20), slice(20, 40))]
+    sent = [Gaussians(half.counts, half.means.float(), half.covariances.float()) for half in halves]
+
+    exact, found = Gaussians.of(rows, labels, 3).covariances, Gaussians.pooled(sent).covariances
+
+    torch.testing.assert_close(found, exact, rtol=1e-3, atol=1e-2)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-20, 1.0, 1e4])
+def test_what_examples_have_passes_the_check_in_float32_for_any_scale_and_rank(scale: float) -> None:
+    for count in (1, 2, 3, 30):
+        rows, labels = rows_of(5, count, 10.0)
+        rows[:, 3] = rows[0, 3]  # a feature that is constant
+        rows[:, 2] *= 1e-9
+        made = Gaussians.of(rows * scale, labels, 4)
+        Gaussians(made.counts, made.means.float(), made.covariances.float()).check(count)
+
+
+# The fixed random map: its form, its invariance, what a linear head cannot do, and the sensitivity after it.
+
+
+WIDTH = 96
+
+
+def rings(seed: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return points [N, 3] of norm 1 whose class is the product of two signs, which no linear head tells."""
+    rng = torch.Generator().manual_seed(seed)
+    points = normalised(torch.randn(count, 3, generator=rng, dtype=torch.float64))
+    return points, (points[:, 0] * points[:, 1] > 0).long()
+
+
+def mapped(rows: torch.Tensor, seed: int = 0) -> torch.Tensor:
+    return normalised(ReluMap.of(rows.shape[1], WIDTH, seed)(rows))
+
+
+def test_the_map_is_numpys_from_the_seed_and_leaves_zeros() -> None:
+    rows = torch.cat([rings(0, 20)[0], torch.zeros(1, 3, dtype=torch.float64)])
+    rng = np.random.Generator(np.random.PCG64(derive_seed(7, "features", "map")))
+    weight, bias = rng.standard_normal((3, WIDTH)), rng.standard_normal(WIDTH)
+    found = ReluMap.of(3, WIDTH, 7)(rows).numpy()
+    np.testing.assert_allclose(found[:20], np.maximum(rows.numpy()[:20] @ weight + bias, 0.0), atol=1e-12)
+    assert not found[20].any()
+
+
+@pytest.mark.parametrize("alpha", [0.01, 0.1, 100.0])
+@pytest.mark.parametrize("clients", [1, 10, 300])
+def test_heads_on_mapped_features_are_those_of_all_examples_for_every_division(alpha: float, clients: int) -> None:
+    rows, labels = rings(1, 900)
+    parts = divided(mapped(rows), labels, clients, alpha)
+    whole, total = Statistics.of([(mapped(rows), labels)], CLASSES, WIDTH), Statistics.total(parts.values())
+    for one, other in (
+        (Ridge(whole).head(0.01), Ridge(total).head(0.01)),
+        (Lda(whole).head(0.1), Lda(total).head(0.1)),
+    ):
+        torch.testing.assert_close(one.weight, other.weight, rtol=1e-8, atol=1e-8)
+        torch.testing.assert_close(one.bias, other.bias, rtol=1e-8, atol=1e-8)
+
+
+def test_no_example_changes_the_sums_of_mapped_features_by_more_than_the_sensitivity() -> None:
+    rows = mapped(torch.cat([rings(4, 3000)[0], torch.eye(3, dtype=torch.float64), -torch.eye(3, dtype=torch.float64)]))
+    norms = rows.norm(dim=1)
+    assert float(norms.max()) < 1.0
+    most = (norms**4 + SUM_WEIGHT**2 * norms**2 + COUNT_WEIGHT**2).sqrt()  # of (f f^T, 2 f, 0.1)
+    assert sensitivity() - 1e-4 < float(most.max()) <= sensitivity()

@@ -2,11 +2,18 @@ import itertools
 import weakref
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
 
+from strategies.core.errors import OptionError
 from strategies.core.seeds import generator as rng
+from strategies.teacher import merged as module
 from strategies.teacher.average import LARGEST, norms_of, shrinkage, shrunk, weighted_mean
+from strategies.teacher.features import penultimate_features
+from strategies.teacher.heads import features_of, head_keys, last_linear
+from strategies.teacher.merged import AVERAGED, merged_layers
 
 STATES = [{"w": torch.randn(3, 4, generator=rng(i)) * 10**i, "batches": torch.tensor(100 + 3 * i)} for i in range(4)]
 
@@ -66,3 +73,132 @@ def test_tensors_far_above_the_median_get_the_median_and_others_stay_as_they_are
     torch.testing.assert_close(small["w"], torch.tensor([1.2, -1.6]))
     assert (small["b"], small["n"]) == (state["b"], state["n"])
     assert shrunk({"b": state["b"]}, factors[3]) == {"b": state["b"]}
+
+
+# Linear layers merged by what the clients' updates have read, against numpy and cases that are known.
+
+
+Layer = dict[str, Tensor]
+INPUTS, OUTPUTS = 6, 3
+
+
+def layer(seed: int, *, bias: bool = True) -> Layer:
+    rng = torch.Generator().manual_seed(seed)
+    found = {"l.weight": torch.randn(OUTPUTS, INPUTS, generator=rng)}
+    return {**found, "l.bias": torch.randn(OUTPUTS, generator=rng)} if bias else found
+
+
+def numpy_merge(start: Layer, clients: list[Layer], weights: list[float]) -> np.ndarray:
+    """The solution of the normal equations, entry by entry of the loss."""
+
+    def joined(state: Layer) -> np.ndarray:
+        return np.concatenate([state["l.weight"].double().numpy(), state["l.bias"].double().numpy()[:, None]], axis=1)
+
+    total, wanted = np.zeros((INPUTS + 1, INPUTS + 1)), np.zeros((OUTPUTS, INPUTS + 1))
+    for state, weight in zip(clients, weights, strict=True):
+        update = joined(state) - joined(start)
+        values, vectors = np.linalg.eigh(update.T @ update)
+        root = (vectors * np.sqrt(np.clip(values, 0, None))) @ vectors.T
+        trusted = root / np.trace(root) + AVERAGED / (INPUTS + 1) * np.eye(INPUTS + 1)
+        total += weight * trusted
+        wanted += weight * update @ trusted
+    return np.asarray(joined(start) + wanted @ np.linalg.inv(total))
+
+
+def test_merged_layers_are_those_of_numpy() -> None:
+    start, clients, weights = layer(0), [layer(seed) for seed in (1, 2, 3)], [1.0, 5.0, 2.0]
+
+    found = merged_layers(start, zip(clients, weights, strict=True), ["l"])
+
+    wanted = numpy_merge(start, clients, weights)
+    np.testing.assert_allclose(found["l.weight"].numpy(), wanted[:, :-1], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(found["l.bias"].numpy(), wanted[:, -1], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_one_client_or_equal_clients_keep_their_weights(bias: bool) -> None:
+    start, own = layer(0, bias=bias), layer(1, bias=bias)
+    for count in (1, 3):
+        found = merged_layers(start, [(own, 1.0)] * count, ["l"])
+        assert found.keys() == own.keys()
+        for key, value in own.items():
+            torch.testing.assert_close(found[key], value)
+
+
+def test_clients_of_different_inputs_both_keep_their_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An average would halve both updates; each input belongs to the client whose update spans it."""
+    monkeypatch.setattr(module, "AVERAGED", 1e-9)
+    start = {"l.weight": torch.zeros(OUTPUTS, INPUTS)}
+    first, second = (start["l.weight"].clone() for _ in range(2))
+    first[:, :2], second[:, 2:4] = layer(1)["l.weight"][:, :2], layer(2)["l.weight"][:, 2:4]
+
+    found = merged_layers(start, [({"l.weight": first}, 1.0), ({"l.weight": second}, 1.0)], ["l"])["l.weight"]
+
+    torch.testing.assert_close(found, first + second, rtol=1e-4, atol=1e-5)
+
+
+def test_order_of_clients_changes_nothing_and_a_still_client_only_averages() -> None:
+    start, clients = layer(0), [layer(1), layer(2), layer(0)]
+
+    one, other = (
+        merged_layers(start, [(state, 1.0) for state in given], ["l"])["l.weight"] for given in (clients, clients[::-1])
+    )
+
+    torch.testing.assert_close(one, other)
+    assert one.isfinite().all()
+
+
+# Last layers.
+
+
+def test_last_linear_layer_is_found_by_name_and_is_the_models_own() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Sequential(nn.Linear(4, 5), nn.ReLU()))
+    name, layer = last_linear(model)
+    assert name == "2.0"
+    assert layer is model.get_submodule(name)
+
+
+@pytest.mark.parametrize(
+    ("model", "keys"),
+    [(nn.Linear(2, 3), ("weight", "bias")), (nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 3)), ("1.weight", "1.bias"))],
+    ids=["layer", "model"],
+)
+def test_head_is_named_as_in_the_state_dict(model: nn.Module, keys: tuple[str, str]) -> None:
+    assert head_keys(model, 3) == keys
+    assert set(keys) <= model.state_dict().keys()
+
+
+@pytest.mark.parametrize("other", [nn.Linear(6, 3), nn.Linear(7, 4)])
+def test_heads_that_differ_are_refused_by_name(other: nn.Linear) -> None:
+    with pytest.raises(OptionError, match=r"a: 7 to 3, b: \d to \d: must take equal numbers"):
+        features_of([nn.Linear(7, 3), other], 3, ["a", "b"])
+
+
+def member(seed: int, width: int = 5) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Flatten(), nn.Linear(12, width), nn.ReLU(), nn.Linear(width, 3))
+
+
+X = torch.randn(4, 3, 2, 2, generator=torch.Generator().manual_seed(0))
+
+
+def test_features_are_the_mean_input_of_the_last_linear_layers() -> None:
+    members = [member(0), member(1)]
+    with penultimate_features(members) as features:
+        for model in members:
+            model(X)
+        seen = features()
+    assert seen is not None
+    torch.testing.assert_close(seen, (members[0][:3](X) + members[1][:3](X)) / 2)
+
+
+def test_features_are_those_of_the_last_forward_pass_and_carry_gradients() -> None:
+    one, images = member(0), X.clone().requires_grad_()
+    with penultimate_features([one]) as features:
+        one(torch.zeros_like(X))
+        one(images)
+        seen = features()
+    assert seen is not None
+    torch.testing.assert_close(seen, one[:3](X))
+    (gradient,) = torch.autograd.grad(seen.abs().mean(), images)
+    assert bool(gradient.any())

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
-from method_fakes import telling
-from torch import nn
+from method_fakes import telling, tiny_job
+from torch import Tensor, nn
 
-from strategies.core.errors import OptionError
+from fl_app.models import builders
+from strategies.core.errors import OptionError, UploadError
 from strategies.core.facts import UploadFacts
 from strategies.feddf import FedDfConfig
 from strategies.method import METHODS, Job, Need, Normalization, Silent, Upload
+from strategies.uploads.builders import check_student
 from strategies.uploads.needs import check_needs
+from strategies.uploads.outputs import check_outputs
 
 ROW, TEXT = (5, 1, 1), (1, 1, 6)
 
@@ -115,3 +120,106 @@ def test_feddf_learns_from_rows_and_from_tokens_as_they_are(precision: str) -> N
         apart = (student(proxy).softmax(1) - torch.stack(teachers).mean(0).softmax(1)).abs().max()
         fresh = (given.builders["net"]()(proxy).softmax(1) - torch.stack(teachers).mean(0).softmax(1)).abs().max()
         assert apart < 0.5 * fresh
+
+
+# Finite weights whose model answers with numbers that are not finite.
+
+
+SHAPE = (1, 8, 8)
+
+
+def net_outputs() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def test_weights_whose_outputs_overflow_are_refused() -> None:
+    state = {key: torch.full_like(value, 3e38) for key, value in net_outputs().state_dict().items()}
+
+    with pytest.raises(UploadError, match=r"outputs for normal noise are not \(largest value 3e\+38\)"):
+        check_outputs("net", state, net_outputs, SHAPE)
+    with pytest.raises(UploadError, match="outputs for normal noise are not"):
+        check_outputs("net+unknown", state, net_outputs, SHAPE)
+    check_outputs("cvae-decoder", state, net_outputs, SHAPE)
+
+
+def test_trained_weights_pass_and_global_random_state_stays() -> None:
+    before = torch.get_rng_state()
+
+    check_outputs("net", dict(net_outputs().state_dict()), net_outputs, SHAPE)
+
+    assert not torch.equal(before, torch.get_rng_state())  # the models of this test drew from it
+    before = torch.get_rng_state()
+    check_outputs("net", {key: value * 1e3 for key, value in STATE.items()}, net_outputs, SHAPE)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+STATE = dict(net_outputs().state_dict())
+
+
+@pytest.mark.parametrize("shape", [(3, 32, 32), (1, 16, 16), (5, 1, 1), (1, 1, 12)])
+def test_no_untrained_model_of_the_zoo_is_refused(shape: tuple[int, int, int]) -> None:
+    models = builders(2, shape)
+    small = models.keys() & {"lenet5", "logistic", "mlp", "text-bag"}
+    assert small
+    for name in small:
+        check_outputs(name, dict(models[name]().state_dict()), models[name], shape)
+
+
+# Models that a method cannot use are refused before a client has worked, each in one line.
+
+
+class Net(nn.Module):
+    """A model whose outputs and modes the tests change."""
+
+    def __init__(self, answer: Callable[[nn.Module, Tensor], Any] = lambda _, logits: logits) -> None:
+        super().__init__()
+        self.flat, self.last, self.answer = nn.Flatten(), nn.LazyLinear(tiny().num_classes), answer
+        self.last(torch.zeros(1, SIZE))
+
+    def forward(self, x: Tensor) -> Any:
+        """Map images [B, ch, H, W] to what ``answer`` makes of the logits."""
+        return self.answer(self, self.last(self.flat(x)))
+
+
+def tiny() -> Job:
+    return tiny_job(FedDfConfig())
+
+
+SIZE = int(torch.tensor(tiny().input_shape).prod())
+SHARED = Net()
+
+
+def with_model(builder: Callable[[], nn.Module], **changes: Any) -> Job:
+    return replace(tiny(), builders={"net": builder}, student="net", **changes)
+
+
+@pytest.mark.parametrize(
+    ("job", "reason"),
+    [
+        (with_model(Net, num_classes=1), "num_classes is 1: must be at least 2; a single logit z is the pair"),
+        (with_model(lambda: SHARED), "'net' is made of the same parameters each time: must be a new module"),
+        (with_model(lambda: Net().requires_grad_(False)), "'net' has no parameter that requires grad: must have one"),
+        (with_model(lambda: Net().half()), "'net' has 'last.weight' of float16: must be"),
+        (with_model(lambda: Net(lambda _, z: {"logits": z})), "'net' returns a dict: must return logits alone"),
+        (
+            with_model(lambda: Net(lambda net, z: (z, z) if net.training else z)),
+            "'net' in training mode returns a tuple: must return logits alone",
+        ),
+        (with_model(lambda: Net(lambda _, z: z[:, 1:])), "'net' maps 2 images of shape"),
+    ],
+)
+def test_a_student_that_cannot_be_trained_is_refused(job: Job, reason: str) -> None:
+    with pytest.raises(OptionError, match=reason):
+        check_student(job)
+
+
+def test_a_model_whose_state_holds_more_than_tensors_is_refused() -> None:
+    class Extra(Net):
+        """Keeps a text beside its weights."""
+
+        def get_extra_state(self) -> str:
+            """Return the text."""
+            return "version 2"
+
+    with pytest.raises(OptionError, match="'net' has '_extra_state' in its state_dict: must have tensors alone"):
+        check_student(with_model(Extra), trained=False)
