@@ -7,9 +7,8 @@ Deviations: opacus computes the gradients of single examples, clips them (GradSa
     by Renyi differential privacy (Mironov 2017; Mironov, Talwar, Zhang 2019). Its bound is tighter than the paper's
     moments. SGD with momentum, or Adam, steps on the noisy gradient, which is post-processing.
 
-Sampling and noise come from the operating system's random bytes, never from the run's seed. The server knows that seed,
-so it could draw the same noise and subtract it. Hence no two trainings are the same. torch's own generators use only 32
-bits of a seed, which an attacker could search. Augmentation and dropout are seeded by the system too, at every step.
+Sampling and noise come from the operating system's entropy, never from the run's seed (:mod:`strategies.core.seeds`).
+Hence no two trainings are the same. Augmentation and dropout are seeded by the system too, at every step.
 
 A model's loss and accuracy on its examples are outside the guarantee: they are neither computed nor sent.
 """
@@ -17,8 +16,6 @@ A model's loss and accuracy on its examples are outside the guarantee: they are 
 from __future__ import annotations
 
 import importlib.util
-import math
-import os
 import secrets
 import warnings
 from collections.abc import Callable, Iterator
@@ -27,7 +24,6 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -39,6 +35,7 @@ from fl_app.privacy import PrivacyConfig, mixes_examples
 from fl_app.project import one_line
 from strategies.core.errors import UploadError
 from strategies.core.kinds import REFUSALS
+from strategies.core.seeds import system_normal, system_uniform
 
 # Orders of Renyi divergence beyond opacus' own. With those, up to 63, no noise meets epsilon = log(1 / delta) / 63.
 HIGH_ORDERS = (64, 80, 96, 128, 192, 256, 384, 512, 768, 1024)
@@ -221,7 +218,7 @@ def _private_gradient(
             parameter.grad_sample.nan_to_num_(0.0, 0.0, 0.0)
         clipping.clip_and_accumulate()
     for parameter in parameters:
-        drawn = system_normal(parameter.numel()).view_as(parameter) * (plan.noise * clipping.max_grad_norm)
+        drawn = system_normal(*parameter.shape) * (plan.noise * clipping.max_grad_norm)
         # Rounded once, after the noise is added, so the last digits of the sum reveal nothing; a double holds them all.
         parameter.grad = ((parameter.summed_grad.double() + drawn) / plan.batch).float().to(parameter.dtype)
         parameter.grad_sample = parameter.summed_grad = None
@@ -285,16 +282,3 @@ def _same_buffers(model: nn.Module) -> Iterator[None]:
                 f"privacy.epsilon: training changes the model's buffer {name.removeprefix('_module.')!r}, which gets "
                 "no noise: must be a model without statistics of its examples"
             )
-
-
-def system_uniform(count: int) -> torch.Tensor:
-    """Return random numbers from the operating system's entropy, uniform in (0, 1], float64 [count]."""
-    words = np.frombuffer(os.urandom(8 * count), dtype=np.uint64)
-    return torch.from_numpy(((words >> np.uint64(11)).astype(np.float64) + 1.0) * 2.0**-53)
-
-
-def system_normal(count: int) -> torch.Tensor:
-    """Return random numbers from the operating system's entropy, standard normal (Box-Muller), float64 [count]."""
-    pairs = -(-count // 2)
-    radius, angle = torch.sqrt(-2.0 * torch.log(system_uniform(pairs))), 2.0 * math.pi * system_uniform(pairs)
-    return torch.cat([radius * torch.cos(angle), radius * torch.sin(angle)])[:count]

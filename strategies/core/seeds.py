@@ -1,8 +1,15 @@
-"""Random numbers: every draw of a run follows from one seed, and the caller's random state never changes."""
+"""Random numbers: every draw of a run follows from one seed, and the caller's random state never changes.
+
+Noise for differential privacy is the exception: it comes from the operating system's entropy. The server knows the
+run's seed, so it could draw the same noise and subtract it, and torch's own generators use only 32 bits of a seed,
+which an attacker could search.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import math
+import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
@@ -60,3 +67,28 @@ def initial_torch(seed: int, architecture: str, *client: str) -> AbstractContext
         client: The client, where each has weights of its own.
     """
     return seeded_torch(seed, "init", architecture, *client)
+
+
+def system_uniform(*shape: int) -> torch.Tensor:
+    """Return random numbers from the operating system's entropy: uniform in (0, 1], float64 [*shape]."""
+    import numpy as np
+    import torch
+
+    words = np.frombuffer(os.urandom(8 * math.prod(shape)), dtype=np.uint64)
+    numbers = ((words >> np.uint64(11)).astype(np.float64) + 1.0) * 2.0**-53
+    return torch.from_numpy(numbers).reshape(shape)
+
+
+def system_normal(*shape: int) -> torch.Tensor:
+    """Return random numbers from the operating system's entropy: standard normal (Box-Muller), float64 [*shape].
+
+    Each number comes from 106 random bits, so that the tails are finely spaced too. The last digits of floating-point
+    noise still tell the exact number beneath it (Mironov, On Significance of the Least Significant Bits for
+    Differential Privacy, 2012): the caller must round the sum of both.
+    """
+    import torch
+
+    count = math.prod(shape)
+    pairs = -(-count // 2)
+    radius, angle = torch.sqrt(-2.0 * torch.log(system_uniform(pairs))), 2.0 * math.pi * system_uniform(pairs)
+    return torch.cat([radius * torch.cos(angle), radius * torch.sin(angle)])[:count].reshape(shape)

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import functools
 import math
-import os
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from ..core.seeds import system_normal
 from .sums import Statistics
 
 # Sums carry the classes and have few entries, counts are large: these weights spend the budget where it helps.
@@ -106,7 +105,7 @@ def released(statistics: Statistics, epsilon: float, delta: float) -> Statistics
     """Return noisy statistics that keep a budget, for features of norm at most 1.
 
     Off-diagonal entries of G stand twice in its Frobenius norm, so their noise has half the variance of the diagonal.
-    The noise comes from the operating system's random bytes and never from a seed. Its sum with the exact number is
+    The noise comes from the operating system's entropy and never from a seed. Its sum with the exact number is
     rounded to :data:`GRID_BITS` bits below the noise.
 
     Args:
@@ -118,7 +117,7 @@ def released(statistics: Statistics, epsilon: float, delta: float) -> Statistics
     step = 2.0 ** (math.floor(math.log2(scale)) - GRID_BITS)
 
     def draw(like: Tensor, factor: float) -> Tensor:
-        return _system_normal(like.shape) * (scale * factor)
+        return system_normal(*like.shape) * (scale * factor)
 
     def rounded(noisy: Tensor) -> Tensor:
         return (noisy / step).round_() * step
@@ -131,10 +130,3 @@ def released(statistics: Statistics, epsilon: float, delta: float) -> Statistics
         rounded(statistics.sums + draw(statistics.sums, 1.0 / SUM_WEIGHT)),
         rounded(statistics.gram + symmetric),
     )
-
-
-def _system_normal(shape: torch.Size) -> Tensor:
-    """Return standard normal numbers in float64, each from 53 random bits of the operating system."""
-    bits = np.frombuffer(os.urandom(8 * shape.numel()), dtype=np.uint64) >> np.uint64(11)
-    normal: Tensor = torch.special.ndtri(torch.from_numpy((bits.astype(np.float64) + 0.5) * 2.0**-53))
-    return normal.reshape(shape)

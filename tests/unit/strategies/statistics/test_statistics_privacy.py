@@ -135,12 +135,14 @@ def test_neighbouring_counts_can_give_the_same_noisy_ones_to_the_last_digit(monk
     told = released(own, 1.0, 1e-5).counts
     deviation = noise_for(1.0, 1e-5) * sensitivity() / COUNT_WEIGHT
 
-    def nearest(shape: torch.Size) -> Tensor:
-        """Return the noise that brings the neighbour's counts nearest to the told ones."""
+    def nearest(*shape: int) -> Tensor:
+        """Return the noise, as Box and Muller draw it, that brings the neighbour's counts nearest to the told ones."""
         if shape != told.shape:
             return torch.zeros(shape, dtype=torch.float64)
-        place = torch.special.ndtr((told - neighbour.counts) / deviation) * 2.0**53
-        return torch.special.ndtri((place.floor() + 0.5) * 2.0**-53)
+        wanted = (told - neighbour.counts) / deviation
+        uniform = (torch.exp(-(wanted**2) / 2.0) * 2.0**53).round() * 2.0**-53
+        return torch.sign(wanted) * torch.sqrt(-2.0 * torch.log(uniform))  # at the angles 0 and pi
 
-    monkeypatch.setattr("strategies.statistics.privacy._system_normal", nearest)
+    monkeypatch.setattr("strategies.statistics.privacy.system_normal", nearest)
+    assert not torch.equal(neighbour.counts + nearest(*told.shape) * deviation, told)
     assert torch.equal(released(neighbour, 1.0, 1e-5).counts, told)
