@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
-from math import prod
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -19,22 +17,11 @@ from server_app.settings.choices import asks_again
 from server_app.settings.read import Settings, default_settings, read_settings
 from server_app.settings.server_data import open_half
 from server_app.settings.text import to_toml
-from strategies.core.errors import OptionError
 from strategies.core.kinds import CLASSIFIER
 from strategies.core.options import Scalar
 from strategies.rounds.config import FederatedRounds
-from strategies.run import FACTS_FILE, RESULT_FILE, runs_folder
 from strategies.run.journal import duration
-from strategies.run.results import list_runs
 from strategies.run.traffic import MIB
-
-# Runs that tell the time agree in these, and in the options of the method, but for the numbers of epochs.
-_ALIKE = (
-    "method", "data.name", "data.limit", "data.image-size", "client.batch-size", "teacher", "threads", "device",
-    "client.device",
-)  # fmt: skip
-_ALIKE_GROUPS = ("model.", "features.", "privacy.")
-_LENGTHS = ("epochs", "rounds", "iterations")
 
 
 def dry_run(given: Mapping[str, Scalar], num_supernodes: int, format: Format) -> None:  # noqa: A002
@@ -45,7 +32,7 @@ def dry_run(given: Mapping[str, Scalar], num_supernodes: int, format: Format) ->
     """
     settings = read_settings(given)
     check_before_start(settings, num_supernodes)
-    facts = plan(settings, num_supernodes, runs_folder())
+    facts = plan(settings, num_supernodes)
     if format == "json":
         sys.stdout.write(json.dumps(facts) + "\n")
         return
@@ -60,23 +47,23 @@ def dry_run(given: Mapping[str, Scalar], num_supernodes: int, format: Format) ->
     sys.stdout.write("nothing was started\n")
 
 
-def plan(settings: Settings, num_supernodes: int, runs: Path) -> dict[str, Any]:
+def plan(settings: Settings, num_supernodes: int) -> dict[str, Any]:
     """Return what a run would do.
 
     Args:
         settings: Its settings.
         num_supernodes: Number of clients.
-        runs: The folder whose finished runs tell how long such a run takes. Where none is alike, a trial of seconds
-            tells it.
 
     Returns:
         The setting, the changed settings, MiB per client up and down (None: not known before), seconds per phase
-        (None: neither a run nor a trial tells), each with its basis.
+        (None: no trial tells), each with its basis.
     """
     defaults, app = default_settings(), settings.app
     changed = {key: value for key, value in settings.flat.items() if key != "run-dir" and defaults[key] != value}
     up, down, counted = _bytes(settings, num_supernodes)
-    seconds, told = _seconds(settings, num_supernodes, runs)
+    seconds = {name: round(value, 1) for name, value in trial(settings, num_supernodes).items()}
+    unknown = "" if "server" in seconds else "the server stage, "
+    basis = f"by a trial of seconds on one thread; without {unknown}the start of all processes and the scores"
     return {
         "status": "planned",
         "method": settings.method.name,
@@ -85,8 +72,8 @@ def plan(settings: Settings, num_supernodes: int, runs: Path) -> dict[str, Any]:
         "mib_up_per_client": up,
         "mib_down_per_client": down,
         "bytes_basis": counted,
-        "seconds": seconds,
-        "time_basis": told,
+        "seconds": seconds or None,
+        "time_basis": basis if seconds else "unknown: no short trial tells it",
         "run_dir": app.run_dir,
     }
 
@@ -109,56 +96,6 @@ def _bytes(settings: Settings, num_supernodes: int) -> tuple[float | None, float
     if isinstance(method, FederatedRounds):
         return round(times * model, 6), round(times * model, 6), "a model each way in every round, before compression"
     return times * model, (times - 1) * model, f"the weights of a model, and requests of some bytes{again}"
-
-
-def _seconds(settings: Settings, num_supernodes: int, runs: Path) -> tuple[dict[str, float] | None, str]:
-    """Return the seconds of the newest finished run alike, scaled to this run's epochs and clients, else of a trial."""
-    for row in reversed([row for row in list_runs(runs) if row["kind"] == "run" and row["status"] == "finished"]):
-        info, result = (json.loads((runs / row["run"] / name).read_text()) for name in (FACTS_FILE, RESULT_FILE))
-        stored, seconds = _read(info.get("settings")), result.get("seconds", {})
-        # The seconds of a resumed run are those of its last process alone.
-        if stored is None or not _alike(stored, settings) or "server" not in seconds or result.get("resumed_at"):
-            continue
-        clients = num_supernodes / (info.get("num-supernodes") or num_supernodes)
-        trained = 0.0 if settings.app.uploads else _local(settings) / _local(stored)
-        worked = _epochs(settings) / _epochs(stored)
-        factors = {"clients": trained * clients, "server": worked * clients, "gatekeeper": clients}
-        found = {name: round(value * factors.get(name, 1.0), 1) for name, value in seconds.items() if name != "total"}
-        return found, f"by the run {row['run']} of this machine, scaled by epochs and clients"
-    if found := {name: round(value, 1) for name, value in trial(settings, num_supernodes).items()}:
-        unknown = "" if "server" in found else "the server stage, "
-        return found, f"by a trial of seconds on one thread; without {unknown}the start of all processes and the scores"
-    return None, "unknown: no finished run here has this method, data and model, and no short trial tells"
-
-
-def _read(stored: object) -> Settings | None:
-    """Return a run's settings; None for a run of another project, or with an option that is gone."""
-    try:
-        return read_settings(stored) if isinstance(stored, dict) else None
-    except OptionError:
-        return None
-
-
-def _alike(stored: Settings, settings: Settings) -> bool:
-    """Whether a stored run does the work of these settings, for as many epochs as it may be."""
-    lengths = {f"{settings.method.name}.{word}" for word in _LENGTHS}
-    keys = {key for key in settings.flat if key in _ALIKE or key.startswith(_ALIKE_GROUPS)}
-    same = all(stored.flat[key] == settings.flat[key] for key in keys) and all(
-        stored.options.get(key) == value for key, value in settings.options.items() if key not in lengths
-    )
-    by_steps = bool(stored.app.client.steps) == bool(settings.app.client.steps)
-    return same and by_steps and (not stored.app.uploads or bool(settings.app.uploads))
-
-
-def _local(settings: Settings) -> float:
-    """Return the steps of a client's training, or its epochs after ``scale``, of all its uploads."""
-    return times_trained(settings) * (settings.app.client.steps or settings.app.client.epochs)
-
-
-def _epochs(settings: Settings) -> float:
-    """Return the server's epochs, rounds or iterations after ``scale``, multiplied; 1 for a method without."""
-    names = (f"{settings.method.name}.{word}" for word in _LENGTHS)
-    return prod(float(settings.options[name]) for name in names if name in settings.options)
 
 
 def _time(seconds: Mapping[str, float] | None, basis: str) -> str:

@@ -1,4 +1,4 @@
-"""The time of a run that has no earlier one alike: a trial of seconds, scaled by what the run does.
+"""The time of a run before it starts: a trial of seconds, scaled by what the run does.
 
 The trial trains one client's model for some batches, and the server's method on untrained models, each in this process
 and for a moment. So it knows the machine, the method and the model, and neither the start of Flower and Ray nor the

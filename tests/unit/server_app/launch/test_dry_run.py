@@ -52,77 +52,18 @@ def test_rounds_cost_a_model_each_way_in_every_round() -> None:
     assert rounds["mib_up_per_client"] == pytest.approx(10 * once["mib_up_per_client"], rel=1e-3)
 
 
-def test_stored_uploads_cost_no_bytes_and_no_training(tmp_path: Path) -> None:
+def test_stored_uploads_cost_no_bytes(tmp_path: Path) -> None:
     settings = {**_defaults(), "method": "fens"}
     with RunFolder.create(tmp_path / "runs" / "a", {"settings": settings, "num-supernodes": 5}) as folder:
-        folder.write_result({"status": "finished", "seconds": {"clients": 10.0, "server": 6.0, "total": 16.0}})
+        folder.write_result({"status": "finished"})
 
     found = planned("--set", "method=fens uploads=latest")
 
     assert (found["mib_up_per_client"], found["mib_down_per_client"]) == (0.0, 0.0)
     assert found["bytes_basis"] == "the uploads are stored; the method asks again, which is not counted"
-    assert found["seconds"] == {"clients": 0.0, "server": 6.0}
 
 
-def test_time_is_that_of_the_newest_run_alike_scaled_by_epochs_and_clients(tmp_path: Path) -> None:
-    settings = planned()["changed"] | command_line.settings_of([])
-    stored = {**command_line.settings_of([]), **_defaults(), **settings, "client.epochs": 10, "tally.epochs": 6}
-    with RunFolder.create(tmp_path / "runs" / "a", {"settings": stored, "num-supernodes": 5}) as folder:
-        seconds = {"start": 9.0, "clients": 10.0, "server": 6.0, "total": 25.0}
-        folder.write_result({"status": "finished", "seconds": seconds})
-
-    found = planned("--clients", "10", "--set", "client.epochs=20 tally.epochs=3")
-
-    assert found["seconds"] == {"start": 9.0, "clients": 40.0, "server": 6.0}
-    assert "by the run a of this machine" in found["time_basis"]
-    for unlike in ("method=fedens", "tally.images=64", "model.per-client=lenet5,mnist-cnn", "client.batch-size=16"):
-        other = planned("--set", unlike)
-        assert (other["seconds"], other["time_basis"][:8]) == (None, "unknown:"), unlike
-
-
-def ran(folder: Path, name: str, result: dict[str, Any] | None = None, **settings: Any) -> None:
-    """Make a finished run of 10 s of training and 6 s of the server."""
-    info = {"settings": {**_defaults(), **settings}, "num-supernodes": 5}
-    with RunFolder.create(folder / "runs" / name, info) as run:
-        run.write_result({"status": "finished", "seconds": {"clients": 10.0, "server": 6.0}, **(result or {})})
-
-
-@pytest.mark.parametrize(
-    ("stored", "asked", "seconds"),
-    [
-        ({}, "scale=0.5", {"clients": 5.0, "server": 3.0}),
-        ({"scale": 0.5}, "scale=1.0", {"clients": 20.0, "server": 12.0}),
-        ({"client.steps": 100}, "client.steps=20", {"clients": 2.0, "server": 6.0}),
-        ({"client.steps": 100}, "seed=0", None),  # steps and epochs cannot be compared
-        ({"method": "dense"}, "method=dense dense.rounds=3", {"clients": 30.0, "server": 18.0}),
-        (
-            {"method": "iterative", "iterative.rounds": 2},
-            "method=iterative iterative.rounds=20",
-            {"clients": 100.0, "server": 60.0},
-        ),
-        (
-            {"method": "iterative", "iterative.refiner": "flboost"},
-            "method=iterative iterative.refiner=flboost flboost.generator-steps=7",
-            None,
-        ),
-        ({"uploads": "/elsewhere", "forget": "client-001"}, "seed=0", None),  # its clients did not train
-    ],
-)
-def test_time_follows_the_work_that_a_run_does(
-    tmp_path: Path, stored: dict[str, Any], asked: str, seconds: dict[str, float] | None
-) -> None:
-    ran(tmp_path, "a", **stored)
-
-    assert planned("--set", asked)["seconds"] == seconds
-
-
-def test_time_is_not_that_of_a_resumed_run_whose_seconds_lack_those_before(tmp_path: Path) -> None:
-    ran(tmp_path, "a", {"resumed_at": 3})
-
-    assert planned()["seconds"] is None
-
-
-def test_time_without_a_run_alike_is_that_of_a_trial_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_is_that_of_a_trial_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dry_run, "trial", lambda *_: {"clients": 61.24, "server": 3.0})
     ended = CliRunner().invoke(command_line.cli, ["run", "--dry-run"])
     line = (
