@@ -69,16 +69,13 @@ def plain() -> State:
 
 
 @pytest.mark.parametrize("name", DATA_FREE)
-def test_a_refiner_starts_from_the_round_s_model_and_ends_with_the_same_bits_each_time(
-    tmp_path: Path, name: str
-) -> None:
+def test_a_refiner_starts_from_the_round_s_model_and_moves_it(tmp_path: Path, name: str) -> None:
     still = result(tmp_path / "still", small(name, student_lr=ALMOST))
     parameters = [key for key, _ in net().named_parameters()]
     assert all(torch.allclose(still[key], plain()[key], atol=1e-6) for key in parameters)
-    moved, again = (result(tmp_path / run, small(name, student_lr=0.1)) for run in ("moved", "again"))
+    moved = result(tmp_path / "moved", small(name, student_lr=0.1))
     same = all(torch.equal(moved[key], plain()[key]) for key in parameters)
     assert same == (name == "fed-gen")  # its generator teaches the clients, not the model
-    assert all(torch.equal(moved[key], again[key]) for key in moved)
 
 
 def test_the_refined_model_works(tmp_path: Path) -> None:
