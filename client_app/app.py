@@ -12,8 +12,8 @@ from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 from flwr.common.logger import log
 
+from client_app.label_counts import told_counts
 from client_app.node import Asked, Node
-from client_app.told_counts import told_counts
 from fl_app.node_config import client_name, is_deployed, node_facts, node_policy
 from fl_app.project import FAILURES
 from strategies.client import TORN, already_held, answered, failure, read_arrays, upload_facts
@@ -85,7 +85,7 @@ def upload(msg: Message, context: Context) -> Message:
 @app.train("fens")
 def fens(msg: Message, context: Context) -> Message:
     """Answer a request of FENS about the examples that this client held out of training."""
-    from client_app.fens_half import FensHalf
+    from client_app.fens import FensHalf
     from strategies.client.fens import answer
 
     try:
@@ -101,7 +101,7 @@ def fusefl(msg: Message, context: Context) -> Message:
     """Answer a question of FuseFL: train the next block above everybody's, or tell moments of the fused features."""
     import torch
 
-    from client_app.fusing import answer
+    from client_app.fusefl import answer
     from fl_app.config import AppConfig
 
     said = dict(msg.content.config_records.get("config", ConfigRecord()))

@@ -17,17 +17,17 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from client_app.attacking import check_rounds, poisoned
 from client_app.keeping import Trained
-from client_app.local_training import hits, minimise
-from client_app.losses import loss_of
 from client_app.node import Asked, Node, refuse
-from client_app.widened import widened
+from client_app.training.local import hits, minimise
+from client_app.training.losses import loss_of
+from client_app.training.widened import widened
 from client_app.work import State, own_examples
 from fl_app.config import AppConfig, ClientConfig
 from fl_app.data import augment, normalize
 from fl_app.models import build
 from strategies.client.corrections import LocalUpdate
 from strategies.client.round_state import RoundState
-from strategies.core.asks import real_of
+from strategies.core.clients import real_of
 from strategies.core.errors import UploadError
 from strategies.core.processor import subnormals_as_zero
 from strategies.core.seeds import derive_seed, initial_torch

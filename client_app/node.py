@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fl_app.node_config import checkpoint_path, client_name
 from fl_app.node_policy import FREE, NodePolicy
 from strategies.client import CLIENT_NAME
-from strategies.core.asks import real_of, whole_of
+from strategies.core.clients import real_of, whole_of
 from strategies.core.errors import UploadError
 
 if TYPE_CHECKING:

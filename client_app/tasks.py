@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from client_app import cvae, feature_sums, head_training, local_training, open_set, private_training, prototypes
+from client_app.training import fafi, feature_sums, fedcvae_ens, fedov, heads, local, private
 from fl_app.data import Normalization
 from fl_app.feature_cache import FeatureCache
 from fl_app.models import build
@@ -18,10 +18,10 @@ from fl_app.models.feature_heads import of_backbone
 from fl_app.models.features import FeatureFunction
 from fl_app.models.uploaded import open_set_builder, prototype_builder
 from strategies.core.errors import UploadError
-from strategies.core.kinds import STATISTICS, backbone_in, is_head, kind_of
+from strategies.core.facts import STATISTICS, backbone_in, is_head, kind_of
 
 if TYPE_CHECKING:
-    from client_app.local_training import Epoch
+    from client_app.training.local import Epoch
     from fl_app.config import AppConfig
 
 Shape = tuple[int, int, int]
@@ -54,9 +54,9 @@ class Task:
 
     Attributes:
         build: From the wanted model to the untrained one; its weights are drawn from torch's global generator.
-        train: Trains it in place; takes the arguments of :func:`client_app.local_training.train`.
+        train: Trains it in place; takes the arguments of :func:`client_app.training.local.train`.
         train_privately: Trains it within a privacy budget; takes the arguments of
-            :func:`client_app.private_training.train`.
+            :func:`client_app.training.private.train`.
         sent: From the weights of the trained model, which the client keeps, to those of the upload.
         calibrates: Whether the ranges of its layers' outputs can be measured on images.
     """
@@ -64,7 +64,7 @@ class Task:
     build: Callable[[Wanted], nn.Module]
     train: Callable[..., Epoch]
     sent: Callable[[dict[str, Tensor]], dict[str, Tensor]]
-    train_privately: Callable[..., float] = private_training.train
+    train_privately: Callable[..., float] = private.train
     calibrates: bool = True
 
 
@@ -107,7 +107,7 @@ def _sums(wanted: Wanted) -> nn.Module:
 
 
 def _head(wanted: Wanted) -> nn.Module:
-    return head_training.ClientHead(_function(wanted), wanted.num_classes, wanted.cache)
+    return heads.ClientHead(_function(wanted), wanted.num_classes, wanted.cache)
 
 
 def _function(wanted: Wanted) -> FeatureFunction:
@@ -133,11 +133,11 @@ def part_of(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 TASKS: Mapping[str, Task] = {
-    "classifier": Task(_classifier, local_training.train, _all),
-    "open-set": Task(_open_set, open_set.train, _all),
-    "prototypes": Task(_prototypes, prototypes.train, _all),
-    "block": Task(_blocks, local_training.train, _first_block, calibrates=False),
-    "cvae": Task(_cvae, cvae.train, _decoder),
+    "classifier": Task(_classifier, local.train, _all),
+    "open-set": Task(_open_set, fedov.train, _all),
+    "prototypes": Task(_prototypes, fafi.train, _all),
+    "block": Task(_blocks, local.train, _first_block, calibrates=False),
+    "cvae": Task(_cvae, fedcvae_ens.train, _decoder),
     "statistics": Task(_sums, feature_sums.add_up, _all, feature_sums.add_up_privately, calibrates=False),
 }
-HEADS = Task(_head, head_training.train, _all, head_training.train_privately, calibrates=False)
+HEADS = Task(_head, heads.train, _all, heads.train_privately, calibrates=False)

@@ -11,22 +11,22 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from logging import getLogger
+from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
+from torch import nn
 
 from client_app.attacking import check_trains, claimed, copied, last_layer_scaled, poisoned, scaled
-from client_app.calibration import activation_ranges
-from client_app.feature_sums import ClientSums, check_enough
 from client_app.keeping import Keep, Trained
-from client_app.local_training import Epoch, epoch_lengths
+from client_app.label_counts import check_numbers_told
 from client_app.node import Asked, Node, check_question, refuse
-from client_app.pretrained import load_checkpoint
 from client_app.tasks import Wanted, task_of
-from client_app.told_counts import check_numbers_told
+from client_app.training.feature_sums import ClientSums, check_enough
+from client_app.training.local import Epoch, epoch_lengths
 from fl_app.config import AppConfig
-from fl_app.data import Split, open_data
+from fl_app.data import ImageData, Normalization, Split, normalize, open_data
 from fl_app.data.folders import Read
 from fl_app.division import own_positions
 from fl_app.feature_cache import FeatureCache
@@ -35,12 +35,67 @@ from fl_app.models.features import as_read
 from fl_app.models.uploaded import uploaded_name
 from fl_app.node_config import checkpoint_path
 from fl_app.node_policy import NodePolicy
+from strategies.client.calibration import calibrate
 from strategies.client.holdout import held_out
+from strategies.core.checkpoints import read_checkpoint
 from strategies.core.errors import UploadError
-from strategies.core.kinds import STATISTICS, backbone_in, is_head, kind_of
+from strategies.core.facts import STATISTICS, backbone_in, is_head, kind_of
 from strategies.core.places import expanded, state_root
 from strategies.core.processor import subnormals_as_zero
-from strategies.core.seeds import derive_seed, initial_torch, seeded_torch
+from strategies.core.seeds import derive_seed, generator, initial_torch, seeded_torch
+
+# The ranges of a client's activations on its own training examples, for INT8.
+
+
+# The range over this many examples is close to that over all, and takes seconds with the largest model.
+EXAMPLES = 512
+BATCH = 128
+
+
+def activation_ranges(
+    model: nn.Module, data: ImageData, normalization: Normalization, *, seed: int
+) -> dict[str, tuple[float, float]]:
+    """Return the smallest and the largest output of each layer on at most :data:`EXAMPLES` examples.
+
+    Args:
+        model: On the CPU; left unchanged.
+        data: The client's training examples, without augmentation.
+        normalization: Of the pixels, before the model.
+        seed: Fixes which examples are used, if there are more.
+
+    Returns:
+        Layer name -> (smallest, largest); empty without examples.
+
+    Raises:
+        UploadError: A layer's output is not finite.
+    """
+    chosen = torch.randperm(len(data.labels), generator=generator(seed, "calibration"))[:EXAMPLES]
+    parts = (part for part in torch.split(chosen.sort().values, BATCH) if len(part))
+    return calibrate(model, (normalize(data.images[part], *normalization) for part in parts))
+
+
+# A client with a pretrained model: it uploads the checkpoint and trains nothing.
+
+
+def load_checkpoint(path: Path) -> dict[str, torch.Tensor]:
+    """Read a state_dict that can be sent; see :func:`strategies.core.checkpoints.read_checkpoint`.
+
+    Raises:
+        UploadError: The file is missing, damaged, not a state_dict, or holds a tensor that numpy cannot represent.
+    """
+    found = read_checkpoint(path)
+    for name, value in found.items():
+        _refuse_unsendable(value, f"checkpoint {path}, tensor {name!r}")
+    return found
+
+
+def _refuse_unsendable(value: torch.Tensor, what: str) -> None:
+    try:
+        value.detach().numpy()
+    except (RuntimeError, TypeError) as error:
+        kind = f"{value.dtype}, {value.layout}"
+        raise UploadError(f"{what} is {kind}: must be a dense tensor of a dtype that numpy has") from error
+
 
 State = dict[str, torch.Tensor]
 

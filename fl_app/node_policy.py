@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from strategies.core.errors import DataError, OptionError, UploadError
-from strategies.core.kinds import backbone_in
+from strategies.core.facts import backbone_in
 from strategies.core.options import listed
 from strategies.core.places import expanded
 

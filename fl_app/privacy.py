@@ -2,7 +2,7 @@
 
 Paper: Abadi et al., Deep Learning with Differential Privacy, CCS 2016, https://arxiv.org/abs/1607.00133 (DP-SGD).
 Symbols: (epsilon, delta) -> epsilon, delta; C -> clip.
-Where: the training -> client_app.private_training.
+Where: the training -> client_app.training.private.
 Deviations: none here.
 """
 

@@ -16,10 +16,10 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.supercore.run import RunNotRunningException
 
 from fl_app.node_config import SUPERNODES_VARIABLE
-from server_app.launch.resuming import how_to_go_on, leave_resume_file
+from server_app.launch.run_command import how_to_go_on, leave_resume_file
 from server_app.replay.forget import adopt_uploads
-from server_app.report.attack_success import attack_line
 from server_app.report.finish import describe_failure, finish, table_lines
+from server_app.report.gatekeeping import attack_line
 from server_app.settings.build import build_job, build_strategy, held_out
 from server_app.settings.checks import check_needs_of_settings
 from server_app.settings.read import Settings, read_settings, scaled_line

@@ -22,13 +22,14 @@ from server_app.launch.arguments import (
     StateArgument,
     TableOption,
     UploadsArgument,
+    is_dry,
     run_word,
     settings_of,
+    with_dry_run,
     with_foreign,
+    with_offline,
 )
 from server_app.launch.console import Format, errors, say
-from server_app.launch.dry_run_option import is_dry, with_dry_run
-from server_app.launch.offline_option import with_offline
 from server_app.launch.runs import print_runs
 from strategies.run import check_run_folder, runs_folder
 
@@ -204,8 +205,8 @@ def rounds(
     with errors("json" if format == "json" else "text"):
         for run in runs:
             check_run_folder(run)
-        from server_app.rounds.report import read_targets, report_rounds
-        from server_app.rounds.table import print_rounds
+        from server_app.compare.rounds import read_targets, report_rounds
+        from server_app.compare.rounds_table import print_rounds
 
         facts, lines = report_rounds(runs, read_targets(targets), out, lambda line: say(line, shown))
         print_rounds(facts, lines, format)
@@ -285,7 +286,7 @@ def methods(
     format: FormatOption = "text",  # noqa: A002
 ) -> None:
     """List the server methods by their assumptions; with names, the options of these methods."""
-    from server_app.launch.method_list import print_details, print_overview
+    from server_app.launch.arguments import print_details, print_overview
     from server_app.settings.catalogue import catalogue
 
     with errors(format):

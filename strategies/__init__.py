@@ -12,26 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .co_boosting import CoBoostingConfig as CoBoostingConfig
     from .combiners.outcomes import load_model as load_model
     from .compute import InProcess as InProcess
     from .compute import RayActors as RayActors
     from .compute import ServerCompute as ServerCompute
-    from .dense import DenseConfig as DenseConfig
-    from .distill import DistillConfig as DistillConfig
-    from .f_adi import FAdiConfig as FAdiConfig
-    from .f_dafl import FDaflConfig as FDaflConfig
-    from .fafi import FafiConfig as FafiConfig
-    from .fed_et import FedEtConfig as FedEtConfig
-    from .fed_gen import FedGenConfig as FedGenConfig
-    from .fedavg import FedAvgConfig as FedAvgConfig
-    from .fedcvae_ens import FedCvaeEnsConfig as FedCvaeEnsConfig
-    from .feddf import FedDfConfig as FedDfConfig
-    from .fedkd import FedKdConfig as FedKdConfig
-    from .fedov import FedOvConfig as FedOvConfig
-    from .fedpft import FedPftConfig as FedPftConfig
-    from .fens import FensConfig as FensConfig
-    from .flboost import FlBoostConfig as FlBoostConfig
     from .flower.one_shot import OneShot as OneShot
     from .flower.rounds.flboost import FLBoost as FLBoost
     from .flower.rounds.iterative import Iterative as Iterative
@@ -58,21 +42,37 @@ if TYPE_CHECKING:
     from .flower.strategies import RidgeOnFeatures as RidgeOnFeatures
     from .flower.strategies import Tally as Tally
     from .gatekeeper.config import GatekeeperConfig as GatekeeperConfig
-    from .intactofl import IntactOflConfig as IntactOflConfig
-    from .lda import LdaConfig as LdaConfig
+    from .merging.merge import Result as Result
+    from .merging.merge import merge as merge
     from .method import METHODS as METHODS
     from .method import Job as Job
     from .method import Method as Method
     from .method import Normalization as Normalization
     from .method import Outcome as Outcome
-    from .ridge import RidgeConfig as RidgeConfig
+    from .methods.co_boosting import CoBoostingConfig as CoBoostingConfig
+    from .methods.dense import DenseConfig as DenseConfig
+    from .methods.distill import DistillConfig as DistillConfig
+    from .methods.f_adi import FAdiConfig as FAdiConfig
+    from .methods.f_dafl import FDaflConfig as FDaflConfig
+    from .methods.fafi import FafiConfig as FafiConfig
+    from .methods.fed_et import FedEtConfig as FedEtConfig
+    from .methods.fed_gen import FedGenConfig as FedGenConfig
+    from .methods.fedavg import FedAvgConfig as FedAvgConfig
+    from .methods.fedcvae_ens import FedCvaeEnsConfig as FedCvaeEnsConfig
+    from .methods.feddf import FedDfConfig as FedDfConfig
+    from .methods.fedkd import FedKdConfig as FedKdConfig
+    from .methods.fedov import FedOvConfig as FedOvConfig
+    from .methods.fedpft import FedPftConfig as FedPftConfig
+    from .methods.fens import FensConfig as FensConfig
+    from .methods.flboost import FlBoostConfig as FlBoostConfig
+    from .methods.intactofl import IntactOflConfig as IntactOflConfig
+    from .methods.lda import LdaConfig as LdaConfig
+    from .methods.ridge import RidgeConfig as RidgeConfig
+    from .methods.tally import TallyConfig as TallyConfig
     from .rounds.config import IterativeConfig as IterativeConfig
     from .rounds.refinement import Refiner as Refiner
     from .run.ensembles import load_ensemble_module as load_ensemble_module
-    from .run.merging import Result as Result
-    from .run.merging import merge as merge
     from .run.results import results as results
-    from .tally import TallyConfig as TallyConfig
 
 
 def _homes() -> dict[str, str]:

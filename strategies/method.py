@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from .core.asks import ClientAsks as ClientAsks
+from .core.clients import ClientAsks as ClientAsks
 from .core.facts import Normalization as Normalization
 from .core.facts import Upload as Upload
 from .core.options import Always
@@ -297,4 +297,4 @@ _MODULES = (
     "f_adi", "dense", "co_boosting", "intactofl", "tally", "flboost", "fedov", "fafi", "fedcvae_ens",
     "fusefl", "fed_gen", "ridge", "lda", "fedpft",
 )  # fmt: skip
-METHODS: Registry[Method] = Registry("method", {name.replace("_", "-"): f"{name}:METHOD" for name in _MODULES})
+METHODS: Registry[Method] = Registry("method", {name.replace("_", "-"): f"methods.{name}:METHOD" for name in _MODULES})

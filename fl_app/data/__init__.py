@@ -10,7 +10,6 @@ A server reads a whole set. A client opens the training half and decodes its own
 from strategies.core.facts import Normalization
 
 from .domains import GROUPS, check_left_out
-from .halves import HALVES, half_of
 from .opening import open_data
 from .partitions import LAWS, PartitionSpec, check_request, label_counts, partition
 from .preprocessing import AUGMENTATIONS, augment, normalize
@@ -26,7 +25,7 @@ from .sources import (
     load,
     open_split,
 )
-from .split import ImageData, Split
+from .split import HALVES, ImageData, Split, half_of
 from .table_files import TABLE_FORMS
 
 __all__ = [

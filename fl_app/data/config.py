@@ -8,9 +8,9 @@ from strategies.core.errors import OptionError
 from strategies.core.options import OWN_FORM, check, is_own, listed, option
 
 from .domains import check_left_out
-from .halves import HALVES
 from .partitions import LAWS, PartitionSpec
 from .sources import DOMAINED, IMAGELESS, NORMALIZATIONS, SOURCES, check_normalization
+from .split import HALVES
 from .table_files import TABLE_FORMS
 
 MOST_CLASSES = 2**16

@@ -1,6 +1,6 @@
 """The division of a training set among clients: the settings, their checks, and one call.
 
-The laws themselves, with their sources, are in :mod:`fl_app.data.laws`.
+The laws themselves, with their sources, are in :mod:`fl_app.data.partitioners`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from strategies.core.errors import DataError, OptionError
 from strategies.core.options import check, option
 from strategies.core.seeds import derive_seed
 
-from . import laws
-from .laws import Positions
+from . import partitioners
+from .partitioners import Positions
 
 Law = Callable[[Sequence[Positions], int, np.random.Generator, "PartitionSpec"], list[Positions]]
 
@@ -24,29 +24,29 @@ BY_DOMAIN = "domains"
 
 # Each law takes the settings that it uses. The law of domains gets the positions of each domain, not of each class.
 LAWS: Mapping[str, Law] = {
-    "dirichlet-classes": lambda by_class, n, rng, spec: laws.dirichlet_over_classes(
+    "dirichlet-classes": lambda by_class, n, rng, spec: partitioners.dirichlet_over_classes(
         by_class, n, rng, alpha=spec.alpha, sigma=spec.sigma
     ),
-    "dirichlet-clients": lambda by_class, n, rng, spec: laws.dirichlet_over_clients(
+    "dirichlet-clients": lambda by_class, n, rng, spec: partitioners.dirichlet_over_clients(
         by_class, n, rng, alpha=spec.alpha, min_size=spec.min_size
     ),
-    "dirichlet-overlap": lambda by_class, n, rng, spec: laws.overlapping(
+    "dirichlet-overlap": lambda by_class, n, rng, spec: partitioners.overlapping(
         by_class, n, rng, alpha=spec.alpha, copies=spec.copies
     ),
-    "dirichlet-p4": lambda by_class, n, rng, spec: laws.dirichlet_over_classes_shuffled(
+    "dirichlet-p4": lambda by_class, n, rng, spec: partitioners.dirichlet_over_classes_shuffled(
         by_class, n, rng, alpha=spec.alpha, sigma=spec.sigma
     ),
-    "dirichlet-p4prep": lambda by_class, n, rng, spec: laws.weighted_draws(by_class, n, rng, alpha=spec.alpha),
-    "lognormal": lambda by_class, n, rng, spec: laws.dirichlet_over_classes(
+    "dirichlet-p4prep": lambda by_class, n, rng, spec: partitioners.weighted_draws(by_class, n, rng, alpha=spec.alpha),
+    "lognormal": lambda by_class, n, rng, spec: partitioners.dirichlet_over_classes(
         by_class, n, rng, alpha=spec.alpha, sigma=spec.sigma
     ),
-    "classes": lambda by_class, n, rng, spec: laws.some_classes(
+    "classes": lambda by_class, n, rng, spec: partitioners.some_classes(
         by_class, n, rng, classes_per_client=spec.classes_per_client
     ),
-    "classes-p1": lambda by_class, n, rng, spec: laws.some_classes_equal_sizes(
+    "classes-p1": lambda by_class, n, rng, spec: partitioners.some_classes_equal_sizes(
         by_class, n, rng, classes_per_client=spec.classes_per_client
     ),
-    "iid": lambda by_class, n, rng, spec: laws.iid(by_class, n, rng),  # noqa: ARG005  one signature for all
+    "iid": lambda by_class, n, rng, spec: partitioners.iid(by_class, n, rng),  # noqa: ARG005  one signature for all
     # P1's feature shift (Tables 13 and 14), and FLamby's natural centres: client k holds domain k.
     BY_DOMAIN: lambda by_domain, n, rng, spec: list(by_domain),  # noqa: ARG005
 }

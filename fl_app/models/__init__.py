@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from strategies.core.errors import OptionError
-from strategies.core.kinds import STATISTICS, backbone_in, is_head, kind_of
+from strategies.core.facts import STATISTICS, backbone_in, is_head, kind_of
 from strategies.core.options import is_own
 
 if TYPE_CHECKING:
@@ -61,27 +61,27 @@ class _Architecture:
 
 
 _ZOO = {
-    "lenet5": _Architecture("lenet", "lenet5", _images(4)),
+    "lenet5": _Architecture("cnn", "lenet5", _images(4)),
     "cnn5": _Architecture("cnn", "cnn5", _images(18)),
     "cnn5-wide": _Architecture("cnn", "cnn5_wide", _images(18)),
     "mnist-cnn": _Architecture("cnn", "mnist_cnn", _images(4)),
     "cnn1": _Architecture("cnn", "cnn1", _images(18)),
-    "cnn-torch": _Architecture("lenet", "cnn_torch", _images(16)),
+    "cnn-torch": _Architecture("cnn", "cnn_torch", _images(16)),
     "resnet18": _Architecture("resnet", "resnet18", _images(8)),
     "resnet18-narrow": _Architecture("resnet", "resnet18_narrow", _images(8)),
     "resnet34": _Architecture("resnet", "resnet34", _images(8)),
     "resnet18-imagenet": _Architecture("resnet", "resnet18_imagenet", _images(8)),
     "resnet34-imagenet": _Architecture("resnet", "resnet34_imagenet", _images(8)),
-    "wrn16-1": _Architecture("wide_resnet", "wrn16_1", _images(8)),
-    "wrn40-1": _Architecture("wide_resnet", "wrn40_1", _images(8)),
-    "vgg11": _Architecture("vgg", "vgg11", _images(8)),
-    "mobilenet": _Architecture("mobile", "mobilenet", _images(8)),
-    "shufflenet": _Architecture("mobile", "shufflenet", _images(8)),
+    "wrn16-1": _Architecture("resnet", "wrn16_1", _images(8)),
+    "wrn40-1": _Architecture("resnet", "wrn40_1", _images(8)),
+    "vgg11": _Architecture("torchvision_nets", "vgg11", _images(8)),
+    "mobilenet": _Architecture("torchvision_nets", "mobilenet", _images(8)),
+    "shufflenet": _Architecture("torchvision_nets", "shufflenet", _images(8)),
     "resnet8": _Architecture("resnet", "resnet8", _images(8)),
     "resnet8-ds": _Architecture("resnet", "resnet8_ds", _images(8)),
     "logistic": _Architecture("tabular", "logistic", _ROWS, classes=2),
     "mlp": _Architecture("tabular", "mlp", _ROWS),
-    "text-bag": _Architecture("text", "text_bag", _TEXTS),
+    "text-bag": _Architecture("wordllama", "text_bag", _TEXTS),
 }
 
 ARCHITECTURES: tuple[str, ...] = tuple(_ZOO)

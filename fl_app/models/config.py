@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from strategies.core.errors import OptionError
-from strategies.core.kinds import HEAD, STATISTICS, backbone_in, is_head, kind_of
+from strategies.core.facts import HEAD, STATISTICS, backbone_in, is_head, kind_of
 from strategies.core.options import OWN_FORM, check, is_own, listed, meant, option
 
 from . import ARCHITECTURES, HEAD_FORM, known_name

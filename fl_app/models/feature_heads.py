@@ -12,8 +12,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from strategies.core.facts import STATISTICS, backbone_in, is_head, kind_of
 from strategies.core.fingerprint import check_fingerprint
-from strategies.core.kinds import STATISTICS, backbone_in, is_head, kind_of
 
 from .feature_memory import recalled
 from .features import FeatureFunction

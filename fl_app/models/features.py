@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from strategies.core.errors import OptionError
-from strategies.core.fingerprint import packed
-from strategies.core.kinds import GRAM, SQUARES, holds_images
-from strategies.core.seeds import seeded_torch
+from strategies.core.facts import GRAM, SQUARES, holds_images
+from strategies.core.fingerprint import PROBE, packed
+from strategies.core.seeds import derive_seed, seeded_torch
 from strategies.statistics.maps import ReluMap
 from strategies.statistics.privacy import normalised
 from strategies.statistics.sums import projection
@@ -23,8 +26,108 @@ from strategies.statistics.uploaded import FeatureSums
 from ..data import Split
 from .backbones import TORCHVISION, Backbone, backbone_of
 from .features_config import PACKAGED, FeaturesConfig
-from .fingerprints import TEXT, noise_image, probed, weights_digest
-from .fused import fused
+
+# The parts of a feature function's fingerprint, and its features of one fixed input.
+
+
+NOISE_SIDE = 32  # pixels of the probe's image, a side
+TEXT = "Zwölf Boxkämpfer jagen Viktor: 42 quick brown foxes (0.5 %) jump over the lazy dog's bed -- don't they?"
+
+
+@functools.lru_cache(maxsize=4)
+def weights_digest(backbone: Backbone) -> str:
+    """Return the sha256 of a backbone's weights as they are read, before any of them is folded."""
+    with seeded_torch(0, "backbone"):
+        state = backbone.build().state_dict()
+    digest = hashlib.sha256()
+    for key in sorted(key for key in state if not key.endswith("num_batches_tracked")):
+        value = state[key].detach().contiguous()
+        digest.update(f"{key} {value.dtype} {tuple(value.shape)}\n".encode() + value.numpy().tobytes())
+    return digest.hexdigest()
+
+
+def noise_image(mean: Sequence[float], std: Sequence[float]) -> torch.Tensor:
+    """Return one seeded image of noise, normalised as a data set says [1, ch, 32, 32]."""
+    draws = np.random.Generator(np.random.PCG64(derive_seed(0, "features", "probe")))
+    pixels = torch.from_numpy(draws.random((1, len(mean), NOISE_SIDE, NOISE_SIDE), dtype=np.float32))
+    shift, scale = (torch.tensor(numbers).view(1, -1, 1, 1) for numbers in (mean, std))
+    return (pixels - shift) / scale
+
+
+def probed(function: Callable[[torch.Tensor], torch.Tensor], example: torch.Tensor) -> torch.Tensor:
+    """Return 16 numbers of the features of one example, float32 [16].
+
+    They are the features' coordinates in 16 fixed orthonormal directions, so that every feature counts. A function of
+    fewer than 16 features has zeros at the end.
+    """
+    features = function(example)
+    numbers = features @ projection(features.shape[1], min(PROBE, features.shape[1]), 0)
+    found = torch.zeros(PROBE)
+    found[: numbers.shape[1]] = numbers[0].float()
+    return found
+
+
+# A frozen net in a faster form with the same features, to rounding of 1e-6.
+#
+# Three changes take half of the CPU time of a mobile net off. Normalisations are folded into their convolutions.
+# Padding, for which a net copies each map, becomes the convolution's own. Activations are computed in place.
+
+
+# The names under which the packaged net's blocks have a convolution and its normalisation.
+PAIRS = (
+    ("_conv_stem", "_bn0"), ("_expand_conv", "_bn0"), ("_depthwise_conv", "_bn1"), ("_project_conv", "_bn2"),
+    ("_conv_head", "_bn1"),
+)  # fmt: skip
+ACTIVATION, PADDING = "_swish", "static_padding"
+
+
+def fused(net: nn.Module) -> nn.Module:
+    """Return a frozen net with the changes of this module, made in place; other nets stay as they are.
+
+    Args:
+        net: In eval mode.
+    """
+    for module in list(net.modules()):
+        for conv, norm in PAIRS:
+            if isinstance(getattr(module, norm, None), nn.BatchNorm2d) and hasattr(module, conv):
+                folded = torch.nn.utils.fusion.fuse_conv_bn_eval(getattr(module, conv), getattr(module, norm))
+                setattr(module, conv, folded)
+                setattr(module, norm, nn.Identity())
+        for name, child in list(module.named_children()):
+            if isinstance(child, nn.Conv2d) and hasattr(child, PADDING):
+                setattr(module, name, padded(child))
+        if isinstance(getattr(module, ACTIVATION, None), nn.ReLU6):
+            setattr(module, ACTIVATION, nn.ReLU6(inplace=True))
+    return net
+
+
+def padded(conv: nn.Conv2d) -> nn.Conv2d:
+    """Return a convolution that pads its input itself.
+
+    A padding that is one larger on the right and below becomes an even one. The kernel then grows by a row and a column
+    of zeros on the left and above. With stride 2 and maps of an even side the places of the answer stay the same.
+
+    Args:
+        conv: With a submodule ``static_padding``: the identity, or zeros around its input.
+
+    Raises:
+        ValueError: The padding is neither even nor one larger on the right and below.
+    """
+    around = getattr(conv, PADDING)
+    left, right, top, bottom = around.padding if isinstance(around, nn.ZeroPad2d) else (0, 0, 0, 0)
+    grown = (right - left, bottom - top)
+    if grown not in {(0, 0), (1, 1)}:
+        raise ValueError(f"padding is {around.padding}: must be even, or one larger on the right and below")
+    more = grown[0]
+    weight = F.pad(conv.weight.detach(), (more, 0, more, 0))
+    found = nn.Conv2d(
+        conv.in_channels, conv.out_channels, (weight.shape[2], weight.shape[3]),
+        stride=(conv.stride[0], conv.stride[1]), padding=(top + more, left + more), groups=conv.groups,
+        bias=conv.bias is not None,
+    )  # fmt: skip
+    found.load_state_dict({**conv.state_dict(), "weight": weight})
+    return found.requires_grad_(False).eval()
+
 
 # More images a pass are up to twice as slow on a CPU above 64 pixels a side, because the maps leave its cache.
 BATCH = 16

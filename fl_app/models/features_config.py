@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fl_app.node_policy import CACHE_MIB
-from strategies.core.kinds import GRAM, SQUARES
+from strategies.core.facts import GRAM, SQUARES
 from strategies.core.options import check, option
 
 PACKAGED = "efficientnet-lite0"

@@ -11,7 +11,7 @@ from torch import nn
 
 from fl_app.project import FAILURES, called, function_of, one_line
 from strategies.core.errors import OptionError
-from strategies.core.kinds import tried
+from strategies.core.facts import tried
 from strategies.core.seeds import seeded_torch
 
 Shape = tuple[int, int, int]

@@ -12,7 +12,7 @@ from functools import partial
 from torch import nn
 
 from strategies.core.errors import OptionError
-from strategies.core.kinds import SUFFIXES
+from strategies.core.facts import SUFFIXES
 from strategies.core.options import is_own
 
 from . import build, builders

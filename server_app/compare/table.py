@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 
 from server_app.launch.console import TableFormat
-from server_app.report.cost_plots import Curve, Point
+from server_app.report.communication import Curve, Point
 from server_app.report.tables import csv_text, markdown_text, print_table
 from server_app.settings.read import default_settings, scaled_line
 from server_app.settings.text import to_toml

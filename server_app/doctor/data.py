@@ -18,8 +18,7 @@ from server_app.doctor.node import NodeConfig
 from server_app.settings.read import Settings
 from strategies.core.checkpoints import read_checkpoint
 from strategies.core.errors import DataError, OneShotError, OptionError, UploadError
-from strategies.core.facts import UploadFacts
-from strategies.core.kinds import backbone_in
+from strategies.core.facts import UploadFacts, backbone_in
 from strategies.uploads.checks import Signature, Signatures, check_upload
 from strategies.uploads.tensors import tensor_form
 

@@ -8,7 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from server_app.doctor import compute, data, environment, network, room, tls, versions
+from server_app.doctor import compute, data, environment, network, tls, versions
+from server_app.doctor import environment as room
 from server_app.doctor.findings import Check, Finding
 from server_app.doctor.network import Address
 from server_app.doctor.node import NodeConfig

@@ -9,7 +9,7 @@ from typing import Any
 from server_app.export.programs import SUFFIXES, check_packages, write_programs
 from server_app.export.stored_models import StoredModels, stored_models
 from server_app.launch.guard import sigterm_as_interrupt
-from server_app.report.inputs import as_given
+from server_app.report.plots import as_given
 from strategies.core.durable import locked, make_folder, sha256_file, staged, store_errors
 from strategies.core.errors import OptionError, StoreError
 from strategies.core.places import expanded

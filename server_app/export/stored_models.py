@@ -19,7 +19,7 @@ from server_app.settings.choices import CHOICES
 from server_app.settings.read import known_settings, read_settings
 from strategies.combiners.combiners import build_combiner
 from strategies.core.errors import OptionError, StoreError
-from strategies.core.kinds import holds_images
+from strategies.core.facts import holds_images
 from strategies.core.seeds import generator, seeded_torch
 from strategies.method import Job, Upload
 from strategies.run.ensembles import FOLDER_NAME, load_ensemble

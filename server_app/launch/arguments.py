@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
 
 from server_app.launch.console import Format, TableFormat
 from server_app.launch.runs import run_named
+from server_app.report.tables import output_console
+from server_app.settings.catalogue import catalogue
+from strategies.core import offline
 from strategies.core.errors import OptionError
 from strategies.core.options import Scalar
 from strategies.core.places import expanded
@@ -120,3 +126,108 @@ def settings_of(texts: list[str] | None, **more: Scalar | None) -> dict[str, Sca
     given = catalogue().settings(texts or [], **more)
     runs = {key: run_named(str(given[key])) for key in RUNS if given.get(key)}
     return {**given, **{key: str(expanded(folder).absolute()) for key, folder in runs.items()}}
+
+
+# ``--offline``, the same option for every command that may use a network.
+
+
+_OFFLINE_OPTION = Annotated[
+    bool,
+    typer.Option(
+        "--offline",
+        envvar=offline.VARIABLE,
+        help="refuse connections beyond this machine and $RAY_ADDRESS, in every process that this starts",
+    ),
+]
+
+
+def with_offline(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command of the command line the option ``--offline``, which takes effect before the command begins."""
+    return with_flag(command, "offline", _OFFLINE_OPTION, lambda asked: _switch_on() if asked else None)
+
+
+def with_flag(
+    command: Callable[..., None], name: str, annotation: Any, act: Callable[[bool], None]
+) -> Callable[..., None]:
+    """Give a command a further flag.
+
+    Args:
+        command: The command.
+        name: The flag's parameter, which the command itself does not get.
+        annotation: The option.
+        act: Called with the flag before the command begins.
+    """
+
+    @functools.wraps(command)
+    def switched(*args: Any, **given: Any) -> None:
+        act(bool(given.pop(name, False)))
+        command(*args, **given)
+
+    own = inspect.signature(command, eval_str=True)
+    added = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=annotation)
+    switched.__signature__ = own.replace(parameters=[*own.parameters.values(), added])  # type: ignore[attr-defined]
+    switched.__annotations__ = {each.name: each.annotation for each in (*own.parameters.values(), added)}
+    return switched
+
+
+def _switch_on() -> None:
+    try:
+        offline.switch_on()
+    except OptionError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+# ``--dry-run``: the run is checked and told, and nothing starts.
+
+
+_ASKED: ContextVar[bool] = ContextVar("dry-run", default=False)
+_DRY_RUN_OPTION = Annotated[
+    bool, typer.Option("--dry-run", help="print the settings, the bytes per client and the time; start nothing")
+]
+
+
+def with_dry_run(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the option ``--dry-run``, which :func:`is_dry` tells."""
+    return with_flag(command, "dry_run", _DRY_RUN_OPTION, _note)
+
+
+def _note(asked: bool) -> None:
+    _ASKED.set(asked)
+
+
+def is_dry() -> bool:
+    """Return whether the command under way was called with ``--dry-run``."""
+    return _ASKED.get()
+
+
+# The methods as the command line lists them: grouped by their assumptions, or one by one with their options.
+
+
+def print_overview() -> None:
+    """Print the methods' names under their assumptions, and there by what they give; a screen holds all."""
+    console, methods = output_console(), catalogue().methods.values()
+    for heading in catalogue().assumptions:
+        table = Table.grid("kind", "names", padding=(0, 2, 0, 0))
+        alike = [method for method in methods if method["assumption"] == heading]
+        for kind in dict.fromkeys(method["kind"] for method in alike):
+            names = [method["name"] for method in alike if method["kind"] == kind]
+            table.add_row(f"  {kind:<8}", ", ".join(names))
+        console.print(heading, style="bold")
+        console.print(table)
+    console.print("source, needs and options of a method: oneshot methods NAME")
+
+
+def print_details(facts: Mapping[str, Any]) -> None:
+    """Print a method's source, result and needs, and its options with this app's defaults in two columns."""
+    console = output_console()
+    console.print(f"{facts['name']}: {facts['title']} ({facts['source']})")
+    console.print(f"  {facts['assumption']}; result: {facts['kind']}")
+    for need in facts["needs"]:
+        console.print(f"  needs: {need}")
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table.add_column("option", no_wrap=True)
+    table.add_column("meaning")
+    for entry in facts["options"]:
+        own = "" if entry["app_default"] == entry["default"] else f"; default of its paper: {entry['default']}"
+        table.add_row(f"{entry['key']} = {entry['app_default']}", f"{entry['help']}; {entry['allowed']}{own}")
+    console.print(table if facts["options"] else "  no options")

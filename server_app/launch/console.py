@@ -2,18 +2,131 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import re
 import shlex
+import shutil
 import sys
-from collections.abc import Callable, Mapping
-from typing import Any, Literal, NoReturn
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal, NoReturn, TextIO
 
 import typer
 
-from server_app.launch.live_bar import bar_of
-from server_app.launch.log_lines import LogLines
 from strategies.core import offline
 from strategies.core.errors import OneShotError, printable
+
+# Progress on a terminal: one line with a bar, which the next progress replaces.
+
+
+# "tally: epoch 3 of 12, ..., about 30 s left": the lines of a stage under way; its last line stays.
+PROGRESS = re.compile(r"^[\w-]+: \w+ (\d+) of (\d+)(?:, step (\d+) of (\d+))?")
+CLEAR = "\r\x1b[K"
+WIDTH = 20
+
+
+class LiveBar:
+    """Turns lines into what a terminal gets: progress in place, every other line below the last."""
+
+    def __init__(self) -> None:
+        self._open = False  # the last line of the terminal is a bar
+
+    def shown(self, line: str) -> str:
+        """Return the characters to write for a line."""
+        before, found = CLEAR if self._open else "", PROGRESS.match(line)
+        self._open = found is not None and int(found[1]) < int(found[2])
+        if found is None or not self._open:
+            return f"{before}{line}\n"
+        done, total = int(found[1]), int(found[2])
+        part = int(found[3]) / int(found[4]) if found[3] else 0.0
+        filled = int(WIDTH * (done + part) / total)
+        text = f"{'█' * filled}{'░' * (WIDTH - filled)} {printable(line)}"
+        return f"{before or CLEAR}{text[: shutil.get_terminal_size().columns - 1]}"
+
+    def closed(self) -> str:
+        """Return the characters that end an open bar, before other output."""
+        was, self._open = self._open, False
+        return CLEAR if was else ""
+
+
+@functools.cache
+def bar_of(stream: TextIO) -> LiveBar:  # noqa: ARG001  one for each
+    """Return the bar of a stream."""
+    return LiveBar()
+
+
+# Removes the noise from Flower's and Ray's log lines.
+
+
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
+# "(ClientAppActor pid=18588) ": the process that simulated a client is of no use to the reader, and always changes.
+ACTOR = re.compile(r"^\(\w+ pid=\d+(, ip=[\d.]+)?\)\s*")
+LEVEL = re.compile(r"^(DEBUG|INFO|WARNING|ERROR)\s*:\s*")
+# Flower's advice on its own command line, and its closing messages.
+NOISE = (
+    "Using SuperLink: ",
+    "Starting logstream for run_id",
+    "Successfully installed ",
+    "default simulated SuperNodes changed",
+    "To change federation size",
+    "flwr federation simulation-config",
+    "Manually terminating ClientAppActor",
+    "Start `flwr-simulation` process",
+    "Simulation raised an exception",
+    "Exit Code: 700",
+    "An unhandled exception occurred when running the simulation",
+    "flower.ai/docs/framework",
+    "Tip: In future versions of Ray",
+    "warnings.warn(",
+)
+# This project's errors are complete in one line, which is printed at the end, so their traceback is dropped.
+OURS = re.compile(rf"^{re.escape(OneShotError.__module__)}\.\w+: ")
+TRACEBACK = "Traceback (most recent call last):"
+
+
+class LogLines:
+    """Takes Flower's lines and yields the useful ones.
+
+    Args:
+        colour: Whether the reader's terminal shows colours.
+    """
+
+    def __init__(self, *, colour: bool) -> None:
+        self._colour = colour
+        self._traceback: list[str] = []
+
+    def take(self, line: str) -> Iterator[str]:
+        """Yield the lines to print now: none, the line without process ids and decoration, or a whole traceback.
+
+        A traceback is held back until its last line shows whether the error is one of this project's.
+        """
+        plain = printable(ACTOR.sub("", ANSI.sub("", line.rstrip())).expandtabs())
+        if plain.startswith(TRACEBACK):
+            yield from self.rest()
+            self._traceback = [plain]
+        elif self._traceback and (not plain or plain[0] in " ^"):
+            self._traceback.append(plain)
+        elif self._traceback:
+            held, self._traceback = self._traceback, []
+            if not OURS.match(plain):
+                yield from [*held, plain]
+        elif (tidied := self._tidy(plain)) is not None:
+            yield tidied
+
+    def rest(self) -> Iterator[str]:
+        """Yield the lines that are still held back."""
+        held, self._traceback = self._traceback, []
+        yield from held
+
+    def _tidy(self, plain: str) -> str | None:
+        level = LEVEL.match(plain)
+        text = LEVEL.sub("", plain)
+        if not text.strip() or any(part in text for part in NOISE):
+            return None
+        if level is None or level[1] == "INFO":
+            return text
+        return f"\x1b[33m{level[1]}\x1b[0m {text}" if self._colour else f"{level[1]} {text}"
+
 
 Format = Literal["text", "json"]
 TableFormat = Literal["text", "json", "csv", "md"]

@@ -11,13 +11,13 @@ from typing import Any
 from server_app.launch.console import Format
 from server_app.launch.time_trial import times_trained, trial
 from server_app.report.communication import size_text
-from server_app.report.setting_line import setting_line
+from server_app.report.tables import setting_line
 from server_app.settings.build import build_job, check_before_start
 from server_app.settings.choices import asks_again
 from server_app.settings.read import Settings, default_settings, read_settings
 from server_app.settings.server_data import open_half
 from server_app.settings.text import to_toml
-from strategies.core.kinds import CLASSIFIER
+from strategies.core.facts import CLASSIFIER
 from strategies.core.options import Scalar
 from strategies.rounds.config import FederatedRounds
 from strategies.run.journal import duration

@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.table import Table
 
 from server_app.launch.console import Format
-from server_app.report.attack_success import attack_lines
 from server_app.report.communication import moved_lines
-from server_app.report.refusals import refusal_lines
+from server_app.report.gatekeeping import attack_lines
+from server_app.report.tables import refusal_lines
 from server_app.settings.read import scaled_line
 from strategies.core.errors import printable
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import time
 import tomllib
@@ -15,19 +16,43 @@ import typer
 from fl_app.node_config import SUPERNODES_VARIABLE
 from server_app.launch.console import INTERRUPTED, echo_to, end_bars, errors, oneshot
 from server_app.launch.result import print_result
-from server_app.launch.resuming import how_to_go_on
-from server_app.settings.build import check_before_start
+from server_app.settings.build import DEFAULT_SUPERNODES, check_before_start, number_of_clients
 from server_app.settings.choices import asks_again
 from server_app.settings.commit import COMMIT_VARIABLE, commit_of
 from server_app.settings.read import Settings, known_settings, read_settings
-from server_app.settings.rehearsal import DEFAULT_SUPERNODES, number_of_clients
 from server_app.settings.settled import check_adopted, check_same_run
+from server_app.settings.text import toml_table
+from strategies.core.durable import atomic_write, store_errors
 from strategies.core.errors import OneShotError, OptionError, StoreError
 from strategies.core.options import Scalar
 from strategies.method import Method
 from strategies.run import FACTS_FILE, RESULT_FILE, is_run_folder
 from strategies.run.run_folder import RunFolder, default_run_dir
 from strategies.run.stage import pinned_clients
+
+# Resumes an interrupted deployed run: the file that the run leaves, and the command that reads it.
+#
+# ``flwr run`` cannot read a run's original settings: every setting that is not given has the app's default, for the
+# clients too. So a deployed run writes all its settings into its folder, as a file for ``--run-config``.
+
+
+RESUME_FILE = "resume.toml"
+
+
+def leave_resume_file(folder: Path, settings: Mapping[str, Scalar]) -> None:
+    """Write all settings of a run, with ``resume`` naming its folder.
+
+    Raises:
+        StoreError: The file cannot be written.
+    """
+    text = toml_table({**settings, "run-dir": "", "resume": str(folder)})
+    with store_errors(folder / RESUME_FILE):
+        atomic_write(folder / RESUME_FILE, text.encode())
+
+
+def how_to_go_on(folder: Path) -> str:
+    """Return the command with which the operator of a deployment resumes a run."""
+    return f"flwr run APP SUPERLINK --run-config {shlex.quote(str(folder / RESUME_FILE))}"
 
 
 def launch_run(app: Path, given: Mapping[str, Scalar], num_supernodes: int, failing: errors) -> None:

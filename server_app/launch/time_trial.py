@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from client_app.local_training import epoch_lengths
 from client_app.tasks import Wanted, task_of
+from client_app.training.local import epoch_lengths
 from client_app.work import augmentation_of
 from fl_app.data import Split
 from fl_app.division import own_positions
@@ -30,12 +30,11 @@ from server_app.settings.read import Settings
 from server_app.settings.server_data import open_half
 from strategies.compute.in_process import InProcess, torch_as_usual
 from strategies.core.errors import OneShotError
-from strategies.core.facts import UploadFacts
-from strategies.core.kinds import CLASSIFIER, is_head, kind_of
+from strategies.core.facts import CLASSIFIER, UploadFacts, is_head, kind_of
 from strategies.core.seeds import seeded_torch
 from strategies.method import Method, Part, Silent, Upload
 from strategies.rounds.config import FederatedRounds
-from strategies.run.pace import Pace
+from strategies.run.journal import Pace
 from strategies.run.stage import all_cores
 
 CLIENT_S, SERVER_S = 0.7, 3.0  # the processor's seconds of each trial

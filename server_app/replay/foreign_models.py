@@ -12,13 +12,12 @@ from torch import nn
 from fl_app.config import AppConfig
 from fl_app.data import images_in
 from fl_app.project import FAILURES, imported, one_line
-from server_app.replay.request import Request
-from server_app.replay.teachers import upload_of_each
+from server_app.replay.request import Request, upload_of_each
 from server_app.settings.choices import CHOICES, Choice
 from server_app.settings.read import Settings, known_settings
 from server_app.settings.settled import check_same_run
 from strategies.core.errors import OneShotError, OptionError
-from strategies.core.kinds import CLASSIFIER, kind_of
+from strategies.core.facts import CLASSIFIER, kind_of
 from strategies.core.options import flatten, options_of, parse, reject_unknown
 from strategies.core.seeds import seeded_torch
 from strategies.gatekeeper.config import GatekeeperConfig

@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from fl_app.config import AppConfig
+from strategies.core.errors import OptionError, StoreError
 from strategies.core.options import Scalar
+from strategies.core.places import expanded
+from strategies.method import TEACHERS, Job, Upload
+from strategies.run.run_folder import RunFolder, StoredWeights, load_ensemble
+from strategies.run.stage import kept_round, usable_uploads
+from strategies.uploads.checks import some
+from strategies.uploads.tensors import weights_sha256
+
+if TYPE_CHECKING:
+    from strategies.method import State
 
 
 @dataclass(frozen=True)
@@ -34,3 +46,76 @@ class Request:
     compute: str = "in-process"
     folder: Path | None = None
     kept: Path | None = None
+
+
+# The teacher of a replay, which may be the ensemble that a run, or another replay of it, ended with.
+
+
+def stored_uploads(run: Path) -> tuple[Upload, ...]:
+    """Return the uploads that a replay of a run works with.
+
+    Raises:
+        StoreError: The folder is no run folder, or an upload is damaged.
+    """
+    with RunFolder.open(run, write=False) as folder:
+        return usable_uploads(folder.round(max(1, kept_round(folder))))
+
+
+def upload_of_each(run: Path) -> dict[str, State]:
+    """Return the weights of one stored upload per architecture; all of one have the same names and shapes.
+
+    Raises:
+        StoreError: The folder is no run folder, or one of these uploads is damaged.
+    """
+    with RunFolder.open(run, write=False) as folder:
+        # To read and compare all of them takes long, and the server stage does it anyway.
+        found = folder.round(max(1, kept_round(folder))).one_of_each()
+    return {upload.architecture: upload.read() for upload in found}
+
+
+def taught(job: Job, app: AppConfig, info: Mapping[str, Any]) -> Job:
+    """Return the job of a replay with the teacher that its settings name.
+
+    Args:
+        job: The job, without uploads.
+        app: The settings of the app.
+        info: The facts of the replay.
+
+    Raises:
+        OptionError: The run ended without an ensemble, or the named one is of other models.
+    """
+    if app.teacher != "run":
+        return replace(job, teacher=app.teacher if app.teacher in TEACHERS else None)
+    run = Path(info["replay-of"])
+    try:
+        spec, members = load_ensemble(expanded(app.teacher_run) if app.teacher_run else run, job.builders)
+    except StoreError as error:
+        raise OptionError(f"setting 'teacher' is 'run': needs a run that ended with an ensemble; {error}") from error
+    if app.teacher_run:
+        _check_members(app.teacher_run, members, run)
+    return replace(job, teacher=spec)
+
+
+def _check_members(named: str, members: tuple[Upload, ...], run: Path) -> None:
+    """Refuse an ensemble of other models than a run's.
+
+    Raises:
+        OptionError: The error names the setting and the clients.
+    """
+    own = {upload.client: upload for upload in stored_uploads(run)}
+    # The head of a client that uploaded sums has weights of its own.
+    others = [
+        one.client
+        for one in members
+        if one.client not in own
+        or (own[one.client].architecture == one.architecture and _digest(own[one.client]) != _digest(one))
+    ]
+    if others:
+        raise OptionError(
+            f"setting 'teacher-run' is {named!r}, whose ensemble has models that {run} does not hold, of "
+            f"{some(others)}: must be a replay of that run"
+        )
+
+
+def _digest(upload: Upload) -> str:
+    return upload.read.sha256 if isinstance(upload.read, StoredWeights) else weights_sha256(upload.read())

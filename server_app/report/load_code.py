@@ -2,16 +2,135 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import NamedTuple
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fl_app.models import ARCHITECTURES
-from server_app.report.feature_heads import functions_in, load_head, load_members
-from strategies.core.kinds import CLASSIFIER, SUFFIXES, kind_of
+from fl_app.models.feature_heads import FeatureHead
+from fl_app.models.features import FeatureFunction
+from server_app.report.drawing import COLOURS, new_figure, short
+from strategies.core.facts import CLASSIFIER, SUFFIXES, is_head, kind_of
+from strategies.core.fingerprint import short as short_name
 from strategies.core.options import is_own
 from strategies.method import Job
 from strategies.run.stage import StageReport
 from strategies.teacher.copies import built
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+# The report on a head of a frozen backbone: its part of the model card, and the plot of the choice of its penalty.
+
+
+PENALTIES = ("lambda", "shrinkage")
+LEFT_OUT = "left_out_error"
+Metrics = Sequence[Mapping[str, Any]]
+
+
+def functions_in(job: Job, names: Iterable[str]) -> list[FeatureFunction]:
+    """Return the feature functions of the heads among some architectures, in the order of the names."""
+    built = (job.builders[name]() for name in sorted(set(names)) if is_head(name))
+    return [head.function for head in built if isinstance(head, FeatureHead)]
+
+
+def features_section(job: Job, names: Iterable[str], metrics: Metrics) -> str:
+    """Return the model card's section on the backbones of a result; empty without one.
+
+    Args:
+        job: The job.
+        names: The architectures of the result.
+        metrics: The rows of metrics.jsonl, which have the chosen penalty of a head that was solved.
+    """
+    functions = functions_in(job, names)
+    if not functions:
+        return ""
+    trained = any(kind_of(upload.architecture) == CLASSIFIER for upload in job.uploads)
+    return "\n## Features\n\n" + "".join(map(_described, functions)) + _head_line(metrics, trained=trained)
+
+
+def _head_line(metrics: Metrics, *, trained: bool) -> str:
+    """Return how the server found a head from sums; empty where clients trained it."""
+    chosen = [f"{row[f'chosen_{name}']:g} ({name})" for row in metrics for name in PENALTIES if f"chosen_{name}" in row]
+    drawn = [row["drawn"] for row in metrics if "drawn" in row]
+    if drawn:
+        return f"- Head: trained on {drawn[-1]:,} features, drawn from the clients' Gaussians.\n"
+    if trained and not chosen:
+        return ""
+    return f"- Penalty: {chosen[-1] if chosen else 'fixed by the noise'}.\n"
+
+
+def _described(function: FeatureFunction) -> str:
+    texts = function.backbone.texts
+    reads = f"{function.side} pixels a side" if texts is None else f"the first {texts.length} tokens of a text"
+    fields = ", ".join(f"{name} {value}" for name, value in function.fields.items())
+    return f"""- Backbone: {function.backbone.name}, frozen, {reads}, {function.features} features. Its
+  licence and its training data are those of its makers, and every figure here rests on them.
+- Fingerprint {short_name(function.fingerprint)}: {fields}.
+"""
+
+
+def load_head(function: FeatureFunction, num_classes: int, *, name: str) -> str:
+    """Return the code that loads a head under a variable's name; the backbone comes from its own package or file."""
+    texts = function.backbone.texts
+    use = f"\ntokens = {name}.function.backbone.texts.tokens  # {name}(tokens(texts)): their logits" if texts else ""
+    return f"""from safetensors.torch import load_file
+
+from oneshot_fl.fl_app.models.feature_heads import head_of
+from oneshot_fl.fl_app.models.features import FeatureFunction
+from oneshot_fl.fl_app.models.features_config import FeaturesConfig
+
+{name} = head_of({function!r}, {num_classes})
+{name}.load_state_dict(load_file("student.safetensors"))
+{name}.eval(){use}"""
+
+
+def load_members(job: Job, names: Iterable[str], function: FeatureFunction, *, name: str) -> str:
+    """Return the code that loads an ensemble with heads under a variable's name."""
+    return f"""from oneshot_fl import load_ensemble_module
+from oneshot_fl.fl_app.models.features import FeatureFunction
+from oneshot_fl.fl_app.models.features_config import FeaturesConfig
+from oneshot_fl.fl_app.models.uploaded import model_builders
+
+builders = model_builders({job.num_classes}, {job.input_shape}, {sorted(set(names))}, {function!r})
+{name} = load_ensemble_module(".", builders)"""
+
+
+def plot_choice(metrics: Metrics) -> Figure | None:
+    """Draw the left-out error over the penalty, and that of every client or fold at the chosen penalty.
+
+    Args:
+        metrics: The rows of metrics.jsonl.
+
+    Returns:
+        None where no client was left out.
+    """
+    curve = [(row[name], row[LEFT_OUT]) for row in metrics for name in PENALTIES if name in row and LEFT_OUT in row]
+    clients = [(row["client"], row[LEFT_OUT]) for row in metrics if "client" in row and LEFT_OUT in row]
+    if not curve or not clients:
+        return None
+    figure, over = new_figure(8.0, max(4.0, 1.2 + 0.2 * len(clients)))
+    over.remove()
+    over, by_client = figure.subplots(1, 2)
+    _draw_curve(over, curve, next(name for row in metrics for name in PENALTIES if name in row))
+    by_client.barh(range(len(clients)), [error for _, error in clients], color=COLOURS["client"])
+    names = [short(name) for name, _ in clients]
+    by_client.set_yticks(range(len(clients)), names, fontsize="small")
+    by_client.invert_yaxis()
+    by_client.set_xlabel("left-out error per example")
+    by_client.set_title("Each client under the head of the others")
+    return figure
+
+
+def _draw_curve(axes: Axes, curve: Sequence[tuple[float, float]], name: str) -> None:
+    axes.plot(*zip(*curve, strict=True), marker="o", color=COLOURS["student"])
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter("")
+    axes.set_xlabel(name)
+    axes.set_ylabel("left-out error per example")
+    axes.set_title("Choice by leaving clients out")
 
 
 class _Project(NamedTuple):

@@ -8,21 +8,35 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from server_app.report.cost_plots import Point, differ_in_cost, plot_communication
+from server_app.report.communication import Point, differ_in_cost, plot_communication
 from server_app.report.drawing import COLOURS, legend_beside, new_figure, row_figure, short
 from server_app.report.evaluation import Row
-from server_app.report.feature_heads import features_section, plot_choice
 from server_app.report.gatekeeping import card_section
-from server_app.report.inputs import as_given
-from server_app.report.load_code import load_code
+from server_app.report.load_code import features_section, load_code, plot_choice
 from server_app.settings.choices import Choice
-from strategies.core.kinds import holds_images
+from strategies.core.facts import Normalization, holds_images
 from strategies.method import Job, Outcome
 from strategies.run.stage import StageReport
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+
+# What the examples are that a model takes, in words: for its card and its exported files.
+
+
+def as_given(input_shape: tuple[int, int, int], normalization: Normalization | None) -> str:
+    """Say how models take examples that nothing normalises; empty where images are normalised.
+
+    Args:
+        input_shape: Of one example.
+        normalization: Of images; None for rows and texts.
+    """
+    if not holds_images(input_shape):
+        return "as the data set gives them"
+    same = normalization == Normalization.identity(input_shape[0])
+    return "as the data set gives them, bytes divided by 255" if same else ""
 
 
 LEGEND_MOST = 20  # classes in a legend; more classes have a colour bar

@@ -7,13 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from server_app.report.attack_success import attack_lines
 from server_app.report.communication import size_text
-from server_app.report.gatekeeping import verdict_lines
+from server_app.report.gatekeeping import attack_lines, verdict_lines
 from server_app.report.page import Page, Table, known_facts, plots_of, software_facts
-from server_app.report.privacy import privacy_lines
-from server_app.report.refusals import refusal_lines
-from server_app.report.setting_line import setting_line
+from server_app.report.tables import privacy_lines, refusal_lines, setting_line
 from server_app.settings.choices import CHOICES
 from server_app.settings.read import default_settings, scaled_line
 from server_app.settings.text import to_toml

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from fl_app.privacy import PrivacyConfig
 from strategies.core.errors import printable
 
 _FILE_WIDTH = 112  # letters per line outside a terminal
@@ -75,3 +76,91 @@ def _least(cells: Sequence[str], *, broken: bool) -> int:
     if not broken:
         return max(map(len, cells))
     return max(min(len(word), _LONG_WORD) for cell in cells for word in cell.split() or [""])
+
+
+# The setting of a result in one line, for titles: data, split, clients and seed.
+
+
+def split_line(settings: Mapping[str, Any]) -> str:
+    """Return the law that divided the data, with its parameter: ``dirichlet-classes, alpha 0.3``; empty if unknown."""
+    law = str(settings.get("data.law", ""))
+    parts = [law] if law else []
+    if law.startswith("dirichlet"):
+        parts.append(f"alpha {settings['data.alpha']:g}")
+    if law.startswith("classes"):
+        parts.append(f"{settings['data.classes-per-client']} classes per client")
+    if law and settings.get("data.sigma"):
+        parts.append(f"sigma {settings['data.sigma']:g}")
+    return ", ".join(parts)
+
+
+def data_line(settings: Mapping[str, Any]) -> str:
+    """Return the data set, with the domain that is left out: ``pacs without sketch``; empty if unknown."""
+    left_out = settings.get("data.left-out", "")
+    return f"{settings.get('data.name', '')}{f' without {left_out}' if left_out else ''}"
+
+
+def setting_line(settings: Iterable[Mapping[str, Any]], clients: Iterable[int], seeds: Iterable[int]) -> str:
+    """Return the setting of one or several runs; where they differ, their values stand side by side.
+
+    Args:
+        settings: Flat settings of each run; empty for a run of another project.
+        clients: Number of clients of each run; 0 where it is unknown.
+        seeds: All seeds; none where nothing has finished.
+
+    Returns:
+        A line such as ``digits · split dirichlet-classes, alpha 0.3 · 5 clients · seed 0``.
+    """
+    runs, numbers = list(settings), sorted(set(seeds))
+    data, split = (_joined(map(line, runs)) for line in (data_line, split_line))
+    count = _joined(str(number) for number in sorted(set(clients)) if number)
+    drawn = f"seed{'s' * (len(numbers) > 1)} {_joined(map(str, numbers))}" if numbers else ""
+    found = [data, f"split {split}" if split else "", f"{count} client{'s' * (count != '1')}" if count else "", drawn]
+    return " · ".join(part for part in found if part)
+
+
+def _joined(texts: Iterable[str]) -> str:
+    return " / ".join(dict.fromkeys(text for text in texts if text))
+
+
+# Refused clients with their reasons, each reason once.
+
+
+def refusal_lines(refusals: Sequence[Mapping[str, str]]) -> list[str]:
+    """Return a line per reason: ``node-3, node-7: no answer within 5 s``.
+
+    Args:
+        refusals: Entries with ``client`` and ``reason``, as in result.json.
+    """
+    clients: dict[str, list[str]] = {}
+    for entry in refusals:
+        clients.setdefault(entry["reason"], []).append(entry["client"])
+    return [f"{', '.join(dict.fromkeys(named))}: {reason}" for reason, named in clients.items()]
+
+
+# A result's facts about differential privacy.
+
+
+def privacy_facts(privacy: PrivacyConfig, *, sums: bool = False) -> dict[str, Any]:
+    """Return a result's facts about the clients' privacy; empty without privacy.
+
+    Args:
+        privacy: The settings.
+        sums: Whether clients upload sums of features, not models.
+
+    Returns:
+        ``epsilon``, an upper bound, and ``delta`` of each client's upload; ``clip``; ``described``.
+    """
+    if not privacy.on:
+        return {}
+    facts = {"epsilon": privacy.epsilon, "delta": privacy.delta, "clip": privacy.clip}
+    return {**facts, "described": privacy.described(sums=sums)}
+
+
+def privacy_lines(facts: Mapping[str, Any]) -> list[str]:
+    """Return a result's lines about privacy.
+
+    Args:
+        facts: See :func:`privacy_facts`; may be empty.
+    """
+    return [f"privacy: {facts['described']}"] if facts else []

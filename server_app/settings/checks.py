@@ -16,8 +16,8 @@ from server_app.settings.choices import Choice
 from server_app.settings.read import Settings
 from strategies.compute import named
 from strategies.core.errors import DataError, OptionError, UploadError
+from strategies.core.facts import CLASSIFIER, STATISTICS, kind_of
 from strategies.core.gpu import resolve_device
-from strategies.core.kinds import CLASSIFIER, STATISTICS, kind_of
 from strategies.gatekeeper.config import OFF, GatekeeperConfig
 from strategies.method import METHODS, TEACHERS, Method, Need
 from strategies.rounds.config import FederatedRounds, IterativeConfig

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from strategies.core.kinds import STATISTICS
+from strategies.core.facts import STATISTICS
 from strategies.core.registry import Registry
 from strategies.method import METHODS, Method, Need
 from strategies.rounds.config import FederatedRounds

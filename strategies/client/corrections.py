@@ -28,26 +28,227 @@ These modules name their papers and deviations. :mod:`.round_state` keeps the st
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from flwr.app import ConfigRecord, Message
 from torch import nn
 
-from ..core.asks import real_of, whole_of
+from ..core.clients import real_of, whole_of
+from ..core.errors import UploadError
 from ..core.places import check_round
+from ..uploads.ternary import LEAST_DENSITY, VALUES, Compression, flat, unflat
 from . import read_arrays
-from .control import ControlVariates as ControlVariates
-from .control import Travel as Travel
 from .generated import GeneratedExamples
-from .parameters import State, part_of
-from .parameters import parameters_of as parameters_of
-from .regularizers import DynamicRegularizer as DynamicRegularizer
-from .regularizers import Proximal as Proximal
+from .parameters import State, arrays_of, beside, inner, kept_or_zero, parameters_of, part_of, shapes_of, squared_way
 from .round_state import RoundState
-from .sparse_update import SparseUpdate as SparseUpdate
-from .sparse_update import compression_of
-from .sparse_update import load_start as load_start
+
+# SCAFFOLD's control variates on the client, and the length of the local steps, which FedNova uses too.
+#
+# Paper: Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, SCAFFOLD: Stochastic Controlled Averaging for Federated
+# Learning, ICML 2020, https://arxiv.org/abs/1910.06378, Algorithm 1 with option II; FedNova: see
+# :mod:`strategies.rounds.rules`.
+# Deviations: K eta_l is the distance that K steps move a weight whose gradient is 1. :class:`Travel` counts it for SGD
+# with momentum too, so that the control variates stay mean gradients; without momentum it equals K eta_l. It uses the
+# learning rates of the steps themselves, and starts at the server's model, refined or not. Published code of FedFTG
+# takes the rate of the first round, and the model before its refinement. Weight decay is part of the gradients, and
+# so of the control variates. Clipping acts on ``g - c_i + c``: the new control variate belongs to the clipped step.
+
+
+@dataclass
+class Travel:
+    """The distance that SGD's steps move a weight whose gradient is always 1: eta ||a_i||_1 of FedNova.
+
+    Plain SGD moves it by K eta in K steps. With momentum rho, a gradient also counts in all later steps.
+
+    Attributes:
+        momentum: rho, in [0, 1).
+        length: The distance so far.
+    """
+
+    momentum: float = 0.0
+    length: float = 0.0
+    _speed: float = 0.0
+
+    def step(self, lr: float, *, at_rest: bool = False) -> None:
+        """Count one step with the learning rate ``lr``; at rest its optimiser had no momentum before it."""
+        self._speed = (0.0 if at_rest else self.momentum * self._speed) + 1.0
+        self.length += lr * self._speed
+
+
+class ControlVariates:
+    """SCAFFOLD: local steps follow ``g - c_i + c``; Algorithm 1, lines 9 to 14, option II.
+
+    Args:
+        model: Holds x, the start of local training.
+        server: c, by name of parameter.
+        own: c_i; empty for a client that has none yet, which means zeros.
+
+    Raises:
+        UploadError: The server's control variate has other names or shapes than the model's parameters.
+    """
+
+    def __init__(self, model: nn.Module, server: Mapping[str, torch.Tensor], own: Mapping[str, torch.Tensor]) -> None:
+        self._start = parameters_of(model)
+        if shapes_of(server) != shapes_of(self._start):
+            raise UploadError("the server's control variate has other names or shapes than the model's parameters")
+        self._server, self._own = beside(server, self._start), kept_or_zero(own, self._start)
+        self._added = {name: self._server[name] - self._own[name] for name in self._start}
+
+    def penalty(self, model: nn.Module) -> torch.Tensor:
+        """Return ``<w, c - c_i>``, a scalar; its gradient is ``c - c_i``."""
+        return inner(model, self._added)
+
+    def finish(self, model: nn.Module, travel: float) -> tuple[State, State]:
+        """Return ``c_i+ = c_i - c + (x - y_i) / (K eta_l)`` and the change ``c_i+ - c_i``.
+
+        Args:
+            model: Holds y_i.
+            travel: K eta_l, see :class:`Travel`.
+
+        Raises:
+            UploadError: No step was counted.
+        """
+        if not travel > 0:
+            raise UploadError(f"the length of the local steps is {travel}: must be above 0, counted by step(lr)")
+        ends = parameters_of(model)
+        change = {name: (self._start[name] - ends[name]) / travel - self._server[name] for name in ends}
+        return {name: self._own[name] + change[name] for name in change}, change
+
+
+# Terms that tie local training to the server's model: FedProx's and FedDyn's.
+#
+# Papers: FedProx: Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020,
+# https://arxiv.org/abs/1812.06127. FedDyn: Acar, Zhao, Matas Navarro, Mattina, Whatmough, Saligrama, Federated
+# Learning Based on Dynamic Regularization, ICLR 2021, https://arxiv.org/abs/2111.04263.
+# Symbols: mu -> mu; alpha -> alpha; FedDyn's gradient memory -grad L_k(theta_k) / alpha -> h_k, in units of weights:
+# h_k += w_k - w in every round.
+# Deviations: both terms are part of the loss. Clipping acts on them and the gradient together, and the optimiser's
+# weight decay adds to them. Published code of FedDyn has alpha / 2 ||w||^2 in the weight decay, outside the clipping.
+# FedDyn's term is written around the start, without the constant alpha / 2 ||w_start||^2: the constant has no
+# gradient and would drown the reported loss. alpha is the same for all clients, as in the paper; the code of FedFTG
+# divides it by the client's size over the mean size, which is equal for clients of equal size. For clients of unequal
+# size, one alpha leads to the optimum of the plain mean of the clients' objectives.
+
+
+class Proximal:
+    """FedProx adds ``mu / 2 ||w - w_t||^2`` to the loss; its Eq. (2).
+
+    Args:
+        model: Holds w_t.
+        mu: At least 0.
+    """
+
+    def __init__(self, model: nn.Module, mu: float) -> None:
+        self._start, self._mu = parameters_of(model), mu
+
+    def penalty(self, model: nn.Module) -> torch.Tensor:
+        """Return the term, a scalar; its gradient is ``mu (w - w_t)``."""
+        return self._mu / 2 * squared_way(model, self._start)
+
+
+class DynamicRegularizer:
+    """FedDyn adds ``alpha <w, h_k - w_t> + alpha / 2 ||w||^2``; its Algorithm 1, in the terms of h_k.
+
+    At a minimum of the local objective, the gradient of the client's own loss is ``-alpha`` times the new h_k.
+
+    Args:
+        model: Holds w_t, the start of local training.
+        alpha: Above 0.
+        drift: h_k; empty for a client that has none yet, which means zeros.
+    """
+
+    def __init__(self, model: nn.Module, alpha: float, drift: Mapping[str, torch.Tensor]) -> None:
+        self._start, self._alpha = parameters_of(model), alpha
+        self._drift = kept_or_zero(drift, self._start)
+
+    def penalty(self, model: nn.Module) -> torch.Tensor:
+        """Return the term up to a constant, a scalar; its gradient is ``alpha (h_k + w - w_t)``."""
+        return self._alpha * (inner(model, self._drift) + squared_way(model, self._start) / 2)
+
+    def finish(self, model: nn.Module) -> State:
+        """Return the next ``h_k``, ``h_k + w_k - w_t``.
+
+        Args:
+            model: Holds w_k.
+        """
+        ends = parameters_of(model)
+        return {name: self._drift[name] + (ends[name] - self._start[name]) for name in ends}
+
+
+# STC on the client: the largest entries of an update, and the start that such an update leads to.
+#
+# Paper: Sattler, Wiedemann, Mueller, Samek, Robust and Communication-Efficient Federated Learning from Non-i.i.d. Data,
+# TNNLS 2020, https://arxiv.org/abs/1903.02891; the code is :mod:`strategies.uploads.ternary`.
+
+
+def compression_of(density: float, said: Mapping[str, Any]) -> Compression | None:
+    """Return the compression that a request asks for; None if it asks for none.
+
+    Args:
+        density: Its ``stc-density``; 0 for none.
+        said: Its config.
+
+    Raises:
+        UploadError: It asks for one that does not exist.
+    """
+    values = str(said.get("stc-values", VALUES[0]))
+    if not density:
+        return None
+    if not LEAST_DENSITY <= density <= 1.0 or values not in VALUES:
+        raise UploadError(
+            f"the request's stc-density is {density} and its stc-values {values[:80]!r}: must be "
+            f"at least {LEAST_DENSITY} and at most 1, and one of {', '.join(VALUES)}"
+        )
+    return Compression(density, values)
+
+
+class SparseUpdate:
+    """STC sends the update's largest entries, and adds the rest to the next update.
+
+    Args:
+        model: Holds the weights that local training starts from.
+        compression: The share of the entries to send, and their form.
+        left: The rest of earlier rounds, float32 [n]; None for nothing.
+    """
+
+    def __init__(self, model: nn.Module, compression: Compression, left: torch.Tensor | None) -> None:
+        self._start, self._compression = arrays_of(parameters_of(model)), compression
+        size = sum(value.size for value in self._start.values())
+        self._left = left.numpy() if left is not None and left.shape == (size,) else 0.0
+
+    def finish(self, model: nn.Module) -> tuple[State, torch.Tensor]:
+        """Return the code of the update, see :class:`strategies.uploads.ternary.Compression`, and its rest [n]."""
+        wanted = flat(arrays_of(parameters_of(model))) - flat(self._start) + self._left
+        sent = self._compression.compress(wanted)
+        code = {name: torch.from_numpy(value) for name, value in self._compression.encode(sent).items()}
+        return code, torch.from_numpy(wanted - sent.dense())
+
+
+def load_start(model: nn.Module, sent: Mapping[str, State], compression: Compression | None, kept: State) -> None:
+    """Give a model the weights of a request: the weights sent, or those of the round before plus a sparse update.
+
+    Args:
+        model: The model to change.
+        sent: The request's arrays by name of record.
+        compression: Of the sparse update; None if none may come.
+        kept: The client's state of the round before; empty if it took no part in it.
+
+    Raises:
+        UploadError: The weights do not fit the model, or the client lacks the weights that the update builds on.
+    """
+    state = {**sent.get("arrays", {})}
+    if "ternary" in sent and compression is not None:
+        before = arrays_of(part_of(kept, "start."))
+        if not before:
+            raise UploadError("the client lacks the weights of the round before, which the server's update builds on")
+        code = {name: value.numpy() for name, value in sent["ternary"].items()}
+        step = unflat(compression.decode(code, flat(before).size, "the server's update").dense(), before)
+        state.update({name: torch.from_numpy(value + step[name]) for name, value in before.items()})
+    if shapes_of(state) != shapes_of(model.state_dict()):
+        raise UploadError("the server's weights have other names or shapes than this client's model")
+    model.load_state_dict(state)
 
 
 class OnWeights(Protocol):

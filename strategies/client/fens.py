@@ -16,24 +16,304 @@ new process, which would otherwise spend most of its time on that import.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
 
-from ..core.errors import OptionError, UploadError
+from ..aggregation.steps import Sgd, round_steps, units
+from ..combiners.voting import vote_counts
+from ..core.clients import real_of, whole_of
+from ..core.errors import OneShotError, OptionError, UploadError
+from ..core.processor import subnormals_as_zero
+from ..core.seeds import derive_seed
+from ..uploads.quantization import PackedMember, ensemble_digest, from_wire, pack_member, unpack_member
 from . import answered, read_arrays
-from .fens_answers import Local as Local
-from .fens_answers import Own as Own
-from .fens_answers import respond as respond
-from .holdout import Told as Told
+from .holdout import Told
+from .logits import LogitCache, Logits, check_made
 
 if TYPE_CHECKING:
     import torch
 
-    from ..method import ModelBuilder
+    from ..method import ModelBuilder, State
+
+
+# A client's answers to the questions of FENS, without Flower. See :mod:`.fens`.
+
+
+Arrays = Mapping[str, np.ndarray[Any, Any]]
+Said = tuple[dict[str, Any], Arrays]
+
+BATCH = 256
+MIB = 2**20
+MOST = 2**20  # local steps of a round, examples of a step, classes
+DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class Own:
+    """A client's copy of the model that it uploaded, with the ranges of its activations if it sent any."""
+
+    architecture: str
+    state: State
+    ranges: Mapping[str, tuple[float, float]] | None = None
+
+
+@dataclass(frozen=True)
+class Local:
+    """The client's side of FENS; its callables run only when a message needs their result.
+
+    Attributes:
+        client: The client's name.
+        examples: Its held examples: normalised inputs [n, ...], labels int64 [n] or [n, 1]; tensors, or numpy arrays.
+        build: An architecture's name -> a fresh module.
+        own: The client's copy of its own upload, which the server then need not send; None if it has lost the copy.
+        state_dir: Folder of the logits; see :func:`.places.run_place`.
+        max_ensemble_mib: The largest ensemble that the client accepts, MiB; 0: any; measured on arrival. What the
+            client makes of an ensemble keeps to it too, and to :data:`.logits.MADE_MIB` if it is 0.
+        refusal: The error with which the client answers every question; empty if it answers.
+        tells_counts: Whether the client answers with votes, which count its examples by class.
+    """
+
+    client: str
+    examples: Callable[[Told], tuple[Any, Any]]
+    build: Callable[[str, Told], torch.nn.Module]
+    own: Callable[[Told], Own | None] = lambda told: None  # noqa: ARG005  a foreign client keeps none
+    state_dir: str = ""
+    max_ensemble_mib: float = 0.0
+    refusal: str = ""
+    tells_counts: bool = True
+
+
+def respond(facts: Mapping[str, Any], arrays: Arrays, local: Local) -> Said:
+    """Answer one question of FENS with facts and arrays; a failure becomes the answer's "error".
+
+    Args:
+        facts: The question's config, with "run-id" and "seed".
+        arrays: The question's arrays.
+        local: The client's side.
+    """
+    if local.refusal:
+        return {"error": local.refusal}, {}
+    try:
+        _check_size(sum(array.nbytes for array in arrays.values()) / MIB, local)
+        step, asked = _STEPS[str(facts["step"])], _Asked(facts, arrays, local)
+    except KeyError as error:
+        return {"error": f"the server's question has a missing or unknown {error}"}, {}
+    except OneShotError as error:
+        return {"error": str(error)}, {}
+    try:
+        return step(asked)
+    except (OneShotError, OSError) as error:
+        return {"error": str(error)}, {}
+
+
+@dataclass
+class _Asked:
+    """One question, and the client's side for its answer."""
+
+    facts: Mapping[str, Any]
+    arrays: Arrays
+    local: Local
+
+    def __post_init__(self) -> None:
+        facts = self.facts
+        self.ensemble = str(facts["ensemble"])
+        if not DIGEST.fullmatch(self.ensemble):  # it becomes the name of a file
+            raise UploadError(f"the server's ensemble is {self.ensemble[:80]!r}: must be 64 hexadecimal digits")
+        self.told = Told(
+            run_id=str(facts["run-id"]),
+            seed=self.number("seed"),
+            holdout=self.real("holdout"),
+            per_class=bool(facts["per-class"]),
+            num_classes=self.number("num-classes", counts=True),
+        )
+        # These three settings determine the held examples, and so their logits.
+        held = f"{self.told.seed}/{self.told.holdout}/{self.told.per_class}"
+        self.cache = LogitCache(self.local.state_dir, self.told.run_id, self.local.client, held)
+
+    def fact(self, key: str) -> Any:
+        """Return an entry of the question.
+
+        Raises:
+            UploadError: The question lacks it.
+        """
+        if key not in self.facts:
+            raise UploadError(f"the server's question has a missing or unknown {key!r}")
+        return self.facts[key]
+
+    def number(self, key: str, *, counts: bool = False) -> int:
+        """Return a whole number of the question; one that ``counts`` lies in 1 to :data:`MOST`."""
+        self.fact(key)
+        value = whole_of(self.facts, key)
+        if counts and not 1 <= value <= MOST:
+            raise UploadError(f"the server's {key} is {value}: must be a whole number from 1 to {MOST}")
+        return value
+
+    def real(self, key: str) -> float:
+        """Return a finite number of the question."""
+        self.fact(key)
+        return real_of(self.facts, key)
+
+    def listed(self, key: str, kind: type, length: int | None = None) -> list[Any]:
+        """Return a list of the question whose values are all of one kind, of the given length."""
+        values = self.fact(key)
+        fits = isinstance(values, list) and all(type(value) is kind for value in values)
+        if not fits or (length is not None and len(values) != length):
+            wanted = "" if length is None else f"{length} of them, "
+            raise UploadError(f"the server's {key} are {values!r:.80}: must be a list, {wanted}each {kind.__name__}")
+        return list(values)
+
+
+def _offer(asked: _Asked) -> Said:
+    """Answer whether the client has the ensemble's logits, and if not, which members the server has to send."""
+    facts, local = asked.facts, asked.local
+    members = _members(asked)
+    logits = _cached(asked) or _kept(asked, members)
+    if facts.get("forget-others") is True:
+        asked.cache.forget_others(asked.ensemble)
+    if logits is not None:
+        return {"ensemble": asked.ensemble, "examples": len(logits.labels)}, {}
+    own = asked.local.own(asked.told)
+    digest = "" if own is None else _packed(own, str(asked.fact("precision"))).digest
+    needed = [number for number, member in enumerate(members) if member != digest]
+    sizes = asked.listed("sizes", int, len(members))
+    _check_size(sum(sizes[number] for number in needed) / MIB, local)
+    examples = len(_examples(asked)[1])
+    check_made("logits", len(members) * examples * asked.told.num_classes * 4, local.max_ensemble_mib)
+    return {"ensemble": asked.ensemble, "examples": examples, "needs": needed}, {}
+
+
+def _check_size(size: float, local: Local) -> None:
+    """Refuse an ensemble beyond the node's limit, by its announced or its actual size in MiB."""
+    if 0 < local.max_ensemble_mib < size:
+        raise UploadError(
+            f"the ensemble is {size:.1f} MiB: must be at most {local.max_ensemble_mib:g} MiB on this node"
+        )
+
+
+def _members(asked: _Asked) -> list[str]:
+    members: list[str] = asked.listed("members", str)
+    if not members or ensemble_digest(members) != asked.ensemble:
+        raise UploadError("the ensemble's digest does not match its members")
+    return members
+
+
+def _cached(asked: _Asked) -> Logits | None:
+    """Return the ensemble's logits, with the inputs if the aggregator reads them; None if any of this is missing."""
+    found = asked.cache.load(asked.ensemble)
+    return None if found is not None and asked.facts.get("sees-inputs") and not found.inputs.size else found
+
+
+def _kept(asked: _Asked, members: list[str]) -> Logits | None:
+    """Select the logits from those of a larger ensemble, and save them under this one's digest."""
+    found = asked.cache.known(members)
+    if found is None or (asked.facts.get("sees-inputs") and not found.inputs.size):
+        return None
+    check_made("logits", len(members) * found.values[0].nbytes, asked.local.max_ensemble_mib)
+    selected = found.of(members)
+    asked.cache.save(asked.ensemble, selected)
+    return selected
+
+
+def _packed(own: Own, precision: str) -> PackedMember:
+    return pack_member(own.architecture, own.state, precision=precision, ranges=own.ranges)
+
+
+def _examples(asked: _Asked) -> tuple[Any, np.ndarray[Any, Any]]:
+    inputs, given = asked.local.examples(asked.told)
+    labels, count = np.asarray(given), len(inputs)
+    if labels.size != count:
+        raise UploadError(f"the client's labels have shape {list(labels.shape)}: must be [{count}], one for each input")
+    if count == 0:
+        raise UploadError(
+            f"the client holds out {asked.told.holdout:g} of its examples for the aggregator, which is no example: "
+            "it takes no part in the rounds; needs a larger 'fens.holdout', or more examples"
+        )
+    return inputs, labels.astype(np.int64).reshape(-1)  # a column [n, 1] would pick rows by broadcasting
+
+
+@subnormals_as_zero()
+def _compute(asked: _Asked) -> Said:
+    """Compute the logits of every member on the held examples, of equal members once, and save them."""
+    import torch
+
+    facts, arrays, precision = asked.facts, asked.arrays, str(asked.fact("precision"))
+    members = _members(asked)
+    architectures = asked.listed("architectures", str, len(members))
+    numbers = {key.split("/", 1)[0] for key in arrays}
+    sent = {number for number in range(len(members)) if str(number) in numbers}
+    own = asked.local.own(asked.told) if len(sent) < len(members) else None
+    copy = None if own is None else _packed(own, precision)
+    inputs, labels = _examples(asked)
+    if isinstance(inputs, np.ndarray):  # numpy's own floats are double, a module's are not
+        inputs = torch.as_tensor(inputs.astype(np.float32) if inputs.dtype == np.float64 else inputs)
+    check_made("logits", len(members) * len(labels) * asked.told.num_classes * 4, asked.local.max_ensemble_mib)
+    values: dict[str, np.ndarray[Any, Any]] = {}
+    for number, (digest, architecture) in enumerate(zip(members, architectures, strict=True)):
+        if digest in values:  # clients with equal uploads are equal members
+            continue
+        packed = copy
+        if number in sent:
+            packed = from_wire(number, arrays, facts, architecture=architecture, precision=precision)
+        if packed is None or packed.digest != digest:
+            raise UploadError(f"member {number} of the ensemble has another digest than the server's offer")
+        module = unpack_member(packed, partial(asked.local.build, architecture, asked.told))
+        with torch.no_grad():  # copies, because a member that works in place would change the others' inputs
+            outputs = torch.cat([module(part.clone()) for part in torch.split(inputs, BATCH)])
+        values[digest] = outputs.float().numpy()
+        # Again, because a module may have more outputs than the server says.
+        check_made("logits", len(members) * values[digest].nbytes, asked.local.max_ensemble_mib)
+    seen = inputs.float().numpy() if facts.get("sees-inputs") else np.zeros(0, np.float32)
+    logits = Logits(tuple(members), np.stack([values[digest] for digest in members]), labels, seen)
+    asked.cache.save(asked.ensemble, logits)
+    return {"ensemble": asked.ensemble, "examples": len(logits.labels)}, {}
+
+
+def _round(asked: _Asked) -> Said:
+    """Do the local steps of one round; a client that has lost the logits answers "missing"."""
+    logits = _cached(asked)
+    if logits is None:
+        return {"ensemble": asked.ensemble, "missing": True}, {}
+    number, aggregator = asked.number("round"), str(asked.fact("aggregator"))
+    sgd = Sgd(asked.number("steps", counts=True), asked.number("batch-size", counts=True), asked.real("lr"))
+    work = 4 * units(asked.arrays) * min(sgd.batch_size, len(logits.labels))
+    check_made("hidden units in a step", work, asked.local.max_ensemble_mib)
+    try:
+        params = round_steps(
+            aggregator,
+            asked.arrays,
+            inputs=logits.inputs,
+            logits=logits.values,
+            labels=logits.labels,
+            sgd=sgd,
+            seed=derive_seed(asked.told.seed, "fens", asked.local.client, number),
+        )
+    except (LookupError, TypeError, ValueError) as error:
+        raise UploadError(f"the server's aggregator {aggregator[:80]!r} does not fit the logits: {error}") from error
+    return {"ensemble": asked.ensemble, "round": number, "examples": len(logits.labels)}, params
+
+
+def _votes(asked: _Asked) -> Said:
+    """Count how each member labels the held examples of each class."""
+    if not asked.local.tells_counts:
+        raise UploadError("votes count the examples of each class, which this node does not tell")
+    logits = _cached(asked)
+    if logits is None:
+        return {"ensemble": asked.ensemble, "missing": True}, {}
+    members, _, classes = logits.values.shape
+    check_made("votes", members * classes**2 * 8, asked.local.max_ensemble_mib)
+    return {"ensemble": asked.ensemble}, {"counts": vote_counts(logits.values, logits.labels).astype(np.int64)}
+
+
+_STEPS: Mapping[str, Callable[[_Asked], Said]] = {
+    "offer": _offer, "ensemble": _compute, "round": _round, "votes": _votes,
+}  # fmt: skip
 
 
 def serve(

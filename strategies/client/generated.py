@@ -2,7 +2,7 @@
 
 Paper: Zhu, Hong, Zhou, Data-Free Knowledge Distillation for Heterogeneous Federated Learning, ICML 2021,
     https://arxiv.org/abs/2105.10056; FedGen* is its form in the input space by Zhang et al., CVPR 2022. See
-    :mod:`strategies.fed_gen` for the read version and the server's part.
+    :mod:`strategies.methods.fed_gen` for the read version and the server's part.
 Where: b_g/b gamma_t mean NLL(f(G(y~)), y~) + gamma_t KL(sm f(G(y)) || sm f(x)) -> GeneratedExamples.penalty.
 Deviations: on generated images (FedGen*) batch normalisation normalises by the batch, as on real ones. Its running
     statistics stay those of the real images, which the model is tested on. The published code draws y~ from the union
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from ..core.asks import whole_of
+from ..core.clients import whole_of
 from ..core.errors import OptionError, UploadError
 from ..core.seeds import generator, seeded_torch
 from ..distillation.lent import Lent, draw_noise

@@ -28,7 +28,7 @@ from safetensors.torch import save
 
 from ..core.durable import atomic_write
 from ..core.places import forget_older_runs, is_ours, make_run_place, run_place
-from ..uploads.digest import weights_sha256
+from ..uploads.tensors import weights_sha256
 
 State = dict[str, torch.Tensor]
 

@@ -51,3 +51,69 @@ def capped(sizes: Tensor) -> Tensor:
     """Return numbers of examples [M], capped at the median of the positive ones: claiming too many gains nothing."""
     some = sizes[sizes > 0]
     return torch.minimum(sizes, some.median()) if len(some) else sizes
+
+
+# Agreement of the clients' models on noise images, which shows models that learned something else.
+#
+# Models of one problem answer the same noise alike, class by class, even if their examples differ. A model trained on
+# flipped labels, or on nothing, does not. Each pair is compared on the classes that both know. Agreement falls with the
+# skew of the clients' examples, so no client is judged unless the others agree among themselves.
+#
+# It does not detect many attackers who agree with one another, false answers for a single class, or false counts with
+# an honest model. Nor does it detect a model trained to answer this noise like the others: the noise follows from the
+# run's seed, which clients know.
+
+
+ENOUGH = 0.3  # median agreement of the others below which no client is judged
+
+
+def agreeing(logits: Tensor, least: float) -> Tensor:
+    """Return which members agree with the others.
+
+    Members are removed one at a time, starting with the one that agrees least. Removal needs that the rest agree among
+    themselves (median agreement at least :data:`ENOUGH`), and with this member less than ``least`` times that median.
+    More than half of the members are kept.
+
+    Args:
+        logits: Of every member on noise [M, N, C].
+        least: Share of the others' agreement that a member must have, in [0, 1].
+
+    Returns:
+        Whether a member is kept, bool [M].
+    """
+    table = correlations(logits)
+    keep = torch.ones(len(table), dtype=torch.bool)
+    while 2 * (int(keep.sum()) - 1) > len(table) and int(keep.sum()) > 2:
+        members = keep.nonzero().flatten()
+        worst = members[agreements(table[members][:, members]).argmin()]
+        rest = members[members != worst]
+        usual = float(agreements(table[rest][:, rest]).median())
+        if usual < ENOUGH or float(table[worst, rest].mean()) >= least * usual:
+            break
+        keep[worst] = False
+    return keep
+
+
+def agreements(table: Tensor) -> Tensor:
+    """Return each member's mean correlation [M] with the others of a table [M, M], M >= 2."""
+    return (table.sum(1) - table.diagonal()) / (len(table) - 1)
+
+
+def correlations(logits: Tensor) -> Tensor:
+    """Return how alike members answer noise, ``sum_c v_c corr_x(z_j(x)_c, z_k(x)_c)``.
+
+    The weights of a pair are ``v_c ~ sqrt(g_j(c) g_k(c))``, with the shares g of :func:`.class_counts.response_shares`:
+    a model's answers for classes that it never saw do not count.
+
+    Args:
+        logits: z of every member [M, N, C]; NaN and Inf count as 0, which agrees with nothing.
+
+    Returns:
+        Symmetric [M, M] float64, in [-1, 1].
+    """
+    z = torch.nan_to_num(logits.double(), nan=0.0, posinf=0.0, neginf=0.0)
+    z = z - z.mean(1, keepdim=True)
+    z = z / torch.linalg.vector_norm(z, dim=1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
+    known = response_shares(logits).sqrt()
+    pairs = torch.einsum("jnc,knc,jc,kc->jk", z, z, known, known)
+    return pairs / (known @ known.T).clamp_min(torch.finfo(torch.float64).tiny)

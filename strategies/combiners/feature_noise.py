@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..core.kinds import holds_images, is_head
+from ..core.facts import holds_images, is_head
 from ..core.seeds import seeded_torch
 from ..method import Normalization
 from .noise import AT_ONCE, noise_batches

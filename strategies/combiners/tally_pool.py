@@ -1,6 +1,6 @@
 """Tally's combination of a job's uploads by the classes that each client knows, as counted or estimated.
 
-See :mod:`strategies.tally`.
+See :mod:`strategies.methods.tally`.
 """
 
 from __future__ import annotations
@@ -13,18 +13,24 @@ import torch
 from torch import Tensor
 
 from ..core.errors import OptionError, UploadError
+from ..core.facts import holds_images
 from ..core.options import option
 from ..core.seeds import generator, seeded_torch
+from ..method import Teacher
 from ..teacher.augment import Standardize
+from ..teacher.ensemble import Ensemble
 from ..teacher.heads import head_keys
 from . import class_counts
-from .agreement import agreeing
+from .class_counts import agreeing
+from .combiners import Mean
 from .feature_noise import noise_for
-from .opinion_pools import RULES, SMOOTHING, OpinionPool
+from .opinion_pools import RULES, SMOOTHING, OpinionPool, with_stand_ins
 
 if TYPE_CHECKING:
     from ..method import Job, ModelBuilder, Upload
     from ..teacher.ensemble import Ensemble
+    from .opinion_pools import OpinionPool
+
 
 COUNTS = ("auto", "noise-rows", "noise", "rows", "tempered", "uniform")
 READ_OFF_ROWS = ("noise-rows", "rows", "tempered")  # estimated from the last layer, even with uploaded label counts
@@ -177,3 +183,52 @@ def known_sizes(uploads: Sequence[Upload]) -> Tensor:
     told = [float(size) for size in sizes if size]
     usual = float(torch.tensor(told).median()) if told else 1.0
     return torch.tensor([usual if size is None else float(size) for size in sizes])
+
+
+# A job's uploads combined by Tally's pool: Tally's teacher, and the teacher or class shares of other methods.
+
+
+def tally_teacher(
+    job: Job, options: TallyPoolOptions | None = None, *, fold: bool = True, precision: str = "float32"
+) -> tuple[Ensemble, OpinionPool]:
+    """Return the ensemble of a job's uploads under Tally's pool, and that pool, which is the ensemble's combiner.
+
+    If the pool leaves a client out, another client's model takes its place: :func:`.opinion_pools.with_stand_ins`.
+
+    Args:
+        job: Its uploads, builders, seed, input space and device. Label counts may be missing.
+        options: Of the pool; None for the defaults.
+        fold: See :meth:`.ensemble.Ensemble.from_uploads`.
+        precision: See :meth:`.ensemble.Ensemble.from_uploads`.
+
+    Raises:
+        OneShotError: An upload's weights do not fit its architecture, its model does not end with a linear layer of
+            C outputs, or no model answers noise with finite logits.
+    """
+    ensemble = Ensemble.of_job(job, job.uploads, Mean(), fold=fold, precision=precision)
+    pool = fitted_pool(job, ensemble, options or TallyPoolOptions())
+    if not bool((pool.weights > 0).all()):
+        del ensemble  # two ensembles may not fit in memory
+        ensemble = Ensemble.of_job(job, with_stand_ins(job.uploads, pool), Mean(), fold=fold, precision=precision)
+    ensemble.combiner = pool
+    return ensemble, pool
+
+
+def check_images(job: Job, key: str) -> None:
+    """Refuse a job whose clients' models cannot take noise images.
+
+    Args:
+        job: Its uploads may be missing.
+        key: The setting that names the teacher.
+
+    Raises:
+        OptionError: The examples are no images.
+    """
+    if not holds_images(job.input_shape):
+        raise OptionError(
+            f"{key} is {TEACHER.name!r}, and the examples' shape is {tuple(job.input_shape)}: allowed with it are "
+            "images, because it runs the clients' models on noise"
+        )
+
+
+TEACHER = Teacher("tally", tally_teacher, check_images)

@@ -16,13 +16,10 @@ from ..core.errors import ComputeError
 from ..core.facts import UploadFacts
 from ..method import Job, Method, Outcome, Upload
 from .by_value import LIBRARY
-from .packing import pack, unpack
-from .ray_shards import Loading, ShardActors, ShardLostError
-from .ray_start import NoRoomError
+from .ray_shards import Loading, Plan, ShardActors, ShardLostError, method_share, plan_of
+from .ray_start import NoRoomError, Session, Terms
 from .relay import Relay
-from .session import Session, Terms
-from .shard_plan import Plan, method_share, plan_of
-from .task import Sent, Task
+from .task import Sent, Task, pack, unpack
 from .worker import Failure
 
 _log = logging.getLogger(__name__)

@@ -20,9 +20,8 @@ from ..core.offline import ray_token
 from ..uploads.needs import check_needs
 from .in_process import InProcess
 from .kept_actor import KeptActor
-from .ray_start import NoRoomError, start_ray
+from .ray_start import NoRoomError, Session, Terms, start_ray
 from .relay import Relay
-from .session import Session, Terms
 
 if TYPE_CHECKING:
     from ..method import Job, Method, Outcome, Progress

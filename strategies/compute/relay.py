@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..method import Progress, Snapshot
-from .packing import unpack
+from .task import unpack
 
 if TYPE_CHECKING:
     from ..method import State

@@ -11,7 +11,7 @@ from ..core.gpu import resolve_device
 from ..core.offline import enforce
 from ..core.processor import subnormals_as_zero
 from ..method import Upload
-from .packing import unpack
+from .task import unpack
 from .worker import Failure
 
 if TYPE_CHECKING:

@@ -21,8 +21,7 @@ from ..core.errors import ComputeError, OneShotError, UploadError
 from ..core.offline import enforce
 from ..method import Part, Snapshot, Upload
 from .in_process import InProcess
-from .packing import pack, unpack
-from .task import Task
+from .task import Task, pack, unpack
 
 if TYPE_CHECKING:
     from ..core.facts import UploadFacts

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .kinds import REFUSALS
+from .facts import REFUSALS
 from .seeds import seeded_torch
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """A generator that the server lends to its clients, and its description in a request's config.
 
-FedGen (see :mod:`strategies.fed_gen`) sends its generator's weights as the array record ``generator``. The config
+FedGen (:mod:`strategies.methods.fed_gen`) sends its generator's weights as the array record ``generator``. The config
 entries that begin with ``generator-`` describe its architecture and its use.
 """
 

@@ -10,7 +10,7 @@ from torch import nn
 from ..combiners.combiners import Mean
 from ..combiners.opinion_pools import with_stand_ins
 from ..core.errors import OptionError
-from ..core.kinds import holds_images
+from ..core.facts import holds_images
 from ..core.seeds import seeded_torch
 from ..method import TEACHERS
 from ..teacher.ensemble import Ensemble, member_of

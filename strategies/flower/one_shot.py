@@ -16,7 +16,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from ..combiners.outcomes import load_model
 from ..compute import choose
 from ..core.errors import OptionError
-from ..core.kinds import default_normalization, holds_images
+from ..core.facts import default_normalization, holds_images
 from ..core.places import expanded
 from ..method import ASSUMED, Job, Method, Normalization
 from ..run.identity import open_run

@@ -13,8 +13,8 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from ..compute import choose
-from ..compute.with_clients import WithClients
-from ..core.kinds import CLASSIFIER
+from ..compute.in_process import WithClients
+from ..core.facts import CLASSIFIER
 from ..core.options import check, check_device, option
 from ..gatekeeper.config import GatekeeperConfig
 from ..method import TEACHERS, Job, Method
@@ -31,8 +31,7 @@ from ..run.stage import (
     unpin_clients,
 )
 from ..run.traffic import Traffic
-from ..uploads.accepted import accepted_of, of_kind
-from ..uploads.builders import check_student
+from ..uploads.builders import accepted_of, check_student, of_kind
 from ..uploads.checks import MIB, Signature, Signatures
 from ..uploads.needs import check_needs
 from ..uploads.outputs import check_outputs

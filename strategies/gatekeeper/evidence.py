@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..combiners.combiners import Mean
-from ..core.kinds import CLASSIFIER, holds_images, is_head, kind_of
+from ..core.facts import CLASSIFIER, holds_images, is_head, kind_of
 from ..core.layout import settle
 from ..core.seeds import generator
 from ..teacher.augment import Standardize

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..core.kinds import STATISTICS, kind_of
+from ..core.facts import STATISTICS, kind_of
 from ..method import Silent
 from .config import GatekeeperConfig
 from .evidence import Evidence, gather, judged_by_images, usual_size

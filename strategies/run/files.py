@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
+import json
 import math
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,9 +17,9 @@ import numpy as np
 import safetensors.torch
 import torch
 
-from ..core.durable import atomic_write, read_facts, store_errors, write_facts
+from ..core.durable import DIGEST, atomic_write, read_facts, sealed, store_errors, sync_folder, unsealed, write_facts
 from ..core.errors import StoreError
-from ..uploads.digest import Weights, dense, weights_sha256
+from ..uploads.tensors import Weights, dense, weights_sha256
 
 
 @dataclass(frozen=True)
@@ -132,3 +136,202 @@ def read_json(path: Path) -> Any:
         StoreError: It is absent, damaged, or differs from its digest.
     """
     return read_facts(path)
+
+
+# Files of one JSON object per line that only grow, and survive a writer killed inside a line.
+#
+# Every line carries its digest. A line that was cut off lacks its end or holds zeros; it was never reported as written,
+# and is left out. Any other line that differs from its digest is damaged, which is an error.
+
+
+@dataclass(frozen=True)
+class JsonLines:
+    """A file of one JSON object per line.
+
+    A line counts once its newline is written; a text after the last newline is a torn line and is never read.
+
+    Attributes:
+        path: The file; absent means no rows.
+        strict: A cut-off line before the last is an error; else it is left out.
+    """
+
+    path: Path
+    strict: bool = True
+
+    def append(self, row: Mapping[str, Any], *, sync: bool = True) -> None:
+        """Add a row, or leave the file unchanged.
+
+        Args:
+            row: JSON values; see :func:`strategies.run.files.plain`.
+            sync: Return only when the row is on the disk itself.
+
+        Raises:
+            OSError: The disk refuses.
+        """
+        line = json.dumps(sealed(plain(row)), allow_nan=False).encode() + b"\n"
+        with self.path.open("a+b", buffering=0) as file:
+            end = _end_of_lines(file.read, file.seek)
+            try:
+                if sync and end == 0:
+                    # The name first, so that a line whose write is reported as failed never stays.
+                    sync_folder(self.path.parent)
+                file.truncate(end)
+                _write_all(file.write, line)
+                if sync:
+                    os.fsync(file.fileno())
+            except BaseException:
+                with suppress(OSError):
+                    file.truncate(end)
+                raise
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return all rows; a torn last line is left out.
+
+        Raises:
+            OSError: The file cannot be read.
+            StoreError: A line is damaged; or one before the last is cut off, and the file is strict.
+        """
+        return [row for row, _, _ in self._parsed()]
+
+    def repair(self) -> None:
+        """Cut off a damaged tail, which a crash of the machine may leave.
+
+        Raises:
+            OSError: The disk refuses.
+            StoreError: A line is damaged; or one before the last is cut off, and the file is strict.
+        """
+        if not self.path.exists():
+            return
+        parsed = self._parsed()
+        end = parsed[-1][2] if parsed else 0
+        if end < self.path.stat().st_size:
+            with self.path.open("r+b") as file:
+                file.truncate(end)
+                os.fsync(file.fileno())
+
+    def keep(self, wanted: Callable[[dict[str, Any]], bool]) -> None:
+        """Drop the rows that fail a test, atomically.
+
+        Raises:
+            OSError: The disk refuses; the file stays unchanged.
+        """
+        if self.path.exists():
+            lines = [line + b"\n" for row, line, _ in self._parsed() if wanted(row)]
+            atomic_write(self.path, b"".join(lines))
+
+    def sync(self) -> None:
+        """Bring rows appended without ``sync`` to the disk itself.
+
+        Raises:
+            OSError: The disk refuses.
+        """
+        if self.path.exists():
+            with self.path.open("rb") as file:
+                os.fsync(file.fileno())
+
+    def _parsed(self) -> list[tuple[dict[str, Any], bytes, int]]:
+        """Return (row, its line, offset of the end of the line) of each intact line."""
+        if not self.path.exists():
+            return []
+        *lines, tail = self.path.read_bytes().split(b"\n")
+        found, end = [], 0
+        for number, line in enumerate(lines, start=1):
+            end += len(line) + 1
+            row = row_of(line)
+            if row is not None:
+                found.append((row, line, end))
+            elif _was_finished(line) or (self.strict and number < len(lines)):
+                raise StoreError(f"{self.path}: line {number} is damaged: must be one JSON object with its digest")
+        if row_of(tail[:-1]) is not None:  # its newline was changed into another byte
+            raise StoreError(f"{self.path}: line {len(lines) + 1} is damaged: must end with a newline")
+        return found
+
+
+def row_of(line: bytes) -> dict[str, Any] | None:
+    """Return the row of a line without its newline; None if it is cut off or damaged."""
+    try:
+        row = json.loads(line)
+        return unsealed(row) if isinstance(row, dict) else None
+    except (ValueError, RecursionError):
+        return None
+
+
+def _was_finished(line: bytes) -> bool:
+    """Return whether a line that cannot be read was whole once; the blocks that a power cut leaves out are zeros."""
+    cut = line.startswith(b"\0") or b"\0\0" in line
+    return not cut and (DIGEST.encode() in line or line.endswith(b'"}'))
+
+
+def _end_of_lines(read: Callable[[int], bytes], seek: Callable[[int, int], int]) -> int:
+    """Return the offset after the last newline of a file."""
+    end = seek(0, os.SEEK_END)
+    while end > 0:
+        seek(end - 1, os.SEEK_SET)
+        if read(1) == b"\n":
+            break
+        end -= 1
+    return end
+
+
+def _write_all(write: Callable[[bytes], int | None], data: bytes) -> None:
+    """Write every byte: on a full disk, an unbuffered file takes a part and reports it only at the next call."""
+    while data:
+        data = data[write(data) or 0 :]
+
+
+# One writer per run folder: a lock of the operating system, which ends with its process.
+
+
+LOCK_NAME = "lock"
+
+_locks: set[FolderLock] = set()
+
+
+def _drop_inherited() -> None:
+    # A forked child shares the lock; a child that outlived its parent would lock out every other process.
+    for lock in list(_locks):
+        lock.release()
+
+
+os.register_at_fork(after_in_child=_drop_inherited)
+
+
+class FolderLock:
+    """The right to write to a folder, from construction to :meth:`release`.
+
+    Args:
+        folder: The folder; it must exist.
+
+    Raises:
+        StoreError: Another process holds it (the error names its id), or the folder is not writable.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        path = folder / LOCK_NAME
+        try:
+            self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise StoreError(f"{folder}: run folder is not writable ({error.strerror})") from error
+        try:
+            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(self._handle, 0)
+            os.write(self._handle, f"{os.getpid()}\n".encode())
+        except OSError as error:
+            holder = os.pread(self._handle, 32, 0).decode(errors="replace").strip() or "unknown"
+            os.close(self._handle)
+            if isinstance(error, BlockingIOError):
+                remedy = "call close() of what opened it here" if holder == str(os.getpid()) else "wait or end it"
+                raise StoreError(f"{folder}: run folder is in use by process {holder}, {remedy}") from error
+            raise StoreError(f"{path}: cannot lock the run folder ({error.strerror})") from error
+        _locks.add(self)
+
+    @property
+    def held(self) -> bool:
+        """Whether this process still holds the lock."""
+        return self in _locks
+
+    def release(self) -> None:
+        """Release the lock; a second call does nothing."""
+        if self.held:
+            _locks.remove(self)
+            os.close(self._handle)

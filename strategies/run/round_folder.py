@@ -11,10 +11,9 @@ from ..core.durable import make_folder, remove_temporaries, store_errors
 from ..core.errors import StoreError
 from ..core.facts import UploadFacts
 from ..method import Snapshot, Upload
-from ..uploads.digest import Weights
+from ..uploads.tensors import Weights
 from .checkpoint import CheckpointFolder
-from .lines import JsonLines
-from .lock import FolderLock
+from .files import FolderLock, JsonLines
 from .uploads import UploadRecord, UploadStore
 
 

@@ -19,11 +19,10 @@ from ..core.durable import TEMPORARY_PATTERN, make_folder, store_errors, sync_fo
 from ..core.errors import StoreError
 from ..core.places import existing, expanded
 from ..method import EnsembleSpec, Upload
-from ..uploads.digest import Weights, weights_sha256
+from ..uploads.tensors import Weights, weights_sha256
 from . import FACTS_FILE, RESULT_FILE, RUNS_VARIABLE, check_run_folder, ensembles, is_run_folder, runs_folder
 from .ensembles import load_ensemble
-from .files import read_equal_weights, read_json, save_weights, write_json
-from .lock import LOCK_NAME, FolderLock
+from .files import LOCK_NAME, FolderLock, read_equal_weights, read_json, save_weights, write_json
 from .round_folder import RoundFolder
 from .uploads import StoredWeights, UploadRecord
 
@@ -171,7 +170,7 @@ class RunFolder:
         """Write the resulting model.
 
         Returns:
-            The digest of the weights, see :func:`strategies.uploads.digest.weights_sha256`.
+            The digest of the weights, see :func:`strategies.uploads.tensors.weights_sha256`.
 
         Raises:
             StoreError: The disk refuses.

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from ..core.durable import has_digest, store_errors
 from ..core.errors import OneShotError, OptionError, StoreError
-from ..core.kinds import CLASSIFIER, kind_of
+from ..core.facts import CLASSIFIER, kind_of
 from ..method import Outcome
 from ..statistics.groups import with_heads
-from ..uploads.digest import weights_sha256
+from ..uploads.tensors import weights_sha256
 from . import FACTS_FILE
 from .ensembles import FOLDER_NAME, save_ensemble
 from .files import read_equal_weights, read_json, save_weights, write_json

@@ -20,9 +20,8 @@ from ..core.errors import StoreError, UploadError
 from ..core.facts import UploadFacts
 from ..method import Upload
 from ..uploads.checks import CLIENT_NAME
-from ..uploads.digest import Weights
-from .files import read_weights, weights_bytes
-from .lines import JsonLines, row_of
+from ..uploads.tensors import Weights
+from .files import JsonLines, read_weights, row_of, weights_bytes
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..core.errors import OptionError
-from ..core.facts import Upload, UploadFacts
+from ..core.facts import GRAM, STATISTICS, Upload, UploadFacts, backbone_in, is_head, kind_of
 from ..core.fingerprint import short
-from ..core.kinds import GRAM, STATISTICS, backbone_in, is_head, kind_of
 from ..core.seeds import seeded_torch
 from .choice import choose_penalty
 from .heads import Head, Ridge

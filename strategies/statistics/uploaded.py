@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from ..core.errors import OptionError, UploadError
+from ..core.facts import GRAM, SQUARES
 from ..core.fingerprint import PROBE, check_fingerprint, probe_warning
-from ..core.kinds import GRAM, SQUARES
 from ..core.seeds import seeded_torch
 from .bounds import check_counts, check_diagonal, check_gram, check_noisy, check_non_negative, check_squares, check_sums
 from .moments import Moments, moments_from_arrays, moments_to_arrays

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from .batchnorm import BatchNormLoss, keeps_statistics
 from .ensemble import Ensemble, Loader
-from .features import penultimate_features
+from .heads import penultimate_features
 from .sharded import FEATURES, NOTHING, STATISTICS, Answer, Array, Request
 
 if TYPE_CHECKING:

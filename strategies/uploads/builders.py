@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import OptionError
-from ..core.kinds import REFUSALS, tried
+from ..core.facts import CLASSIFIER, REFUSALS, STATISTICS, base_of, kind_of, tried
+from ..core.options import listed
 from ..core.seeds import seeded_torch
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from ..method import Job, Method, ModelBuilder
 
     Model = ModelBuilder | Mapping[str, ModelBuilder]
+    from ..method import ModelBuilder
 
 
 def named_builders(model: Model) -> dict[str, ModelBuilder]:
@@ -116,3 +118,32 @@ def chosen_config(config: Any, method: Method) -> Any:
     if config is not None and not isinstance(config, method.config):
         raise OptionError(f"config is {type(config).__name__}: must be {method.config.__name__}")
     return method.config() if config is None else config
+
+
+# The architectures that a run accepts, and those of one kind.
+
+
+def of_kind(builders: Mapping[str, ModelBuilder], kind: str) -> Mapping[str, ModelBuilder]:
+    """Return the models that a client may send; all of them where no name says that it is of this kind.
+
+    Sums of features join an ensemble of classifiers as heads.
+    """
+    kinds = (kind, STATISTICS) if kind == CLASSIFIER else (kind,)
+    return {name: builder for name, builder in builders.items() if kind_of(name) in kinds} or builders
+
+
+def accepted_of(builders: Mapping[str, ModelBuilder], accepted: str) -> Mapping[str, ModelBuilder]:
+    """Return the models that a run accepts.
+
+    Args:
+        builders: The models that a client may send.
+        accepted: Their names with commas between, without the suffix of a kind; empty for all of them.
+
+    Raises:
+        OptionError: A name is not one of them.
+    """
+    names = listed(accepted)
+    bases = {name: base_of(name) for name in builders}
+    if unknown := sorted(set(names) - set(bases.values())):
+        raise OptionError(f"accepted names {', '.join(unknown)}: must be of {', '.join(sorted(bases.values()))}")
+    return {name: builders[name] for name, base in bases.items() if base in names} if names else builders

@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..core.errors import OptionError
-from ..core.kinds import STATISTICS, base_of, holds_images, is_head, kind_of
+from ..core.facts import STATISTICS, base_of, holds_images, is_head, kind_of
 from ..method import GIVEN, METHODS, TEACHERS, EnsembleSpec, Need
-from .accepted import of_kind
+from .builders import of_kind
 from .checks import some
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ..core.errors import UploadError
-from ..core.kinds import CVAE, REFUSALS, STATISTICS, kind_of
+from ..core.facts import CVAE, REFUSALS, STATISTICS, kind_of
 from ..core.seeds import generator, seeded_torch
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
-from client_app.local_training import train
+from client_app.training.local import train
 from fl_app.config import ClientConfig
 from fl_app.data import ImageData, Normalization, load
 from fl_app.models import build

@@ -189,7 +189,7 @@ def test_the_client_half_when_torch_and_ray_are_blocked_imports() -> None:
 
 @pytest.mark.slow
 def test_the_commands_load_neither_flwr_nor_ray() -> None:
-    modules = "launch.run_command, doctor.roles, compare.comparison, rounds.report, replay.imports, replay.forget"
+    modules = "launch.run_command, doctor.roles, compare.comparison, compare.rounds, replay.imports, replay.forget"
     code = "".join(f"import server_app.{module}\n" for module in modules.split(", "))
 
     assert run_python(code + LOADED, "flwr", "ray") == "['torch']"
@@ -213,4 +213,4 @@ def test_every_public_name_of_the_library_resolves() -> None:
 
 def test_the_blocking_blocks() -> None:
     with pytest.raises(AssertionError, match="torch is blocked"):
-        run_python("import strategies.dense", "torch")
+        run_python("import strategies.methods.dense", "torch")

@@ -20,9 +20,8 @@ from torch import nn
 import strategies
 from strategies.combiners.outcomes import load_model
 from strategies.core.errors import OptionError
-from strategies.core.facts import UploadFacts
+from strategies.core.facts import SUFFIXES, UploadFacts
 from strategies.core.fingerprint import packed
-from strategies.core.kinds import SUFFIXES
 from strategies.core.options import flatten, options_of, parse
 from strategies.method import GIVEN, METHODS, EnsembleSpec, Job, Method, Need, Normalization, Outcome, Silent, Upload
 from strategies.statistics.uploaded import FeatureSums

@@ -8,29 +8,26 @@ from graphlib import CycleError, TopologicalSorter
 import pytest
 from sources import SOURCES, imported, module_name, nodes, parsed
 
-from strategies.method import METHODS
-
 # Where every file stands, from the ground up: it imports its own room and those below, for type checkers too.
-PAPERS = "papers"  # the files of strategies/ that a method is registered from
 ROOMS = {
     "strategies": (
         "core", "method", "uploads", "teacher", "combiners", "distillation", "aggregation", "gatekeeper", "compute",
-        "rounds", "statistics", PAPERS, "run", "client", "flower", "flower/rounds", "__init__",
+        "rounds", "statistics", "methods", "run", "merging", "client", "flower", "flower/rounds", "__init__",
     ),
     "server_app": (
-        "__init__", "settings", "report", "launch", "replay", "export", "compare", "rounds", "doctor", "app", "cli",
+        "__init__", "settings", "report", "launch", "replay", "export", "compare", "doctor", "app", "cli",
         "__main__",
     ),
 }  # fmt: skip
 
 
 def room_of(path: str) -> str:
-    """Return the room of a file: its folder, or of a root file its own name, or that it is a paper's."""
+    """Return the room of a file: its folder, or of a root file its own name."""
     package, *folders, name = path.removesuffix(".py").split("/")
     if folders:
         nested = "/".join(folders[:2])
         return nested if nested in ROOMS[package] else folders[0]
-    return PAPERS if package == "strategies" and name.replace("_", "-") in METHODS else name
+    return name
 
 
 def import_graph(sources: Mapping[str, str]) -> dict[str, set[str]]:
@@ -89,8 +86,8 @@ def test_folders_do_not_import_each_other_in_a_circle() -> None:
     [
         ("strategies/core/options.py", "if TYPE_CHECKING:\n    from ..method import Job"),
         ("strategies/method.py", "if TYPE_CHECKING:\n    from .teacher.ensemble import Ensemble"),
-        ("strategies/combiners/gate.py", "def f():\n    from ..fens import METHOD"),
-        ("strategies/fens.py", "from .run import stage"),
+        ("strategies/combiners/gate.py", "def f():\n    from ..methods.fens import METHOD"),
+        ("strategies/methods/fens.py", "from ..run import stage"),
         ("strategies/flower/one_shot.py", "from .rounds.iterative import Iterative"),
         ("server_app/settings/read.py", "from server_app.report.finish import finish"),
         ("server_app/replay/stored.py", "from server_app import cli"),

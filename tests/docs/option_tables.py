@@ -11,8 +11,8 @@ from typing import Any
 
 from server_app.settings.choices import CHOICES
 from server_app.settings.read import default_settings, known_options
-from strategies import co_boosting, dense, fed_gen, feddf, flboost
 from strategies.core.options import flatten
+from strategies.methods import co_boosting, dense, fed_gen, feddf, flboost
 
 DOCS = Path(__file__).parents[2] / "docs"
 # What has a page of its own: every method, and federated learning in rounds.

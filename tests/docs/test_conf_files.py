@@ -18,10 +18,10 @@ from fl_app.models import builders
 from server_app.settings.choices import CHOICES
 from server_app.settings.read import Settings, default_settings, known_options, read_settings
 from server_app.settings.text import merge_settings
-from strategies.co_boosting import CoBoostingConfig
 from strategies.core.options import parse
-from strategies.dense import DenseConfig
-from strategies.fed_gen import FedGenConfig
+from strategies.methods.co_boosting import CoBoostingConfig
+from strategies.methods.dense import DenseConfig
+from strategies.methods.fed_gen import FedGenConfig
 from strategies.rounds.refinement import Refiner
 
 KINDS = {o.key: o.kind for o in known_options()}

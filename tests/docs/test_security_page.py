@@ -12,14 +12,14 @@ from doc_pages import ROOT, rows, section
 
 from fl_app.config import AppConfig
 from fl_app.privacy import WANTED
-from server_app.launch.environment import run_environment
+from server_app.launch.superlink import run_environment
 from server_app.settings.choices import CHOICES
 from strategies.core import offline
 from strategies.core.options import Always, options_of
 from strategies.core.places import RUNS_KEPT
-from strategies.fens import FensConfig
 from strategies.gatekeeper.config import POLICIES
 from strategies.method import METHODS, Need
+from strategies.methods.fens import FensConfig
 from strategies.rounds.config import FederatedRounds
 from strategies.rounds.refinement import refines
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from server_app.launch.environment import FOLDER_VARIABLE
+from server_app.launch.superlink import FOLDER_VARIABLE
 
 pytestmark = pytest.mark.slow
 

@@ -26,7 +26,7 @@ from fl_app.node_config import read_nodes
 from server_app.doctor.node import NodeConfig
 from server_app.doctor.tls import ServerFiles, node_key, root_certificate, server_certificate
 from server_app.doctor.versions import read_expected
-from server_app.replay.import_map import Known, list_checkpoints
+from server_app.replay.imports import Known, list_checkpoints
 from server_app.settings.text import merge_settings
 from strategies.client.logits import LogitCache, Logits
 from strategies.client.round_state import RoundState
@@ -35,8 +35,7 @@ from strategies.core.facts import UploadFacts
 from strategies.method import EnsembleSpec, Snapshot, Upload
 from strategies.run.checkpoint import CheckpointFolder
 from strategies.run.ensembles import load_ensemble, save_ensemble
-from strategies.run.files import read_json, read_weights, weights_bytes
-from strategies.run.lines import JsonLines
+from strategies.run.files import JsonLines, read_json, read_weights, weights_bytes
 from strategies.run.run_folder import RunFolder
 from strategies.run.traffic import Traffic
 from strategies.run.uploads import UploadStore

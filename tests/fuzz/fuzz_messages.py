@@ -24,13 +24,20 @@ from strategies.distillation.lent import Lent
 from strategies.flower.clients import GridClients
 from strategies.flower.messages import read_reply
 from strategies.flower.nodes import Limits, Nodes, Refusals, Sent
-from strategies.flower.rounds.round_records import checked_record
+from strategies.flower.rounds.answers import checked_record
 from strategies.flower.rounds.stc import Stc
 from strategies.run.round_folder import RoundFolder
 from strategies.run.traffic import Traffic
 from strategies.uploads.checks import Signatures
-from strategies.uploads.packed import ensemble_digest, from_wire, pack_member, to_wire, unpack_member
-from strategies.uploads.quantization import dequantized, quantized
+from strategies.uploads.quantization import (
+    dequantized,
+    ensemble_digest,
+    from_wire,
+    pack_member,
+    quantized,
+    to_wire,
+    unpack_member,
+)
 from strategies.uploads.ternary import Compression, flat
 
 CLASSES = 4

@@ -42,16 +42,16 @@ from wire_fakes import LEVELS, Link, Objects, deflated, grid_of, resealed
 from strategies.aggregation.trainers import Dialogue
 from strategies.core.errors import UploadError
 from strategies.core.facts import UploadFacts
-from strategies.fens import FensConfig
 from strategies.flower.asking import MOST_QUESTIONS, Exchange, to_each
 from strategies.flower.clients import GridClients
 from strategies.flower.messages import read_reply
 from strategies.flower.nodes import Limits, Nodes, Refusals, Sent
-from strategies.flower.rounds.fednova import FedNova
-from strategies.flower.rounds.round_records import checked_record
+from strategies.flower.rounds.answers import checked_record
 from strategies.flower.rounds.round_trip import RoundTrip, Terms
 from strategies.flower.rounds.stc import Stc
+from strategies.flower.rounds.stepped import FedNova
 from strategies.method import Job, Normalization, Upload
+from strategies.methods.fens import FensConfig
 from strategies.run.traffic import Traffic
 
 HONEST = 1  # the node whose answer arrives beside every hostile one

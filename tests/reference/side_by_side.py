@@ -20,7 +20,7 @@ from strategies.core.seeds import generator
 from strategies.distillation.learner import teacher_of
 from strategies.method import Job, Method, Normalization, Silent, Upload
 
-MODULES = {"dense": "strategies.dense", "co-boosting": "strategies.co_boosting"}
+MODULES = {"dense": "strategies.methods.dense", "co-boosting": "strategies.methods.co_boosting"}
 EPOCHS = {"dense": dense_epoch, "co-boosting": co_boosting_epoch}
 
 

@@ -15,8 +15,8 @@ from torch import nn
 
 from strategies.core.facts import UploadFacts
 from strategies.core.seeds import generator
-from strategies.fedpft import METHOD, FedPftConfig, drawn, numbers_within
 from strategies.method import Job, Normalization, Silent, Upload
+from strategies.methods.fedpft import METHOD, FedPftConfig, drawn, numbers_within
 from strategies.statistics.uploaded import FeatureSums, Uploaded
 
 Array = NDArray[np.float64]

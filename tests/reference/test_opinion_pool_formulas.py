@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from strategies.combiners.class_counts import geometric_mean, response_shares, row_shares
 from strategies.combiners.opinion_pools import OpinionPool
-from strategies.tally import class_weighted
+from strategies.methods.tally import class_weighted
 
 Array = NDArray[np.float64]
 RNG = np.random.default_rng(8)

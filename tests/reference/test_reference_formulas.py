@@ -7,7 +7,6 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from strategies.co_boosting import CoBoostingConfig, _Server
 from strategies.combiners.combiners import LabelCount, Mean, Weighted, weighted_mean_gradient
 from strategies.core.facts import UploadFacts
 from strategies.distillation.generators import UpsampleConv
@@ -21,6 +20,7 @@ from strategies.distillation.losses import (
     total_variation,
 )
 from strategies.method import Job, Normalization, Silent, Upload
+from strategies.methods.co_boosting import CoBoostingConfig, _Server
 from strategies.teacher.augment import Standardize
 from strategies.teacher.average import weighted_mean
 from strategies.teacher.batchnorm import statistics_distance

@@ -11,10 +11,8 @@ from flwr.serverapp.strategy import FedAdam, FedAvg, FedProx, FedYogi, Strategy
 
 from ...rounds.config import BETA1, BETA2, OWN_LR, TAU
 from ..surroundings import within
-from .feddyn import FedDyn
-from .fednova import FedNova
-from .scaffold import Scaffold
 from .stc import Stc
+from .stepped import FedDyn, FedNova, Scaffold
 
 if TYPE_CHECKING:
     from ...rounds.config import IterativeConfig

@@ -25,9 +25,8 @@ from ...teacher.average import weighted_mean
 from ...uploads.checks import some
 from ..messages import in_order
 from ..surroundings import ShownNodes, seeded_strategy, within
-from .answers import Answered, checked_by, show
+from .answers import Answered, checked_by, show, to_numpy, to_record
 from .base import Base
-from .round_records import to_numpy, to_record
 
 if TYPE_CHECKING:
     import torch

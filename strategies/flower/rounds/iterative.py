@@ -16,7 +16,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from ...combiners.outcomes import load_model
 from ...core.errors import OptionError
-from ...core.kinds import default_normalization
+from ...core.facts import default_normalization
 from ...core.options import flatten
 from ...gatekeeper.config import OFF
 from ...method import Job, Normalization

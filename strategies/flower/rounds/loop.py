@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from logging import WARNING
 from typing import TYPE_CHECKING, Any
 
-from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.common.logger import log
 from flwr.serverapp import Grid
+from torch import nn
 
 from ...compute.in_process import torch_as_usual
+from ...core.bounds import Bound
 from ...core.errors import OptionError, QuorumError
 from ...core.gpu import resolve_device
 from ...method import Job, Outcome, Snapshot
@@ -22,23 +28,164 @@ from ...run.stage import TRAFFIC_FILE, StageReport, keep_outcome
 from ...run.traffic import MIB, Traffic
 from ...teacher.student import fresh_student, observe
 from ...uploads.checks import Signatures
+from ..messages import metrics_of
 from ..nodes import Limits, Nodes, Refusals
 from ..run import Account, say, signature_of
-from .answers import Answered
-from .attendance import Attendance
+from .answers import Answered, in_row, to_numpy, to_record
 from .base import Base, base_of
-from .bounding import RoundBounds
 from .client_scores import ClientScores
 from .global_model import GlobalModel
 from .refined import RefinedRounds
-from .round_records import in_row
 from .round_trip import RoundTrip, Terms
 
 if TYPE_CHECKING:
+    from flwr.serverapp.strategy import Strategy
+
     from ...compute import ServerCompute
     from ...method import State
     from ...run.run_folder import RunFolder
     from ..arguments import EvaluateFn
+
+
+# The round of each client's last accepted answer, which a request sends to clients that keep a state.
+#
+# A client's state belongs to one of its answers. If that answer was late, or if the server was killed and resumes
+# from an older checkpoint, the client's newest state belongs to an answer that never counted. The client continues
+# from the state of the answer that did.
+
+
+class Attendance:
+    """Rounds of accepted answers, by client."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, int] = {}
+        self._safe: dict[str, int] = {}
+
+    def accept(self, server_round: int, clients: Iterable[str]) -> None:
+        """Record the clients whose answers count in a round."""
+        self._last.update(dict.fromkeys(clients, server_round))
+
+    def checkpointed(self) -> None:
+        """Record that a checkpoint holds these rounds: no server resumes from an earlier state any more."""
+        self._safe = dict(self._last)
+
+    def snapshot(self) -> dict[str, int]:
+        """Return the rounds of the last accepted answers, for a checkpoint."""
+        return dict(self._last)
+
+    def restore(self, rounds: Mapping[str, int]) -> None:
+        """Continue from a result of :meth:`snapshot`."""
+        self._last, self._safe = dict(rounds), dict(rounds)
+
+    def told(self, client: str) -> dict[str, int]:
+        """Return the rounds of a client's last answer that counted, and of the last that every resume counts.
+
+        Both are 0 for a client without one. The client no longer needs its state of rounds before ``safe-round``.
+        """
+        return {"last-round": self._last.get(client, 0), "safe-round": self._safe.get(client, 0)}
+
+    def tell(
+        self, contents: Mapping[int, RecordDict], name_of: Callable[[int], str | None], key: str = "config"
+    ) -> dict[int, RecordDict]:
+        """Return requests with their clients' rounds; a client without a name gets none.
+
+        Args:
+            contents: Node -> request; they stay unchanged.
+            name_of: Node -> the client's name.
+            key: The config's record.
+        """
+        found = {}
+        for node, content in contents.items():
+            name = name_of(node)
+            told = self.told(name) if name is not None else {}
+            config = ConfigRecord({**content.config_records.get(key, ConfigRecord()), **told})
+            found[node] = RecordDict({**content, key: config})
+        return found
+
+
+# The bounds on one client's influence in a round, for every strategy and refiner: parameters, statistics, records.
+
+
+class RoundBounds:
+    """Shortens and logs changes far longer than those of the others; see :mod:`strategies.core.bounds`.
+
+    Trainable parameters and running statistics have bounds of their own, and so has every record of changes that the
+    strategy adds. Counters of batches stay as they are.
+
+    Args:
+        module: The model, whose trainable parameters have a bound apart from its running statistics.
+        records: The strategy's records that hold a change, such as SCAFFOLD's ``control``.
+        divisor: The positive metric by which the strategy divides each client's change, such as FedNova's ``travel``;
+            empty for none. The divided changes are bounded too.
+    """
+
+    def __init__(self, module: nn.Module, records: Sequence[str] = (), divisor: str = "") -> None:
+        # A tied weight is no running statistic, under none of its names.
+        self._parameters = {name for name, _ in module.named_parameters(remove_duplicate=False)}
+        self._records = tuple(records)
+        self._divisor = divisor
+        whole = ("change", "change of running statistics")
+        each = [f"{what} per {divisor}" for what in whole if divisor]
+        self._bounds = {what: Bound(what) for what in (*whole, *each, *self._records)}
+
+    @classmethod
+    def of(cls, module: nn.Module, strategy: Strategy) -> RoundBounds:
+        """Return the bounds for a model under a strategy, whose class names its own records and divisor."""
+        records, divisor = getattr(strategy, "bounded_records", ()), getattr(strategy, "bounded_divisor", "")
+        return cls(module, records, divisor)
+
+    def apply(self, number: int, start: State, answers: Sequence[Answered]) -> list[Answered]:
+        """Return a round's answers within the bounds; an answer within them is returned as given.
+
+        Args:
+            number: The round, from 1.
+            start: The model at its start.
+            answers: In the order of client names.
+        """
+        numbers = {name for name, value in start.items() if value.is_floating_point()}
+        parts = {"change": numbers & self._parameters, "change of running statistics": numbers - self._parameters}
+        for what, names in parts.items():
+            begin = {name: start[name] for name in sorted(names)}
+            answers = self._models(number, what, begin, answers)
+            if self._divisor:
+                per = [float(metrics_of(each.content)[self._divisor]) for each in answers]  # type: ignore[arg-type]
+                answers = self._models(number, f"{what} per {self._divisor}", begin, answers, per)
+        for record in self._records:
+            answers = self._changes(number, record, answers)
+        for bound in self._bounds.values():
+            while bound.notes:
+                log(WARNING, "%s", bound.notes.pop(0))
+        return list(answers)
+
+    def _models(
+        self, number: int, what: str, start: State, answers: Sequence[Answered], per: Sequence[float] = ()
+    ) -> list[Answered]:
+        begin = _as_numpy(start)
+        ends = {answer.client: _as_numpy({name: answer.reply.state[name] for name in start}) for answer in answers}
+        found = self._bounds[what].apply(number, begin, ends, per)
+        return [
+            answer if near is end else _with_model(answer, near)
+            for answer, near, end in zip(answers, found, ends.values(), strict=True)
+        ]
+
+    def _changes(self, number: int, record: str, answers: Sequence[Answered]) -> list[Answered]:
+        ends = {answer.client: to_numpy(answer.content[record]) for answer in answers}
+        zeros = {name: np.zeros_like(value) for name, value in next(iter(ends.values()), {}).items()}
+        found = self._bounds[record].apply(number, zeros, ends)
+        return [
+            answer if near is end else replace(answer, content=RecordDict({**answer.content, record: to_record(near)}))
+            for answer, near, end in zip(answers, found, ends.values(), strict=True)
+        ]
+
+
+def _as_numpy(state: State) -> dict[str, np.ndarray[Any, Any]]:
+    return {name: value.detach().cpu().numpy() for name, value in state.items()}
+
+
+def _with_model(answer: Answered, near: Mapping[str, np.ndarray[Any, Any]]) -> Answered:
+    moved = {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in near.items()}
+    return replace(answer, reply=replace(answer.reply, state={**answer.reply.state, **moved}))
+
 
 # A round's numbers that go to the metrics only.
 UNSAID = ("travel", "restarted", "arithmetic_s")

@@ -18,7 +18,7 @@ from flwr.serverapp.strategy import FedAvg
 from ...core.errors import UploadError
 from ...uploads.ternary import Compression, flat, unflat
 from ..decoding import decode_array
-from .round_records import to_numpy, to_record
+from .answers import to_numpy, to_record
 
 
 class Stc(FedAvg):

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from client_app import calibration
-from client_app.calibration import activation_ranges
+from client_app import work
+from client_app.work import activation_ranges
 from fl_app.data import ImageData, Normalization
 from strategies.core.errors import UploadError
 from strategies.uploads.quantization import INPUT
@@ -50,8 +50,8 @@ def test_ranges_are_of_the_normalised_examples_as_they_are() -> None:
 
 
 def test_ranges_of_many_examples_are_those_of_a_seeded_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibration, "EXAMPLES", 50)
-    monkeypatch.setattr(calibration, "BATCH", 20)
+    monkeypatch.setattr(work, "EXAMPLES", 50)
+    monkeypatch.setattr(work, "BATCH", 20)
 
     def asked(seed: int) -> tuple[list[int], list[int]]:
         model = Watched()

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from client_app import app as client_app
 from client_app import work
-from client_app.fens_half import FensHalf
+from client_app.fens import FensHalf
 from client_app.tasks import TASKS
 from fl_app.config import AppConfig, DataConfig
 from fl_app.data import open_split, partition

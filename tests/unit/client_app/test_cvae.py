@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from client_app.cvae import divergence, reconstruction, train
-from client_app.local_training import Epoch
+from client_app.training.fedcvae_ens import divergence, reconstruction, train
+from client_app.training.local import Epoch
 from fl_app.config import ClientConfig
 from fl_app.data import Normalization, open_split
 from fl_app.models.cvae import Cvae, Decoder

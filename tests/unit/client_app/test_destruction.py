@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from client_app.destruction import DESTRUCTIONS, blur, cut, destroy, resized_crop, rotate_part
+from client_app.training.fedov import DESTRUCTIONS, blur, cut, destroy, resized_crop, rotate_part
 
 KINDS = tuple(dict.fromkeys(DESTRUCTIONS))
 

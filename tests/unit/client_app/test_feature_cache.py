@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from client_app.feature_sums import ClientSums, add_up
-from client_app.head_training import ClientHead, train
+from client_app.training.feature_sums import ClientSums, add_up
+from client_app.training.heads import ClientHead, train
 from fl_app.config import ClientConfig
 from fl_app.data import ImageData, Normalization
 from fl_app.feature_cache import FeatureCache

@@ -14,7 +14,7 @@ from flower_fakes import FakeGrid, act_in_a_run, wait_without_time
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 from client_app import app as client_app
-from client_app import fusing
+from client_app import fusefl
 from client_app.keeping import Keep
 from client_app.node import Asked, Node
 from client_app.work import own_examples, trained_model
@@ -186,8 +186,8 @@ def test_a_stage_is_a_step_on_the_loss_above_the_frozen_outputs(trained: tuple[S
     config = replace(settings.app, client=client)
     said, sent = question(settings)
 
-    found = fusing.answer(config, node, said, sent)
-    still = fusing.answer(replace(config, client=replace(client, lr=1e-9)), node, said, sent)  # where it began
+    found = fusefl.answer(config, node, said, sent)
+    still = fusefl.answer(replace(config, client=replace(client, lr=1e-9)), node, said, sent)  # where it began
 
     kept = Keep(node.state_dir, RUN, node.client, 1).load()
     assert kept is not None
@@ -223,24 +223,24 @@ def test_questions_that_do_not_fit_are_refused(
     trained: tuple[Settings, Node], changes: dict[str, Any], reason: str
 ) -> None:
     with pytest.raises(UploadError, match=reason):
-        fusing.answer(trained[0].app, trained[1], *question(trained[0], **changes))
+        fusefl.answer(trained[0].app, trained[1], *question(trained[0], **changes))
 
 
 def test_a_client_that_keeps_its_label_counts_or_its_privacy_answers_nothing_that_tells_them(
     trained: tuple[Settings, Node],
 ) -> None:
     (settings, node), (said, sent) = trained, question(trained[0])
-    block = fusing.answer(settings.app, node, said, sent)
+    block = fusefl.answer(settings.app, node, said, sent)
     both = {key: torch.stack([value, value]) for key, value in block.items() if not key.startswith("classifier")}
     silent = replace(settings.app, client=replace(settings.app.client, share_label_counts=False))
 
-    told = fusing.answer(settings.app, node, {**said, "stage": 3}, both)
+    told = fusefl.answer(settings.app, node, {**said, "stage": 3}, both)
 
     assert int(told["counts"].sum()) == len(own_examples(settings.app, node, Asked(RUN, 1, 0)).train)
     with pytest.raises(UploadError, match="does not tell its examples per class, .*: needs fusefl.calibrate=false"):
-        fusing.answer(silent, node, {**said, "stage": 3}, both)
+        fusefl.answer(silent, node, {**said, "stage": 3}, both)
     with pytest.raises(UploadError):
-        fusing.answer(settings.app, replace(node, policy=NodePolicy(max_epsilon=1.0)), said, sent)
+        fusefl.answer(settings.app, replace(node, policy=NodePolicy(max_epsilon=1.0)), said, sent)
 
 
 def test_models_and_settings_that_do_not_fit_are_refused_before_any_client_works() -> None:

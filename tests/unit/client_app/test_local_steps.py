@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from client_app.local_training import Epoch, epoch_lengths, train
+from client_app.training.local import Epoch, epoch_lengths, train
 from fl_app.config import ClientConfig
 from fl_app.data import ImageData, Normalization
 from strategies.core.errors import DataError

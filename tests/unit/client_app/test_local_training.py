@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from client_app.local_training import Epoch, train
+from client_app.training.local import Epoch, train
 from fl_app.config import ClientConfig
 from fl_app.data import ImageData, Normalization
 from strategies.core.errors import ComputeError, OptionError

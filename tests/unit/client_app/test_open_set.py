@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from client_app.local_training import Epoch
-from client_app.open_set import (
+from client_app.training.fedov import (
     attack,
     features_and_logits,
     mixed_features,
@@ -17,6 +16,7 @@ from client_app.open_set import (
     unknown_loss,
     without_label,
 )
+from client_app.training.local import Epoch
 from fl_app.config import ClientConfig
 from fl_app.data import ImageData, Normalization
 
@@ -93,8 +93,8 @@ def test_attack_steps_along_the_sign_of_the_gradient_and_makes_images_look_known
 
 def test_a_step_is_as_long_in_pixels_and_black_is_black_in_every_input_space(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[torch.Tensor] = []
-    monkeypatch.setattr("client_app.open_set.destroy", lambda given, _, black: [seen.append(black), given][1])
-    monkeypatch.setattr("client_app.open_set.attack", lambda _, batch, steps, step: [seen.append(step), batch][1])
+    monkeypatch.setattr("client_app.training.fedov.destroy", lambda given, _, black: [seen.append(black), given][1])
+    monkeypatch.setattr("client_app.training.fedov.attack", lambda _, batch, steps, step: [seen.append(step), batch][1])
     model, labels = small(), torch.tensor([0, 1, 2, 0, 1, 2])
     features, logits = features_and_logits(model, images())
     for space in (HALF, Normalization((0.1307,), (0.3081,))):
@@ -108,9 +108,9 @@ def test_a_step_is_as_long_in_pixels_and_black_is_black_in_every_input_space(mon
 
 def test_loss_when_counted_term_by_term_in_numpy_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     model, inputs, labels = small(), images(), torch.tensor([0, 1, 2, 0, 1, 2])
-    monkeypatch.setattr("client_app.open_set.ATTACK_STEP", 0.05)
+    monkeypatch.setattr("client_app.training.fedov.ATTACK_STEP", 0.05)
     destroyed = inputs.flip(3)
-    monkeypatch.setattr("client_app.open_set.destroy", lambda given, *_: given.flip(3))
+    monkeypatch.setattr("client_app.training.fedov.destroy", lambda given, *_: given.flip(3))
     features, logits = features_and_logits(model, inputs)
 
     rng = random_generator(3)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from client_app.pretrained import load_checkpoint
+from client_app.work import load_checkpoint
 from strategies.core.errors import UploadError
 
 STATE = {"fc.weight": torch.arange(6.0).reshape(2, 3), "fc.steps": torch.tensor(7)}

@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch import nn
 
-from client_app import private_training
-from client_app.fens_half import FensHalf
+from client_app.fens import FensHalf
 from client_app.iterating import local_round
 from client_app.keeping import Trained
 from client_app.node import Asked, Node
-from client_app.private_training import Plan, plan_of, train
+from client_app.training import private as private_training
+from client_app.training.private import Plan, plan_of, train
 from client_app.work import trained_model
 from fl_app.config import AppConfig, ClientConfig
 from fl_app.data import ImageData, Normalization

@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from client_app.local_training import Epoch
-from client_app.prototypes import prototypes_apart, supervised_contrast, train
+from client_app.training.fafi import prototypes_apart, supervised_contrast, train
+from client_app.training.local import Epoch
 from fl_app.config import ClientConfig
 from fl_app.data import ImageData, Normalization
 from fl_app.models import build
@@ -80,7 +80,7 @@ def test_contrast_equals_a_loop_over_anchors_and_positives() -> None:
 
 
 def test_step_goes_down_the_gradient_of_the_whole_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("client_app.prototypes.view", lambda pixels, rng, flips, each: pixels)
+    monkeypatch.setattr("client_app.training.fafi.view", lambda pixels, rng, flips, each: pixels)
     data, model, seen = toy(6), net(), list[Epoch]()
     start = {key: value.clone() for key, value in model.state_dict().items()}
     inputs, labels = torch.cat([data.images.float() / 127.5 - 1] * 2), data.labels.repeat(2)
@@ -127,7 +127,7 @@ def test_views_are_drawn_and_mirrored_as_the_settings_say(
         seen.append((flips, each))
         return pixels
 
-    monkeypatch.setattr("client_app.prototypes.view", spy)
+    monkeypatch.setattr("client_app.training.fafi.view", spy)
     train(net(), toy(6), replace(CONFIG, views=views), normalization=HALF, augmentation=augmentation, seed=0)
 
     assert seen == [(flips, each)] * 2

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from client_app.sam import sharpen
+from client_app.training.losses import sharpen
 
 
 def net(*, norm: bool = False) -> nn.Sequential:

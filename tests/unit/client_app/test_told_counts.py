@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from client_app.told_counts import check_numbers_told, equal_parts, told_counts
+from client_app.label_counts import check_numbers_told, equal_parts, told_counts
 from fl_app.config import ClientConfig
 from fl_app.node_policy import FREE, NodePolicy
 from strategies.core.errors import UploadError

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from client_app.losses import ldam, loss_of, margins_of
+from client_app.training.losses import ldam, loss_of, margins_of
 from fl_app.config import ClientConfig
 
 
@@ -44,8 +44,8 @@ def test_ldam_when_classes_are_skewed_equals_the_formula(
     labels = np.concatenate([np.zeros(40, int), np.full(7, 1), np.full(2, 3)])
     counts = np.bincount(labels, minlength=5)  # two classes are absent, the last among them
     logits = rng.normal(size=(len(labels), 5)) * 0.3
-    monkeypatch.setattr("client_app.losses.LARGEST_MARGIN", largest)
-    monkeypatch.setattr("client_app.losses.SCALE", scale)
+    monkeypatch.setattr("client_app.training.losses.LARGEST_MARGIN", largest)
+    monkeypatch.setattr("client_app.training.losses.SCALE", scale)
     config = ClientConfig(loss="ldam")
 
     loss = loss_of(config, torch.from_numpy(labels))(torch.from_numpy(logits).float(), torch.from_numpy(labels))

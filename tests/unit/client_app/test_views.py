@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from client_app.views import brighter, contrasted, grey, hued, saturated, view
+from client_app.training.fafi import brighter, contrasted, grey, hued, saturated, view
 from fl_app.vision import torchvision
 
 Change = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]

@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from client_app import widened as module
-from client_app.local_training import train
-from client_app.widened import widened
+from client_app.training import widened as module
+from client_app.training.local import train
+from client_app.training.widened import widened
 from fl_app.config import ClientConfig
 from fl_app.data import ImageData, Normalization
 from fl_app.models import build

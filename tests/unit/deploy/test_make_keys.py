@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.serialization import (
 from flwr.cli.supernode.register import try_load_public_key
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
-from strategies.flower.node_keys import VARIABLE, named_keys
+from strategies.flower.names import VARIABLE, named_keys
 
 SCRIPT = Path(__file__).parents[3] / "deploy" / "make_keys.py"
 main: Callable[[list[str]], int] = runpy.run_path(str(SCRIPT))["main"]

@@ -15,7 +15,7 @@ from fl_app.models.feature_heads import head_of
 from fl_app.models.feature_memory import FeatureMemory, recalled
 from fl_app.models.features import FeatureFunction
 from fl_app.models.features_config import FeaturesConfig
-from server_app.settings.held_out import HeldOut
+from server_app.settings.server_data import HeldOut
 from strategies.method import Normalization
 
 ASKED: list[int] = []

@@ -18,11 +18,10 @@ from fl_app.data.text import BUCKETS, LENGTH, tokens
 from fl_app.models import ARCHITECTURES, build, builders, penultimate, wordllama
 from fl_app.models.backbones import backbone_of
 from fl_app.models.blocks import CUTS, cut
-from fl_app.models.features import FeatureFunction
+from fl_app.models.features import FeatureFunction, fused, padded
 from fl_app.models.features_config import FeaturesConfig
-from fl_app.models.fused import fused, padded
+from fl_app.models.resnet import PreActivationBlock
 from fl_app.models.uploaded import uploaded_builders
-from fl_app.models.wide_resnet import PreActivationBlock
 from fl_app.vision import torchvision
 from strategies.combiners.combiners import Mean
 from strategies.core.errors import OptionError

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from fl_app.data import laws
+from fl_app.data import partitioners
 from fl_app.data.partitions import BY_DOMAIN, LAWS, PartitionSpec, label_counts, partition
 from strategies.core.errors import DataError, OptionError
 
@@ -60,7 +60,7 @@ def test_covering_laws_give_every_example_to_someone(law: str) -> None:
 
 
 def test_dirichlet_over_clients_that_never_succeeds_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(laws, "MAX_TRIES", 20)
+    monkeypatch.setattr(partitioners, "MAX_TRIES", 20)
     with pytest.raises(DataError, match=r"'data.min-size' is 20: none of 20 divisions.*'data.alpha' 0.01"):
         divide("dirichlet-clients", num_clients=50, alpha=0.01, min_size=20)
 
@@ -214,7 +214,7 @@ def moments(draw: Callable[[np.random.Generator], list], labels: np.ndarray, run
 
 
 def test_lognormal_sizes_follow_the_formula() -> None:
-    sizes = laws.client_sizes(1003, 10, np.random.default_rng(8), sigma=0.8)
+    sizes = partitioners.client_sizes(1003, 10, np.random.default_rng(8), sigma=0.8)
     volumes = np.exp(np.log(100.3) + 0.8 * np.random.default_rng(8).standard_normal(10))
     assert sizes.tolist() == [int(v / sum(volumes) * 1003) for v in volumes]
     assert 1003 - 10 < sizes.sum() <= 1003
@@ -225,12 +225,12 @@ def test_fill_with_fixed_priors_has_the_moments_of_the_rejection_loop() -> None:
     by_class, sizes = positions_by_class(5, 2, 6), np.array([4, 3, 5])
     labels = np.repeat([0, 1, 2], [5, 2, 6])
     priors = np.array([[0.7, 0.2, 0.1], [0.3, 0.6, 0.1], [0.45, 0.5, 0.05]])
-    mean, products = moments(lambda rng: laws.fill(by_class, sizes, rng, priors=priors), labels, 3000)
+    mean, products = moments(lambda rng: partitioners.fill(by_class, sizes, rng, priors=priors), labels, 3000)
     literal_mean, literal_products = moments(lambda rng: literal_fill(by_class, sizes, priors, rng), labels, 3000)
     np.testing.assert_allclose(mean, literal_mean, atol=0.08)
     np.testing.assert_allclose(products, literal_products, atol=0.4)
     # The comparison can fail: equal priors are far away.
-    uniform, _ = moments(lambda rng: laws.fill(by_class, sizes, rng, priors=np.ones((3, 3)) / 3), labels, 500)
+    uniform, _ = moments(lambda rng: partitioners.fill(by_class, sizes, rng, priors=np.ones((3, 3)) / 3), labels, 500)
     assert np.abs(uniform - literal_mean).max() > 0.3
 
 
@@ -242,7 +242,7 @@ def test_dirichlet_over_classes_has_the_moments_of_the_rejection_loop() -> None:
         return literal_fill(by_class, np.array([4, 4, 4]), rng.dirichlet([1.5] * 3, size=3), rng)
 
     mean, products = moments(
-        lambda rng: laws.dirichlet_over_classes(by_class, 3, rng, alpha=1.5, sigma=0), labels, 3000
+        lambda rng: partitioners.dirichlet_over_classes(by_class, 3, rng, alpha=1.5, sigma=0), labels, 3000
     )
     literal_mean, literal_products = moments(literal, labels, 3000)
     np.testing.assert_allclose(mean, literal_mean, atol=0.12)
@@ -250,14 +250,14 @@ def test_dirichlet_over_classes_has_the_moments_of_the_rejection_loop() -> None:
 
 
 def test_class_cuts_round_cumulated_proportions_down() -> None:
-    cuts = laws.class_cuts([7], 3, lambda: np.array([0.4, 0.3, 0.3]))
+    cuts = partitioners.class_cuts([7], 3, lambda: np.array([0.4, 0.3, 0.3]))
     assert cuts.tolist() == [[0, 2, 4, 7]]
 
 
 @pytest.mark.slow
 def test_weighted_draws_have_the_moments_of_draws_one_after_the_other() -> None:
     by_class, labels = positions_by_class(5, 2, 6), np.repeat([0, 1, 2], [5, 2, 6])
-    mean, products = moments(lambda rng: laws.weighted_draws(by_class, 3, rng, alpha=2.0), labels, 3000)
+    mean, products = moments(lambda rng: partitioners.weighted_draws(by_class, 3, rng, alpha=2.0), labels, 3000)
     literal_mean, literal_products = moments(lambda rng: literal_weighted(labels, 3, 2.0, rng), labels, 3000)
     np.testing.assert_allclose(mean, literal_mean, atol=0.12)
     np.testing.assert_allclose(products, literal_products, atol=0.6)

@@ -14,8 +14,8 @@ import torch
 from fl_app.data import open_split
 from fl_app.models import build
 from server_app.settings.build import build_job, held_out
-from server_app.settings.held_out import HeldOut
 from server_app.settings.read import Settings, default_settings, read_settings
+from server_app.settings.server_data import HeldOut
 from strategies.core.facts import UploadFacts
 from strategies.core.options import options_of
 from strategies.core.seeds import seeded_torch

@@ -9,7 +9,7 @@ from torch import nn
 
 from fl_app.data.text import BUCKETS, LENGTH, tokens
 from fl_app.models.backbones import Backbone, Texts
-from fl_app.models.text import MeanOfWords
+from fl_app.models.wordllama import MeanOfWords
 
 TOPICS = ("war peace treaty border", "cup goal match coach", "shares bank oil profit", "chip space software robot")
 

@@ -14,8 +14,8 @@ from method_fakes import BUILDERS, SHAPE, UPLOADS
 from strategies.client.fens import Local, Told, respond
 from strategies.core.clients import Answer, Question
 from strategies.core.errors import QuorumError, UploadError
-from strategies.fens import METHOD, FensConfig
 from strategies.method import Job, Normalization, Outcome, Progress, Silent
+from strategies.methods.fens import METHOD, FensConfig
 
 RUN, CLASSES = "a" * 32, 3
 TINY = FensConfig(

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from strategies.core.facts import UploadFacts
 from strategies.core.seeds import generator as rng
 from strategies.core.seeds import seeded_torch
-from strategies.flboost import FlBoostConfig
 from strategies.method import Job, Normalization, Outcome, Silent, Upload
+from strategies.methods.flboost import FlBoostConfig
 
 State = dict[str, Tensor]
 SHAPE, C, Z, B = (1, 8, 8), 4, 5, 6

@@ -18,22 +18,22 @@ from method_fakes import (
 )
 from torch import Tensor
 
-from strategies import dense
-from strategies.co_boosting import METHOD, CoBoostingConfig, fit
 from strategies.combiners.combiners import name_of
 from strategies.combiners.outcomes import ensemble_of
-from strategies.combiners.tally_teacher import tally_teacher
+from strategies.combiners.tally_pool import tally_teacher
 from strategies.core.errors import OptionError
 from strategies.distillation.generated import GeneratedImages
 from strategies.distillation.synthesis import Batch
 from strategies.method import Outcome, Silent, Upload
+from strategies.methods import dense
+from strategies.methods.co_boosting import METHOD, CoBoostingConfig, fit
 from strategies.teacher.augment import AUGMENTATIONS
 
 SMALL = CoBoostingConfig(**TINY, schedule="constant", reweighting_step=0.05)
 NOTHING: dict[str, Any] = {
     "hard_exponent": 0.0, "adversarial_weight": 0.0, "perturbation": "none", "reweighting": False,
 }  # fmt: skip
-GRADIENT = "strategies.co_boosting.weighted_mean_gradient"
+GRADIENT = "strategies.methods.co_boosting.weighted_mean_gradient"
 THIRDS = torch.full((3,), 1 / 3)
 
 

@@ -19,8 +19,8 @@ from torch import nn
 from strategies.combiners.combiners import Mean
 from strategies.combiners.outcomes import load_model
 from strategies.core.errors import OptionError
-from strategies.dense import METHOD, DenseConfig, fit
 from strategies.method import Silent, Snapshot
+from strategies.methods.dense import METHOD, DenseConfig, fit
 from strategies.teacher.augment import AUGMENTATIONS, Standardize
 from strategies.teacher.ensemble import Ensemble
 from strategies.teacher.student import fresh_student

@@ -16,7 +16,7 @@ from method_fakes import (
 
 from strategies.core.errors import OptionError
 from strategies.distillation.synthesis import Recipe, View
-from strategies.f_adi import METHOD, FAdiConfig, _Server, fit
+from strategies.methods.f_adi import METHOD, FAdiConfig, _Server, fit
 
 SMALL = FAdiConfig(epochs=3, inversion_steps=3, inversion_batch_size=6, batch_size=5, student_lr=0.1)
 WIDE = (upload(0, "wide"), upload(1, "wide"))
@@ -57,7 +57,7 @@ def test_pixels_are_moved_by_adam_with_the_rates_of_the_published_code(monkeypat
         recipes.append(recipe)
         return pixels(torch.empty(0)).detach(), {}
 
-    monkeypatch.setattr("strategies.f_adi.synthesize", spy)
+    monkeypatch.setattr("strategies.methods.f_adi.synthesize", spy)
     run(METHOD, replace(SMALL, epochs=1, inversion_steps=7, inversion_lr=0.2))
     assert recipes == [Recipe(steps=7, lr=0.2, betas=(0.9, 0.999), optimize_noise=False)]
 

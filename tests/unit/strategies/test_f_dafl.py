@@ -15,7 +15,7 @@ from method_fakes import (
 )
 
 from strategies.core.errors import OptionError
-from strategies.f_dafl import METHOD, FDaflConfig, fit
+from strategies.methods.f_dafl import METHOD, FDaflConfig, fit
 
 SMALL = FDaflConfig(**TINY)
 ALIKE = (upload(0, "narrow"), upload(1, "narrow"))

@@ -14,8 +14,8 @@ from strategies.combiners.outcomes import load_model
 from strategies.core.errors import OptionError
 from strategies.core.facts import UploadFacts
 from strategies.core.seeds import generator
-from strategies.fafi import METHOD, NOISE_IMAGES, FafiConfig, fit
 from strategies.method import Job, Normalization, Silent, Upload
+from strategies.methods.fafi import METHOD, NOISE_IMAGES, FafiConfig, fit
 from strategies.uploads.needs import check_needs
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]

@@ -15,8 +15,8 @@ from method_fakes import (
 )
 
 from strategies.core.errors import OptionError
-from strategies.fed_et import METHOD, FedEtConfig, Judgement, confidence, fit, transfer_loss
 from strategies.method import Job
+from strategies.methods.fed_et import METHOD, FedEtConfig, Judgement, confidence, fit, transfer_loss
 from strategies.teacher.augment import Standardize
 from strategies.teacher.student import fresh_student
 

@@ -14,8 +14,8 @@ from torch import nn
 from strategies.compute import InProcess
 from strategies.core.errors import OptionError
 from strategies.distillation.lent import Lent
-from strategies.fed_gen import METHOD, FedGenConfig, _Server, fit, lends
 from strategies.method import Job, Normalization, Silent, Upload
+from strategies.methods.fed_gen import METHOD, FedGenConfig, _Server, fit, lends
 from strategies.rounds.refinement import Refinement, Refiner
 from strategies.teacher.average import weighted_mean
 from strategies.uploads.needs import check_needs

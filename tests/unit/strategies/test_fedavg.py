@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from strategies.core.facts import UploadFacts
-from strategies.fedavg import FedAvgConfig, fit
 from strategies.method import Job, Normalization, Silent, Upload
+from strategies.methods.fedavg import FedAvgConfig, fit
 
 
 class Rows(Silent):

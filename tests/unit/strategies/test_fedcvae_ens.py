@@ -8,12 +8,12 @@ import torch
 from method_fakes import Book, same, telling
 from torch import nn
 
-from strategies import fedcvae_ens
 from strategies.combiners.outcomes import load_model
 from strategies.core.errors import OptionError
 from strategies.core.facts import UploadFacts
-from strategies.fedcvae_ens import METHOD, FedCvaeEnsConfig, fit, shares
 from strategies.method import Job, Normalization, Outcome, Silent, Upload
+from strategies.methods import fedcvae_ens
+from strategies.methods.fedcvae_ens import METHOD, FedCvaeEnsConfig, fit, shares
 from strategies.uploads.needs import check_needs
 
 CLASSES, SHAPE = 3, (1, 4, 4)

@@ -17,8 +17,8 @@ from torch import nn
 from strategies.combiners.combiners import Mean
 from strategies.combiners.outcomes import load_model
 from strategies.core.errors import OptionError
-from strategies.feddf import METHOD, FedDfConfig, fit
 from strategies.method import Silent
+from strategies.methods.feddf import METHOD, FedDfConfig, fit
 from strategies.teacher.augment import Standardize
 from strategies.teacher.ensemble import Ensemble
 from strategies.teacher.student import fresh_student

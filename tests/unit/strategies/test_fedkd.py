@@ -15,8 +15,8 @@ from method_fakes import (
 )
 
 from strategies.core.errors import OptionError
-from strategies.fedkd import METHOD, FedKdConfig, fit
 from strategies.method import Job
+from strategies.methods.fedkd import METHOD, FedKdConfig, fit
 from strategies.teacher.augment import Standardize
 from strategies.teacher.student import fresh_student
 

@@ -8,12 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from strategies.combiners.open_set import OpenSet
 from strategies.combiners.outcomes import load_model
 from strategies.core.errors import OptionError
 from strategies.core.facts import UploadFacts
-from strategies.fedov import FedOvConfig, fit
 from strategies.method import METHODS, Job, Normalization, Silent, Upload
+from strategies.methods.fedov import FedOvConfig, OpenSet, fit
 from strategies.uploads.needs import check_needs
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]

@@ -15,14 +15,14 @@ from method_fakes import BUILDERS, UPLOADS, Book, telling
 from strategies.aggregation import trainers
 from strategies.combiners.aggregators import AGGREGATORS
 from strategies.combiners.outcomes import ensemble_of
-from strategies.combiners.tally_teacher import tally_teacher
+from strategies.combiners.tally_pool import tally_teacher
 from strategies.core.clients import Answer
 from strategies.core.errors import OptionError, QuorumError
 from strategies.core.seeds import derive_seed
-from strategies.fens import METHOD, FensConfig, asks
 from strategies.method import Job, Need, Silent
+from strategies.methods.fens import METHOD, FensConfig, asks
 from strategies.uploads.needs import check_needs
-from strategies.uploads.packed import pack_member
+from strategies.uploads.quantization import pack_member
 
 
 def member_logits(job: Job, x: torch.Tensor) -> np.ndarray[Any, Any]:

@@ -17,7 +17,8 @@ from fens_fakes import CLASSES, RUN, DirectClients, fens_job, fitted
 from method_fakes import BUILDERS, UPLOADS, upload
 from torch import nn
 
-from strategies.aggregation import gate_steps, steps
+from strategies.aggregation import steps
+from strategies.aggregation import steps as gate_steps
 from strategies.client import logits as module
 from strategies.client.fens import Own, respond
 from strategies.client.holdout import held_out
@@ -25,7 +26,7 @@ from strategies.client.logits import ENSEMBLES_KEPT, LogitCache, Logits
 from strategies.combiners.aggregators import AGGREGATORS
 from strategies.combiners.gate import start_gate
 from strategies.core.errors import UploadError
-from strategies.uploads.packed import ensemble_digest, pack_member
+from strategies.uploads.quantization import ensemble_digest, pack_member
 
 MEMBERS = ("m0", "m1", "m2")
 ROOT = Path(__file__).resolve().parents[3]

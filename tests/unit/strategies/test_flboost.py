@@ -17,8 +17,8 @@ from strategies.core.seeds import generator as rng
 from strategies.core.seeds import seeded_torch
 from strategies.distillation.generators import ConditionalGenerator
 from strategies.distillation.label_draws import draw_labels
-from strategies.flboost import METHOD, FlBoostConfig
 from strategies.method import Job, Outcome, Silent
+from strategies.methods.flboost import METHOD, FlBoostConfig
 
 # A change here changes every published number.
 PINNED = 0.698160

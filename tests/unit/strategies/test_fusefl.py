@@ -17,8 +17,8 @@ from torch import nn
 from strategies.core.clients import Answer
 from strategies.core.errors import QuorumError
 from strategies.core.facts import UploadFacts
-from strategies.fusefl import FuseFlConfig, calibrate, fit_with
 from strategies.method import Job, Normalization, Silent, Upload
+from strategies.methods.fusefl import FuseFlConfig, calibrate, fit_with
 from strategies.statistics.gaussians import Gaussians
 
 BUILDERS = {"net": nn.Identity, "net+block": First}

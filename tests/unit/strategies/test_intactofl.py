@@ -7,15 +7,13 @@ import pytest
 import torch
 from method_fakes import BUILDERS, OTHER, SHAPE, TINY, UPLOADS, Book, tiny_job, upload
 
-from strategies.combiners.expert_gate import expert_mixture
 from strategies.combiners.outcomes import load_model
 from strategies.core.errors import OptionError
 from strategies.core.seeds import generator
-from strategies.distillation.experts import ByPixels
 from strategies.distillation.losses import cross_entropy
 from strategies.distillation.perturbation import drawn_directions
-from strategies.intactofl import IntactOflConfig, fit
 from strategies.method import Job, Outcome, Silent
+from strategies.methods.intactofl import ByPixels, IntactOflConfig, expert_mixture, fit
 from strategies.teacher.augment import Standardize, dequantize
 from strategies.teacher.ensemble import Ensemble
 

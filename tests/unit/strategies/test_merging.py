@@ -15,10 +15,10 @@ from torch import nn
 
 from strategies import Result, load_ensemble_module, merge
 from strategies.core.errors import OptionError, UploadError
-from strategies.fedavg import FedAvgConfig
+from strategies.merging.merge import OneLine
 from strategies.method import ASSUMED, Normalization
-from strategies.run.one_line import OneLine
-from strategies.tally import TallyConfig
+from strategies.methods.fedavg import FedAvgConfig
+from strategies.methods.tally import TallyConfig
 
 SHAPE: dict[str, Any] = {"num_classes": 4, "input_shape": (1, 8, 8), "threads": 1, "log": str}
 COUNTS = [[5, 5, 5, 0], [0, 6, 5, 9], [0, 7, 5, 18]]

@@ -17,8 +17,8 @@ from torch import nn
 from strategies.core.errors import OptionError
 from strategies.core.facts import UploadFacts
 from strategies.core.work import Work, counted
-from strategies.distill import METHOD, DistillConfig, fit
 from strategies.method import EnsembleSpec, Job, Normalization, Outcome, Silent, Upload
+from strategies.methods.distill import METHOD, DistillConfig, fit
 from strategies.uploads.needs import check_needs
 
 SMALL = DistillConfig(steps=5, batch_size=5, student_lr=0.1, optimizer="sgd", schedule="constant")

@@ -27,7 +27,7 @@ from strategies.core.seeds import generator
 from strategies.distillation.learner import Learner
 from strategies.distillation.pool import quantize
 from strategies.method import Job, Normalization, Outcome, Silent, Upload
-from strategies.tally import METHOD, TallyConfig, fit
+from strategies.methods.tally import METHOD, TallyConfig, fit
 from strategies.teacher.augment import Standardize
 from strategies.teacher.average import LARGEST
 from strategies.teacher.ensemble import Ensemble

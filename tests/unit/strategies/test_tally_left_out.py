@@ -12,7 +12,7 @@ from torch import nn
 
 from strategies.core.facts import UploadFacts
 from strategies.method import Job, Outcome, Upload
-from strategies.tally import METHOD, TallyConfig
+from strategies.methods.tally import METHOD, TallyConfig
 
 CLIENTS, STRANGER = 5, 1
 

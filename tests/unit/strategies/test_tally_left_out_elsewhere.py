@@ -11,15 +11,14 @@ from method_fakes import Book, telling
 from test_tally_left_out import CLIENTS, STRANGER, UPLOADS, grouped, job, state, without_numbers
 from torch import Tensor
 
-from strategies.co_boosting import CoBoostingConfig
 from strategies.combiners.combiners import Mean
 from strategies.combiners.outcomes import ensemble_of
-from strategies.combiners.tally_pool import TallyPoolOptions, fitted_pool
-from strategies.combiners.tally_teacher import tally_teacher
+from strategies.combiners.tally_pool import TallyPoolOptions, fitted_pool, tally_teacher
 from strategies.core.errors import UploadError
-from strategies.dense import DenseConfig
 from strategies.method import METHODS, Job, Method, Outcome, Upload
-from strategies.tally import METHOD
+from strategies.methods.co_boosting import CoBoostingConfig
+from strategies.methods.dense import DenseConfig
+from strategies.methods.tally import METHOD
 from strategies.teacher.ensemble import Ensemble
 
 IMAGES = torch.randn(4, 2, 8, 8, generator=torch.Generator().manual_seed(0))

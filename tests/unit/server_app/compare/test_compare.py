@@ -27,7 +27,7 @@ from typer.testing import CliRunner
 from fl_app.models import build
 from server_app import cli as command_line
 from server_app.compare import comparison as comparing
-from server_app.compare import running
+from server_app.compare import comparison as running
 from server_app.compare.cell import Cell, run_cell, work
 from server_app.compare.comparison import Comparison, compare_runs
 from server_app.compare.table import notes_of
@@ -71,7 +71,7 @@ def both(monkeypatch: pytest.MonkeyPatch) -> None:
         names = tuple(upload.client for upload in job.uploads)
         return Outcome(student, EnsembleSpec(names, "weighted", {"weights": torch.arange(1.0, len(names) + 1)}))
 
-    monkeypatch.setattr("strategies.dense.METHOD", replace(CHOICES["dense"], fit=fit))
+    monkeypatch.setattr("strategies.methods.dense.METHOD", replace(CHOICES["dense"], fit=fit))
 
 
 def compared(*runs: Path, methods: str = "fedens", log: list[str] | None = None, **how: Any) -> dict[str, Any]:

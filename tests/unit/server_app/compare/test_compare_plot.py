@@ -5,7 +5,7 @@ from figure_checks import assert_inside_and_apart
 from matplotlib.collections import PathCollection
 from matplotlib.colors import to_hex
 
-from server_app.compare.plot import plot_comparison
+from server_app.compare.report import plot_comparison
 from server_app.compare.table import Line
 from server_app.report.drawing import COLOURS
 

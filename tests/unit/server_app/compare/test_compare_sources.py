@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from server_app import cli as command_line
+from server_app.compare import comparison
 from server_app.compare import comparison as comparing
-from server_app.compare import running
 from server_app.compare.cell import Cell, work
 from server_app.compare.comparison import Comparison, compare_runs
 from server_app.compare.sources import differing, own_results, with_uploads
@@ -36,7 +36,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, int]]:
         work(cell, log)
         return ""
 
-    monkeypatch.setattr(running, "run_cell", here)
+    monkeypatch.setattr(comparison, "run_cell", here)
     monkeypatch.setattr(comparing, "jobs_for", lambda *_: 1)  # cells in one process take turns
     return found
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from server_app.compare import running
+from server_app.compare import comparison
 from server_app.compare.cell import Cell
-from server_app.compare.running import jobs_for, run_cells
+from server_app.compare.comparison import jobs_for, run_cells
 
 
 def cells(folder: Path, *methods: str, settings: Mapping[str, Any] | None = None, **changes: Any) -> list[Cell]:
@@ -28,7 +28,7 @@ def cells(folder: Path, *methods: str, settings: Mapping[str, Any] | None = None
 def test_a_cell_takes_a_core_for_each_of_its_threads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cores: int, threads: int, wanted: int
 ) -> None:
-    monkeypatch.setattr(running, "all_cores", lambda: cores)
+    monkeypatch.setattr(comparison, "all_cores", lambda: cores)
     methods, cpu = ("fedens", "tally", "dense"), {"device": "cpu"}
 
     assert jobs_for(cells(tmp_path, *methods, settings={**cpu, "threads": threads})) == wanted
@@ -39,8 +39,8 @@ def test_a_cell_takes_a_core_for_each_of_its_threads(
 def test_one_cell_runs_at_once_where_any_of_them_works_on_a_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(running, "all_cores", lambda: 8)
-    monkeypatch.setattr(running, "resolve_device", lambda name: "cuda:0" if name == "auto" else name)
+    monkeypatch.setattr(comparison, "all_cores", lambda: 8)
+    monkeypatch.setattr(comparison, "resolve_device", lambda name: "cuda:0" if name == "auto" else name)
 
     def jobs(begun: str, **changes: Any) -> int:
         return jobs_for(cells(tmp_path, "fedens", "tally", settings={"device": begun, "threads": 1}, **changes))
@@ -56,8 +56,8 @@ def test_cells_run_at_once_and_failures_have_their_titles(tmp_path: Path, monkey
         log("at work")
         return "no memory" if cell.method == "dense" else ""
 
-    monkeypatch.setattr(running, "run_cell", here)
-    monkeypatch.setattr(running, "guarded", lambda: nullcontext((Path(), "")))
+    monkeypatch.setattr(comparison, "run_cell", here)
+    monkeypatch.setattr(comparison, "guarded", lambda: nullcontext((Path(), "")))
 
     assert run_cells(cells(tmp_path, "fedens", "dense"), 2, lines.append) == [("dense, seed 0, run", "no memory")]
     assert {"fedens, run: at work", "dense, run: at work"} <= {*lines}
@@ -70,8 +70,8 @@ def test_an_interrupt_starts_no_further_cell(tmp_path: Path, monkeypatch: pytest
         begun.append(cell.method)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(running, "run_cell", stop)
-    monkeypatch.setattr(running, "guarded", lambda: nullcontext((Path(), "")))
+    monkeypatch.setattr(comparison, "run_cell", stop)
+    monkeypatch.setattr(comparison, "guarded", lambda: nullcontext((Path(), "")))
     with pytest.raises(KeyboardInterrupt):
         run_cells(cells(tmp_path, *(f"m{k}" for k in range(200))), 1, lambda _: None)
 

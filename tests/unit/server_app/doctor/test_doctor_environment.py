@@ -6,7 +6,8 @@ from typing import Any
 import psutil
 import pytest
 
-from server_app.doctor import environment, room
+from server_app.doctor import environment
+from server_app.doctor import environment as room
 from server_app.doctor.environment import INSTALLATION
 from strategies.uploads.checks import MIB
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from server_app.launch import superlink
-from server_app.launch.environment import REFUSALS, gpu_share, run_environment
+from server_app.launch.superlink import REFUSALS, gpu_share, run_environment
 from strategies.core import offline
 
 LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"

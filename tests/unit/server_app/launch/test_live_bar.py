@@ -7,7 +7,7 @@ import io
 import pytest
 
 from server_app.launch import console
-from server_app.launch.live_bar import CLEAR, LiveBar
+from server_app.launch.console import CLEAR, LiveBar
 
 
 def test_progress_replaces_progress_and_other_lines_stay(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,6 @@
 import pytest
 
-from server_app.launch.log_lines import LogLines
+from server_app.launch.console import LogLines
 
 
 def shown(*lines: str, colour: bool = False) -> list[str]:

@@ -14,7 +14,7 @@ from flwr.supercore.run import RunNotRunningException
 
 from fl_app.node_config import SUPERNODES_VARIABLE
 from server_app import app as server_app
-from server_app.launch.resuming import RESUME_FILE, leave_resume_file
+from server_app.launch.run_command import RESUME_FILE, leave_resume_file
 from server_app.settings.read import default_settings
 from server_app.settings.settled import FREE_ON_RESUME, check_same_run
 from server_app.settings.text import merge_settings

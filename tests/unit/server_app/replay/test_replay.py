@@ -213,7 +213,7 @@ def test_a_replay_that_is_interrupted_or_ended_says_how_to_go_on(
         raise KeyboardInterrupt
 
     method = METHODS["fedens"]
-    monkeypatch.setattr("strategies.fedens.METHOD", replace(method, fit=interrupt))
+    monkeypatch.setattr("strategies.methods.fedens.METHOD", replace(method, fit=interrupt))
 
     with pytest.raises(KeyboardInterrupt):
         replayed(run, "fedens", lines=lines, model="foreign_net:Net" if model else "")
@@ -301,7 +301,7 @@ def test_the_input_space_of_another_project_when_stored_is_used(
         seen.append(job.normalization)
         return method.fit(job, progress)
 
-    monkeypatch.setattr("strategies.fedens.METHOD", replace(method, fit=watched))
+    monkeypatch.setattr("strategies.methods.fedens.METHOD", replace(method, fit=watched))
 
     replayed(foreign(normalization=[[0.1], [0.2]]), "fedens", model="foreign_net:Net")
 

@@ -12,9 +12,9 @@ from torch import nn
 from fl_app.attacks import triggered
 from fl_app.data import ImageData
 from server_app.launch.result import print_result
-from server_app.report.attack_success import backdoor_success
 from server_app.report.finish import finish, table_lines
-from server_app.settings.held_out import HeldOut
+from server_app.report.gatekeeping import backdoor_success
+from server_app.settings.server_data import HeldOut
 from strategies.method import Normalization
 from strategies.run.run_folder import RunFolder
 from strategies.run.stage import keep_outcome

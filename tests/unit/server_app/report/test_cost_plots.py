@@ -8,7 +8,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from server_app.compare.table import Line
-from server_app.report.cost_plots import Point, plot_communication, plot_server_time
+from server_app.report.communication import Point, plot_communication, plot_server_time
 from server_app.report.drawing import COLOURS
 
 pytestmark = pytest.mark.plots

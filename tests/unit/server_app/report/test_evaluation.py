@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from server_app.report.evaluation import result_table
-from server_app.settings.held_out import HeldOut
+from server_app.settings.server_data import HeldOut
 from strategies.combiners.combiners import Mean
 from strategies.combiners.outcomes import load_model
 from strategies.method import METHODS, EnsembleSpec

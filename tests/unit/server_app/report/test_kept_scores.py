@@ -10,16 +10,16 @@ import pytest
 from method_fakes import telling
 
 from fl_app.data import ImageData
+from server_app.compare import comparison
 from server_app.compare import comparison as comparing
-from server_app.compare import running
 from server_app.compare.cell import Cell, work
 from server_app.compare.comparison import Comparison, compare_runs
 from server_app.replay.request import Request
 from server_app.replay.stored import replay_run
-from server_app.report.kept_scores import KeptScores
+from server_app.report.evaluation import KeptScores
 from server_app.settings.build import build_job, held_out
-from server_app.settings.held_out import HeldOut
 from server_app.settings.read import read_settings
+from server_app.settings.server_data import HeldOut
 from strategies.method import Job
 from strategies.run.run_folder import RunFolder
 
@@ -35,7 +35,7 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         work(cell, log)
         return ""
 
-    monkeypatch.setattr(running, "run_cell", here)
+    monkeypatch.setattr(comparison, "run_cell", here)
     monkeypatch.setattr(comparing, "jobs_for", lambda *_: 1)  # cells in one process take turns
     for name in ("accuracy", "member_accuracies"):
         whole = getattr(HeldOut, name)

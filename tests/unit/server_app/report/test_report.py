@@ -14,7 +14,7 @@ from figure_checks import assert_inside_and_apart, drawn
 from matplotlib.image import imread
 from method_fakes import telling
 
-from server_app.report.cost_plots import Point
+from server_app.report.communication import Point
 from server_app.report.drawing import DPI, save_all
 from server_app.report.evaluation import Row, result_table
 from server_app.report.plots import (
@@ -26,7 +26,7 @@ from server_app.report.plots import (
     plot_labels,
     run_plots,
 )
-from server_app.settings.held_out import HeldOut
+from server_app.settings.server_data import HeldOut
 from strategies.combiners.outcomes import load_model
 from strategies.method import Method
 from strategies.run.run_folder import RunFolder

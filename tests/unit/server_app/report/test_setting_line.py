@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from server_app.report.setting_line import setting_line, split_line
+from server_app.report.tables import setting_line, split_line
 
 DIGITS = {"data.name": "digits", "data.law": "dirichlet-classes", "data.alpha": 0.3, "data.sigma": 0.0}
 

@@ -16,9 +16,8 @@ from typer.testing import CliRunner
 
 from server_app import cli as command_line
 from server_app.compare.comparison import Comparison, compare_runs
-from server_app.rounds.plot import plot_rounds
-from server_app.rounds.report import report_rounds
-from server_app.rounds.runs import read_runs
+from server_app.compare.rounds import plot_rounds, report_rounds
+from server_app.compare.runs_in_rounds import read_runs
 from server_app.settings.read import default_settings
 from strategies.run.files import read_json, write_json
 from strategies.run.run_folder import RunFolder

@@ -18,10 +18,10 @@ from server_app.settings.read import APP_DEFAULTS, default_settings, read_settin
 from server_app.settings.settled import FREE_ON_RESUME, check_same_run
 from strategies.core.errors import ComputeError, DataError, OptionError
 from strategies.core.options import options_of
-from strategies.dense import DenseConfig
 from strategies.gatekeeper.config import GatekeeperConfig
 from strategies.method import Normalization
-from strategies.tally import TallyConfig
+from strategies.methods.dense import DenseConfig
+from strategies.methods.tally import TallyConfig
 
 
 def test_defaults_cover_every_key_of_the_app_and_of_every_method() -> None:

@@ -13,8 +13,8 @@ from feature_fakes import SETTINGS, Sent, replayed, sent_by_clients, stored
 from safetensors.torch import load_file, save_file
 
 from fl_app.data import normalize, open_split
+from server_app.compare import comparison
 from server_app.compare import comparison as comparing
-from server_app.compare import running
 from server_app.compare.cell import Cell, work
 from server_app.replay.forget import adopt_uploads
 from server_app.replay.imports import Request, import_checkpoints
@@ -81,7 +81,7 @@ def test_ridge_and_lda_are_compared_on_the_same_sums(
         work(cell, log)
         return ""
 
-    monkeypatch.setattr(running, "run_cell", here)
+    monkeypatch.setattr(comparison, "run_cell", here)
     monkeypatch.setattr(comparing, "jobs_for", lambda *_: 1)  # cells in one process take turns
     found = comparing.compare_runs(comparing.Comparison((run,), "ridge,lda", out=tmp_path / "out"), log=lambda _: None)
     assert [row["method"] for row in found["table"]] == ["ridge", "lda"]

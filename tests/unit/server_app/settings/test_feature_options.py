@@ -15,7 +15,7 @@ from feature_fakes import CLIENTS, SETTINGS, replayed, sent_by_clients, stored
 from client_app.node import Asked, Node
 from client_app.work import trained_model
 from fl_app.data.split import pixels, unchanged
-from fl_app.feature_source import FeatureSource
+from fl_app.feature_cache import FeatureSource
 from fl_app.models.features import FeatureFunction
 from fl_app.models.features_config import FeaturesConfig
 from server_app.settings.build import check_before_start

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from fl_app.data import ImageData
-from server_app.settings import held_out
-from server_app.settings.held_out import HeldOut, percent
+from server_app.settings import server_data
+from server_app.settings.server_data import HeldOut, percent
 from strategies.combiners.combiners import Weighted
 from strategies.method import Normalization
 from strategies.teacher.ensemble import Ensemble
@@ -29,7 +29,7 @@ class Brightest(nn.Module):
 @pytest.fixture
 def seven(monkeypatch: pytest.MonkeyPatch) -> HeldOut:
     """Return seven images of three pixels; the brightest pixel is the label of the first four only."""
-    monkeypatch.setattr(held_out, "BATCH", 3)
+    monkeypatch.setattr(server_data, "BATCH", 3)
     bright = torch.tensor([0, 1, 2, 0, 1, 2, 0])
     images = torch.full((7, 1, 1, 3), 10, dtype=torch.uint8)
     images[torch.arange(7), 0, 0, bright] = 200

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from fl_app.node_config import SUPERNODES_VARIABLE
-from server_app.settings.build import build_strategy, check_before_start
+from server_app.settings.build import build_strategy, check_before_start, number_of_clients
 from server_app.settings.read import read_settings
-from server_app.settings.rehearsal import number_of_clients
 from strategies.core.errors import OptionError
 
 ROOT = Path(__file__).parents[4]

@@ -37,7 +37,7 @@ def seen_proxies(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
         found.append(job.proxy)
         return method.fit(job, progress)
 
-    monkeypatch.setattr("strategies.feddf.METHOD", replace(method, fit=watched))
+    monkeypatch.setattr("strategies.methods.feddf.METHOD", replace(method, fit=watched))
     return found
 
 
@@ -157,7 +157,7 @@ def test_a_replay_that_fails_after_its_first_epoch_keeps_its_folder(
         progress.record({"epoch": 1})
         raise OneShotError("the disk is full")
 
-    monkeypatch.setattr("strategies.dense.METHOD", replace(method, fit=failing))
+    monkeypatch.setattr("strategies.methods.dense.METHOD", replace(method, fit=failing))
     run = run_folder()
 
     with pytest.raises(OneShotError, match="the disk is full"):

@@ -25,12 +25,11 @@ from server_app.replay.stored import replay_run
 from server_app.settings.build import build_job
 from server_app.settings.read import default_settings, read_settings
 from strategies.core.errors import OptionError, UploadError
-from strategies.core.facts import UploadFacts
-from strategies.core.kinds import kind_of
+from strategies.core.facts import UploadFacts, kind_of
 from strategies.flower.messages import Request as Message
 from strategies.method import METHODS, Job, Normalization
 from strategies.run.run_folder import RunFolder
-from strategies.uploads.accepted import of_kind
+from strategies.uploads.builders import of_kind
 from strategies.uploads.checks import Signatures
 
 CLIENTS = 3

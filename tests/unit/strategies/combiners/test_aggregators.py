@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from strategies.aggregation.fed_adam import FedAdam
-from strategies.aggregation.training import Sgd, local_steps
+from strategies.aggregation.steps import Sgd, local_steps
+from strategies.aggregation.trainers import FedAdam
 from strategies.combiners.aggregators import (
     AGGREGATORS,
     TORCH_ONLY,
@@ -264,9 +264,9 @@ def test_a_step_and_a_vote_where_torch_is_blocked_work() -> None:
 import sys
 sys.modules["torch"] = None
 import numpy as np
-from strategies.aggregation.training import Sgd, local_steps
+from strategies.aggregation.steps import Sgd, local_steps
 from strategies.combiners.aggregators import AGGREGATORS
-from strategies.aggregation.fed_adam import FedAdam
+from strategies.aggregation.trainers import FedAdam
 from strategies.combiners.voting import vote_counts
 z, y = np.ones((2, 6, 3), np.float32), np.arange(6) % 3
 for name in ("linear", "per-class", "nn"):

@@ -8,27 +8,36 @@ from fused_fakes import First
 from fused_fakes import made as fused_blocks
 from torch import Tensor, nn
 
-from strategies.combiners.agreement import agreeing, agreements, correlations
-from strategies.combiners.class_counts import capped, geometric_mean, response_shares
+from strategies.combiners.class_counts import (
+    agreeing,
+    agreements,
+    capped,
+    correlations,
+    geometric_mean,
+    response_shares,
+)
 from strategies.combiners.combiners import (
     COMBINERS,
     LabelCount,
     Mean,
     MeanProbability,
+    TwoClassLabelCount,
+    TwoClassLinear,
+    TwoClassMean,
+    TwoClassTwoLayers,
     Weighted,
     build_combiner,
     weighted_mean_gradient,
 )
-from strategies.combiners.expert_gate import ExpertGate, PixelGate
 from strategies.combiners.gate import Gate, start_gate
-from strategies.combiners.open_set import OpenSet
 from strategies.combiners.opinion_pools import RULES, OpinionPool
-from strategies.combiners.prototypes import Prototypes
 from strategies.combiners.trained import Linear, PerClass, TwoLayers, Voting
-from strategies.combiners.two_class import TwoClassLabelCount, TwoClassLinear, TwoClassMean, TwoClassTwoLayers
 from strategies.combiners.update_gate import GatedPool, lower_part
 from strategies.combiners.voting import FLOOR, Array, merged, scores, vote_counts, vote_shares
 from strategies.core.seeds import generator as rng
+from strategies.methods.fafi import Prototypes
+from strategies.methods.fedov import OpenSet
+from strategies.methods.intactofl import ExpertGate, PixelGate
 from strategies.teacher.copies import built
 
 LOGITS = torch.tensor([[[1.0, 2.0, 3.0]], [[5.0, 6.0, 7.0]]])  # M = 2, B = 1, C = 3

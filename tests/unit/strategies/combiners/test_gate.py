@@ -4,13 +4,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from strategies.aggregation.gate_steps import gate_steps
-from strategies.aggregation.steps import round_steps
-from strategies.aggregation.training import Sgd
+from strategies.aggregation.steps import Sgd, gate_steps, round_steps
 from strategies.combiners.combiners import build_combiner
-from strategies.combiners.expert_gate import ExpertGate, expert_divergence
 from strategies.combiners.gate import NAMES, Gate, mixture, start_gate
 from strategies.core.seeds import seeded_torch
+from strategies.methods.intactofl import ExpertGate, expert_divergence
 from strategies.teacher.ensemble import Ensemble
 
 MEMBERS, CLASSES, EXAMPLES = 3, 4, 12

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from strategies import fedavg, tally
 from strategies.core.facts import UploadFacts
 from strategies.core.seeds import initial_torch
 from strategies.method import Job, Method, Normalization, Silent, Upload
+from strategies.methods import fedavg, tally
 
 SHAPE, CLASSES, SEED = (1, 4, 4), 3, 5
 STILL = tally.TallyConfig(

@@ -11,7 +11,6 @@ import torch
 from method_fakes import UPLOADS, telling, tiny_job
 from torch import Tensor, nn
 
-from strategies import fed_et
 from strategies.combiners.class_counts import geometric_mean, response_shares, row_shares
 from strategies.combiners.combiners import Mean, weights_gradient
 from strategies.combiners.noise import noise_images
@@ -27,6 +26,7 @@ from strategies.core.facts import UploadFacts
 from strategies.core.seeds import generator
 from strategies.distillation.learner import teacher_of
 from strategies.method import METHODS, TEACHERS, Job, Normalization, Upload
+from strategies.methods import fed_et
 from strategies.teacher.ensemble import Ensemble
 from strategies.uploads.needs import check_needs
 

@@ -27,7 +27,7 @@ from strategies.core.seeds import generator, seeded_torch
 from strategies.distillation.learner import Learner
 from strategies.distillation.spanned import DIRECTIONS
 from strategies.method import Job, Normalization, Silent, Upload
-from strategies.tally import METHOD, TallyConfig
+from strategies.methods.tally import METHOD, TallyConfig
 
 SHAPE, CLASSES, SEED = (1, 6, 6), 6, 5
 OWN = ((0, 1), (2, 3), (4, 5))  # the classes of three clients

@@ -12,9 +12,8 @@ import pytest
 import torch
 
 import strategies.compute as compute
-from strategies.compute.in_process import InProcess
+from strategies.compute.in_process import InProcess, WithClients
 from strategies.compute.ray_start import NoRoomError, start_ray
-from strategies.compute.with_clients import WithClients
 from strategies.core.errors import ComputeError
 from strategies.core.facts import UploadFacts
 from strategies.core.offline import ray_token

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from strategies.compute import shard_plan
-from strategies.compute.shard_plan import FACTOR, method_share, plan_of
+from strategies.compute import ray_shards
+from strategies.compute.ray_shards import FACTOR, method_share, plan_of
 from strategies.core.facts import UploadFacts
 from strategies.method import Job, Normalization, Upload
 
@@ -33,7 +33,7 @@ def job(count: int, device: str = "auto") -> Job:
 
 
 def with_free(monkeypatch: pytest.MonkeyPatch, free: float) -> None:
-    monkeypatch.setattr(shard_plan, "_free_bytes", lambda _: int(free))
+    monkeypatch.setattr(ray_shards, "_free_bytes", lambda _: int(free))
 
 
 def test_plan_of_teachers_that_do_not_fit_takes_as_many_nodes_as_they_need(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from strategies.co_boosting import CoBoostingConfig
 from strategies.compute.in_process import InProcess
 from strategies.compute.ray_actors import RayActors
 from strategies.core.facts import UploadFacts
 from strategies.method import METHODS, Job, Normalization, Outcome, Silent, Snapshot, Upload
+from strategies.methods.co_boosting import CoBoostingConfig
 
 pytestmark = [
     pytest.mark.ray,

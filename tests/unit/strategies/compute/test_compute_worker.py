@@ -16,9 +16,8 @@ from ray import cloudpickle as ray_cloudpickle
 
 import strategies.method
 from strategies.compute.by_value import dumps
-from strategies.compute.packing import pack, unpack
 from strategies.compute.relay import Relay
-from strategies.compute.task import Task
+from strategies.compute.task import Task, pack, unpack
 from strategies.compute.worker import Event, Outbox, OutboxProgress, Worker
 from strategies.core.errors import ComputeError, UploadError
 from strategies.core.facts import UploadFacts

@@ -13,10 +13,10 @@ from torch import nn
 from strategies.combiners.combiners import Mean
 from strategies.compute.in_process import InProcess
 from strategies.core.work import KEY, Counting, Work, counted, work
-from strategies.dense import METHOD as DENSE
-from strategies.dense import DenseConfig
-from strategies.flboost import METHOD as FLBOOST
 from strategies.method import Job, Silent, Snapshot
+from strategies.methods.dense import METHOD as DENSE
+from strategies.methods.dense import DenseConfig
+from strategies.methods.flboost import METHOD as FLBOOST
 from strategies.teacher.ensemble import Ensemble
 from strategies.teacher.student import observe
 

@@ -27,10 +27,10 @@ def test_the_system_s_numbers_have_the_moments_that_they_should_and_never_come_a
 
 
 def test_the_noise_of_both_private_uploads_has_the_one_source(monkeypatch: pytest.MonkeyPatch) -> None:
-    from client_app import private_training
+    from client_app.training import private
     from strategies.statistics import privacy
 
-    assert private_training.system_normal is privacy.system_normal is system_normal
+    assert private.system_normal is privacy.system_normal is system_normal
     asked: list[int] = []
     monkeypatch.setattr(os, "urandom", lambda size: asked.append(size) or bytes(size))
     assert system_normal(3, 5).shape == (3, 5)

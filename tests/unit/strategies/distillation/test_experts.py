@@ -6,10 +6,9 @@ import torch
 from method_fakes import BUILDERS, SHAPE, UPLOADS, tiny_job
 from torch import nn
 
-from strategies.distillation.experts import ByPixels
 from strategies.distillation.perturbation import drawn_directions
 from strategies.distillation.synthesis import View
-from strategies.intactofl import IntactOflConfig
+from strategies.methods.intactofl import ByPixels, IntactOflConfig
 from strategies.teacher.ensemble import Ensemble
 
 IMAGES = torch.rand(4, *SHAPE, generator=torch.Generator().manual_seed(0)) * 2 - 1

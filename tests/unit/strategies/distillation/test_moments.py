@@ -15,8 +15,8 @@ from fl_app.models import build
 from strategies.core.errors import OptionError
 from strategies.core.pixels import PIXELS
 from strategies.distillation.moments import NEIGHBOURS, Moments, read_off
-from strategies.flboost import METHOD
 from strategies.method import Normalization, Silent
+from strategies.methods.flboost import METHOD
 from strategies.uploads.needs import check_needs
 
 

@@ -16,7 +16,7 @@ from flower_fakes import GRID, FakeGrid, dense, equal, weights
 from flwr.app import ArrayRecord
 
 from strategies.core.errors import OneShotError
-from strategies.run.lines import JsonLines
+from strategies.run.files import JsonLines
 
 START = ArrayRecord(weights(5))
 

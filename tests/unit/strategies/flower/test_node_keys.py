@@ -16,8 +16,7 @@ from flwr.proto.node_pb2 import NodeInfo
 from strategies import FedENS
 from strategies.client import failure
 from strategies.core.errors import OptionError, QuorumError, UploadError
-from strategies.flower.names import Names
-from strategies.flower.node_keys import VARIABLE, named_keys
+from strategies.flower.names import VARIABLE, Names, named_keys
 from strategies.flower.nodes import Nodes, Refusals
 from strategies.run.traffic import Traffic
 

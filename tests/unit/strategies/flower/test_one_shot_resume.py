@@ -31,8 +31,8 @@ from strategies import METHODS, DenseConfig, FedENS, Fens, Normalization, OneSho
 from strategies.client.fens import Local, answer
 from strategies.core.errors import OptionError, QuorumError, StoreError
 from strategies.core.facts import UploadFacts
-from strategies.fens import FensConfig
 from strategies.method import Job, Method, Outcome, Progress, Snapshot
+from strategies.methods.fens import FensConfig
 from strategies.run.files import read_weights, write_json
 from strategies.run.run_folder import RunFolder
 from strategies.run.stage import pin_clients

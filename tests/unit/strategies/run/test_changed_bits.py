@@ -23,10 +23,9 @@ from strategies.client.round_state import RoundState
 from strategies.compute.in_process import InProcess
 from strategies.core.errors import StoreError
 from strategies.core.facts import UploadFacts
-from strategies.fedens import METHOD
 from strategies.method import EnsembleSpec, Job, Normalization, Outcome, Snapshot
-from strategies.run.files import write_json
-from strategies.run.lock import LOCK_NAME
+from strategies.methods.fedens import METHOD
+from strategies.run.files import LOCK_NAME, write_json
 from strategies.run.quarantine import kept_verdict
 from strategies.run.run_folder import RunFolder
 from strategies.run.stage import StageReport, keep_outcome, kept_report, kept_round, pin_clients, pinned_clients, replay

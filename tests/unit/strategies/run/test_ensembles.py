@@ -8,12 +8,12 @@ from method_fakes import telling
 from store_faults import Faults, disk_full
 from torch import nn
 
-from strategies import dw_fedens, fedens, label_count_ensemble
 from strategies.combiners.outcomes import ensemble_of, load_model
 from strategies.core.durable import sealed
 from strategies.core.errors import StoreError
 from strategies.core.facts import UploadFacts
 from strategies.method import EnsembleSpec, Job, Method, Normalization, Silent, Upload
+from strategies.methods import dw_fedens, fedens, label_count_ensemble
 from strategies.run import ensembles
 from strategies.run.ensembles import load_ensemble_module, save_ensemble
 from strategies.run.run_folder import RunFolder, load_ensemble

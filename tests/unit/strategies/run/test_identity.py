@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from strategies.core.errors import OptionError
-from strategies.fedavg import FedAvgConfig
 from strategies.method import Job, Normalization
+from strategies.methods.fedavg import FedAvgConfig
 from strategies.run.identity import open_run, stored_normalization
 
 JOB = Job((), {"model": lambda: nn.Linear(4, 2)}, "model", 2, (4, 1, 1), Normalization((0.0,), (1.0,)), FedAvgConfig())

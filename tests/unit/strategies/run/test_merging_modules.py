@@ -18,7 +18,7 @@ from torch.nn.utils import parametrizations
 
 from strategies import load_ensemble_module, merge
 from strategies.core.errors import OneShotError, OptionError
-from strategies.run.copies import copies_of, difference
+from strategies.merging.copies import copies_of, difference
 
 SHAPE: dict[str, Any] = {"num_classes": 4, "input_shape": (1, 8, 8), "threads": 1, "log": str}
 IMAGES = torch.linspace(-1, 1, 6 * 64).view(6, 1, 8, 8)

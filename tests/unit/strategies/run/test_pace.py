@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from strategies.run.pace import Pace
+from strategies.run.journal import Pace
 
 
 def errors(

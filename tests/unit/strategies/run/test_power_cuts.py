@@ -17,17 +17,17 @@ from client_app.keeping import Keep, Trained
 from fl_app.ledger import Ledger
 from fl_app.node_policy import FREE
 from fl_app.privacy import PrivacyConfig
-from server_app.launch.resuming import RESUME_FILE, leave_resume_file
+from server_app.launch.run_command import RESUME_FILE, leave_resume_file
 from strategies.client.logits import LogitCache, Logits
 from strategies.client.round_state import RoundState
 from strategies.core.facts import UploadFacts
-from strategies.fedens import METHOD
 from strategies.method import EnsembleSpec, Job, Normalization, Outcome, Snapshot
+from strategies.methods.fedens import METHOD
 from strategies.run.files import read_json, write_json
 from strategies.run.run_folder import RunFolder
 from strategies.run.stage import StageReport, keep_outcome, kept_report, kept_round, pin_clients, pinned_clients
 from strategies.run.traffic import Traffic
-from strategies.uploads.digest import weights_sha256
+from strategies.uploads.tensors import weights_sha256
 
 RUN = "0123456789abcdef" * 2
 BUILDERS = {"x": lambda: torch.nn.Linear(1, 1)}

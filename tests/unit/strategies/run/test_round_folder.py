@@ -15,7 +15,7 @@ from strategies.core.durable import sealed
 from strategies.core.errors import StoreError, UploadError
 from strategies.core.facts import UploadFacts
 from strategies.method import Snapshot
-from strategies.run.lock import FolderLock
+from strategies.run.files import FolderLock
 from strategies.run.round_folder import RoundFolder
 
 # Newer Pythons warn of a fork beside torch's threads; the children here only write files and die.

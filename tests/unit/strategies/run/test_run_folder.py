@@ -20,7 +20,7 @@ from strategies.core.errors import StoreError
 from strategies.core.facts import UploadFacts
 from strategies.method import Snapshot
 from strategies.run.run_folder import RunFolder, default_run_dir
-from strategies.uploads.digest import weights_sha256
+from strategies.uploads.tensors import weights_sha256
 
 # Newer Pythons warn of a fork beside torch's threads; the children here only write files and die.
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")

@@ -17,8 +17,7 @@ from store_faults import Faults, disk_full, in_child, kill_me, names
 
 from strategies.core.errors import StoreError
 from strategies.method import Snapshot
-from strategies.run.checkpoint import CheckpointFolder
-from strategies.run.tree import flatten, unflatten
+from strategies.run.checkpoint import CheckpointFolder, flatten, unflatten
 
 # Newer Pythons warn of a fork beside torch's threads; the children here only write files and die.
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from strategies.core.errors import StoreError
-from strategies.run.lock import FolderLock
+from strategies.run.files import FolderLock
 
 # Newer Pythons warn of a fork beside torch's threads; the children here only write files and die.
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning
 HOLD = """
 import sys, time
 from pathlib import Path
-from strategies.run.lock import FolderLock
+from strategies.run.files import FolderLock
 lock = FolderLock(Path(sys.argv[1]))
 print("held", flush=True)
 time.sleep(30)

@@ -5,9 +5,9 @@ from torch import nn
 from strategies.combiners.combiners import Mean, Weighted
 from strategies.core.seeds import generator as rng
 from strategies.method import Normalization
+from strategies.methods.fens import Remembered
 from strategies.teacher.augment import AUGMENTATIONS, Standardize, crop_flip
 from strategies.teacher.ensemble import Ensemble
-from strategies.teacher.remembered import Remembered
 
 IMAGES = torch.rand(64, 2, 6, 5, generator=rng(0)) + 0.1
 

@@ -11,8 +11,7 @@ from strategies.core.errors import OptionError
 from strategies.core.seeds import generator as rng
 from strategies.teacher import merged as module
 from strategies.teacher.average import LARGEST, norms_of, shrinkage, shrunk, weighted_mean
-from strategies.teacher.features import penultimate_features
-from strategies.teacher.heads import features_of, head_keys, last_linear
+from strategies.teacher.heads import features_of, head_keys, last_linear, penultimate_features
 from strategies.teacher.merged import AVERAGED, merged_layers
 
 STATES = [{"w": torch.randn(3, 4, generator=rng(i)) * 10**i, "batches": torch.tensor(100 + 3 * i)} for i in range(4)]

@@ -10,11 +10,9 @@ from strategies.combiners.combiners import Mean
 from strategies.core.facts import UploadFacts
 from strategies.method import Upload
 from strategies.teacher import calls as module
-from strategies.teacher.calls import recomputed
+from strategies.teacher.calls import StackedMembers, recomputed
 from strategies.teacher.ensemble import Ensemble
-from strategies.teacher.grouped import StackedMembers
-from strategies.uploads.packed import pack_member, unpack_member
-from strategies.uploads.quantization import as_int8, calibrate
+from strategies.uploads.quantization import as_int8, calibrate, pack_member, unpack_member
 
 
 def net(width: int) -> nn.Module:

@@ -12,9 +12,8 @@ from strategies.combiners.combiners import Mean
 from strategies.core.facts import UploadFacts
 from strategies.method import Upload
 from strategies.teacher import calls as module
-from strategies.teacher.calls import Call
+from strategies.teacher.calls import Call, StackedMembers
 from strategies.teacher.ensemble import TOGETHER, Ensemble
-from strategies.teacher.grouped import StackedMembers
 
 
 def net(width: int = 4) -> nn.Module:

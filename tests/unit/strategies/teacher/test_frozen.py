@@ -12,8 +12,7 @@ from fl_app.models import build, builders
 from strategies.combiners.combiners import Mean
 from strategies.teacher.copies import FreshModules, built, copies_whole
 from strategies.teacher.ensemble import Ensemble
-from strategies.teacher.frozen import simplified
-from strategies.teacher.pooling import lean_max_pool2d
+from strategies.teacher.frozen import lean_max_pool2d, simplified
 
 
 def lively(model: nn.Module) -> nn.Module:

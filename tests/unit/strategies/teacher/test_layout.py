@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from client_app.local_training import train
+from client_app.training.local import train
 from fl_app.config import ClientConfig
 from fl_app.data import ImageData, Normalization
 from strategies.combiners.combiners import Mean

@@ -10,9 +10,9 @@ from fl_app.models import build
 from strategies.combiners.combiners import Mean
 from strategies.core.facts import UploadFacts
 from strategies.method import Upload
+from strategies.teacher.calls import NarrowMembers
 from strategies.teacher.ensemble import Ensemble
 from strategies.teacher.frozen import simplified
-from strategies.teacher.grouped import NarrowMembers
 
 
 class Skip(nn.Module):

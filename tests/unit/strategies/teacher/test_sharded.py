@@ -9,24 +9,24 @@ from local_shards import LocalShard, local_shards
 from method_fakes import BUILDERS, SHAPE, TINY, UPLOADS, Book, tiny_job, upload
 from torch import Tensor
 
-from strategies.co_boosting import CoBoostingConfig
 from strategies.combiners.combiners import Weighted
-from strategies.dense import DenseConfig
-from strategies.f_adi import FAdiConfig
-from strategies.f_dafl import FDaflConfig
-from strategies.fed_et import FedEtConfig
-from strategies.fed_gen import FedGenConfig
-from strategies.feddf import FedDfConfig
-from strategies.fedkd import FedKdConfig
-from strategies.flboost import FlBoostConfig
-from strategies.intactofl import IntactOflConfig
 from strategies.method import METHODS
-from strategies.tally import TallyConfig
+from strategies.methods.co_boosting import CoBoostingConfig
+from strategies.methods.dense import DenseConfig
+from strategies.methods.f_adi import FAdiConfig
+from strategies.methods.f_dafl import FDaflConfig
+from strategies.methods.fed_et import FedEtConfig
+from strategies.methods.fed_gen import FedGenConfig
+from strategies.methods.feddf import FedDfConfig
+from strategies.methods.fedkd import FedKdConfig
+from strategies.methods.flboost import FlBoostConfig
+from strategies.methods.intactofl import IntactOflConfig
+from strategies.methods.tally import TallyConfig
 from strategies.teacher import calls
 from strategies.teacher.batchnorm import batchnorm_loss, keeps_statistics
 from strategies.teacher.calls import KEPT
 from strategies.teacher.ensemble import Ensemble
-from strategies.teacher.features import penultimate_features
+from strategies.teacher.heads import penultimate_features
 from strategies.teacher.sharded import Request, ShardedMembers
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}

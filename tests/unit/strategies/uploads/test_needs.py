@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from fl_app.models import builders
 from strategies.core.errors import OptionError, UploadError
 from strategies.core.facts import UploadFacts
-from strategies.feddf import FedDfConfig
 from strategies.method import METHODS, Job, Need, Normalization, Silent, Upload
+from strategies.methods.feddf import FedDfConfig
 from strategies.uploads.builders import check_student
 from strategies.uploads.needs import check_needs
 from strategies.uploads.outputs import check_outputs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
-from strategies.flower.rounds.attendance import Attendance
+from strategies.flower.rounds.loop import Attendance
 
 
 def test_a_server_that_resumes_from_a_checkpoint_forgets_later_rounds() -> None:

@@ -19,7 +19,7 @@ from strategies.client.corrections import LocalUpdate, read_round
 from strategies.client.round_state import RoundState
 from strategies.flower import asking
 from strategies.flower.rounds.base import Base, base_of
-from strategies.flower.rounds.feddyn import FedDyn
+from strategies.flower.rounds.stepped import FedDyn
 
 
 class Point(nn.Module):

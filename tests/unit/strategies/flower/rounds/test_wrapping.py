@@ -22,12 +22,10 @@ from strategies.core.errors import OptionError
 from strategies.flower.messages import read_reply
 from strategies.flower.rounds.answers import Answered
 from strategies.flower.rounds.base import Base
-from strategies.flower.rounds.feddyn import FedDyn
-from strategies.flower.rounds.fednova import FedNova
+from strategies.flower.rounds.flboost import wrap
 from strategies.flower.rounds.global_model import GlobalModel
-from strategies.flower.rounds.scaffold import Scaffold
 from strategies.flower.rounds.stc import Stc
-from strategies.flower.rounds.wrapping import wrap
+from strategies.flower.rounds.stepped import FedDyn, FedNova, Scaffold
 from strategies.method import Job, Normalization
 from strategies.uploads.checks import Signatures
 
@@ -230,7 +228,7 @@ def test_fedavg_sees_the_same_arrays_as_in_flower() -> None:
 
 @pytest.mark.parametrize("name", MADE)
 def test_strategy_goes_on_from_a_checkpoint_with_the_same_bits(name: str) -> None:
-    from strategies.run.tree import flatten, unflatten
+    from strategies.run.checkpoint import flatten, unflatten
 
     whole = model_of(wrap(MADE[name][0]()))
     one_round(whole, 1, [weights(k) for k in range(3)])

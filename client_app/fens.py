@@ -1,0 +1,131 @@
+"""This app's clients as FENS needs them; only the messages that need torch and the data load them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from client_app.node import Asked, Node, refuse
+from fl_app.node_config import client_name
+from fl_app.node_policy import FREE, NodePolicy
+from strategies.client.fens import Local
+from strategies.client.fens import Own as OwnModel
+from strategies.client.holdout import Told
+from strategies.core.errors import UploadError
+
+if TYPE_CHECKING:
+    import torch
+
+    from client_app.keeping import Trained
+    from client_app.work import Own, State
+    from fl_app.config import AppConfig
+
+
+@dataclass(frozen=True)
+class FensHalf:
+    """One client of this app, as FENS sees it.
+
+    Attributes:
+        settings: The run's flat settings.
+        facts: The node's config.
+        policy: The node's limits for the settings of a run.
+    """
+
+    settings: Mapping[str, Any]
+    facts: Mapping[str, Any]
+    policy: NodePolicy = FREE
+
+    def local(self) -> Local:
+        """Return the functions and limits that :mod:`strategies.client.fens` takes."""
+        limit = self.facts.get("max-ensemble-mib", self.settings.get("client.max-ensemble-mib", 0.0))
+        return Local(
+            client=client_name(self.facts),
+            examples=self._examples,
+            build=self._build,
+            own=self._own_model,
+            state_dir=self._state_dir(),
+            max_ensemble_mib=float(limit),
+            refusal=self._refusal(),
+            tells_counts=self.policy.tells_numbers,
+        )
+
+    def _refusal(self) -> str:
+        try:
+            self.policy.check_private(0.0)  # no answer of FENS carries noise
+        except UploadError as error:
+            return str(error)
+        return ""
+
+    def _state_dir(self) -> str:
+        return self.policy.state_dir(str(self.settings.get("client.state-dir", "")))
+
+    def _examples(self, told: Told) -> tuple[torch.Tensor, torch.Tensor]:
+        from fl_app.data import normalize
+
+        node, own = self._own(told)
+        if not node.has_data:
+            raise UploadError("the client holds no examples, so it takes no part in the rounds")
+        self._check_unchanged(told, own)
+        data = own.split.take(own.held)
+        return normalize(data.images, *own.split.normalization), data.labels
+
+    def _build(self, architecture: str, told: Told) -> torch.nn.Module:
+        from fl_app.models import build
+        from fl_app.models.feature_heads import feature_builders
+        from fl_app.models.features import FeatureFunction
+        from strategies.core.facts import backbone_in, is_head
+
+        self.policy.check_architecture(architecture)
+        _, own = self._own(told)
+        if told.num_classes != own.split.num_classes:
+            raise UploadError(f"the server's num-classes is {told.num_classes}: must be {own.split.num_classes}")
+        if not is_head(architecture):
+            return build(architecture, num_classes=told.num_classes, input_shape=own.split.input_shape)
+        config = self._config()
+        self.policy.check_backbone(backbone_in(architecture), config.features.weights)
+        function = FeatureFunction(config.features, config.seed, *own.split.normalization)
+        return feature_builders([architecture], function, told.num_classes)[architecture]()
+
+    def _own_model(self, told: Told) -> OwnModel | None:
+        kept = self._kept(told)
+        return None if kept is None else OwnModel(kept[0].architecture, kept[1], kept[0].ranges)
+
+    def _kept(self, told: Told) -> tuple[Trained, State] | None:
+        from client_app.keeping import Keep
+
+        return Keep(self._state_dir(), told.run_id, client_name(self.facts), 1).load()
+
+    def _check_unchanged(self, told: Told, own: Own) -> None:
+        """Refuse examples that came or went since the upload: another draw of them holds out what the model knows.
+
+        Raises:
+            UploadError: The client trained on other numbers of examples per class.
+        """
+        from client_app.attacking import claimed
+
+        if (kept := self._kept(told)) is None:
+            return
+        trained = replace(kept[0], label_counts=own.label_counts)
+        if claimed(trained, self._config().attack, client_name(self.facts)).label_counts != kept[0].label_counts:
+            raise UploadError(
+                "the client's examples are others than at its upload, so its model may know those that it would hold "
+                "out: it takes no part in the rounds"
+            )
+
+    def _own(self, told: Told) -> tuple[Node, Own]:
+        import torch
+
+        from client_app.work import own_examples
+
+        torch.set_num_threads(1)
+        config = self._config()
+        refuse(config.privacy, "answers on held-out examples")
+        node = Node.of(self.facts, config, self.policy)
+        asked = Asked(told.run_id, 1, told.seed, told.holdout, told.per_class)
+        return node, own_examples(config, node, asked)
+
+    def _config(self) -> AppConfig:
+        from fl_app.config import AppConfig
+
+        return AppConfig.from_settings(dict(self.settings))

@@ -1,0 +1,1 @@
+"""How a client trains before its upload, one file per way."""

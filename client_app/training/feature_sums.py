@@ -1,0 +1,133 @@
+"""The client's half of the methods on features: one forward pass per example, then sums; no net is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from logging import getLogger
+
+import torch
+
+from client_app.training.local import Epoch
+from fl_app.config import ClientConfig
+from fl_app.data import ImageData, Normalization
+from fl_app.feature_cache import FeatureCache, FeatureSource
+from fl_app.models.features import FeatureFunction
+from fl_app.privacy import PrivacyConfig
+from strategies.core.errors import UploadError
+from strategies.core.facts import GRAM
+from strategies.statistics.moments import Moments
+from strategies.statistics.privacy import released
+from strategies.statistics.sums import Statistics
+from strategies.statistics.uploaded import FeatureSums, examples_of
+
+# Flower's own logger, so that its lines reach the log of the run.
+LOG = getLogger("flwr")
+
+NOT_MEASURED = Epoch(1, float("nan"), float("nan"))
+
+
+class ClientSums(FeatureSums):
+    """The sums that a client sends, with the function of their features.
+
+    Args:
+        function: The run's feature function.
+        num_classes: C.
+        cache: Of the client's features; None for none.
+        second: The second moments that the run's method needs.
+    """
+
+    def __init__(
+        self,
+        function: FeatureFunction,
+        num_classes: int,
+        cache: FeatureCache | None = None,
+        second: Sequence[str] = (GRAM,),
+    ) -> None:
+        super().__init__(num_classes, function.features, function.fingerprint, function.probe, second=second)
+        self.source = FeatureSource(function, cache)
+
+    @property
+    def examples(self) -> int:
+        """The number of examples by the sent counts, which carry the noise of a private upload; at least 1."""
+        return examples_of(self.counts)
+
+    @property
+    def label_counts(self) -> tuple[int, ...]:
+        """The number of examples of each class in sums without noise [C]."""
+        return tuple(int(count) for count in self.counts.tolist())
+
+
+def add_up(
+    model: ClientSums,
+    data: ImageData,
+    config: ClientConfig,  # noqa: ARG001  nothing is trained
+    *,
+    normalization: Normalization,
+    augmentation: str,  # noqa: ARG001  features are those of the images themselves
+    seed: int,  # noqa: ARG001  nothing is drawn
+    report: Callable[[Epoch], None] | None = None,  # noqa: ARG001  there are no epochs
+) -> Epoch:
+    """Fill a client's sums; takes the arguments of :func:`client_app.training.local.train`, most of them ignored."""
+    model.fill(*_sums(model, data, normalization))
+    return NOT_MEASURED
+
+
+def add_up_privately(
+    model: ClientSums,
+    data: ImageData,
+    config: ClientConfig,  # noqa: ARG001  nothing is trained
+    *,
+    privacy: PrivacyConfig,
+    normalization: Normalization,
+    augmentation: str,  # noqa: ARG001  features are those of the images themselves
+    report: Callable[[Epoch], None] | None = None,  # noqa: ARG001  there are no epochs
+) -> float:
+    """Fill a client's sums with the noise of a budget, and return the epsilon that was spent.
+
+    Raises:
+        UploadError: The server asks for sums of squares, which carry no noise.
+    """
+    if model.second != (GRAM,):
+        raise UploadError("the server asks for sums of squares: must be Gram matrices alone with privacy.epsilon")
+    exact = Statistics.of(_features(model, data, normalization), *model.get_buffer("sums").shape)
+    model.fill(released(exact, privacy.epsilon, privacy.delta), noise=privacy.noise)
+    return privacy.epsilon
+
+
+def check_enough(examples: int, least: int, client: str) -> None:
+    """Refuse sums over so few examples that they would tell much of each; the server is not told their number.
+
+    Raises:
+        UploadError: Names the setting.
+    """
+    if examples < least:
+        LOG.info("%s has %d examples and sends nothing: 'features.min-examples' is %d", client, examples, least)
+        raise UploadError(f"it has fewer examples than 'features.min-examples', {least}, so it sends nothing")
+
+
+def _sums(model: ClientSums, data: ImageData, normalization: Normalization) -> list[Statistics | Moments]:
+    """Add up all features in one pass.
+
+    Raises:
+        UploadError: No example has features.
+    """
+    sums = model.empty()
+    for rows, labels in _features(model, data, normalization):
+        for part in sums:
+            part.include(rows, labels)
+    if not float(sums[0].counts.sum()):
+        raise UploadError("none of its examples has features, so it sends nothing")
+    return sums
+
+
+def _features(
+    model: ClientSums, data: ImageData, normalization: Normalization
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield features [B, d] with labels [B] of the examples that have any; a text without tokens has no direction."""
+    left_out = 0
+    for rows, labels in model.source.batches(data, normalization):
+        known = rows.norm(dim=1) > 0
+        left_out += len(labels) - int(known.sum())
+        yield rows[known], labels[known]
+    if left_out:
+        LOG.info("%d of %d examples have no features and are left out", left_out, len(data.labels))

@@ -1,0 +1,135 @@
+"""The page of a comparison."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from server_app.compare.sources import info_of
+from server_app.compare.table import COLUMNS, TEXTS, Line, headline, notes_of, points_of_lines, times_of_lines
+from server_app.report.communication import LEAST_SECONDS, differ_in_cost, plot_communication, plot_server_time
+from server_app.report.drawing import COLOURS, legend_beside, row_figure, save_all
+from server_app.report.page import Page, Table, known_facts, plots_of, software_facts
+from server_app.report.tables import setting_line
+from server_app.settings.text import to_toml
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from server_app.compare.table import Line
+
+
+def comparison_setting(facts: Mapping[str, Any]) -> str:
+    """Return the line below the titles of a comparison: data, split and clients of its runs, seeds of its results."""
+    infos = [info_of(Path(run)) for run in facts["runs"]]
+    seeds = [cell["seed"] for cell in (*facts["cells"], *facts["own"])]
+    return setting_line(
+        [info.get("settings", {}) for info in infos], [info.get("num-supernodes") or 0 for info in infos], seeds
+    )
+
+
+def comparison_page(facts: Mapping[str, Any], lines: Sequence[Line]) -> Page:
+    """Return the page of a comparison.
+
+    Args:
+        facts: The content of compare.json, whose plots lie in its folder.
+        lines: The lines of its table.
+    """
+    folder, notes = Path(facts["compare_dir"]), notes_of(facts)
+    scored = [line for line in lines if line.accuracy is not None]
+    best = max(scored, key=lambda line: line.accuracy or 0.0, default=None)
+    rows = [line.shown() for line in lines]
+    table = Table(
+        "Results", COLUMNS, rows, texts=TEXTS, note=" ".join(notes[1:]),
+        strong=frozenset(place for place, line in enumerate(lines) if line is best),
+    )  # fmt: skip
+    figures = [] if best is None else [(best.accuracy_text + " %", f"{best.name}, the best here")]
+    figures += [(str(len(facts["methods"])), "methods"), (str(len(facts["cells"])), "results computed")]
+    settings = " ".join(f"{key}={to_toml(value)}" for key, value in facts["settings"].items())
+    own = {"runs": ", ".join(facts["runs"]), "changed settings": settings, "folder": facts["compare_dir"]}
+    return Page(
+        kind="Comparison",
+        title=headline(facts).partition(":")[0],
+        setting=comparison_setting(facts),
+        figures=figures,
+        facts=[*known_facts(own), *software_facts(info_of(Path(facts["runs"][0])))],
+        warnings=[facts["error"]] if "error" in facts else [],
+        tables=[table],
+        plots=plots_of(folder, [facts["plot"], facts["communication_plot"], facts["cost_plot"]]),
+        commands=_commands(facts, best),
+    )
+
+
+def _commands(facts: Mapping[str, Any], best: Line | None) -> list[tuple[str, str]]:
+    again, more = facts["command"], facts["seeds"] + 2
+    found = [("The same with more seeds", again.replace(_seeds(facts["seeds"]), _seeds(more)))]
+    if best is not None and best.method in facts["methods"]:
+        words = shlex.split(again)
+        shared = words[words.index("--seeds") + 2 : words.index("--out")]  # the settings, and a foreign run's own code
+        alone = ["oneshot", "replay", facts["runs"][0], "--method", best.method, *shared]
+        found.append(("The best of them alone", shlex.join(alone)))
+    options = [("All options of a method", f"oneshot methods {name}") for name in facts["methods"][:1]]
+    return [*found, *options]
+
+
+def _seeds(count: int) -> str:
+    return f" --seeds {count}"
+
+
+# The plots of a comparison.
+
+
+PLOTS = ("comparison", "communication", "cost")  # the names of the files without their suffix
+
+
+def draw_comparison(
+    folder: Path, facts: Mapping[str, Any], lines: Sequence[Line], log: Callable[[str], None]
+) -> dict[str, str]:
+    """Draw the plots of a comparison into its folder; one that fails is a line of the log.
+
+    Args:
+        folder: The comparison's.
+        facts: The content of compare.json.
+        lines: The lines of its table.
+        log: Takes a line for the user.
+
+    Returns:
+        The files by their keys in compare.json, "" for a plot that is not drawn.
+    """
+    points, times = points_of_lines(lines, facts["own"]), times_of_lines(lines)
+    scored = any(line.accuracies for line in lines)
+    draw: list[Callable[[], Figure | None]] = [
+        lambda: plot_comparison(lines, headline(facts)) if scored else None,
+        lambda: plot_communication(points) if differ_in_cost(points) else None,
+        lambda: plot_server_time(times) if differ_in_cost(times, LEAST_SECONDS) else None,
+    ]
+    drawn = save_all(folder, dict(zip(PLOTS, draw, strict=True)), comparison_setting(facts), log)
+    files = [file if (file := f"{name}.png") in drawn else "" for name in PLOTS]
+    return dict(zip(("plot", "communication_plot", "cost_plot"), files, strict=True))
+
+
+def plot_comparison(lines: Sequence[Line], title: str) -> Figure:
+    """Draw the mean of every line with its spread, and each result as a dot."""
+    figure, axes, points = row_figure([line.name for line in lines])
+    farthest = 0.0
+    for place, line in enumerate(lines):
+        mean, spread, scores = line.accuracy or 0.0, line.spread or 0.0, line.accuracies or ()
+        axes.barh(place, mean, color=COLOURS[line.kind], label=line.kind)
+        if line.spread is not None:
+            axes.errorbar(mean, place, xerr=spread, color="black", capsize=3, linewidth=1.2)
+            axes.scatter(
+                scores, [place] * len(scores), s=9, color="white", edgecolors="black", linewidths=0.6, zorder=3
+            )
+        end = max(mean + spread, *scores, 0.0)
+        farthest = max(farthest, end)
+        axes.annotate(line.accuracy_text, (end, place), (5, 0), textcoords="offset points", va="center", size=points)
+    limit = 1.25 * max(farthest, 1.0)  # leaves space for the number of the longest bar
+    axes.set_xlim(0.0, limit)
+    axes.set_xticks([tick for tick in axes.get_xticks() if 0.0 <= tick <= min(limit, 100.0)])
+    several = ": mean, sample standard deviation, single results" * any(line.spread is not None for line in lines)
+    axes.set_xlabel(f"accuracy on held-out examples, %{several}")
+    axes.set_title(title)
+    legend_beside(axes)
+    return figure

@@ -1,0 +1,220 @@
+"""The table of runs in rounds: the rounds and MiB until an accuracy is reached, means and spreads over the seeds."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from server_app.compare.runs_in_rounds import RoundsRun, Setting
+from server_app.launch.console import TableFormat
+from server_app.report.tables import csv_text, markdown_text, print_table
+
+STEP = 5.0  # %, between two default targets
+DEFAULT_TARGETS = 2  # as in the tables of FLBoost
+
+
+@dataclass(frozen=True)
+class Reached:
+    """The cost at which the runs of a setting reach an accuracy.
+
+    Attributes:
+        target: The accuracy, in %.
+        rounds: The first tested round with it, of every run that reached it.
+        mib: MiB per client, sent and received until that round, of the same runs.
+        missed: Rounds and MiB of every run that never reached it.
+    """
+
+    target: float
+    rounds: tuple[int, ...]
+    mib: tuple[float, ...]
+    missed: tuple[tuple[int, float], ...]
+
+    def shown(self) -> tuple[str, str]:
+        """Return rounds and MiB as text: ``92.7 ± 14.3``, or ``>50 (1 of 3)`` if some run never reached it."""
+        if not self.missed:
+            return _mean_text(self.rounds, 0 if len(self.rounds) == 1 else 1), _amount(_mean(self.mib))
+        of = f" ({len(self.rounds)} of {len(self.rounds) + len(self.missed)})"
+        return f">{min(done for done, _ in self.missed)}{of}", f">{_amount(min(mib for _, mib in self.missed))}"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the same numbers as JSON; means are None if some run never reached the accuracy."""
+        return {
+            "rounds": None if self.missed else round(_mean(self.rounds), 2),
+            "rounds_spread": None if self.missed else _spread(self.rounds),
+            "reached": len(self.rounds),
+            "more_than": min((done for done, _ in self.missed), default=None),
+            "mib_per_client": None if self.missed else round(_mean(self.mib), 6),
+        }
+
+
+@dataclass(frozen=True)
+class RoundsLine:
+    """One line of the table: a setting.
+
+    Attributes:
+        name: The setting's name.
+        runs: Its runs.
+        reached: One entry per target, in their order.
+    """
+
+    name: str
+    runs: tuple[RoundsRun, ...]
+    reached: tuple[Reached, ...]
+
+    def mean(self, what: str) -> float | None:
+        """Return the mean of one number over the runs; None unless all runs have it."""
+        found = [getattr(run, what) for run in self.runs]
+        return None if None in found else round(_mean(found), 3)
+
+    @property
+    def last_text(self) -> str:
+        """The mean accuracy after the last round with its sample deviation, without the unit."""
+        return _mean_text([run.last for run in self.runs], 2)
+
+    def curve(self) -> list[tuple[int, float, float | None]]:
+        """Return round, mean accuracy and sample deviation, for the rounds in which every run was tested."""
+        tested = {k: {test.number: test.accuracy for test in run.tested} for k, run in enumerate(self.runs)}
+        scores = pd.DataFrame(tested).dropna().sort_index()  # a row per round, a column per run
+        means, spreads = scores.mean(axis="columns"), scores.std(axis="columns")
+        several = len(self.runs) > 1
+        rounds = zip(scores.index, means, spreads, strict=True)
+        return [(int(n), float(mean), float(spread) if several else None) for n, mean, spread in rounds]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the line for rounds.json."""
+        found = {f"{each.target:g}": each.as_json() for each in self.reached}
+        return {**self._facts(), "targets": found}
+
+    def flat(self) -> dict[str, Any]:
+        """Return the line for the CSV, with a column per target and number."""
+        own = [(f"{key}_to_{each.target:g}", value) for each in self.reached for key, value in each.as_json().items()]
+        return {**self._facts(), **dict(own)}
+
+    def _facts(self) -> dict[str, Any]:
+        last, best = [run.last for run in self.runs], [run.best for run in self.runs]
+        return {
+            "name": self.name,
+            "results": len(self.runs),
+            "rounds": min(run.done for run in self.runs),
+            "accuracy": round(_mean(last), 2),
+            "accuracy_spread": _spread(last),
+            "best_accuracy": round(_mean(best), 2),
+            "best_spread": _spread(best),
+            "refinement_s": self.mean("refinement_s"),
+            "arithmetic_s": self.mean("arithmetic_s"),
+            "server_s": self.mean("server_s"),
+        }
+
+    def shown(self) -> list[str]:
+        """Return the line for the printed table, one text per column."""
+        seconds = (self.mean("refinement_s"), self.mean("server_s"))
+        return [
+            self.name,
+            str(len(self.runs)),
+            *(text for each in self.reached for text in each.shown()),
+            self.last_text,
+            f"{_mean(run.best for run in self.runs):.2f}",
+            *("-" if value is None else f"{value:.3g}" for value in seconds),
+        ]
+
+
+def line_of(setting: Setting, targets: Sequence[float]) -> RoundsLine:
+    """Return the line of a setting."""
+    return RoundsLine(setting.name, setting.runs, tuple(_reached(setting.runs, target) for target in targets))
+
+
+def _reached(runs: Sequence[RoundsRun], target: float) -> Reached:
+    firsts = [(run, run.first_at(target)) for run in runs]
+    found = [first for _, first in firsts if first is not None]
+    missed = tuple((run.tested[-1].number, run.tested[-1].mib) for run, first in firsts if first is None)
+    return Reached(target, tuple(test.number for test in found), tuple(test.mib for test in found), missed)
+
+
+def default_targets(settings: Sequence[Setting]) -> tuple[float, ...]:
+    """Return the two highest multiples of 5 % that every run of some setting reaches; fewer below 10 %."""
+    best = max(min(run.best for run in setting.runs) for setting in settings)
+    highest = STEP * int(best // STEP)
+    found = [highest - STEP * place for place in reversed(range(DEFAULT_TARGETS))]
+    return tuple(target for target in found if target > 0)
+
+
+def columns_of(targets: Sequence[float]) -> list[str]:
+    """Return the column names of the printed table."""
+    each = [name for target in targets for name in (f"to {target:g} %", "MiB")]
+    return ["setting", "n", *each, "last, %", "best, %", "refine, s", "server, s"]
+
+
+def notes_of(data: str | None, lines: Sequence[RoundsLine]) -> list[str]:
+    """Return the notes on the table; the first one stands before it."""
+    runs = [run for line in lines for run in line.runs]
+    counts = ", ".join(f"{n} {what}{'s' * (n > 1)}" for n, what in ((len(lines), "setting"), (len(runs), "run")))
+    every = sorted({str(value) for run in runs if (value := run.shared.get("iterative.evaluate-every", 1)) != 1})
+    unfinished = [f"{run.path.name}, {run.done} of {run.planned} rounds" for run in runs if run.done < run.planned]
+    return [
+        f"Rounds to an accuracy on held-out examples{f' ({data})' if data else ''}: {counts}.",
+        "Mean ± sample standard deviation of n seeds. To an accuracy: the first tested round that reaches it, and the "
+        "MiB that a client sent and received until then. >R (k of n): k of n runs reached it, another had not after R "
+        "rounds.",
+        "Last: after the last tested round. Best: chosen on the held-out examples themselves.",
+        "Refine: wall seconds per round of the method that fine-tunes the model. Server: all rounds, refinement "
+        "included.",
+        *([f"Tested every {'/'.join(every)} rounds only."] if every else []),
+        *([f"Unfinished: {'; '.join(unfinished)}."] if unfinished else []),
+    ]
+
+
+def print_rounds(
+    facts: Mapping[str, Any],
+    lines: Sequence[RoundsLine],
+    format: TableFormat,  # noqa: A002
+) -> None:
+    """Print a report; every format but text prints only the report on standard output.
+
+    Args:
+        facts: The content of rounds.json.
+        lines: The lines of the table.
+        format: ``"json"``, ``"csv"``, ``"md"``, or ``"text"`` for a table with notes.
+    """
+    columns, rows = columns_of(facts["targets"]), [line.shown() for line in lines]
+    notes = notes_of(facts["data"], lines)
+    if format == "text":
+        print_table(columns, rows, texts=1, notes=notes)
+        if facts["out"]:
+            written = [what for what in ("page", "plot", "results") if facts[what]]
+            sys.stdout.write("".join(f"{what:<14} {facts['out']}/{facts[what]}\n" for what in written))
+        return
+    sys.stderr.flush()
+    texts = {
+        "json": lambda: json.dumps(facts) + "\n",
+        "csv": lambda: csv_text([line.flat() for line in lines]),
+        "md": lambda: markdown_text(columns, rows, texts=1, notes=notes),
+    }
+    sys.stdout.write(texts[format]())
+    sys.stdout.flush()
+
+
+def _spread(values: Sequence[float], digits: int | None = 2) -> float | None:
+    """Return the sample standard deviation (n - 1); None of a single value."""
+    if len(values) < 2:
+        return None
+    found = float(pd.Series(values, dtype=float).std())
+    return found if digits is None else round(found, digits)
+
+
+def _mean(values: Iterable[float]) -> float:
+    # To nine digits: a tie at the last one that is shown is a tie, whatever the order of the sum.
+    return round(float(pd.Series(list(values), dtype=float).mean()), 9)
+
+
+def _mean_text(values: Sequence[float], digits: int) -> str:
+    spread = _spread(values, None)
+    return f"{_mean(values):.{digits}f}" + ("" if spread is None else f" ± {spread:.{digits}f}")
+
+
+def _amount(mib: float) -> str:
+    return f"{mib:.3g}" if mib < 1000 else f"{mib:.0f}"

@@ -1,1 +1,0 @@
-"""Compares runs in rounds: a table, and a plot over the rounds."""

@@ -1,0 +1,1 @@
+"""Merge trained models without Flower: from modules, state dicts or files to one result."""

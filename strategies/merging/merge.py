@@ -1,0 +1,326 @@
+"""Merges trained models in one call, without Flower, Ray or a run folder."""
+
+from __future__ import annotations
+
+import builtins
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cached_property, partial
+from numbers import Integral
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict
+
+import torch
+from torch import nn
+
+from ..combiners.outcomes import ensemble_of, load_model
+from ..compute.in_process import InProcess
+from ..core.checkpoints import read_checkpoint
+from ..core.durable import atomic_write, make_folder, store_errors
+from ..core.errors import OptionError, StoreError, UploadError, blaming
+from ..core.facts import CLASSIFIER, UploadFacts, base_of, default_normalization, holds_images, kind_of
+from ..core.options import meant
+from ..core.places import expanded
+from ..method import ASSUMED, METHODS, Job, Method, Need, Normalization, Outcome, Upload
+from ..run.ensembles import FOLDER_NAME, save_ensemble
+from ..run.files import save_weights
+from ..run.journal import Journal
+from ..run.run_folder import STUDENT_FILE
+from ..run.stage import all_cores, checked
+from ..uploads.builders import check_student, chosen_config, chosen_student, named_builders
+from ..uploads.checks import Signatures, check_facts, check_upload
+from ..uploads.tensors import tensor_form
+from .card import CARD_FILE, merged_card
+from .copies import Copies, copies_of, maker_of
+from .given import by_name, kept_weights, named_models
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from ..core.facts import State
+    from ..method import EnsembleSpec
+    from ..teacher.ensemble import Ensemble
+    from ..uploads.builders import Model
+    from .given import PerModel, Trained
+
+
+# Progress for people: one line that is written over, in a notebook's cell or on a terminal; else a line each time.
+
+
+class OneLine:
+    """Takes lines about a progress and shows the newest one.
+
+    Attributes:
+        live: Whether a line replaces the one before it; None for a notebook or a terminal.
+    """
+
+    def __init__(self, live: bool | None = None) -> None:
+        self.live = sys.stdout.isatty() or hasattr(builtins, "__IPYTHON__") if live is None else live
+        self._length = 0
+
+    def __call__(self, line: str) -> None:
+        """Show a line."""
+        shown = f"\r{line.ljust(self._length)}" if self.live else f"{line}\n"
+        self._length = len(line)
+        sys.stdout.write(shown)
+        sys.stdout.flush()
+
+    def __enter__(self) -> OneLine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the line."""
+        if self.live and self._length:
+            sys.stdout.write("\n")
+        self._length = 0
+
+
+class Further(TypedDict, total=False):
+    """Fields of :class:`.method.Job` that :func:`merge` takes by name, and the sizes of the training sets.
+
+    Attributes:
+        num_examples: Training examples per model, in their order or by client name; default: the sums of the label
+            counts, else unknown.
+    """
+
+    config: Any
+    student: str
+    normalization: Normalization
+    seed: int
+    threads: int
+    device: str
+    proxy: torch.Tensor | None
+    labelled: tuple[torch.Tensor, torch.Tensor] | None
+    teacher: EnsembleSpec | str | None
+    num_examples: PerModel[int]
+
+
+@dataclass(frozen=True)
+class Result:
+    """The result of :func:`merge`; its models are on the CPU, in eval mode.
+
+    Attributes:
+        method: The method's key.
+        clients: The names of the merged models.
+        outcome: The method's own outcome.
+        job: The method's whole input.
+    """
+
+    method: str
+    clients: tuple[str, ...]
+    outcome: Outcome = field(repr=False)
+    job: Job = field(repr=False)
+
+    @cached_property
+    def student(self) -> nn.Module | None:
+        """The one resulting model, from normalised examples [B, ...] to logits [B, C]; None if the method has none."""
+        return None if self.outcome.student is None else load_model(self.outcome, self.job)
+
+    @cached_property
+    def ensemble(self) -> Ensemble | None:
+        """The resulting ensemble, from normalised examples [B, ...] to logits [B, C]; None if the method has none."""
+        return None if self.outcome.ensemble is None else ensemble_of(self.job, self.outcome.ensemble)
+
+    def evaluate(self, loader: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> dict[str, float]:
+        """Return the accuracies of ``student`` and ``ensemble``, those that there are, in %.
+
+        Args:
+            loader: Batches of normalised examples [B, ...] and labels [B] or [B, 1].
+
+        Raises:
+            OptionError: The loader yields no example, or not one label per example.
+        """
+        models = {name: model for name in ("student", "ensemble") if (model := getattr(self, name)) is not None}
+        right, total = dict.fromkeys(models, 0), 0
+        with torch.no_grad():
+            for examples, labels in loader:
+                wanted = torch.as_tensor(labels).reshape(-1)  # [B, 1] would be compared with each of B answers
+                if len(wanted) != len(examples):
+                    shape = list(torch.as_tensor(labels).shape)
+                    raise OptionError(f"labels have shape {shape}: must be one per example, [{len(examples)}]")
+                total += len(examples)
+                for name, model in models.items():
+                    right[name] += int((model(examples).argmax(dim=1) == wanted).sum())
+        if not total:
+            raise OptionError("loader yields no example: must yield at least one batch of examples and labels")
+        return {name: 100.0 * count / total for name, count in right.items()}
+
+    def save(self, folder: str | Path, scores: Mapping[str, float] | None = None) -> None:
+        """Write ``student.safetensors`` and ``ensemble/``, those that there are, and ``model_card.md``.
+
+        Args:
+            folder: The folder, new or not; :func:`load_ensemble_module` reads the ensemble.
+            scores: What :meth:`evaluate` has returned, for the card.
+
+        Raises:
+            StoreError: The folder holds a model that this result does not replace, or the disk refuses.
+        """
+        place = expanded(folder)
+        parts = {STUDENT_FILE: self.outcome.student, FOLDER_NAME: self.outcome.ensemble}
+        if other := [name for name, part in parts.items() if part is None and (place / name).exists()]:
+            raise StoreError(f"{place / other[0]} is of another result: must be a folder without it")
+        with store_errors(place):
+            make_folder(place)
+        if self.outcome.student is not None:
+            save_weights(place / STUDENT_FILE, self.outcome.student)
+        if self.outcome.ensemble is not None:
+            save_ensemble(place / FOLDER_NAME, self.outcome.ensemble, self.job.uploads)
+        makers = {name: maker for name, build in self.job.builders.items() if (maker := maker_of(build))}
+        card = merged_card(self.method, self.job, self.outcome, makers=makers, scores=scores or {})
+        with store_errors(place):
+            atomic_write(place / CARD_FILE, card.encode())
+
+
+def merge(
+    models: Sequence[Trained] | Mapping[str, Trained],
+    method: str = "tally",
+    *,
+    num_classes: int,
+    input_shape: tuple[int, int, int],
+    model: Model | None = None,
+    label_counts: PerModel[Sequence[int]] | None = None,
+    log: Callable[[str], None] | None = None,
+    **further: Unpack[Further],
+) -> Result:
+    """Merge trained models into one model or an ensemble, in this process.
+
+    Args:
+        models: Modules, state dicts, or checkpoint files; or a mapping of client name -> one of these.
+        method: A key of :data:`.method.METHODS`.
+        num_classes: C.
+        input_shape: See :attr:`.method.Job.input_shape`.
+        model: A callable that returns a fresh module, or architecture name -> callable. Modules need none: their
+            layers are copied, and a student starts from what the layers' own ``reset_parameters`` draw. Parameters
+            that all modules freeze, but not all of theirs, stay as they are.
+        label_counts: Training examples per class [M][C], in the order of the models or by client name; None if unknown.
+        log: Takes a line about the progress; None shows one line that is written over, in a notebook or on a terminal.
+        further: Fields of the job, such as ``config``, ``student`` and ``seed``; see :class:`Further`. Options of the
+            method go into its config.
+
+    Returns:
+        The result; it depends on the order of clients' names alone, not on that of a mapping.
+
+    Raises:
+        OptionError: An argument is out of its range, the method needs an input that is missing, or modules differ in
+            more than their weights where it needs one architecture.
+        UploadError: A model's weights are damaged, not finite, or of no known architecture.
+        OneShotError: The method ended with a model of NaN or Inf.
+    """
+    chosen = METHODS[method]
+    _check_further(further, chosen)
+    named = named_models(models)
+    sizes = further.pop("num_examples", None)
+    config = chosen_config(further.get("config"), chosen)
+    facts = _facts(named, label_counts, sizes, num_classes)
+    kept = {client: kept_weights(client, one) for client, one in named.items()}
+    copies = _copies(named, model, chosen, config)
+    uploads = _uploads(kept, facts, copies)
+    defaults = {"normalization": default_normalization(input_shape), "device": "auto"}
+    given: dict[str, Any] = {
+        **defaults,
+        **{name: value for name, value in further.items() if value is not None},
+        "threads": int(further.get("threads") or 0) or all_cores(),
+        "student": _student(further.get("student"), chosen, uploads, copies),
+        "config": config,
+    }
+    job = Job(uploads, copies.builders, num_classes=num_classes, input_shape=input_shape, **given)
+    # Where the result is an ensemble of other models than classifiers, no student is built.
+    if kind_of(job.student) == CLASSIFIER and (chosen.uploads == CLASSIFIER or chosen.kind == "student"):
+        check_student(job, trained=chosen.kind == "student")
+    if further.get("normalization") is None and holds_images(input_shape):
+        with OneLine() as note:  # a line of its own, which no progress is written over
+            (log or note)(ASSUMED)
+    with OneLine() as line, Journal(None, log or line, label=method) as journal:
+        outcome = checked(chosen, InProcess().run(chosen, job, journal))
+    clients = tuple(upload.client for upload in uploads)
+    return Result(method, clients, outcome, Job(**{**vars(job), "device": "cpu"}))
+
+
+def _copies(named: Mapping[str, Trained], model: Model | None, method: Method, config: Any) -> Copies:
+    """Return the given builders, else those of the modules, which are of one architecture where the method needs it."""
+    found = Copies(named_builders(model), {}, "") if model is not None else copies_of(named, method.uploads)
+    if found.difference and Need.SAME_ARCHITECTURE in method.all_needs(config):
+        raise OptionError(
+            f"method {method.name!r} needs one architecture, but {found.difference}: choose another method, or give "
+            "model=, a callable that returns the nn.Module of all"
+        )
+    return found
+
+
+def _student(asked: str | None, method: Method, uploads: Sequence[Upload], copies: Copies) -> str:
+    """Return the architecture of the result; a result that is an ensemble has none of its own, and takes any."""
+    own = uploads[0].architecture
+    students = {
+        name: build for name, build in copies.builders.items() if kind_of(name) == CLASSIFIER
+    } or copies.builders
+    if asked is None and method.kind == "ensemble":
+        asked = next((name for name in (base_of(own), own) if name in students), None)
+    try:
+        return chosen_student(asked, students)
+    except OptionError as error:
+        why = f", because {copies.difference}; or give model=, if one nn.Module serves all" if copies.difference else ""
+        raise OptionError(f"{error}{why}") from error
+
+
+def _check_further(further: Mapping[str, Any], method: Method) -> None:
+    """Refuse arguments that are none, as an option of the method, which belongs into its config; check the threads."""
+    for name in further:
+        if name in {field.name for field in fields(method.config)}:
+            wanted = f"{method.config.__name__}({name}=...)"
+            raise OptionError(f"merge takes no {name!r}: as an option of {method.name!r} it must be in config={wanted}")
+        if name not in Further.__annotations__:
+            known = list(Further.__annotations__)
+            raise OptionError(f"merge takes no {name!r}: must be one of {', '.join(known)}{meant(name, known)}")
+    threads = further.get("threads") or 0
+    if not isinstance(threads, Integral) or int(threads) < 0:
+        raise OptionError(f"threads is {threads!r}: must be a whole number; 0 takes all cores")
+
+
+def _facts(
+    named: Mapping[str, Trained],
+    label_counts: PerModel[Sequence[int]] | None,
+    num_examples: PerModel[int] | None,
+    num_classes: int,
+) -> dict[str, UploadFacts]:
+    """Return client -> its facts, without an architecture yet."""
+    told: dict[str, dict[str, Any]] = {client: {"pretrained": True} for client in named}
+    for client, counts in by_name(label_counts, named, "label_counts").items():
+        whole = [int(count) if float(count).is_integer() else count for count in counts]
+        told[client] |= {"label-counts": whole, "num-examples": sum(whole)}
+    for client, size in by_name(num_examples, named, "num_examples").items():
+        told[client]["num-examples"] = size
+    return {client: check_facts(own, num_classes, client=client, architecture="") for client, own in told.items()}
+
+
+def _uploads(
+    kept: Mapping[str, State | str | Path], facts: Mapping[str, UploadFacts], copies: Copies
+) -> tuple[Upload, ...]:
+    """Return the models as checked uploads, by name; files are read one at a time, and again at each use."""
+    uploads, signatures = [], Signatures(copies.builders)
+    for client in sorted(kept):
+        with blaming(f"model {client!r}"):
+            own = copies.architectures.get(client) or _architecture(_state(kept[client]), signatures)
+            known = UploadFacts(**{**vars(facts[client]), "architecture": own})
+            read = partial(_checked, kept[client], known, signatures)
+            read()
+        uploads.append(Upload(known, read))
+    return tuple(uploads)
+
+
+def _checked(kept: State | str | Path, facts: UploadFacts, signatures: Signatures) -> State:
+    wanted = signatures[facts.architecture]
+    return check_upload(_state(kept), facts, wanted, tensor_form("tensors", exact=False))
+
+
+def _state(kept: State | str | Path) -> State:
+    return kept if isinstance(kept, dict) else read_checkpoint(expanded(kept))
+
+
+def _architecture(state: State, signatures: Signatures) -> str:
+    """Return the only architecture with these names and shapes; a single architecture is compared later, key by key."""
+    shapes = {key: tuple(value.shape) for key, value in state.items()}
+    fitting = [name for name in signatures if {key: shape for key, (shape, _) in signatures[name].items()} == shapes]
+    if len(fitting) == 1 or len(signatures) == 1:
+        return next(iter(fitting or signatures))
+    raise UploadError(f"its tensors fit {' and '.join(fitting) or 'none'} of {', '.join(signatures)}: must fit one")

@@ -1,0 +1,1 @@
+"""One file per method: its source, its config, its pieces and its fit."""

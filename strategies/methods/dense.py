@@ -1,0 +1,197 @@
+"""DENSE (FedSyn): the server makes images the uploaded models agree on and distils their ensemble into one model.
+
+Paper: Zhang, Chen, Li, Lyu, Wu, Ding, Shen, Wu, DENSE: Data-Free One-Shot Federated Learning, NeurIPS 2022,
+    https://arxiv.org/abs/2112.12371 (first called FedSyn). Read version: the NeurIPS one, and the authors' code.
+Symbols: D(x) -> teacher, the mean of logits; f_S -> student; G -> generator; T -> epochs; T_G -> generator_steps;
+    b -> batch_size; lambda_1 -> bn_weight; lambda_2 -> adversarial_weight; eta_G, eta_S -> generator_lr, student_lr.
+Where: similarity l_CE -> losses.cross_entropy; stability l_BN -> batchnorm; transferability l_div with the mask of
+    Eq. (6) -> losses.adversarial_divergence; l_dis -> losses.soft_kl; Algorithm 1 -> Server.epoch.
+Deviations: l_BN uses the running statistics of the clients' own layers (the paper speaks of the generator's, which
+    have nothing to be compared with; the published code never collects any). By default the student learns from all
+    images made so far, as in the published code; Algorithm 1 uses the newest batch only: preset "paper". What the
+    paper leaves open follows the code: the generator starts anew every epoch, and of its steps the images of the
+    lowest loss are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from ..core.options import check, option, presets
+from ..distillation import settings
+from ..distillation.epochs import Stage, run_epochs
+from ..distillation.generated import GeneratedImages
+from ..distillation.learner import Learner, add_to_pool, image_epoch, teacher_of
+from ..distillation.losses import adversarial_divergence, cross_entropy
+from ..distillation.pool import Pool
+from ..distillation.settings import AUGMENTATION_NAMES, StudentOptions, TextOrCodeOptions
+from ..distillation.synthesis import Batch, Term, View
+from ..method import ENSEMBLES, Method, Need, Outcome
+from ..teacher.batchnorm import batchnorm_loss, note_without_statistics, reads_statistics
+
+if TYPE_CHECKING:
+    from ..method import Job, Progress
+    from ..teacher.ensemble import Ensemble
+
+
+# "paper": the text. "published-code": its release on CIFAR; on other data sets its pool augmentation is "flip".
+# "co-boosting": the DENSE baseline of that paper on CIFAR; on other data sets its pool augmentation is "none".
+PRESETS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "paper": {"distillation_data": "fresh", "keep_images": "last", "optimize_noise": False},
+    "published-code": {
+        "adversarial_weight": 1.0,
+        "bn_weight": 0.0,
+        "student_lr": 0.005,
+        "batch_size": 256,
+        "synthesis_batch_size": 256,
+        "kd_temperature": 20.0,
+        "synthesis_augmentation": "crop-flip",
+        "pool_augmentation": "crop-flip",
+    },
+    "co-boosting": {
+        "epochs": 500,
+        "adversarial_weight": 1.0,
+        "adversarial_temperature": 3.0,
+        "bn_weight": 0.0,
+        "kd_temperature": 4.0,
+        "weight_decay": 1e-4,
+        "schedule": "cosine",
+        "generator_clip": 10.0,
+        "student_clip": 10.0,
+        "pool_augmentation": "crop-flip",
+    },
+}
+
+
+@dataclass(frozen=True)
+class DenseConfig(StudentOptions, TextOrCodeOptions):
+    """Options of DENSE: the paper's values; where text and code differ, the code's."""
+
+    epochs: int = option(200, "server epochs T", low=1, scaled=True)
+    generator_clip: float = option(0.0, "largest norm of the generator's gradient; 0: no limit", low=0.0)
+    bn_weight: float = option(1.0, "weight of the batch-normalisation loss lambda_1", low=0.0)
+    adversarial_weight: float = option(0.5, "weight of the disagreement loss lambda_2", low=0.0)
+    adversarial_temperature: float = option(1.0, "its temperature, with the square as a factor", above=0.0)
+    kd_temperature: float = option(1.0, "temperature of the distillation loss", above=0.0)
+    weight_decay: float = option(0.0, "its weight decay", low=0.0)
+    schedule: str = option("constant", "its learning rate over the epochs", choices=("constant", "cosine"))
+    student_clip: float = option(0.0, "largest norm of the student's gradient; 0: no limit", low=0.0)
+    synthesis_augmentation: str = option(
+        "none", "change of images before the models, in synthesis", choices=AUGMENTATION_NAMES
+    )
+    distillation_data: str = option(
+        "pool", "the student learns from all images so far, or the newest", choices=("pool", "fresh")
+    )
+    rounds: int = option(1, "times the whole line of local training and server stage runs (Table 5)", low=1)
+
+    preset = presets(PRESETS)
+
+    def __post_init__(self) -> None:
+        check(self, "dense")
+        settings.check_pool(self, "dense")
+
+
+def fit(job: Job, progress: Progress) -> Outcome:
+    """Run the server stage: T epochs of synthesis and distillation; the result is the last epoch's student."""
+    config: DenseConfig = job.config
+    teacher = teacher_of(job, precision=config.teacher_precision, watched=reads_statistics(job, config.bn_weight))
+    fresh, augmentation = config.distillation_data == "fresh", config.synthesis_augmentation
+    server = Server(job, progress, teacher, fresh=fresh, augmentation=augmentation)
+    return run_epochs(job, progress, server.stage, epochs=job.config.epochs, step=server.epoch)
+
+
+class Server:
+    """The state of one run of DENSE, and the steps of an epoch.
+
+    Args:
+        job: Its config has DENSE's options.
+        progress: Receives the reports.
+        teacher: D(x), an ensemble that gradients pass through; not folded where there is a batch-normalisation loss.
+        fresh: Whether the student learns from the newest images alone.
+        augmentation: A key of ``AUGMENTATIONS``: how images are changed before the models, in synthesis.
+
+    Attributes:
+        stage: The state that changes from epoch to epoch.
+    """
+
+    def __init__(
+        self, job: Job, progress: Progress, teacher: Ensemble, *, fresh: bool = False, augmentation: str = "none"
+    ) -> None:
+        config: DenseConfig = job.config
+        self.config, self.progress, self.teacher = config, progress, teacher
+        if config.bn_weight:
+            note_without_statistics(self.teacher.members, progress)
+        self.learner = Learner(job, self.teacher, config.distill_recipe(), augmentation=config.pool_augmentation)
+        self.images = GeneratedImages(
+            job,
+            config.recipe(),
+            latent=config.latent,
+            batch_size=config.synthesis_batch_size,
+            augmentation=augmentation,
+        )
+        # With fresh images the pool only remembers the newest, for the report.
+        self.fresh = fresh
+        pool = Pool(config.synthesis_batch_size if fresh else config.pool_cap, job.device)
+        self.stage = Stage(
+            {"student": self.learner.student}, self.learner.optimizer, pool, made=config.synthesis_batch_size
+        )
+
+    def epoch(self, epoch: int) -> dict[str, float]:
+        """Algorithm 1, one epoch: make images, remember them, distil."""
+        return image_epoch(
+            epoch,
+            self.stage,
+            self.learner,
+            make=self.synthesize,
+            remember=self.remember,
+            progress=self.progress,
+        )
+
+    def remember(self, batch: Batch) -> dict[str, Tensor]:
+        """Add an epoch's images to the pool; return the images the student learns from."""
+        if not self.fresh:
+            return add_to_pool(batch, self.stage, self.learner, self.config)
+        self.stage.pool.add(**self.config.stored(batch.images, batch.labels))
+        return self.learner.with_logits({"images": batch.images, "labels": batch.labels})
+
+    def synthesize(self, epoch: int, tick: Callable[[], None]) -> Batch:
+        """Make the images of an epoch; the loss is l_CE + lambda_1 l_BN + lambda_2 l_div."""
+        config = self.config
+        watched = self.teacher.members if config.bn_weight else ()
+        with batchnorm_loss(watched) as bn_loss:
+            return self.images.batch(
+                epoch,
+                self.teacher,
+                self.learner.student if config.adversarial_weight else None,
+                terms=[
+                    Term("ce", 1.0, lambda view: cross_entropy(view.teacher, view.labels)),
+                    Term("bn", config.bn_weight, lambda _: bn_loss()),
+                    Term("adversarial", config.adversarial_weight, self.disagreement),
+                ],
+                # As in the published code: the labels of a batch are a set, its order carries nothing.
+                sort_labels=True,
+                tick=tick,
+            )
+
+    def disagreement(self, view: View) -> Tensor:
+        """Return l_div, Eq. (6)."""
+        assert view.student is not None  # noqa: S101  computed whenever this term has a weight
+        return adversarial_divergence(view.teacher, view.student, self.config.adversarial_temperature)
+
+
+METHOD = Method(
+    name="dense",
+    title="DENSE",
+    source="Zhang et al., NeurIPS 2022",
+    config=DenseConfig,
+    fit=fit,
+    needs=frozenset({Need.SIDES_OF_FOUR, Need.IMAGE_GRADIENTS}),
+    teachers=ENSEMBLES,
+    rounds=attrgetter("rounds"),
+)

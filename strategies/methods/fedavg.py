@@ -1,0 +1,85 @@
+"""One-shot FedAvg: the server averages the uploaded weights, once.
+
+Paper: McMahan, Moore, Ramage, Hampson, Aguera y Arcas, Communication-Efficient Learning of Deep Networks from
+    Decentralized Data, AISTATS 2017, https://arxiv.org/abs/1602.05629. Read version: arXiv v4, as Eq. (2) of DENSE
+    (Zhang et al., NeurIPS 2022) states it for one round.
+Symbols: w_k -> uploads[k].read(); n_k -> uploads[k].num_examples.
+Where: Algorithm 1, the server's last line -> teacher.average.weighted_mean.
+Deviations: one round. The published code of DENSE and Co-Boosting averages with equal weights: option ``weights``.
+    Buffers of batch normalisation are averaged too, as there; FENS keeps the first client's: option ``bn_buffers``.
+    ``linear = "merged"`` merges linear layers in closed form (teacher.merged), which is this library's own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..combiners.merged_uploads import merged_uploads
+from ..core.options import check, option
+from ..core.seeds import seeded_torch
+from ..method import Method, Need, Outcome
+from ..teacher.average import recorded_weights, weighted_mean
+
+if TYPE_CHECKING:
+    from ..method import Job, Progress, State
+
+
+@dataclass(frozen=True)
+class FedAvgConfig:
+    """Options of one-shot FedAvg."""
+
+    weights: str = option(
+        "examples", "how clients are weighted: by examples n_k / sum n, or equally", choices=("examples", "uniform")
+    )
+    bn_buffers: str = option(
+        "average", "batch-normalisation buffers: averaged, or the first client's", choices=("average", "first")
+    )
+    linear: str = option(
+        "averaged",
+        "linear layers: averaged, or merged in closed form by the directions of the clients' updates",
+        choices=("averaged", "merged"),
+    )
+
+    def __post_init__(self) -> None:
+        check(self, "fedavg")
+
+
+def fit(job: Job, progress: Progress) -> Outcome:
+    """Average the uploads' weights, one upload in memory at a time."""
+    begin = time.perf_counter()
+    equal = job.config.weights == "uniform"
+    weights = [1.0] * len(job.uploads) if equal else recorded_weights(job, progress)
+    student = weighted_mean(_states(job, progress), weights)
+    if job.config.bn_buffers == "first":
+        first = job.uploads[0].read()
+        student |= {name: first[name] for name in _buffers(job)}
+    if job.config.linear == "merged":
+        student |= merged_uploads(job, job.uploads, weights, progress)
+    return Outcome(student=student, timings={"average": time.perf_counter() - begin})
+
+
+def _states(job: Job, progress: Progress) -> Iterator[State]:
+    for done, upload in enumerate(job.uploads):
+        progress.report(done, len(job.uploads))
+        yield upload.read()
+    progress.report(len(job.uploads), len(job.uploads))
+
+
+def _buffers(job: Job) -> list[str]:
+    with seeded_torch(job.seed, "buffers"):
+        model = job.builders[job.student]()
+    return [name for name, _ in model.named_buffers() if name in model.state_dict()]
+
+
+METHOD = Method(
+    name="fedavg",
+    title="FedAvg (one shot)",
+    source="McMahan et al., AISTATS 2017",
+    config=FedAvgConfig,
+    fit=fit,
+    needs=frozenset({Need.SAME_ARCHITECTURE}),
+    kind="baseline",
+)

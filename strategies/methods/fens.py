@@ -1,0 +1,317 @@
+"""FENS: the uploaded models are an ensemble, and the clients train a tiny aggregator of its logits together.
+
+Paper: Allouah, Dhasade, Guerraoui, Gupta, Kermarrec, Pinot, Pires, Sharma, Revisiting Ensembling in One-Shot Federated
+    Learning, NeurIPS 2024, https://arxiv.org/abs/2411.07182.
+    Read version: a summary of the paper, its appendix and its code; no equation was checked against the text.
+Symbols: theta_i -> Job.uploads; pi_i(x) -> member logits z [M, B, C]; f_lambda -> AGGREGATORS; lambda ->
+    params; D_i^10 -> the share ``holdout`` that a client keeps from training; K -> local_steps; R -> rounds.
+Where: Algorithm 1, phase 1 -> the clients' upload, fens_clients.Dialogue.send; phase 2 -> _trained; the server's step
+    of Table 8 -> aggregation.fed_adam; the aggregators of section 3 -> combiners.aggregators.
+Deviations: the last round is the result; the published code reports the best of all rounds on the test set. INT8 is
+    calibrated on the clients' own training examples, not on test images. The clients send their counts of votes, not
+    their shares, so that a merge is that of pooled examples. On a server with labelled images ``fit`` trains the
+    aggregator there, by the same steps, as one client. The paper draws the
+    per-class weights; with ``start = "label-counts"`` they begin at the static ones, so that few rounds are enough.
+    With ``"tally"`` they do so too, by estimates for clients that send no counts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..aggregation.trainers import Dialogue, FedAdam, ServersImages, Trainers, require_labelled
+from ..combiners.aggregators import AGGREGATORS, STATIC, Aggregator, aggregator_for
+from ..combiners.forms import label_shares
+from ..core.errors import OptionError
+from ..core.options import check, option
+from ..method import POOLS, TEACHERS, ClientAsks, EnsembleSpec, Method, Need, Outcome, Snapshot
+from ..teacher.ensemble import Ensemble
+from ..uploads.quantization import PRECISIONS
+
+if TYPE_CHECKING:
+    from ..combiners.forms import Params
+    from ..core.clients import Clients
+    from ..method import Job, Progress
+
+
+# From here on the paper's gate has a weight per member and class.
+MANY_CLASSES = 100
+
+
+@dataclass(frozen=True)
+class FensConfig:
+    """Options of FENS; the defaults are Table 8's for CIFAR-10."""
+
+    aggregator: str = option("nn", "how the members' logits become one prediction", choices=tuple(AGGREGATORS))
+    hidden: int = option(0, "hidden units k of the aggregator 'nn'; 0: two per client", low=0)
+    start: str = option(
+        "drawn",
+        "what 'per-class' starts from: drawn weights, the clients' label counts, or those of a teacher's pool",
+        choices=("drawn", "label-counts", *sorted(POOLS)),
+    )
+    rounds: int = option(500, "federated rounds R of the aggregator", low=1)
+    local_steps: int = option(1, "steps K of a client in each round", low=1)
+    batch_size: int = option(128, "held examples per step", low=1)
+    client_lr: float = option(1.0, "learning rate eta_l of the clients' steps", above=0.0)
+    server_lr: float = option(0.001, "learning rate eta_s of the server's FedAdam", above=0.0)
+    precision: str = option("int8", "precision in which the ensemble goes to the clients", choices=PRECISIONS)
+    holdout: float = option(0.1, "share of its examples that a client keeps for the aggregator", above=0.0, high=0.9)
+    holdout_per_class: bool = option(False, "the share is kept of every class, not of all examples at random")
+    train_on: str = option("clients", "where the aggregator is trained", choices=("clients", "server"))
+    quorum: float = option(0.5, "share of the uploading clients without whose answers a round fails", low=0.0, high=1.0)
+    patience_s: float = option(
+        60.0, "seconds after which a round continues without the clients that are late", above=0.0
+    )
+    ensemble_patience_s: float = option(
+        600.0, "seconds after which the rounds begin without the clients that are late with the ensemble", above=0.0
+    )
+    evaluate_every: int = option(5, "rounds between two scores of the aggregator; 0: none", low=0)
+
+    def __post_init__(self) -> None:
+        check(self, "fens")
+        if self.start != "drawn" and self.aggregator != "per-class":
+            raise OptionError(
+                f"setting 'fens.start' is {self.start!r} and 'fens.aggregator' {self.aggregator!r}: allowed with it is "
+                "'per-class'"
+            )
+
+
+def needs(config: FensConfig) -> frozenset[Need]:
+    """Return the needs of FENS under a config: label counts, if the aggregator uses or starts from them."""
+    counted = config.aggregator in ("weighted", "two-class-weighted") or config.start == "label-counts"
+    return frozenset({Need.LABEL_COUNTS}) if counted else frozenset()
+
+
+def asks(config: FensConfig) -> ClientAsks:
+    """Return the request of FENS to its clients: hold out examples, unless no step would use them."""
+    alone = trains_on_server(config) or config.aggregator in STATIC
+    share = 0.0 if alone else config.holdout
+    return ClientAsks(share, config.holdout_per_class, calibrate=config.precision == "int8")
+
+
+def trains_on_server(config: FensConfig) -> bool:
+    """Say whether the aggregator is trained on labelled images of the server, and by no client."""
+    return config.train_on == "server"
+
+
+def draws(config: FensConfig) -> bool:
+    """Say whether the result follows from random draws: start and steps of an aggregator that is trained."""
+    return AGGREGATORS[config.aggregator].kind not in ("static", "voted")
+
+
+def check_job(job: Job) -> None:
+    """Refuse, before a client has worked, an aggregator that does not suit the classes or the examples.
+
+    Raises:
+        OptionError: The error names the setting, its value and the possible values.
+    """
+    aggregator = aggregator_for(job.config.aggregator, job.num_classes)
+    if job.config.start != "drawn" and aggregator.name != "per-class":
+        raise OptionError(
+            f"setting 'fens.start' is {job.config.start!r}, and there are 2 classes, whose aggregator 'per-class' has "
+            "another form: must be 'drawn'"
+        )
+    if job.config.start in POOLS:
+        TEACHERS[job.config.start].check(job, "setting 'fens.start'")
+    if aggregator.kind == "torch":
+        _start(job, aggregator)
+
+
+def check_alone(job: Job) -> None:
+    """Refuse an aggregator that is trained where there are neither clients nor labelled images.
+
+    Raises:
+        OptionError: The error names the aggregators that need no training.
+    """
+    if aggregator_for(job.config.aggregator, job.num_classes).kind != "static":
+        require_labelled(job)
+
+
+def fit(job: Job, progress: Progress) -> Outcome:
+    """Train the aggregator on the server's own labelled images, without a client; a static one needs none.
+
+    Raises:
+        OptionError: The aggregator is trained, and the server has no labelled images.
+    """
+    return fitted(job, progress, ServersImages(job))
+
+
+def fit_with(job: Job, progress: Progress, clients: Clients) -> Outcome:
+    """Send the ensemble to the clients, and train the aggregator with them, round by round."""
+    if trains_on_server(job.config):
+        return fit(job, progress)
+    return fitted(job, progress, Dialogue(job, clients))
+
+
+def fitted(job: Job, progress: Progress, trainers: Trainers) -> Outcome:
+    """Determine the aggregator with given trainers: the clients, the server, or those of a bench."""
+    began, aggregator = time.monotonic(), aggregator_for(job.config.aggregator, job.num_classes)
+    if aggregator.kind == "static":
+        counts = _label_counts(job, "fens.aggregator", job.config.aggregator) if aggregator.counts else []
+        params = aggregator.from_counts(counts)
+    elif aggregator.kind == "voted":
+        params = aggregator.from_counts(trainers.votes())
+    else:
+        params = _trained(job, progress, aggregator, trainers)
+    return Outcome(ensemble=_spec(job, aggregator, params), timings={"aggregator": time.monotonic() - began})
+
+
+def _trained(job: Job, progress: Progress, aggregator: Aggregator, trainers: Trainers) -> Params:
+    """Run the federated rounds; resume in the round where an earlier process was interrupted."""
+    config: FensConfig = job.config
+    adam = FedAdam(config.server_lr)
+    params = _start(job, aggregator)
+    state, first = adam.start(params), 0
+    if (snapshot := progress.resume()) is not None:
+        (params, state), first = map(_as_numpy, snapshot.state), snapshot.step
+    scores = _Scores(job, progress, aggregator)
+    for number in range(first + 1, config.rounds + 1):
+        updates = trainers.round(number, params)
+        while trainers.notes:
+            progress.record({"note": trainers.notes.pop(0)})
+        if updates:
+            params, state = adam.step(params, state, updates)
+        scores.record(number, params, updates=len(updates), mib=trainers.mib_per_client)
+        progress.checkpoint(partial(_snapshot, number, params, state))
+    return params
+
+
+class _Scores:
+    """Says how far the rounds are, and every now and then how good the aggregator is."""
+
+    def __init__(self, job: Job, progress: Progress, aggregator: Aggregator) -> None:
+        self._job, self._progress, self._aggregator = job, progress, aggregator
+        self._scored: Remembered | None = None
+
+    def record(self, number: int, params: Params, *, updates: int, mib: float) -> None:
+        config, last = self._job.config, number == self._job.config.rounds
+        scores: dict[str, float] = {}
+        if self._job.observer is not None and config.evaluate_every and (number % config.evaluate_every == 0 or last):
+            scores = self._observed(number, params)
+            self._progress.record({"epoch": number, "clients": updates, "mib_per_client": round(mib, 6), **scores})
+        self._progress.report(number, config.rounds, scores)
+
+    def _observed(self, number: int, params: Params) -> dict[str, float]:
+        from ..combiners.combiners import build_combiner
+        from ..combiners.outcomes import ensemble_of
+        from ..teacher.student import observe
+
+        spec = _spec(self._job, self._aggregator, params)
+        if self._scored is None:
+            self._scored = Remembered(ensemble_of(self._job, spec))
+        self._scored.ensemble.combiner = build_combiner(spec.combiner, spec.weights).to(self._job.device)
+        return observe(self._job, number, self._scored)
+
+
+def _start(job: Job, aggregator: Aggregator) -> Params:
+    """Return the parameters before the first round."""
+    if aggregator.kind == "torch":
+        from ..combiners.gate import start_gate
+
+        return start_gate(
+            job.seed,
+            members=max(1, len(job.uploads)),
+            classes=job.num_classes,
+            input_shape=job.input_shape,
+            per_class=job.num_classes >= MANY_CLASSES,
+        )
+    config: FensConfig = job.config
+    if config.start == "label-counts":
+        return {"weight": label_shares(np.array(_label_counts(job, "fens.start", config.start), np.float32))}
+    if config.start in POOLS:
+        _, pool = TEACHERS[config.start].build(job)
+        return {"weight": pool.shares().cpu().numpy()}
+    return aggregator.start(job.seed, members=len(job.uploads), classes=job.num_classes, hidden=config.hidden)
+
+
+def _label_counts(job: Job, key: str, value: str) -> Any:
+    """Return the label counts of the uploads [M, C].
+
+    Raises:
+        OptionError: Clients did not send theirs; names the setting that wants them.
+    """
+    silent = [upload.client for upload in job.uploads if upload.label_counts is None]
+    if silent:
+        raise OptionError(
+            f"setting {key!r} is {value!r}: allowed where every client tells its label counts; silent are "
+            f"{', '.join(silent)}"
+        )
+    return [upload.label_counts for upload in job.uploads]
+
+
+def _spec(job: Job, aggregator: Aggregator, params: Params) -> EnsembleSpec:
+    import torch
+
+    weights = {key: torch.from_numpy(np.array(value)) for key, value in params.items()}
+    clients = tuple(upload.client for upload in job.uploads)
+    return EnsembleSpec(clients, aggregator.combiner, weights, job.config.precision)
+
+
+def _snapshot(number: int, params: Params, state: Params) -> Snapshot:
+    import torch
+
+    return Snapshot(number, [{key: torch.from_numpy(value) for key, value in each.items()} for each in (params, state)])
+
+
+def _as_numpy(tensors: Mapping[str, Any]) -> Params:
+    return {key: tensor.numpy() for key, tensor in tensors.items()}
+
+
+METHOD = Method(
+    name="fens",
+    title="FENS",
+    source="Allouah et al., NeurIPS 2024",
+    config=FensConfig,
+    fit=fit,
+    kind="ensemble",
+    fit_with=fit_with,
+    check=check_job,
+    check_alone=check_alone,
+    needs_as_configured=needs,
+    asks=asks,
+    labelled=trains_on_server,
+    draws=draws,
+)
+
+
+# An ensemble with cached member logits, for repeated scoring while only the combiner changes.
+
+
+# Of cached logits; batches beyond it are evaluated again each time.
+MOST_BYTES = 2**29
+
+
+class Remembered(nn.Module):
+    """Caches the members' logits by the content of a batch, for callers that pass the same batches repeatedly.
+
+    Args:
+        ensemble: Its members must not change; its combiner may.
+    """
+
+    def __init__(self, ensemble: Ensemble) -> None:
+        super().__init__()
+        self.ensemble = ensemble
+        self._known: dict[bytes, Tensor] = {}
+        self._bytes = 0
+
+    @torch.no_grad()
+    def forward(self, x: Tensor) -> Tensor:
+        """Return combined logits [B, C] for normalised images [B, ch, H, W]; no gradient passes."""
+        key = hashlib.blake2b(x.detach().cpu().contiguous().numpy().data, digest_size=16).digest()
+        logits = self._known.get(key)
+        if logits is None:
+            logits = self.ensemble.member_logits(x)
+            size = logits.numel() * logits.element_size()
+            if self._bytes + size <= MOST_BYTES:
+                self._known[key] = logits
+                self._bytes += size
+        return self.ensemble.combine(logits, x)
