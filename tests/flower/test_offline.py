@@ -1,4 +1,4 @@
-"""A whole run in a network of nothing but itself, what it listens on meanwhile, and one that wants out."""
+"""A whole run of own code where no other machine answers, what it listens on meanwhile, and one that wants out."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ from typing import Any
 
 import pytest
 
-from server_app.launch.superlink import launch
+from server_app.launch.superlink import FOLDER_VARIABLE, launch
 from strategies.core import offline
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = (
-    "method=dense client.epochs=1 data.image-size=8 data.limit=200 threads=1 dense.epochs=2 dense.generator-steps=2"
-    " dense.synthesis-batch-size=16 dense.latent=16"
+    "model.name=own_task:Net data.name=own_task:load data.law=domains client.epochs=2 tally.epochs=1 tally.images=64 "
+    "threads=1"
 )
 PYPROJECT = """
 [project]
@@ -67,9 +66,39 @@ def main(grid, context):
 """
 
 
-# Networks: of this machine alone, and one with an address that others would reach. Neither has another machine.
-ALONE = "ip link set lo up"
-OUTSIDE = f"{ALONE} && ip link add out type veth peer name in && ip addr add 198.51.100.9/24 dev out"
+CODE = """
+import numpy as np
+from torch import nn
+
+from own_layers import layers  # beside this file
+
+
+def load(split):
+    rng = np.random.default_rng(0 if split == "train" else 1)
+    labels = rng.integers(0, 3, 90)
+    images = (80 * labels[:, None, None, None] + rng.integers(0, 60, (90, 1, 8, 8))).astype("uint8")
+    return (images, labels, np.arange(90) % 2) if split == "train" else (images, labels)
+
+
+class Net(nn.Module):
+    def __init__(self, num_classes, input_shape):
+        super().__init__()
+        self.features = layers(input_shape)
+        self.head = nn.Linear(16, num_classes)
+
+    def forward(self, images):
+        return self.head(self.features(images))
+"""
+LAYERS = """
+from torch import nn
+
+
+def layers(shape):
+    return nn.Sequential(nn.Flatten(), nn.Linear(shape[0] * shape[1] * shape[2], 16), nn.ReLU())
+"""
+
+# A network with an address that others would reach, and nobody there.
+OUTSIDE = "ip link set lo up && ip link add out type veth peer name in && ip addr add 198.51.100.9/24 dev out"
 OUTSIDE += " && ip link set out up && ip link set in up && ip route add default via 198.51.100.1"
 IN_A_NETWORK = ["unshare", "--user", "--map-root-user", "--net", "sh", "-c"]
 LISTEN = {"tcp": "0A", "tcp6": "0A", "udp": "07", "udp6": "07"}  # states in /proc/net
@@ -83,16 +112,20 @@ def refused_networks() -> str:
     return tried.stderr.strip()
 
 
-def oneshot_run(folder: Path, network: str, *more: str) -> tuple[dict[str, Any], str, set[str]]:
-    """Run the app in a network of its own; return its result, its log, and the addresses on which anybody listened."""
-    folder.mkdir()
-    command = [str(Path(sys.executable).with_name("oneshot")), "run", str(ROOT), "--num-supernodes", "2", *more]
-    command += ["--format", "json", "--run-config", f"{SETTINGS} run-dir={folder / 'run'}"]
-    environ = {key: value for key, value in os.environ.items() if key not in (offline.VARIABLE, "RAY_ADDRESS")}
-    environ |= {"ONESHOT_CLIENT_STATE": str(folder / "clients")}
+def oneshot_run(folder: Path, *wrapped: str) -> tuple[dict[str, Any], str, set[str]]:
+    """Run the app in a folder; return its result, its log, and the addresses on which anybody listened.
+
+    Args:
+        folder: Where the command is typed.
+        wrapped: The beginning of a command that runs another one in a network of its own; empty for this one.
+    """
+    program = Path(sys.executable).with_name("oneshot")
+    command = [str(program), "run", "--clients", "2", "--offline", "--format", "json", "--set", SETTINGS]
+    unset = (offline.VARIABLE, "RAY_ADDRESS", FOLDER_VARIABLE)
+    environ = {key: value for key, value in os.environ.items() if key not in unset}
+    environ |= {"ONESHOT_RUNS": str(folder / "runs"), "ONESHOT_CLIENT_STATE": str(folder / "clients")}
     with (folder / "log").open("w") as log, (folder / "result").open("w") as output:
-        wrapped = [*IN_A_NETWORK, f'{network} && exec "$@"', "sh", *command]
-        process = subprocess.Popen(wrapped, env=environ, stdout=output, stderr=log)
+        process = subprocess.Popen([*wrapped, *command], cwd=folder, env=environ, stdout=output, stderr=log)
         heard: set[str] = set()
         try:
             while process.poll() is None:
@@ -131,16 +164,22 @@ def address(written: str) -> str:
 
 
 @pytest.mark.ray
-def test_run_without_a_network_ends_with_the_same_bits_and_nothing_ever_listens_outside(tmp_path: Path) -> None:
-    if reason := refused_networks():
-        pytest.skip(f"this machine lends no network of our own: {reason}")
-    usual, _, heard = oneshot_run(tmp_path / "usual", OUTSIDE)
-    alone, said, heard_alone = oneshot_run(tmp_path / "alone", ALONE, "--offline")
-    assert alone["weights_sha256"] == usual["weights_sha256"]
-    assert "127.0.0.1" in heard & heard_alone
-    assert {each for each in heard | heard_alone if not ipaddress.ip_address(each).is_loopback} == set()
+def test_run_of_own_code_ends_where_no_other_machine_answers_and_listens_for_none(tmp_path: Path) -> None:
+    """Clients, server and Ray actor find the code of the folder of the command, too."""
+    (tmp_path / "own_task.py").write_text(CODE)
+    (tmp_path / "own_layers.py").write_text(LAYERS)
+    lent = not refused_networks()  # or this machine lends no network of our own
+    wrapped = [*IN_A_NETWORK, f'{OUTSIDE} && exec "$@"', "sh"] if lent else []
+
+    result, said, heard = oneshot_run(tmp_path, *wrapped)
+
+    assert (result["status"], result["uploads"], result["refused"]) == ("finished", 2, 0)
+    assert "own_task:Net" in (Path(result["run_dir"]) / "uploads.jsonl").read_text()
+    assert Path(result["run_dir"]).stat().st_mode & 0o077 == 0
     assert "offline:" not in said  # nothing was refused, for nothing was tried
-    assert (tmp_path / "alone" / "run").stat().st_mode & 0o077 == 0
+    if lent:
+        assert "127.0.0.1" in heard
+        assert {each for each in heard if not ipaddress.ip_address(each).is_loopback} == set()
 
 
 @pytest.mark.ray
