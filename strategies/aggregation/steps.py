@@ -8,20 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
-import torch.nn.functional as F
 
 from ..combiners.aggregators import AGGREGATORS, TORCH_ONLY, check_params
-from ..combiners.gate import mixture
 from ..core.seeds import derive_seed, seeded_torch
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from ..combiners.forms import Params
-
-
-# The steps of one client in one round: plain SGD on an aggregator, on cached logits, in numpy alone.
 
 
 Array = np.ndarray[Any, Any]
@@ -146,13 +138,10 @@ def _expected(
     return start_gate(None, members=members, classes=classes, input_shape=inputs.shape[1:], per_class=per_class)
 
 
-# The steps of one client in one round on the gate of a mixture of experts, which needs torch.
-
-
 def gate_steps(
     params: Mapping[str, Array], *, inputs: Array, logits: Array, labels: Array, sgd: Sgd, seed: int
 ) -> dict[str, Array]:
-    """Return the gate's parameters after K steps; :func:`.training.local_steps` trains the other forms.
+    """Return the gate's parameters after K steps; :func:`local_steps` trains the other forms.
 
     Args:
         params: lambda, float32; not changed.
@@ -165,6 +154,11 @@ def gate_steps(
     Raises:
         ValueError: There are no examples.
     """
+    import torch  # the other aggregators are trained on clients without torch
+    import torch.nn.functional as F
+
+    from ..combiners.gate import mixture
+
     if len(labels) == 0:
         raise ValueError("no examples to train the aggregator on")
     weights = {name: torch.tensor(value).requires_grad_() for name, value in params.items()}

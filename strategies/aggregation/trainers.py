@@ -17,7 +17,7 @@ from ..core.bounds import Bound
 from ..core.clients import Question
 from ..core.errors import OptionError, QuorumError, UploadError
 from ..core.seeds import derive_seed
-from ..uploads.quantization import PackedMember, ensemble_digest, pack_member, to_wire
+from ..uploads.packed import PackedMember, ensemble_digest, pack_member, to_wire
 from .steps import Sgd
 
 if TYPE_CHECKING:

@@ -32,7 +32,7 @@ from ..core.clients import real_of, whole_of
 from ..core.errors import OneShotError, OptionError, UploadError
 from ..core.processor import subnormals_as_zero
 from ..core.seeds import derive_seed
-from ..uploads.quantization import PackedMember, ensemble_digest, from_wire, pack_member, unpack_member
+from ..uploads.packed import PackedMember, ensemble_digest, from_wire, pack_member, unpack_member
 from . import answered, read_arrays
 from .holdout import Told
 from .logits import LogitCache, Logits, check_made

@@ -35,7 +35,7 @@ from ..core.errors import OptionError
 from ..core.options import check, option
 from ..method import POOLS, TEACHERS, ClientAsks, EnsembleSpec, Method, Need, Outcome, Snapshot
 from ..teacher.ensemble import Ensemble
-from ..uploads.quantization import PRECISIONS
+from ..uploads.packed import PRECISIONS
 
 if TYPE_CHECKING:
     from ..combiners.forms import Params

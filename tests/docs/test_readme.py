@@ -43,7 +43,7 @@ RUNNING, RUN_FOLDER, PLUG_IN = DOCS / "running.md", DOCS / "run-folder.md", DOCS
 KINDS = {o.key: o.kind for o in known_options()}
 WITH_CODE = [page for page in PAGES if blocks(page, "python")]
 # Files of the examples, which a reader would write.
-EXAMPLES = {"strategies/trimmed_mean.py", "strategies/disagreement.py"}
+EXAMPLES = {"strategies/methods/trimmed_mean.py", "strategies/methods/disagreement.py"}
 MERGED = 'merge(models, "tally",'
 QUICKLY_MERGED = f"{MERGED} threads=1, config=__import__('strategies').TallyConfig(epochs=1, images=16),"
 SMALL = "client.epochs=1 data.limit=200 tally.epochs=1 tally.images=64 tally.probes=64"
@@ -52,7 +52,7 @@ SMALL = "client.epochs=1 data.limit=200 tally.epochs=1 tally.images=64 tally.pro
 def execute(page: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[str], str] = str) -> dict[str, Any]:
     """Run a page's Python blocks in order, as one module of the library's package; return its names."""
     module = types.ModuleType(f"strategies.{page.stem.lower().replace('-', '_')}_blocks")
-    module.__package__ = "strategies"  # blocks that show a file of the library import relatively
+    module.__package__ = "strategies.methods"  # blocks that show a file of the library import relatively
     monkeypatch.setitem(sys.modules, module.__name__, module)
     for code in blocks(page, "python"):
         exec(compile(change(code), name_of(page), "exec"), vars(module))  # noqa: S102  our own pages

@@ -29,15 +29,8 @@ from strategies.flower.rounds.stc import Stc
 from strategies.run.round_folder import RoundFolder
 from strategies.run.traffic import Traffic
 from strategies.uploads.checks import Signatures
-from strategies.uploads.quantization import (
-    dequantized,
-    ensemble_digest,
-    from_wire,
-    pack_member,
-    quantized,
-    to_wire,
-    unpack_member,
-)
+from strategies.uploads.packed import ensemble_digest, from_wire, pack_member, to_wire, unpack_member
+from strategies.uploads.quantization import dequantized, quantized
 from strategies.uploads.ternary import Compression, flat
 
 CLASSES = 4

@@ -26,7 +26,7 @@ from fl_app.ledger import Ledger
 from strategies.core import checkpoints
 from strategies.core.errors import UploadError
 from strategies.core.options import Scalar, flatten
-from strategies.uploads.quantization import ensemble_digest, from_wire
+from strategies.uploads.packed import ensemble_digest, from_wire
 
 PRIVATE = {"privacy.epsilon": 8.0, "client.share-label-counts": False, "client.batch-size": 64, "client.steps": 1}
 RUNS = [f"{number:032x}" for number in range(9)]
@@ -369,7 +369,7 @@ def test_no_architecture_beside_the_permitted_ones_is_trained_or_built(hospital:
 
 def fens_errors(node: Hospital, *, announced: int = 1, arrived: int = 8, step: str = "ensemble") -> list[str]:
     """Return the client's errors about an ensemble of one ResNet-34: offered with one size, sent with another."""
-    from strategies.uploads.quantization import PackedMember
+    from strategies.uploads.packed import PackedMember
 
     values = np.zeros(arrived, np.uint8)
     member = PackedMember("resnet34", "float32", {"w": values}).digest

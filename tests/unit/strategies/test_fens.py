@@ -22,7 +22,7 @@ from strategies.core.seeds import derive_seed
 from strategies.method import Job, Need, Silent
 from strategies.methods.fens import METHOD, FensConfig, asks
 from strategies.uploads.needs import check_needs
-from strategies.uploads.quantization import pack_member
+from strategies.uploads.packed import pack_member
 
 
 def member_logits(job: Job, x: torch.Tensor) -> np.ndarray[Any, Any]:

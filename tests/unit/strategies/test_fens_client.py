@@ -26,7 +26,7 @@ from strategies.client.logits import ENSEMBLES_KEPT, LogitCache, Logits
 from strategies.combiners.aggregators import AGGREGATORS
 from strategies.combiners.gate import start_gate
 from strategies.core.errors import UploadError
-from strategies.uploads.quantization import ensemble_digest, pack_member
+from strategies.uploads.packed import ensemble_digest, pack_member
 
 MEMBERS = ("m0", "m1", "m2")
 ROOT = Path(__file__).resolve().parents[3]

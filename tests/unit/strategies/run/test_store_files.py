@@ -21,7 +21,7 @@ from strategies.run.checkpoint import unflatten
 from strategies.run.files import JsonLines, read_json, read_weights, save_weights, weights_bytes, write_json
 from strategies.run.traffic import Traffic
 from strategies.run.uploads import UploadStore
-from strategies.uploads.quantization import from_wire
+from strategies.uploads.packed import from_wire
 from strategies.uploads.tensors import weights_sha256
 
 DTYPES = (

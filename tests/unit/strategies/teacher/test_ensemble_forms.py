@@ -12,7 +12,8 @@ from strategies.method import Upload
 from strategies.teacher import calls as module
 from strategies.teacher.calls import StackedMembers, recomputed
 from strategies.teacher.ensemble import Ensemble
-from strategies.uploads.quantization import as_int8, calibrate, pack_member, unpack_member
+from strategies.uploads.packed import pack_member, unpack_member
+from strategies.uploads.quantization import as_int8, calibrate
 
 
 def net(width: int) -> nn.Module:

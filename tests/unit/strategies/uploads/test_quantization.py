@@ -15,18 +15,15 @@ from torch import Tensor, nn
 
 from fl_app.models import ARCHITECTURES, build
 from strategies.core.errors import UploadError
+from strategies.uploads.packed import from_wire, pack_member, to_wire, unpack_member
 from strategies.uploads.quantization import (
     INPUT,
     affine,
     as_int8,
     calibrate,
     dequantized,
-    from_wire,
-    pack_member,
     quantize_activations,
     quantized,
-    to_wire,
-    unpack_member,
 )
 
 Ranges = dict[str, tuple[float, float]]
