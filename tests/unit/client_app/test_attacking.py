@@ -9,15 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from client_app.attacking import claimed, copied, poisoned
+from client_app.attacking import claimed, poisoned
 from client_app.keeping import Trained
 from client_app.node import Asked, Node
 from client_app.work import trained_model
 from fl_app.attacks import AttackConfig, triggered
 from fl_app.config import AppConfig
 from fl_app.data import ImageData
-from server_app.settings.checks import check_attackers
-from strategies.core.errors import OptionError, UploadError
 
 RUN = "0123456789abcdef" * 2
 CLIENTS = 3
@@ -64,16 +62,6 @@ def test_images_when_a_backdoor_is_trained_bear_the_trigger_in_the_asked_share_a
     again, other = (poisoned(data, attack, client=name, num_classes=5, seed=0) for name in ("a", "b"))
     assert torch.equal(again.images, done.images)
     assert not torch.equal(other.images, done.images)
-
-
-def test_a_backdoor_when_its_share_is_less_than_one_image_marks_one() -> None:
-    attack = AttackConfig("backdoor", "a", target=3, poisoned=0.001)
-
-    done = poisoned(examples(), attack, client="a", num_classes=5, seed=0)
-
-    assert int((done.images != examples().images).flatten(1).any(1).sum()) == 1
-    with pytest.raises(OptionError, match="'attack.target' is 3: must be 0 to 2"):
-        poisoned(examples(), attack, client="a", num_classes=3, seed=0)
 
 
 @pytest.mark.parametrize(
@@ -135,35 +123,6 @@ def test_the_attacks_of_one_upload_do_as_documented_and_report_honest_facts() ->
     assert not same(drawn, sent_by(2, config_of("random", "client-001,client-002"))[1])
 
 
-def test_the_copied_client_is_the_next_honest_one_of_a_simulation() -> None:
-    config = config_of("copy", "client-000,client-002", model__per_client="lenet5,mnist-cnn,lenet5")
-
-    def of(partition_id: int, **facts: Any) -> Node:
-        return copied(Node.of({"partition-id": partition_id, "num-partitions": 3, **facts}, config), config)
-
-    for partition_id in (0, 2):  # the last one begins anew
-        found = of(partition_id)
-        assert (found.client, found.partition_id, found.architecture) == ("client-001", 1, "mnist-cnn")
-    with pytest.raises(
-        UploadError, match="attack.kind is 'copy': must be one of none, random, .* for clinic; only in a simulation"
-    ):
-        of(0, client="clinic")
-    every = config_of("copy", "client-000,client-001,client-002")
-    with pytest.raises(UploadError, match="names every client"):
-        copied(Node.of({"partition-id": 1, "num-partitions": 3}, every), every)
-
-
-@pytest.mark.parametrize("task", ["open-set", "prototypes", "cvae"])
-@pytest.mark.parametrize("kind", ["label-flip", "backdoor", "scale", "last-layer", "random", "copy"])
-def test_attacks_when_another_kind_of_model_is_asked_for_work_too(task: str, kind: str) -> None:
-    honest = sent_by(1, config_of(data__limit=30), task=task)
-    trained, state = sent_by(1, config_of(kind, "client-001", data__limit=30), task=task)
-
-    assert state.keys() == honest[1].keys()
-    assert not same(state, honest[1])
-    assert trained.architecture == honest[0].architecture
-
-
 def test_an_attacker_s_upload_is_sent_again_and_is_never_an_honest_model(tmp_path: Path) -> None:
     config = config_of("scale", "client-001", client__state_dir=str(tmp_path))
     first = sent_by(1, config, run_id=RUN)
@@ -176,12 +135,3 @@ def test_an_attacker_s_upload_is_sent_again_and_is_never_an_honest_model(tmp_pat
     assert facts["num_examples"] == first[0].num_examples
     assert same(elsewhere[1], sent_by(1, config_of())[1])  # another run has nothing of it
     assert not same(elsewhere[1], first[1])
-
-
-def test_the_server_knows_a_simulation_s_clients_by_the_names_that_they_have() -> None:
-    nodes = [Node.of({"partition-id": k, "num-partitions": 12}, config_of()) for k in range(12)]
-    attack = AttackConfig("random", ",".join(node.client for node in nodes))
-    check_attackers(attack, 12)
-
-    with pytest.raises(OptionError, match="names client-011"):
-        check_attackers(attack, 11)

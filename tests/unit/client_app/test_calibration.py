@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from client_app import work
 from client_app.work import activation_ranges
 from fl_app.data import ImageData, Normalization
 from strategies.core.errors import UploadError
@@ -47,22 +46,6 @@ def test_ranges_are_of_the_normalised_examples_as_they_are() -> None:
     assert ranges["fc"] == pytest.approx((logits.min().item(), logits.max().item()), rel=1e-5)
     assert levels(model) == list(range(200))
     assert model.training
-
-
-def test_ranges_of_many_examples_are_those_of_a_seeded_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(work, "EXAMPLES", 50)
-    monkeypatch.setattr(work, "BATCH", 20)
-
-    def asked(seed: int) -> tuple[list[int], list[int]]:
-        model = Watched()
-        activation_ranges(model, data(256), SPACE, seed=seed)
-        return levels(model), [len(batch) for batch in model.seen]
-
-    first, sizes = asked(1)
-    assert sizes == [20, 20, 10]
-    assert len(set(first)) == 50
-    assert asked(1)[0] == first
-    assert asked(2)[0] != first
 
 
 def test_ranges_of_a_model_that_diverged_are_refused() -> None:

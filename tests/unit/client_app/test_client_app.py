@@ -209,15 +209,6 @@ def test_label_counts_when_they_are_private_stay_with_the_client(ask: Callable[.
     assert reply.content.metric_records["metrics"]["num-examples"] == len(own_labels(1))
 
 
-def test_architectures_when_they_are_several_follow_the_clients(ask: Callable[..., Message]) -> None:
-    mix = "lenet5,mnist-cnn"
-    replies = [ask(node={"partition-id": k, "num-partitions": CLIENTS}, model__per_client=mix) for k in range(3)]
-
-    assert [facts_of(reply)["architecture"] for reply in replies] == ["lenet5", "mnist-cnn", "lenet5"]
-    for reply in replies:
-        read_reply(reply.content, SIGNATURES, num_classes=10, max_bytes=2**24, sender="node")
-
-
 def test_clients_of_one_architecture_start_from_the_same_weights_without_a_byte_sent(
     ask: Callable[..., Message], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,35 +222,6 @@ def test_clients_of_one_architecture_start_from_the_same_weights_without_a_byte_
     assert len(starts) == 2
     assert same(starts[0], expected)
     assert same(starts[1], expected)
-
-
-def test_clients_when_their_starts_shall_differ_have_one_each_that_comes_again(
-    ask: Callable[..., Message], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    starts = spy_on_starts(monkeypatch)
-
-    for partition_id, run_id in ((1, RUN), (3, RUN), (1, RUN[::-1])):
-        ask(node={"partition-id": partition_id, "num-partitions": CLIENTS}, run_id=run_id, client__init="different")
-
-    first, other, again = starts
-    assert not same(first, other)
-    assert same(first, again)
-
-
-def test_start_weights_when_they_fit_are_the_start_and_otherwise_the_seed_is(
-    ask: Callable[..., Message], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    starts = spy_on_starts(monkeypatch)
-    given = {key: torch.full_like(value, 0.125) for key, value in SIGNATURES_STATE.items()}
-    other = {key: value for key, value in given.items() if not key.startswith("fc3")}
-
-    ask(start=ArrayRecord(given))
-    ask(start=ArrayRecord(other), server_round=2)
-    ask(start=ArrayRecord({**given, "fc3.bias": torch.zeros(11)}), server_round=3)
-
-    assert same(starts[0], given)
-    assert not same(starts[1], given)
-    assert same(starts[1], starts[2])
 
 
 SIGNATURES_STATE = build("lenet5", num_classes=10, input_shape=(1, 16, 16)).state_dict()

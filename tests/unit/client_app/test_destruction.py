@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 import torch
 
-from client_app.training.fedov import DESTRUCTIONS, blur, cut, destroy, resized_crop, rotate_part
+from client_app.training.fedov import DESTRUCTIONS, blur, destroy, resized_crop
 
 KINDS = tuple(dict.fromkeys(DESTRUCTIONS))
 
@@ -63,22 +62,3 @@ def test_a_blur_keeps_the_mean_and_takes_the_detail() -> None:
 
     assert float(blurred.std()) < 0.5 * float(images(side=16).std())
     torch.testing.assert_close(blurred.mean(), images(side=16).mean(), rtol=0.01, atol=0)
-
-
-@pytest.mark.parametrize("side", [8, 9])
-def test_a_swap_and_a_turn_keep_every_pixel(side: int) -> None:
-    given = images(60, side=side)
-
-    turned, cuts = changed_by(rotate_part, given), changed_by(cut, given)
-
-    assert torch.equal(turned.flatten(2).sort(2).values, given.flatten(2).sort(2).values)
-    kept = (cuts.flatten(2).sort(2).values == given.flatten(2).sort(2).values).all(2).all(1)
-    assert 0 < int(kept.sum()) < 60  # swaps, and copies beside them
-
-
-def turned(image: torch.Tensor, place: int, half: int, turns: int) -> torch.Tensor:
-    result = image.numpy().copy()
-    for left in (0, half):
-        square = image.numpy()[:, place : place + half, left : left + half]
-        result[:, place : place + half, left : left + half] = np.rot90(square, turns, (1, 2))
-    return torch.from_numpy(result)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
-import signal
 import stat
 from pathlib import Path
 
@@ -74,15 +72,6 @@ def test_a_second_run_reads_the_features_and_has_equal_sums(cache: FeatureCache)
         assert torch.equal(value, second[key])
 
 
-def test_another_projection_reads_the_same_file_and_other_images_do_not(cache: FeatureCache) -> None:
-    summed(cache)
-    assert summed(cache, dim=16)["sums"].shape == (3, 16)
-    assert sum(PASSES) == 300
-    summed(cache, ImageData(255 - IMAGES, DATA.labels))
-    summed(cache, side=4)
-    assert sum(PASSES) == 900
-
-
 def test_other_code_of_the_same_name_and_weights_reads_no_features_of_the_former(cache: FeatureCache) -> None:
     summed(cache)
     assert torch.equal(summed(cache, make="make_changed")["gram"], summed(None, make="make_changed")["gram"])
@@ -113,22 +102,6 @@ def test_files_are_the_user_s_own_and_the_oldest_go_first(tmp_path: Path) -> Non
     assert bool((found == 3).all())
     with cache.writing("large", (2500, 39)) as none:
         assert none.file is None
-
-
-def test_a_full_disk_costs_the_file_alone(cache: FeatureCache, caplog: pytest.LogCaptureFixture) -> None:
-    good = summed(None)
-    kept = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, kept[1]))  # the file would have 46,800 bytes
-    try:
-        found = summed(cache)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, kept)
-        signal.signal(signal.SIGXFSZ, handler)
-
-    assert torch.equal(found["gram"], good["gram"])
-    assert list(cache.folder.iterdir()) == []
-    assert "features are not cached: " in caplog.text
 
 
 def test_a_head_is_trained_on_the_cached_features_of_an_earlier_run(cache: FeatureCache) -> None:

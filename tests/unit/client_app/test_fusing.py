@@ -24,9 +24,8 @@ from fl_app.models.blocks import cut
 from fl_app.node_policy import NodePolicy
 from server_app.report.load_code import load_code
 from server_app.settings.build import build_job, build_strategy
-from server_app.settings.checks import check_needs_of_settings
 from server_app.settings.read import Settings, read_settings
-from strategies.core.errors import OptionError, QuorumError, UploadError
+from strategies.core.errors import QuorumError, UploadError
 from strategies.core.seeds import seeded_torch
 from strategies.run.run_folder import RunFolder
 
@@ -241,13 +240,3 @@ def test_a_client_that_keeps_its_label_counts_or_its_privacy_answers_nothing_tha
         fusefl.answer(silent, node, {**said, "stage": 3}, both)
     with pytest.raises(UploadError):
         fusefl.answer(settings.app, replace(node, policy=NodePolicy(max_epsilon=1.0)), said, sent)
-
-
-def test_models_and_settings_that_do_not_fit_are_refused_before_any_client_works() -> None:
-    with pytest.raises(OptionError, match="cannot cut model 'cnn5' into so many blocks"):
-        strategy_of(settings_of(model__name="cnn5", data__image_size=32), Path("never"), 32)
-    with pytest.raises(OptionError, match=r"cannot cut model 'lenet5' .* must be one of .*resnet18-narrow"):
-        strategy_of(settings_of(client__blocks=4), Path("never"))
-    with pytest.raises(OptionError, match="'client.share-label-counts' is False"):
-        check_needs_of_settings(settings_of(client__share_label_counts=False))
-    check_needs_of_settings(settings_of(client__share_label_counts=False, fusefl__calibrate=False))

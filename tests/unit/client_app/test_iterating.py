@@ -95,13 +95,6 @@ def test_answer_is_one_that_the_server_accepts_and_tells_how_far_it_went(ask: Ca
     assert not same(arrays_of(reply), START)
 
 
-def test_rounds_keep_no_model_and_are_drawn_each_by_its_number(ask: Callable[..., Message], tmp_path: Path) -> None:
-    first = arrays_of(ask(1))
-    assert same(arrays_of(ask(1)), first)
-    assert not same(arrays_of(ask(2)), first)
-    assert not (tmp_path / "state").exists()
-
-
 def test_generator_of_the_server_changes_the_training_and_learns_which_labels_are_held(
     ask: Callable[..., Message], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,16 +117,6 @@ def test_generator_of_the_server_changes_the_training_and_learns_which_labels_ar
     assert told == [wanted, wanted]
     refused = ask(2, said={**lent.told(), "generator-classes": 9}, generator=weights)
     assert "the server's generator has 9 classes" in str(refused.content["upload"]["error"])
-
-
-def test_learning_rate_is_multiplied_by_the_server_s_factor(ask: Callable[..., Message]) -> None:
-    slow = ask(said={"lr-factor": 0.5})
-    assert same(arrays_of(slow), arrays_of(ask(client__lr=0.005)))
-    cosine = {"client__schedule": "cosine", "client__final_lr": 0.008, "client__epochs": 2}
-    assert same(
-        arrays_of(ask(said={"lr-factor": 0.5}, **cosine)),
-        arrays_of(ask(client__lr=0.005, **{**cosine, "client__final_lr": 0.004})),
-    )
 
 
 def test_control_variate_of_the_server_steers_and_the_client_s_own_is_remembered(
@@ -167,13 +150,6 @@ def test_feddyn_s_drift_is_remembered_and_pulls_in_the_next_round(ask: Callable[
     lost = ask(2, said={**dyn, "last-round": 1, "safe-round": 0})
     assert lost.content.metric_records["metrics"]["restarted"] == 1.0
     assert same(arrays_of(lost), arrays_of(ask(2, said={"proximal-mu": 1.0})))
-
-
-def test_stc_sends_a_hundredth_of_the_weights(ask: Callable[..., Message]) -> None:
-    reply = ask(said={"stc-density": 0.01})
-    assert len(reply.content.array_records["arrays"]) == 0  # no buffers in this model
-    size = sum(len(array.data) for array in reply.content.array_records["ternary"].values())
-    assert size < 0.01 * sum(value.numel() * 4 for value in START.values())
 
 
 @pytest.mark.parametrize(

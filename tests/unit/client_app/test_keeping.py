@@ -78,20 +78,6 @@ def test_a_run_of_ever_new_rounds_leaves_only_a_client_s_newest_models(tmp_path:
     assert len(list((tmp_path / RUN).glob("*.safetensors"))) == MODELS_KEPT + 1
 
 
-def test_old_runs_when_there_are_many_are_forgotten_in_the_order_of_their_last_use(tmp_path: Path) -> None:
-    runs = [f"{number:032x}" for number in range(RUNS_KEPT + 3)]
-    for age, run in enumerate(runs):
-        kept(tmp_path, run=run).save(TRAINED, STATE)
-        os.utime(tmp_path / run, (1000 + age, 1000 + age))
-    kept(tmp_path, run=runs[-RUNS_KEPT]).save(TRAINED, STATE)  # the oldest that is left is used again
-    kept(tmp_path, run="e" * 32).save(TRAINED, STATE)
-
-    left = {path.name for path in tmp_path.iterdir()}
-
-    assert left == {*runs[-RUNS_KEPT + 1 :], runs[-RUNS_KEPT], "e" * 32} - {runs[-RUNS_KEPT + 1]}
-    assert len(left) == RUNS_KEPT
-
-
 @pytest.mark.parametrize("run_id", ["", "..", "../../etc", "a/b", "abc", "G" * 32, RUN.upper()])
 def test_a_run_id_that_is_invalid_is_refused_because_it_names_a_folder(tmp_path: Path, run_id: str) -> None:
     with pytest.raises(UploadError, match="the server's run-id is .*: must be 32 hexadecimal digits"):

@@ -65,15 +65,6 @@ def test_steps_when_counted_take_the_place_of_the_epochs(steps: int, size: int, 
     assert size == 1 or net[2].num_batches_tracked == sum(lengths)
 
 
-def test_the_cosine_schedule_goes_over_the_epochs_that_the_steps_make() -> None:
-    falling = replace(FAST, schedule="cosine")
-
-    net, _ = run(replace(falling, epochs=9, steps=24))
-
-    assert torch.equal(weights(net), weights(run(falling)[0]))
-    assert not torch.equal(weights(net), weights(run(replace(falling, epochs=9))[0]))
-
-
 @pytest.mark.parametrize(
     ("size", "batches"), [(16, [8, 8]), (17, [8, 8]), (23, [8, 8]), (24, [8, 8, 8]), (7, [7]), (1, [1])]
 )

@@ -6,14 +6,12 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from client_app.training.local import Epoch, train
 from fl_app.config import ClientConfig
 from fl_app.data import ImageData, Normalization
 from strategies.core.errors import ComputeError, OptionError
 from strategies.core.gpu import Graphed
-from strategies.core.seeds import derive_seed
 
 HALF = Normalization((0.5,), (0.5,))
 FAST = ClientConfig(epochs=4, batch_size=8, lr=0.1, device="cpu")
@@ -97,25 +95,6 @@ def test_one_step_is_that_of_clipped_sgd_worked_out_by_hand() -> None:
     assert epoch.loss == pytest.approx(loss.item(), rel=1e-5)
 
 
-def rates_of(config: ClientConfig) -> list[float]:
-    """Train in full batches, and return the learning rate of every epoch."""
-    rates: list[float] = []
-    hook = register_optimizer_step_pre_hook(lambda optimizer, *_: rates.append(optimizer.param_groups[0]["lr"]))
-    try:
-        run(replace(config, batch_size=48))
-    finally:
-        hook.remove()
-    return rates
-
-
-@pytest.mark.parametrize("last", [0.0, 0.02])
-def test_the_cosine_schedule_when_chosen_falls_towards_the_final_rate(last: float) -> None:
-    rates = rates_of(replace(FAST, schedule="cosine", final_lr=last))
-
-    falling = [(1 + torch.cos(torch.tensor(torch.pi * t / 4)).item()) / 2 for t in range(4)]
-    assert rates == pytest.approx([last + (0.1 - last) * part for part in falling])
-
-
 def test_one_step_of_sam_is_clipped_sgd_with_the_gradient_of_the_neighbour_uphill() -> None:
     data, net, reference = toy(8), model(), model()
     images = (data.images.float() / 255 - 0.5) / 0.5
@@ -140,28 +119,6 @@ def test_one_step_of_sam_is_clipped_sgd_with_the_gradient_of_the_neighbour_uphil
     for moved, start, g in zip(net.parameters(), model().parameters(), second, strict=True):
         torch.testing.assert_close(moved, start - config.lr * g * config.clip / length(second), rtol=1e-4, atol=1e-6)
     assert epoch.loss == pytest.approx(nn.functional.cross_entropy(model()(images), data.labels).item(), rel=1e-5)
-
-
-def test_clients_when_their_data_are_equal_train_in_orders_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    def trained(name: str) -> tuple[torch.Tensor, list[list[int]]]:
-        orders: list[list[int]] = []
-        randperm = torch.randperm
-
-        def watched(*args: int, generator: torch.Generator) -> torch.Tensor:
-            orders.append(randperm(*args, generator=generator).tolist())
-            return torch.tensor(orders[-1])
-
-        with monkeypatch.context() as patch:
-            patch.setattr(torch, "randperm", watched)
-            net, _ = run(seed=derive_seed(0, "client", name, 1))
-        return weights(net), orders
-
-    (first, orders), (again, same), (other, others) = map(trained, ("client-000", "client-000", "client-001"))
-
-    assert torch.equal(first, again)
-    assert orders == same
-    assert not torch.equal(first, other)
-    assert all(mine != theirs for mine, theirs in zip(orders, others, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -248,11 +205,3 @@ def noted_captures(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
     monkeypatch.setattr(Graphed, "_capture", noted)
     return captures
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_gpu_replays_a_graph_and_repeats_its_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    captures = noted_captures(monkeypatch)
-    first, again = (weights(run(replace(FAST, device="cuda"), net=model(dropout=0.3))[0]) for _ in range(2))
-    assert torch.equal(first, again)
-    assert captures == [True, True]

@@ -91,21 +91,6 @@ def test_attack_steps_along_the_sign_of_the_gradient_and_makes_images_look_known
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_a_step_is_as_long_in_pixels_and_black_is_black_in_every_input_space(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[torch.Tensor] = []
-    monkeypatch.setattr("client_app.training.fedov.destroy", lambda given, _, black: [seen.append(black), given][1])
-    monkeypatch.setattr("client_app.training.fedov.attack", lambda _, batch, steps, step: [seen.append(step), batch][1])
-    model, labels = small(), torch.tensor([0, 1, 2, 0, 1, 2])
-    features, logits = features_and_logits(model, images())
-    for space in (HALF, Normalization((0.1307,), (0.3081,))):
-        unknown_loss(
-            model, images(), labels, outputs=(features, logits), normalization=space, attack_steps=5,
-            rng=random_generator(),
-        )  # fmt: skip
-    found = [float(value) for value in seen]
-    assert found == pytest.approx([-1.0, 0.004, -0.1307 / 0.3081, 0.002 / 0.3081], rel=1e-6)
-
-
 def test_loss_when_counted_term_by_term_in_numpy_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     model, inputs, labels = small(), images(), torch.tensor([0, 1, 2, 0, 1, 2])
     monkeypatch.setattr("client_app.training.fedov.ATTACK_STEP", 0.05)

@@ -64,18 +64,6 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         load_checkpoint(tmp_path)
 
 
-@pytest.mark.parametrize(
-    "content",
-    [[1, 2], {}, {"a": 1}, {"state_dict": {"a": "text"}}, torch.ones(2), {"state_dict": {}}],
-    ids=["list", "empty", "numbers", "texts", "tensor", "empty inside"],
-)
-def test_a_file_without_a_state_dict_is_refused(tmp_path: Path, content: object) -> None:
-    torch.save(content, tmp_path / "model.pt")
-
-    with pytest.raises(UploadError, match=r"model.pt holds [^:]+: must be a state_dict, name -> tensor"):
-        load_checkpoint(tmp_path / "model.pt")
-
-
 @pytest.mark.parametrize("value", [torch.ones(2).bfloat16(), torch.eye(3).to_sparse()], ids=["bfloat16", "sparse"])
 def test_a_tensor_that_no_upload_can_carry_is_refused_by_name(tmp_path: Path, value: torch.Tensor) -> None:
     torch.save({"fine": torch.ones(2), "fc.weight": value}, tmp_path / "model.pt")

@@ -101,22 +101,6 @@ def test_one_example_when_it_is_taken_away_changes_the_sum_by_no_more_than_the_c
     assert torch.equal(none, start)  # an empty batch moves nothing but by its noise
 
 
-def test_momentum_is_forgotten_after_as_many_epochs_as_without_privacy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(private_training, "system_normal", lambda *shape: torch.zeros(shape, dtype=torch.float64))
-
-    def weights(momentum: float, forgotten: int, epochs: int = 3) -> torch.Tensor:
-        model = linear_model()
-        fit(model, linear_data(), replace(PLAIN, epochs=epochs, momentum=momentum, momentum_epochs=forgotten))
-        return torch.cat([p.detach().flatten() for p in model.parameters()])
-
-    plain = weights(0.0, 0)
-    assert torch.equal(weights(0.9, 1), plain)  # an epoch is a step here
-    assert not torch.allclose(weights(0.9, 2), plain)
-    assert not torch.allclose(weights(0.9, 0), plain)
-    assert torch.equal(weights(0.9, 2, epochs=2), weights(0.9, 0, epochs=2))
-    assert not torch.allclose(weights(0.9, 2), weights(0.9, 0))
-
-
 @pytest.mark.parametrize("huge", [float("inf"), float("nan"), 3e38])
 def test_an_example_whose_gradient_is_no_number_adds_no_more_than_the_clipping_norm(
     monkeypatch: pytest.MonkeyPatch, huge: float

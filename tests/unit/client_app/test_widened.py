@@ -8,10 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from client_app.training import widened as module
-from client_app.training.local import train
 from client_app.training.widened import widened
-from fl_app.config import ClientConfig
-from fl_app.data import ImageData, Normalization
 from fl_app.models import build
 
 
@@ -57,24 +54,6 @@ def test_widened_when_the_weights_change_reads_the_new_ones() -> None:
             parameter.mul_(0.5)
 
     torch.testing.assert_close(forward(images), copy.deepcopy(model)(images))
-
-
-class Viewing(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.view(len(x), -1)
-
-
-def test_widened_when_the_model_views_is_trained_on_images_in_any_layout() -> None:
-    images = torch.randint(256, (4, 8, 8, 2), dtype=torch.uint8).permute(0, 3, 1, 2)
-    losses = []
-    for pixels in (images, images.contiguous()):
-        model = nn.Sequential(*narrow(nn.ReLU())[:-1], Viewing(), nn.Linear(9 * 9, 3))
-        assert widened(model) is not model
-        data = ImageData(pixels, torch.tensor([0, 1, 2, 0]))
-        space = Normalization((0.5,) * 2, (0.5,) * 2)
-        losses.append(train(model, data, ClientConfig(), normalization=space, augmentation="none", seed=0).loss)
-
-    assert losses[0] == losses[1]
 
 
 def hooked(place: int | None) -> nn.Sequential:

@@ -104,37 +104,6 @@ def test_a_wrong_value_is_refused_in_one_line_with_key_value_and_remedy(key: str
     assert "\n" not in text
 
 
-def test_a_law_whose_settings_do_not_fit_each_other_is_refused_before_any_client_is_asked() -> None:
-    with pytest.raises(OptionError, match="'data.sigma' is 0.0"):
-        AppConfig.from_settings({"data.law": "lognormal"})
-
-    assert AppConfig.from_settings({"data.law": "lognormal", "data.sigma": 0.5}).data.sigma == 0.5
-
-
-@pytest.mark.parametrize(
-    ("given", "line"),
-    [
-        (
-            {"data.name": "ag-news", "data.law": "domains"},
-            r"'data.law' is 'domains' .* domain-digits, pacs, heart-disease",
-        ),
-        ({"data.name": "heart-disease", "data.left-out": "va"}, "'data.left-out' is 'va'"),
-        (
-            {"data.name": "ag-news", "client.augmentation": "flip"},
-            "'client.augmentation' is 'flip': must be 'data-set' or 'none' where",
-        ),
-        ({"data.name": "ag-news", "data.proxy-name": "mnist"}, "'data.proxy-name' is 'mnist': must be one of '' where"),
-        (
-            {"data.proxy-name": "ag-news"},
-            "'data.proxy-name' is 'ag-news': must be one of mnist, .*imagefolder, '' where",
-        ),
-    ],
-)
-def test_settings_of_images_are_refused_for_rows_and_texts(given: dict[str, str], line: str) -> None:
-    with pytest.raises(OptionError, match=line):
-        AppConfig.from_settings(given)
-
-
 def test_settings_cannot_be_changed_once_they_are_checked() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         ClientConfig().lr = -1.0  # type: ignore[misc]

@@ -78,25 +78,6 @@ def test_digits_hold_the_kept_domains_in_order_and_the_one_left_out_for_the_test
     assert source.test.labels.tolist() == list(range(10))
 
 
-def test_digits_as_they_were_published_are_read_alike(digits: Path) -> None:
-    folders = load("domain-digits", root=str(digits), left_out="syn", download=False)
-    place = digits / "MNIST-M"
-    for half in HALVES:
-        (place / f"mnist_m_{half}").mkdir()
-        lines = []
-        for label in DIGITS:
-            (place / half / label / "a.png").rename(place / f"mnist_m_{half}" / f"{label}.png")
-            lines.append(f"{label}.png {label}\n")
-        (place / f"mnist_m_{half}_labels.txt").write_text("".join(lines))
-
-    published = load("domain-digits", root=str(digits), left_out="syn", download=False)
-
-    for half in ("train", "test"):
-        ours, theirs = getattr(published, half), getattr(folders, half)
-        assert torch.equal(ours.images, theirs.images)
-        assert torch.equal(ours.labels, theirs.labels)
-
-
 def test_pacs_holds_whole_domains(pacs: Path) -> None:
     source = load("pacs", root=str(pacs), left_out="art_painting", image_size=8)
 

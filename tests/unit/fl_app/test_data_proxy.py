@@ -16,7 +16,6 @@ from fl_app.data import (
     clients_share,
     half_of,
     images_in,
-    images_of,
     nobodys,
     server_share,
 )
@@ -40,23 +39,6 @@ def test_clients_get_the_begin_of_one_order_and_the_server_its_end(limit: int, p
     assert server.tolist() == sorted(order[40:])
     assert nobodys(split, seed=3, limit=limit, proxy=proxy) == 50 - held
     assert server_share(split, seed=4, proxy=0.2).tolist() != server.tolist()
-
-
-def test_a_limit_takes_nothing_from_a_later_share() -> None:
-    split = split_of(60)
-
-    clients, server = clients_share(split, seed=0, limit=48), server_share(split, seed=0, proxy=0.2)
-
-    assert sorted([*clients.tolist(), *server.tolist()]) == list(range(60))
-
-
-def test_images_of_another_data_set_when_limited_are_drawn_by_the_seed() -> None:
-    first, again, other = (images_of("digits", (1, 16, 16), root="", limit=7, seed=seed) for seed in (0, 0, 1))
-
-    assert first.shape == (7, 1, 16, 16)
-    assert first.dtype == torch.uint8
-    assert torch.equal(first, again)
-    assert not torch.equal(first, other)
 
 
 @pytest.mark.parametrize("images", [torch.arange(32, dtype=torch.uint8).view(2, 1, 4, 4), torch.rand(3, 1, 4, 4)])

@@ -12,7 +12,7 @@ from fl_app.data import ImageData
 from fl_app.models import feature_memory
 from fl_app.models.backbones import Backbone
 from fl_app.models.feature_heads import head_of
-from fl_app.models.feature_memory import FeatureMemory, recalled
+from fl_app.models.feature_memory import recalled
 from fl_app.models.features import FeatureFunction
 from fl_app.models.features_config import FeaturesConfig
 from server_app.settings.server_data import HeldOut
@@ -50,14 +50,6 @@ def test_known_images_are_not_extracted_again_in_any_order_or_layout(function: F
     assert ASKED == []
     recalled(function, torch.cat([images[:3], images[:2] + 1, images[:2] + 1]))
     assert ASKED == [2]
-
-
-def test_the_oldest_features_leave_a_full_memory() -> None:
-    memory = FeatureMemory(lambda images: images.flatten(1), 4 * 4 * 8 / 2**20)  # room for eight rows of four
-    images = torch.randn(12, 1, 2, 2)
-    torch.testing.assert_close(memory(images), images.flatten(1))
-    assert memory.holds(images[4:])
-    assert not memory.holds(images[3:4])
 
 
 def test_held_out_features_are_read_from_the_disk_by_the_next_process(

@@ -1,8 +1,6 @@
 """The registry of models: counts, shapes, errors, seeds, names."""
 
-import copy
 import importlib.util
-import math
 import subprocess
 import sys
 from pathlib import Path
@@ -11,16 +9,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import nn
 
 from fl_app.data import ImageData
 from fl_app.data.text import BUCKETS, LENGTH, tokens
 from fl_app.models import ARCHITECTURES, build, builders, penultimate, wordllama
 from fl_app.models.backbones import backbone_of
 from fl_app.models.blocks import CUTS, cut
-from fl_app.models.features import FeatureFunction, fused, padded
-from fl_app.models.features_config import FeaturesConfig
-from fl_app.models.resnet import PreActivationBlock
 from fl_app.models.uploaded import uploaded_builders
 from fl_app.vision import torchvision
 from strategies.combiners.combiners import Mean
@@ -187,20 +182,6 @@ def test_state_prefixes_of_our_normalised_nets_are_the_pinned_ones(name: str, pr
     assert list(found) == prefixes.split()
 
 
-@pytest.mark.slow
-def test_small_nets_are_built_without_importing_torchvision() -> None:
-    root = Path(__file__).parents[3]
-    code = f"""
-import sys
-sys.path.insert(0, {str(root)!r})
-from fl_app.models import build, builders
-builders(10, (1, 28, 28))
-build("lenet5", num_classes=10, input_shape=(1, 28, 28))
-sys.exit("torchvision" in sys.modules)
-"""
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
 # What the nets compute and how they are drawn, against the published order of the layers.
 
 
@@ -259,32 +240,6 @@ def test_mnist_cnn_equals_the_published_order_of_layers() -> None:
     torch.testing.assert_close(model(images((1, 28, 28))), linear(x.flatten(1), state, "fc"))
 
 
-def test_wide_block_of_new_width_puts_the_normalised_input_on_the_shortcut() -> None:
-    with seeded_torch(0):
-        block = PreActivationBlock(16, 32, stride=2).eval()
-    x, state = images((16, 8, 8)), block.state_dict()
-    x_before = x.clone()
-    h = F.relu(x / math.sqrt(1 + 1e-5))  # fresh statistics: mean 0, variance 1
-    inner = F.relu(F.conv2d(h, state["conv1.weight"], stride=2, padding=1) / math.sqrt(1 + 1e-5))
-    expected = F.conv2d(inner, state["conv2.weight"], padding=1) + F.conv2d(h, state["shortcut.weight"], stride=2)
-    torch.testing.assert_close(block(x), expected)
-    assert torch.equal(x, x_before)
-
-
-@pytest.mark.parametrize("name", ["vgg11", "wrn16-1", "resnet18-imagenet"])
-def test_convolutions_of_he_normal_nets_have_the_stated_deviation(name: str) -> None:
-    for channels in (1, 3):
-        model = seeded_layers(name, (channels, 32, 32))
-        for module in model.modules():
-            if isinstance(module, nn.Conv2d):
-                kernel = module.kernel_size[0]
-                stated = math.sqrt(2 / (kernel * kernel * module.out_channels))
-                # Five standard errors of an estimated deviation.
-                tolerance = 5 * stated / math.sqrt(2 * module.weight.numel())
-                assert float(module.weight.detach().std()) == pytest.approx(stated, abs=tolerance)
-                assert module.bias is None or not module.bias.any()
-
-
 # Classifiers cut into blocks, and FuseFL's narrow ResNet.
 
 
@@ -317,56 +272,6 @@ def test_models_that_cannot_be_cut_are_refused_and_not_accepted() -> None:
 
 
 # The faster form of a frozen net against the net itself.
-
-
-class Same(nn.Conv2d):
-    """A convolution that pads its input by a module, as the packaged net does."""
-
-    def __init__(self, *shape: int, stride: int, groups: int, padding: tuple[int, int, int, int] | None) -> None:
-        super().__init__(shape[0], shape[1], shape[2], stride=stride, groups=groups, bias=False)
-        self.static_padding = nn.ZeroPad2d(padding) if padding else nn.Identity()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(self.static_padding(x))
-
-
-class Block(nn.Module):
-    """A block of the packaged net, under its names."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._expand_conv, self._bn0 = Same(3, 8, 1, stride=1, groups=1, padding=None), nn.BatchNorm2d(8)
-        self._depthwise_conv = Same(8, 8, 3, stride=2, groups=8, padding=(0, 1, 0, 1))
-        self._bn1, self._swish = nn.BatchNorm2d(8), nn.ReLU6()
-
-    def forward(self, x: Tensor) -> Tensor:
-        grown = self._swish(self._bn0(self._expand_conv(x)))
-        found: Tensor = self._swish(self._bn1(self._depthwise_conv(grown)))
-        return found
-
-
-@pytest.mark.parametrize(
-    ("kernel", "stride", "padding"), [(3, 1, (1, 1, 1, 1)), (3, 2, (0, 1, 0, 1)), (5, 2, (1, 2, 1, 2)), (1, 1, None)]
-)
-def test_padded_convolution_equals_the_one_that_copies_its_input(
-    kernel: int, stride: int, padding: tuple[int, int, int, int] | None
-) -> None:
-    conv = Same(4, 4, kernel, stride=stride, groups=4, padding=padding)
-    images = torch.randn(2, 4, 8, 8, generator=torch.Generator().manual_seed(0))
-
-    torch.testing.assert_close(padded(conv)(images), conv(images), rtol=0, atol=1e-6)
-
-
-def test_fused_net_has_the_features_of_the_net_and_no_normalisation() -> None:
-    net = Block()
-    for norm in (net._bn0, net._bn1):
-        norm.running_mean.uniform_(-1, 1)  # type: ignore[union-attr]
-        norm.running_var.uniform_(0.5, 2)  # type: ignore[union-attr]
-    images = 4 * torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
-    fast = fused(copy.deepcopy(net.eval()))
-
-    torch.testing.assert_close(fast(images), net(images), rtol=0, atol=1e-5)
-    assert not any(isinstance(layer, nn.BatchNorm2d | nn.ZeroPad2d) for layer in fast.modules())
 
 
 # Models of rows and of texts: formulas, shapes, what they refuse, and how they go through training and ensembles.
@@ -429,16 +334,6 @@ def test_text_bag_is_the_mean_of_the_words_whatever_their_order() -> None:
     assert model(texts).isfinite().all()
 
 
-def test_text_bag_passes_over_padding_that_has_noise_as_the_weights_of_a_private_upload_have() -> None:
-    model, texts = seeded_tabular("text-bag", 4, TEXT).eval(), tokens(["one two three", ""])
-    exact = model(texts)
-
-    with torch.no_grad():
-        model.get_parameter("words.embedding.weight")[0] += 1.0
-
-    assert torch.equal(model(texts), exact)
-
-
 @pytest.mark.parametrize(
     ("name", "shape", "allowed"),
     [
@@ -493,17 +388,6 @@ def test_features_are_the_mean_of_the_vectors_of_all_tokens_and_no_special_one()
     expected = torch.stack([(vectors[15043] + vectors[3186]) / 2, vectors[15043]])
     torch.testing.assert_close(backbone.build()(ids), expected, rtol=0, atol=1e-6)
     assert "wordllama" not in sys.modules
-
-
-@needs_packages
-def test_a_text_without_tokens_has_no_features_and_a_long_one_keeps_its_first_tokens() -> None:
-    function = FeatureFunction(FeaturesConfig(backbone="wordllama", dim=32), 0, (0.0,), (1.0,))
-    texts = function.backbone.texts
-    assert texts is not None
-    features = function.module(texts.tokens(["", "word " * 2000, "word " * 512, "other"]))
-    assert features[0].tolist() == [0.0] * 32
-    assert torch.equal(features[1], features[2])
-    assert float((features[1:].norm(dim=1) - 1).abs().max()) < 1e-5
 
 
 @pytest.mark.parametrize("missing", [("wordllama",), ("tokenizers",), ("wordllama", "tokenizers")])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import pickle
 import sys
 from collections.abc import Iterator
@@ -11,10 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fl_app.config import AppConfig
 from fl_app.models import build, builders
 from fl_app.models.backbones import backbone_of
-from fl_app.vision import torchvision
 from strategies.core.errors import OptionError
 
 MODELS = """
@@ -133,18 +130,6 @@ def test_a_wrong_own_architecture_is_refused_in_one_line_that_names_it(name: str
     assert name in str(error.value)
 
 
-@pytest.mark.parametrize("key", ["model.name", "model.per-client", "model.student", "model.accepted"])
-def test_settings_take_own_architectures_by_their_form(key: str) -> None:
-    given: dict[str, bool | int | float | str] = {key: "a.b:C"}
-    if key == "model.accepted":
-        given["model.name"] = "a.b:C"
-
-    assert AppConfig.from_settings(given).model.own() == ("a.b:C",)
-    for wrong in ("a.b:", ":C", "a b:C", "a.b:C:D", "module:attribute of your own"):
-        with pytest.raises(OptionError, match=f"setting '{key}' .*module:attribute of your own"):
-            AppConfig.from_settings({**given, key: f"a.b:C,{wrong}" if key == "model.accepted" else wrong})
-
-
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
@@ -157,28 +142,3 @@ def test_settings_take_own_architectures_by_their_form(key: str) -> None:
 def test_a_wrong_own_backbone_is_refused_in_the_same_way(name: str, reason: str) -> None:
     with pytest.raises(OptionError, match=reason):
         backbone_of(name)
-
-
-@pytest.mark.parametrize(
-    ("architecture", "held", "reason"),
-    [
-        ("shufflenet_v2_x0_5", "shufflenet_v2_x0_5", ""),
-        ("squeezenet1_1", "squeezenet1_1", "is a SqueezeNet of torchvision, which has no linear layer"),
-        ("resnet18", "squeezenet1_1", "must be the weights of 'torchvision:resnet18': Error.* Missing key"),
-        ("resnet18", "", "must be the weights of 'torchvision:resnet18': checkpoint .* cannot be read as weights"),
-    ],
-)
-def test_weights_of_a_backbone_of_torchvision_are_tried_when_it_is_named(
-    tmp_path: Path, architecture: str, held: str, reason: str
-) -> None:
-    file, images = tmp_path / "weights.pth", torch.zeros(2, 3, 64, 64)
-    file.write_bytes(b"torn")
-    if held:
-        torch.save(torchvision.models.get_model(held, weights=None).state_dict(), file)
-    given = f"torchvision:{architecture}", str(file), hashlib.sha256(file.read_bytes()).hexdigest()
-
-    if reason:
-        with pytest.raises(OptionError, match=reason):
-            backbone_of(*given)
-    else:
-        assert backbone_of(*given).build()(images).shape == (2, backbone_of(*given).features)

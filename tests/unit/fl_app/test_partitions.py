@@ -41,28 +41,9 @@ def test_every_law_gives_disjoint_positions_that_are_reproducible(law: str, alph
     assert not all(np.array_equal(a, b) for a, b in zip(first, other, strict=True))
 
 
-def test_overlapping_clients_draw_from_the_whole_class_without_giving_it_twice_to_one() -> None:
-    parts, again, other = (divide("dirichlet-overlap", seed=seed, alpha=0.5) for seed in (1, 1, 2))
-    assert all(len(np.unique(part)) == len(part) for part in parts)
-    counts = label_counts(LABELS, parts, 10)
-    whole = np.bincount(LABELS)
-    assert (counts <= whole).all()
-    assert ((counts == whole).sum(0) >= 1).all()  # some client's share is at least a tenth
-    assert counts.sum() > 2 * len(LABELS)
-    assert all(np.array_equal(a, b) for a, b in zip(parts, again, strict=True))
-    assert not all(np.array_equal(a, b) for a, b in zip(parts, other, strict=True))
-    assert sum(map(len, divide("dirichlet-overlap", seed=1, alpha=0.5, copies=1.0))) == pytest.approx(1003, abs=50)
-
-
 @pytest.mark.parametrize("law", COVERING)
 def test_covering_laws_give_every_example_to_someone(law: str) -> None:
     assert sum(map(len, divide(law))) == len(LABELS)
-
-
-def test_dirichlet_over_clients_that_never_succeeds_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partitioners, "MAX_TRIES", 20)
-    with pytest.raises(DataError, match=r"'data.min-size' is 20: none of 20 divisions.*'data.alpha' 0.01"):
-        divide("dirichlet-clients", num_clients=50, alpha=0.01, min_size=20)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -135,20 +116,6 @@ def test_domains_when_there_is_one_per_client_go_to_the_clients_in_order() -> No
         OptionError, match="'data.law' is 'domains': must be another law for a data set without domains"
     ):
         partition(labels, spec, num_clients=3, num_classes=2, seed=0)
-
-
-@pytest.mark.parametrize("num_clients", [5, 10, 20, 50, 100])
-@pytest.mark.parametrize("sigma", [0.4, 0.8, 1.2])
-def test_lognormal_sizes_have_the_published_law_for_every_number_of_clients(num_clients: int, sigma: float) -> None:
-    labels = np.tile(np.arange(10), 800)
-    spec = PartitionSpec("lognormal", alpha=0.1, sigma=sigma)
-
-    parts = partition(labels, spec, num_clients=num_clients, num_classes=10, seed=3)
-
-    sizes = np.array([len(part) for part in parts])
-    assert len(labels) - num_clients < sizes.sum() <= len(labels)
-    # The deviation of n normals is known to one in sqrt(2 n - 2); the scale of the sizes drops out of it.
-    assert abs(np.log(sizes).std(ddof=1) - sigma) < 4.5 * sigma / np.sqrt(2 * num_clients - 2)
 
 
 @pytest.mark.parametrize("num_clients", [5, 10, 50, 100])
@@ -247,11 +214,6 @@ def test_dirichlet_over_classes_has_the_moments_of_the_rejection_loop() -> None:
     literal_mean, literal_products = moments(literal, labels, 3000)
     np.testing.assert_allclose(mean, literal_mean, atol=0.12)
     np.testing.assert_allclose(products, literal_products, atol=0.6)
-
-
-def test_class_cuts_round_cumulated_proportions_down() -> None:
-    cuts = partitioners.class_cuts([7], 3, lambda: np.array([0.4, 0.3, 0.3]))
-    assert cuts.tolist() == [[0, 2, 4, 7]]
 
 
 @pytest.mark.slow

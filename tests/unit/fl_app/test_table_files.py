@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 import pandas as pd
@@ -90,15 +89,6 @@ def test_a_file_per_client_gives_the_same_examples(folder: Path) -> None:
     assert torch.equal(split.take().images, whole.take([1, 3, 0, 2]).images)
 
 
-def test_all_clients_can_be_held_to_one_schema(folder: Path) -> None:
-    digest = hashlib.sha256((folder / "schema.toml").read_bytes()).hexdigest()
-    open_data(config(folder, schema_sha256=digest), "train")
-    (folder / "schema.toml").write_text(SCHEMA.replace("50", "51"))
-
-    with pytest.raises(OptionError, match=f"'data.schema-sha256' is '{digest}', but that of .* is .*: must be equal"):
-        open_data(config(folder, schema_sha256=digest), "train")
-
-
 @pytest.mark.parametrize(
     ("old", "new", "reason"),
     [
@@ -125,14 +115,6 @@ def test_a_wrong_file_is_named_with_column_and_line(folder: Path, old: str, new:
 
     assert "\n" not in str(error.value)
     assert str(folder / "train.csv") in str(error.value)
-
-
-@pytest.mark.parametrize("row", ["south,40,typical,1.5,x,ill,", "south,40,typical,1.5,x,ill,more"])
-def test_a_line_with_more_values_than_names_shifts_no_column(folder: Path, row: str) -> None:
-    names, *rows = (folder / "train.csv").read_text().splitlines()
-    (folder / "train.csv").write_text("\n".join([names, row, *rows]) + "\n")
-    with pytest.raises(DataError, match="has more values in a line than names of columns: must have one name for"):
-        open_data(config(folder), "train")
 
 
 @pytest.mark.parametrize(

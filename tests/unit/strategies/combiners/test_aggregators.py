@@ -15,13 +15,9 @@ from strategies.combiners.aggregators import (
     Array,
     Params,
     aggregator_for,
-    check_params,
-    cross_entropy,
 )
-from strategies.core.errors import OptionError
 
 ROOT = Path(__file__).resolve().parents[4]
-TRAINED = [name for name, entry in AGGREGATORS.items() if entry.kind == "trained"]
 HERE = [name for name in AGGREGATORS if name not in TORCH_ONLY]
 MEMBERS, EXAMPLES = 4, 30
 
@@ -63,13 +59,6 @@ def array(*values: object) -> Array:
 )
 def test_aggregator_for_two_classes_is_the_form_for_them(name: str, classes: int, form: str) -> None:
     assert aggregator_for(name, classes).name == form
-
-
-def test_aggregator_for_a_name_that_cannot_be_is_refused_in_one_line() -> None:
-    with pytest.raises(OptionError, match="unknown aggregator 'median': known are average, weighted"):
-        aggregator_for("median", 10)
-    with pytest.raises(OptionError, match="'two-class-nn' is for 2 classes, and there are 10: must be one of average,"):
-        aggregator_for("two-class-nn", 10)
 
 
 # Initial parameters
@@ -181,45 +170,10 @@ def test_combine_of_members_in_another_order_is_the_same(name: str) -> None:
 # Gradients: their values are tested against automatic differentiation, in tests/reference
 
 
-def test_cross_entropy_of_huge_logits_is_finite() -> None:
-    loss, residual = cross_entropy(array([1e4, 0.0], [0.0, 1e4]), np.array([0, 0]))
-
-    assert loss == pytest.approx(5e3)
-    assert residual.tolist() == [[0.0, 0.0], [-0.5, 0.5]]
-
-
 # Foreign parameters
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({}, r"are \[\]: must be \['weight'\]"),
-        ({"weight": array(1, 2), "bias": array(1)}, r"\['bias', 'weight'\]"),
-        ({"weight": array(1, 2, 3)}, r"is float32 \[3\]: must be float32 \[2\]"),
-        ({"weight": np.ones(2)}, r"is float64 \[2\]: must be float32 \[2\]"),
-        ({"weight": array(1, math.nan)}, "NaN or Inf"),
-        ({"weight": array(1, math.inf)}, "NaN or Inf"),
-    ],
-)
-def test_check_params_of_another_form_names_the_difference(given: Params, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        check_params({"weight": array(1, 2)}, given)
-
-
 # Local steps
-
-
-@pytest.mark.parametrize("name", TRAINED)
-def test_one_step_on_all_examples_is_one_step_against_the_gradient(name: str) -> None:
-    params, logits, labels = example(name)
-    _, gradients = AGGREGATORS[name].gradient(params, logits, labels)
-
-    stepped = local_steps(name, params, logits=logits, labels=labels, sgd=Sgd(1, 999, 0.25), seed=0)
-
-    for key in params:
-        assert stepped[key].dtype == np.float32
-        np.testing.assert_allclose(stepped[key], params[key] - 0.25 * gradients[key], rtol=1e-4, atol=1e-5)
 
 
 # All of it together

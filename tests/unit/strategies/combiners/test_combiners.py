@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from strategies.combiners.class_counts import (
     agreeing,
-    agreements,
     capped,
     correlations,
     geometric_mean,
@@ -33,7 +32,7 @@ from strategies.combiners.gate import Gate, start_gate
 from strategies.combiners.opinion_pools import RULES, OpinionPool
 from strategies.combiners.trained import Linear, PerClass, TwoLayers, Voting
 from strategies.combiners.update_gate import GatedPool, lower_part
-from strategies.combiners.voting import FLOOR, Array, merged, scores, vote_counts, vote_shares
+from strategies.combiners.voting import FLOOR, Array, merged, scores, vote_counts
 from strategies.core.seeds import generator as rng
 from strategies.methods.fafi import Prototypes
 from strategies.methods.fedov import OpenSet
@@ -147,12 +146,6 @@ def test_every_combiner_is_covered_here() -> None:
     assert BUILT.keys() == COMBINERS.keys()
 
 
-def test_weighted_with_a_duplicate_member_equals_weight_two() -> None:
-    logits = torch.randn(3, 5, 3, generator=torch.Generator().manual_seed(0))
-    doubled = torch.cat([logits, logits[:1]])
-    torch.testing.assert_close(Weighted([2.0, 1.0, 1.0])(logits), Mean()(doubled))
-
-
 @pytest.mark.parametrize("name", COMBINERS)
 def test_build_from_the_state_dict_gives_the_same_bits(name: str) -> None:
     rebuilt = build_combiner(name, BUILT[name].state_dict(), MEMBERS.get(name))
@@ -185,15 +178,6 @@ def test_response_shares_of_a_client_that_never_answers_with_a_class_are_small_t
     torch.testing.assert_close(shares.sum(1), torch.ones(2, dtype=torch.float64))
     assert float(shares[0, 2]) < 0.02
     assert float(shares[1].min()) > 0.3
-
-
-def test_response_shares_weigh_sure_answers_more_than_their_mean_does() -> None:
-    # Always a tenth of class 1, or wholly class 1 in a tenth of all images: equal means, other squares.
-    even = torch.tensor([0.9, 0.1]).log().expand(10, 2)
-    sure = torch.tensor([[0.0, 40.0]] + [[40.0, 0.0]] * 9)
-    shares = response_shares(torch.stack([even, sure]))
-    assert float(shares[0, 1]) == pytest.approx(0.1)
-    assert float(shares[1, 1]) == pytest.approx(0.1**0.5 / (0.1**0.5 + 0.9**0.5))
 
 
 def test_geometric_mean_of_equal_tables_is_the_table_and_needs_both_to_know_a_class() -> None:
@@ -242,14 +226,6 @@ def test_merged_counts_are_those_of_the_pooled_examples_in_any_order_of_clients(
 
     assert np.array_equal(merged(parts), vote_counts(logits, labels))
     assert np.array_equal(merged(parts[::-1]), merged(parts))
-
-
-def test_shares_of_a_class_without_examples_are_equal_over_the_seen_classes() -> None:
-    counts = vote_counts(one_hot([[0, 1, 1]], 4), np.array([0, 0, 2]))
-
-    np.testing.assert_allclose(
-        vote_shares(counts)[0], [[0.5, 0.5, 0, 0], [0.5, 0, 0.5, 0], [0, 1, 0, 0], [0.5, 0, 0.5, 0]]
-    )
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -309,12 +285,6 @@ def test_correlations_are_weighed_by_both_models_shares_of_a_class() -> None:
             weight = np.sqrt(shares[j] * shares[k])
             by_class = [np.corrcoef(z[j, :, c], z[k, :, c])[0, 1] for c in range(C)]
             assert float(found[j, k]) == pytest.approx((weight * by_class).sum() / weight.sum(), abs=1e-9)
-
-
-def test_agreements_are_means_over_the_others() -> None:
-    table = torch.tensor([[1.0, 0.5, 0.1], [0.5, 1.0, 0.3], [0.1, 0.3, 1.0]])
-
-    assert agreements(table).tolist() == pytest.approx([0.3, 0.4, 0.2])
 
 
 @pytest.mark.parametrize("which", [0, 3, 6])
@@ -380,12 +350,6 @@ def test_order_of_members_does_not_matter(name: str, calibrated: bool) -> None:
     pool, turned = (pool_of(name, members, calibrated=calibrated) for members in ([0, 1, 2], order))
     torch.testing.assert_close(turned(z[order]), pool(z))
     assert not torch.allclose(turned(z), pool(z), atol=0.1)
-
-
-def test_a_single_client_with_uniform_counts_keeps_its_prediction(name: str) -> None:
-    z = logits(1)
-    found = POOLS[name](torch.full((1, 5), 7.0))(z).softmax(1)
-    torch.testing.assert_close(found, z[0].softmax(1), rtol=0, atol=5e-4)  # 5 times the floor of the log pool
 
 
 @pytest.mark.parametrize("scale", [1.0, 30.0, 1000.0])

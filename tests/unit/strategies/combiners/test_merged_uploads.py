@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from strategies.core.facts import UploadFacts
 from strategies.core.seeds import initial_torch
-from strategies.method import Job, Method, Normalization, Silent, Upload
+from strategies.method import Job, Normalization, Silent, Upload
 from strategies.methods import fedavg, tally
 
 SHAPE, CLASSES, SEED = (1, 4, 4), 3, 5
@@ -63,48 +63,6 @@ def test_fedavg_keeps_what_each_client_has_moved_alone() -> None:
     share = 0.6 / 17
     assert float(moved["merged"]) == pytest.approx(0.5 * 12 / 16 * (1 + share) / (1 + 3 * share), rel=1e-4)
     torch.testing.assert_close(merged["3.bias"], averaged["3.bias"])  # equal updates are their mean
-
-
-class Renamed(nn.Module):
-    """The net with a second name for each layer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = net()
-        self.first, self.classifier = self.net[1], self.net[3]  # type: ignore[index]
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.net(x)  # type: ignore[no-any-return]
-
-
-ALSO = {"net.1.": "first.", "net.3.": "classifier."}
-
-
-def renamed(upload: Upload) -> Upload:
-    state = {f"net.{key}": value for key, value in upload.read().items()}
-    state |= {ALSO[key[:6]] + key[6:]: value for key, value in state.items()}
-    return replace(upload, read=partial(dict, state))
-
-
-@pytest.mark.parametrize(
-    ("method", "config"),
-    [
-        (fedavg.METHOD, fedavg.FedAvgConfig(linear="merged")),
-        (tally.METHOD, STILL),
-        (tally.METHOD, replace(STILL, start="class-weighted")),
-    ],
-)
-def test_a_layer_with_two_names_gets_the_same_weights_under_both(method: Method, config: Any) -> None:
-    plain = job(config)
-    for number, state in enumerate(upload.read() for upload in plain.uploads):
-        state["3.weight"] += torch.eye(3)[number][:, None]  # in place: by this the clients' classes differ
-    start = renamed(replace(plain.uploads[0], read=began)).read()
-    twice = replace(plain, uploads=tuple(map(renamed, plain.uploads)), builders={"net": Renamed}, start=start)
-    expected, found = (method.fit(one, Silent()).student or {} for one in (replace(plain, start=began()), twice))
-    model = Renamed()
-    model.load_state_dict(found)
-    for key, value in model.net.state_dict().items():
-        torch.testing.assert_close(value, expected[key])
 
 
 def test_tally_starts_from_merged_layers_but_the_last_which_counts_weigh() -> None:

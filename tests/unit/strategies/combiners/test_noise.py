@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from strategies.combiners import noise
-from strategies.combiners.feature_noise import noise_for, on_features, on_images
+from strategies.combiners.feature_noise import noise_for, on_features
 from strategies.combiners.noise import noise_images, overlaid, random_fields
 from strategies.core.facts import Upload, UploadFacts
 from strategies.core.seeds import generator
@@ -47,23 +47,6 @@ def test_images_of_the_same_generator_have_the_same_bits_and_of_another_seed_oth
     before = torch.get_rng_state()
     images()
     assert torch.equal(torch.get_rng_state(), before)
-
-
-@pytest.mark.parametrize("count", [1, 6, 7, 12, 13])
-def test_images_come_in_parts_of_a_bounded_size_and_all_of_them(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes: list[int] = []
-    make = random_fields
-
-    def counted(count: int, *rest: object) -> Tensor:
-        sizes.append(count)
-        return make(count, *rest)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(noise, "AT_ONCE", 6)
-    monkeypatch.setattr(noise, "random_fields", counted)
-    found = images(count)
-    assert found.shape == (count, 1, 8, 8)
-    assert sizes == [6] * (count // 6) + [count % 6] * (count % 6 > 0)
-    assert distinct(found) == count
 
 
 @pytest.mark.parametrize("size", [(8, 8), (5, 12), (1, 9), (9, 1), (1, 2)], ids=str)
@@ -143,28 +126,6 @@ def job(*uploads: Upload, **given: Any) -> Job:
     config = METHODS["tally"].config(epochs=3, images=256, probes=64)
     basic = {"config": config, "normalization": Normalization((0.5,), (0.5,)), "threads": 1}
     return Job(uploads, {HEAD: OnImages, "net": OnImages}, HEAD, CLASSES, (1, 8, 8), **{**basic, **given})
-
-
-def test_a_job_of_other_models_or_with_shards_stays_as_it_is() -> None:
-    for other in (
-        job(upload(0), upload(1, "net")),
-        job(upload(0, "net")),
-        job(upload(0), shards=object()),
-    ):
-        assert on_features(other) is other
-
-
-def test_models_of_both_spaces_have_equal_logits() -> None:
-    plain = job(upload(0), upload(1))
-    found = on_features(plain)
-    assert found.input_shape == (WIDTH, 1, 1)
-    whole, alone = OnImages(), found.builders[HEAD]()
-    whole.load_state_dict(plain.uploads[1].read())
-    alone.load_state_dict(found.uploads[1].read())
-    images = torch.randn(6, 1, 8, 8)
-    features = nn.functional.normalize(images.flatten(1)[:, :WIDTH] + 2.0, dim=1)
-    torch.testing.assert_close(alone(math.sqrt(WIDTH) * features[..., None, None]), whole(images))
-    torch.testing.assert_close(on_images(alone.state_dict())["head.weight"], plain.uploads[1].read()["head.weight"])
 
 
 def test_noise_lies_in_the_span_of_the_centred_rows_and_has_the_size_of_features() -> None:

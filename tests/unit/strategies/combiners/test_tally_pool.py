@@ -19,7 +19,6 @@ from strategies.combiners.tally_pool import (
     TallyPoolOptions,
     examples_per_class,
     fitted_pool,
-    known_sizes,
 )
 from strategies.core.errors import OptionError
 from strategies.core.facts import UploadFacts
@@ -107,14 +106,6 @@ def read_off(uploads: tuple[Upload, ...], counts: str, probes: int = 1024) -> Te
     return {"noise": noise, "rows": rows, "noise-rows": geometric_mean(noise, rows)}[counts]
 
 
-def test_sent_or_equal_counts_need_no_models() -> None:
-    unread = tuple(replace(one, read=dict) for one in TOLD)
-    answers = torch.full((3, 5, CLASSES), torch.nan)
-    for counts, expected in (("auto", torch.tensor(HELD)), ("uniform", torch.tensor([[20], [20], [50]]).expand(3, 4))):
-        found = examples_per_class(job(unread), answers, unread, TallyPoolOptions(counts=counts))
-        torch.testing.assert_close(found, expected.float())
-
-
 @pytest.mark.parametrize("counts", ["noise", "rows", "noise-rows"])
 def test_counts_of_silent_clients_are_read_off_their_models(counts: str) -> None:
     found = counted(SILENT, counts=counts, probes=300)
@@ -143,28 +134,6 @@ def test_estimated_shares_match_the_clients_classes(counts: str, architecture: s
         assert float(mine[theirs > 0.3].min()) > float(mine[theirs < 0.03].max())
     assert shares[2].argmax() == 2
     assert float((shares - true).abs().sum(1).mean()) < float((0.25 - true).abs().sum(1).mean())
-
-
-@pytest.mark.parametrize(
-    ("told", "expected"),
-    [
-        ([5, 7, 90], [5.0, 7.0, 90.0]),
-        ([None, 7, 90, 8], [8.0, 7.0, 90.0, 8.0]),
-        ([None, None], [1.0, 1.0]),
-        ([0, None, 6], [0.0, 6.0, 6.0]),
-    ],
-)
-def test_missing_sizes_are_the_median_of_the_others(told: list[int | None], expected: list[float]) -> None:
-    uploads = [telling(TOLD[0], num_examples=size, label_counts=None) for size in told]
-    assert known_sizes(uploads).tolist() == expected
-
-
-def test_cap_bounds_the_examples_that_a_client_claims() -> None:
-    boaster = telling(TOLD[1], num_examples=10**9)
-    uploads = (TOLD[0], boaster, TOLD[2])
-    sizes = counted(uploads, cap_examples=True).sum(1)
-    torch.testing.assert_close(sizes, torch.tensor([80.0, 200.0, 200.0]))
-    assert float(counted(uploads).sum(1)[1]) == pytest.approx(1e9)
 
 
 @pytest.mark.parametrize("calibrated", [False, True])

@@ -11,7 +11,7 @@ from strategies.core.errors import OneShotError
 from strategies.core.facts import UploadFacts
 from strategies.core.work import Work, counted
 from strategies.distillation.distill import DistillRecipe
-from strategies.distillation.epochs import learning_rate, weights_of
+from strategies.distillation.epochs import weights_of
 from strategies.distillation.learner import Learner, learn_from_images, learn_from_table, teacher_of
 from strategies.distillation.losses import soft_kl
 from strategies.method import EnsembleSpec, Job, Normalization, Outcome, Silent, Snapshot, Upload
@@ -82,20 +82,6 @@ def test_teacher_of_a_job_whose_teacher_has_an_absent_member_names_it() -> None:
         teacher_of(replace(JOB, teacher=EnsembleSpec(("c0", "c7"), "mean")), Mean())
 
 
-@pytest.mark.parametrize(
-    ("of_teacher", "of_options", "used"),
-    [("float32", "float32", "float32"), ("float32", "bfloat16", "bfloat16"), ("int8", "bfloat16", "int8")],
-)
-def test_teacher_that_is_quantised_stays_so_whatever_arithmetic_the_options_ask_for(
-    of_teacher: str, of_options: str, used: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[str] = []
-    monkeypatch.setattr(Ensemble, "from_uploads", lambda *_, precision, **__: asked.append(precision))
-    spec = EnsembleSpec(("c0", "c1"), "mean", precision=of_teacher)
-    teacher_of(replace(JOB, teacher=spec), Mean(), precision=of_options)
-    assert asked == [used]
-
-
 def test_learn_is_one_step_per_batch_with_the_clipped_gradient_of_the_distillation_loss() -> None:
     options = replace(SMALL, batch_size=9, kd_temperature=3.0, student_clip=0.5, momentum=0.9, weight_decay=0.01)
     one, plain = learner(options), learner(options)
@@ -109,23 +95,6 @@ def test_learn_is_one_step_per_batch_with_the_clipped_gradient_of_the_distillati
         optimizer.step()
         assert one.learn({"images": IMAGES}, epoch) == pytest.approx(float(loss.detach()), rel=1e-5)
     torch.testing.assert_close(weight(one), weight(plain))
-
-
-def test_rate_of_one_cycle_changes_from_step_to_step_and_of_a_cosine_does_not() -> None:
-    def rates(schedule: str, epoch: int, **more: Any) -> list[float]:
-        one, seen = learner(replace(SMALL, schedule=schedule, batch_size=3, **more)), list[float]()
-        one.learn({"images": IMAGES}, epoch, tick=lambda: seen.append(one.optimizer.param_groups[0]["lr"]))
-        return seen
-
-    # Nine images in threes; 4 epochs.
-    expected = [learning_rate("one-cycle", 0.1, position, 4) for position in (1.0, 4 / 3, 5 / 3)]
-    assert rates("one-cycle", 1) == pytest.approx(expected)
-    assert len(set(expected)) == 3
-    # Of two steps an epoch the second is at its half.
-    limited = rates("one-cycle", 2, steps_per_epoch=2)
-    assert limited == pytest.approx([learning_rate("one-cycle", 0.1, position, 4) for position in (2.0, 2.5)])
-    assert rates("cosine", 1) == [learning_rate("cosine", 0.1, 1, 4)] * 3
-    assert rates("constant", 1) == [0.1] * 3
 
 
 @pytest.mark.parametrize("frozen", [False, True])
@@ -162,18 +131,6 @@ def test_pass_reads_every_image_once_in_an_order_of_its_epoch_and_stops_at_the_l
     assert limited == (first[:4], 1)
 
 
-def test_known_logits_save_the_teacher_and_give_the_same_student() -> None:
-    known, asking = learner(), learner()
-    table = known.with_logits({"images": IMAGES})
-    torch.testing.assert_close(table["logits"], known.teacher(INPUTS))
-    before = asked(known)
-    known.learn(table, 0)
-    assert asked(known) == before
-    asking.learn({"images": IMAGES}, 0)
-    assert asked(asking) == 2
-    torch.testing.assert_close(weight(known), weight(asking))
-
-
 def test_teacher_asked_once_judges_the_images_as_they_are_while_the_student_sees_changed_ones() -> None:
     seen: list[torch.Tensor] = []
     one = learner(augmentation="crop-flip", asked_once=True, loss=lambda logits, known: spy(logits, known))
@@ -205,16 +162,6 @@ def test_teacher_asked_for_several_batches_at_once_gives_the_same_lessons(limit:
     assert [len(inputs) for inputs, _ in at_once] == [2, 2, 2, 3][: sum(limit.values()) or 4]
     torch.testing.assert_close(at_once, alone)
     assert together == once  # no batch beyond the limit is asked for
-
-
-def test_member_logits_are_the_clients_own_in_the_order_of_images() -> None:
-    one = learner()
-    logits = one.member_logits(IMAGES)
-    assert logits.shape == (9, 2, 3)
-    assert logits.is_contiguous()
-    assert not logits.requires_grad
-    for k, member in enumerate(one.teacher.members):
-        torch.testing.assert_close(logits[:, k], member(INPUTS))
 
 
 # All epochs on images that stay the same.
@@ -280,27 +227,8 @@ def test_table_is_made_once_and_a_run_that_goes_on_ends_with_the_same_bits(done:
     assert whole.reports == [(0, 3), (0, 3), (1, 3), (1, 3), (1, 3), (2, 3), (2, 3), (2, 3), (3, 3)]
 
 
-def test_outcome_is_the_student_with_its_times_and_shows_no_images() -> None:
-    one = learner_epochs()
-    outcome = learn_from_table(EPOCHS_JOB, Silent(), one, lambda: {"images": IMAGES})
-    assert torch.equal(weight_epochs(outcome), one.student.state_dict()["1.weight"])
-    assert outcome.timings.keys() >= {"teacher", "distillation"}
-    assert outcome.images is None
-    assert outcome.ensemble is None
-
-
 def test_student_learns_the_answers_in_the_table() -> None:
     one, two = learner_epochs(), learner_epochs()
     answers = torch.randn(9, 3, generator=torch.Generator().manual_seed(4))
     taught = learn_from_table(EPOCHS_JOB, Silent(), one, lambda: {"images": IMAGES, "logits": answers})
     assert not torch.allclose(weight_epochs(taught), weight_epochs(learn_from_images(EPOCHS_JOB, Silent(), two)))
-
-
-def test_real_images_are_those_of_the_job() -> None:
-    one, two = learner_epochs(), learner_epochs()
-    expected = learn_from_table(EPOCHS_JOB, Silent(), one, lambda: one.with_logits({"images": IMAGES}))
-    assert torch.equal(weight_epochs(learn_from_images(EPOCHS_JOB, Silent(), two)), weight_epochs(expected))
-    other = replace(EPOCHS_JOB, proxy=IMAGES.flip(3))
-    assert not torch.equal(
-        weight_epochs(learn_from_images(other, Silent(), learner_epochs(other))), weight_epochs(expected)
-    )

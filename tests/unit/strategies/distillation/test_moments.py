@@ -11,13 +11,10 @@ import torch
 from flboost_fakes import SMALL, C, Rows, job
 from torch import nn
 
-from fl_app.models import build
-from strategies.core.errors import OptionError
 from strategies.core.pixels import PIXELS
 from strategies.distillation.moments import NEIGHBOURS, Moments, read_off
 from strategies.method import Normalization, Silent
 from strategies.methods.flboost import METHOD
-from strategies.uploads.needs import check_needs
 
 
 def bare(channels: int = 3, padding: int = 0) -> nn.Module:
@@ -77,36 +74,6 @@ def test_moments_are_read_off_the_running_statistics_of_models() -> None:
     assert found is not None
     torch.testing.assert_close(found[0].float(), mean, rtol=0, atol=1e-5)
     assert found[1].item() == pytest.approx(0.7, rel=1e-5)
-
-
-def test_mean_of_images_that_a_model_has_seen_is_read_off_it() -> None:
-    model, rng = bare(), torch.Generator().manual_seed(0)
-    model[1].momentum = None  # type: ignore[index]
-    centre = torch.tensor([-0.5, 0.0, 0.25]).view(-1, 1, 1)
-    for _ in range(20):
-        model.train()(centre + 0.3 * torch.randn(50, 3, 12, 12, generator=rng))
-
-    found = read_off([model], 3)
-
-    assert found is not None
-    torch.testing.assert_close(found[0].float(), centre.flatten(), rtol=0, atol=0.01)
-
-
-@pytest.mark.parametrize("name", ["resnet8", "resnet18", "vgg11"])
-def test_architectures_that_begin_with_a_convolution_and_a_normalisation_tell_and_others_do_not(name: str) -> None:
-    model = build(name, num_classes=4, input_shape=(3, 16, 16))
-
-    assert (read_off([model], 3) is not None) == name.startswith("resnet")
-    assert read_off([model], 1) is None
-
-
-def test_models_without_batch_normalisation_tell_nothing_and_are_refused_before_the_start() -> None:
-    refused = job(replace(SMALL, moments="models"))
-    with pytest.raises(OptionError, match=r"'flboost.moments' is 'models', and no client's model begins with"):
-        METHOD.fit(refused, Silent())
-    with pytest.raises(OptionError, match=r"'flboost.moments' is 'models', and no client's model begins with"):
-        check_needs(METHOD, replace(refused, uploads=()))
-    check_needs(METHOD, replace(refused, uploads=(), builders={**refused.builders, "bare": lambda: bare(1)}))
 
 
 def test_moments_that_models_tell_are_noted_with_the_guess() -> None:

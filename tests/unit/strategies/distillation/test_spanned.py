@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import partial
-
 import numpy as np
 import pytest
 import torch
 from scipy.special import logsumexp
 from torch import Tensor, nn
 
-from strategies.combiners.update_gate import Spans, lower_part, residual, spans_of
+from strategies.combiners.update_gate import Spans, residual, spans_of
 from strategies.core.facts import UploadFacts
 from strategies.core.seeds import generator
-from strategies.core.work import Work, counted
-from strategies.distillation import spanned
-from strategies.distillation.spanned import Objective, moved, spanned_images
+from strategies.distillation.spanned import Objective, moved
 from strategies.method import Job, Normalization, Upload
 
 SHAPE, CLASSES, CLIENTS = (2, 6, 5), 3, 3
-EXAMPLES = torch.tensor([[9.0, 0, 4], [0, 0, 0], [0, 25, 1]])
 
 
 def convolutional() -> nn.Module:
@@ -91,23 +85,6 @@ def test_objective_is_the_sum_of_both_residuals_and_the_classes_cross_entropy(no
     assert float(found) == pytest.approx(expected, rel=1e-4)
 
 
-def test_the_client_reads_the_same_pixels_as_the_start(noise: Tensor) -> None:
-    def small(*, inplace: bool) -> nn.Module:
-        torch.manual_seed(0)
-        layers = (nn.Flatten(), nn.Linear(60, 7), nn.ReLU(), nn.Linear(7, CLASSES))
-        return nn.Sequential(nn.LeakyReLU(0.1, inplace=inplace), *layers)
-
-    found = []
-    for inplace in (True, False):
-        job = make_job()
-        uploads = tuple(Upload(one.facts, small(inplace=False).state_dict) for one in job.uploads)
-        job = replace(job, uploads=uploads, builders={"net": partial(small, inplace=inplace)}, start=None)
-        bases = torch.linalg.qr(torch.randn(60, 5, generator=generator(0, "basis")))[0].T.expand(CLIENTS, 5, 60)
-        spans = Spans(lower_part(small(inplace=inplace))[1], bases, 1.0)  # type: ignore[arg-type]
-        found.append(float(Objective(job, spans, 0)(noise[:4] / 255, torch.tensor([0, 1, 2, 0]))))
-    assert found[0] == pytest.approx(found[1])
-
-
 def test_images_move_into_the_span_of_their_client(noise: Tensor) -> None:
     job = make_job()
     spans, labels = make_spans(job), torch.zeros(len(noise), dtype=torch.long)
@@ -122,25 +99,3 @@ def test_images_move_into_the_span_of_their_client(noise: Tensor) -> None:
     assert found.dtype == torch.uint8
     assert found.shape == noise.shape
     assert outside(found) < 0.6 * outside(noise)
-
-
-def test_a_client_without_examples_gets_no_image_and_seeds_decide(
-    noise: Tensor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(spanned, "BATCH", 4)
-    job = make_job()
-    spans, asked = make_spans(job), []
-    objectives = {k: Objective(job, spans, k) for k in (0, 2)}
-    monkeypatch.setattr(spanned, "Objective", lambda _, __, k: asked.append(k) or objectives[k])
-
-    def make(seed: int) -> Tensor:
-        torch.manual_seed(len(asked))  # the global generator decides nothing
-        return spanned_images(job, spans, EXAMPLES, noise, steps=2, rng=generator(seed, "test"))
-
-    with counted(Work()) as work:
-        first = make(1)
-    assert torch.equal(first, make(1))
-    assert not torch.equal(first, make(2))
-    assert not torch.equal(first, noise)
-    assert {*asked} == {0, 2}
-    assert work.teacher_forward == work.teacher_backward == 2 * len(noise)

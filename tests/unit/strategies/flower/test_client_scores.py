@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from flower_fakes import CLASSES, ONE_THREAD, SHAPE, Client, FakeGrid, net, stock, weights
+from flower_fakes import CLASSES, ONE_THREAD, SHAPE, Client, FakeGrid, net, weights
 from flwr.app import ArrayRecord, Error, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
 
 from strategies import FLBoost
 from strategies.core.errors import UploadError
 from strategies.flower.evaluation import ClientEvaluation, check_scores
-from strategies.flower.rounds.base import EVERYONE
 from strategies.rounds.refinement import Refiner
 
 HUGE = 10**400  # a whole number beyond every float
@@ -76,32 +73,12 @@ def test_average_is_that_of_the_usable_scores_and_never_an_error(
     assert any(each.startswith(line) for each in said)
 
 
-def test_scores_of_the_classes_that_each_client_alone_has_cost_no_client_its_others() -> None:
-    answers = [reply(k, scores(**{"num-examples": 5, "acc": 0.25 * k, f"class-{k}": 1.0})) for k in (1, 2, 3)]
-    assert ClientEvaluation(1.0).aggregate(1, answers) == {"acc": 0.5}
-
-
 def test_scores_of_an_honest_round_are_flower_s_own_to_the_bit() -> None:
     replies = [told(1, 7, 0.1), told(2, 11, 0.7), told(3, 13, 0.3)]
     assert ClientEvaluation(1.0).aggregate(1, replies) == FedAvg().aggregate_evaluate(1, replies)
 
 
 # In a run.
-
-
-def scoring(seed: int, content: Callable[[], RecordDict]) -> Client:
-    """A client that trains like a stock one, and gives these scores."""
-
-    def answer(message: Message) -> Message | None:
-        asked = message.metadata.message_type == MessageType.EVALUATE
-        return Message(content(), reply_to=message) if asked else stock(seed)(message)
-
-    return answer
-
-
-def nodes_with(**bad: Any) -> dict[int, Client]:
-    good = {"num-examples": 5, "acc": 0.5}
-    return {**{k: scoring(k, lambda: scores(**good)) for k in (1, 2)}, 3: scoring(3, lambda: scores(**bad))}
 
 
 def boosted(run_dir: Path, base: Strategy, clients: dict[int, Client]) -> Result:
@@ -112,14 +89,6 @@ def boosted(run_dir: Path, base: Strategy, clients: dict[int, Client]) -> Result
         compute="in-process", options=ONE_THREAD,
     )  # fmt: skip
     return found.start(grid, ArrayRecord(weights(5)), num_rounds=2)
-
-
-def test_client_without_test_data_is_refused_by_name_and_the_others_scores_count(tmp_path: Path) -> None:
-    bad = {"num-examples": 0, "acc": 0.0}
-    found = boosted(tmp_path / "run", FedAvg(**EVERYONE), nodes_with(**bad))
-    assert [dict(record) for record in found.evaluate_metrics_clientapp.values()] == [{"acc": 0.5}] * 2
-    (refusal,) = [json.loads(line) for line in (tmp_path / "run" / "refusals.jsonl").read_text().splitlines()]
-    assert (refusal["client"], refusal["reason"][:41]) == ("node-3", "scores: metrics['num-examples'] is 0: mus")
 
 
 def test_no_name_of_a_client_s_number_steers_a_terminal(tmp_path: Path, said: list[str]) -> None:

@@ -16,13 +16,12 @@ from flower_fakes import (
     named,
     records,
     silent,
-    stock,
     weights,
 )
 from flwr.app import ArrayRecord, Message, RecordDict
 
-from strategies.client import failure, held_mark, upload_facts
-from strategies.core.errors import QuorumError, StoreError
+from strategies.client import failure, held_mark
+from strategies.core.errors import QuorumError
 from strategies.flower.asking import Exchange
 from strategies.flower.collect import ALONE_S, Collector
 from strategies.flower.messages import Request, count_bytes
@@ -146,13 +145,6 @@ def test_collect_when_two_clients_share_a_name_keeps_the_first(folder: RoundFold
     assert reasons(folder) == {"alice": "its upload is already here, a second one is refused"}
 
 
-def test_collect_when_nameless_clients_have_equal_weights_keeps_them_all(folder: RoundFolder) -> None:
-    phase, _ = take(folder, FakeGrid({1: stock(1), 2: stock(1), 3: stock(2), 4: stock(1)}))
-    first = next(name for name in folder.held() if name.endswith("-3")).removesuffix("-3")
-    assert {first, f"{first}-2", f"{first}-3"} < set(folder.held()) == phase.clients
-    assert len(phase.clients) == 4
-
-
 def test_collect_when_a_client_that_is_held_is_asked_does_not_work_again(folder: RoundFolder) -> None:
     work: list[str] = []
     take(folder, FakeGrid({1: named("alice", 1, work=work)}))
@@ -197,27 +189,3 @@ def test_collect_counts_the_bytes_of_both_ways(folder: RoundFolder) -> None:
     assert phase.traffic.down == {"alice": count_bytes(grid.asked[0].content)}
     # The bytes before a crash count too.
     assert collector(folder).traffic == phase.traffic
-
-
-def full_disk(*_: Any) -> None:
-    raise StoreError("traffic.json: No space left on device")
-
-
-def test_collect_when_the_account_cannot_be_written_goes_on(
-    folder: RoundFolder, said: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("strategies.run.traffic.write_json", full_disk)
-    take(folder, FakeGrid({1: named("alice", 1)}))
-    assert folder.held() == ["alice"]
-    assert "traffic.json: No space left on device" in said
-
-
-def test_collect_stores_the_ranges_that_come_with_an_upload(folder: RoundFolder) -> None:
-    def calibrated(message: Message) -> Message:
-        facts = upload_facts(client="alice", ranges={"0": (-0.5, 1.25), "<input>": (0.0, 1.0)})
-        return Message(records(weights(1), facts=facts), reply_to=message)
-
-    take(folder, FakeGrid({1: calibrated, 2: named("bob", 2)}))
-    alice, bob = folder.uploads()
-    assert alice.ranges == {"0": (-0.5, 1.25), "<input>": (0.0, 1.0)}
-    assert bob.ranges is None

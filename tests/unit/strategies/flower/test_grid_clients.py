@@ -97,18 +97,6 @@ def test_named_questions_reach_the_named_alone_once_their_names_are_known(talk: 
     assert [m.metadata.dst_node_id for m in grid.asked] == [1, 2, 2]
 
 
-def test_bytes_are_booked_by_client_and_phase(talk: Any) -> None:
-    clients = talk(FakeGrid({1: replies("alice", arrays={"w": np.zeros(100, np.float32)})}))
-    clients.ask(QUESTION, phase="ensemble")
-    clients.ask(QUESTION, phase="aggregator")
-
-    phases = clients._nodes.traffic.phases
-    assert set(phases) == {"ensemble", "aggregator"}
-    assert 400 < phases["ensemble"].up["alice"] < 700
-    assert 12 < phases["ensemble"].down["alice"] < 300
-    assert clients.mib_per_client == pytest.approx(2 * phases["ensemble"].total / 2**20)
-
-
 def test_a_late_client_is_not_waited_for_beyond_the_patience_and_is_asked_again_when_it_is_free(talk: Any) -> None:
     grid = FakeGrid({1: replies("alice"), 2: replies("bob")}, delays={2: 1500})
     clients = talk(grid)
@@ -140,15 +128,6 @@ def test_a_client_that_says_it_cannot_is_left_out_and_its_reason_is_kept(talk: A
     assert grid.of_type("train.fens") == [1, 2, 1]
 
 
-def test_a_client_to_be_left_out_is_neither_heard_nor_asked_twice(talk: Any) -> None:
-    grid = FakeGrid({1: replies("alice"), 2: replies("bob")})
-    clients = talk(grid, left_out=("bob",))
-
-    assert list(clients.ask(QUESTION, phase="p")) == ["alice"]
-    assert list(clients.ask(QUESTION, phase="p")) == ["alice"]
-    assert grid.of_type("train.fens") == [1, 2, 1]
-
-
 def test_an_answer_that_fails_the_check_is_refused_and_the_others_count(talk: Any) -> None:
     def check(answer: Answer) -> None:
         if answer.client == "bob":
@@ -176,13 +155,6 @@ def test_an_answer_of_a_wrong_form_is_refused(talk: Any, node: Client, reason: s
     assert list(clients.ask(QUESTION, phase="p", quorum=1)) == ["alice"]
     ((_, found),) = refusals(clients)
     assert reason in found
-
-
-def test_a_hung_client_costs_the_patience_and_not_the_deadline(talk: Any, clock: Any) -> None:
-    clients = talk(FakeGrid({1: replies("alice"), 2: silent}, simulation=False), timeout=3600.0)
-
-    assert list(clients.ask(QUESTION, phase="p", quorum=1, patience_s=7.0)) == ["alice"]
-    assert clock.now < 10
 
 
 def taking_names(client: GridClients, rounds: int) -> list[list[str]]:

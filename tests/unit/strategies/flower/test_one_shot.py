@@ -31,7 +31,6 @@ from strategies import (
     OneShotFedAvg,
     load_ensemble_module,
 )
-from strategies.method import ASSUMED, Normalization
 from strategies.run.run_folder import RunFolder
 
 IMAGES = torch.linspace(-1, 1, 5 * 64).view(5, *SHAPE)
@@ -112,24 +111,6 @@ def load(model: nn.Module, state: dict[str, torch.Tensor]) -> nn.Module:
     return model.eval().requires_grad_(False)
 
 
-@pytest.mark.parametrize(("num_rounds", "lines"), [(3, 0), (1, 0), (2, 1), (50, 1), (None, 1)])
-def test_start_ignores_num_rounds_and_says_so_once(
-    tmp_path: Path, said: list[str], num_rounds: Any, lines: int
-) -> None:
-    grid = FakeGrid(GRID)
-    strategy(OneShotFedAvg, tmp_path / "run").start(grid, num_rounds=num_rounds)
-    assert grid.of_type() == [1, 2]
-    assert sum("is ignored: rounds are an option of the method fedavg" in line for line in said) == lines
-
-
-@pytest.mark.parametrize("given", [None, Normalization((0.1,), (0.3,))])
-def test_start_says_that_it_assumes_a_normalization(
-    tmp_path: Path, said: list[str], given: Normalization | None
-) -> None:
-    strategy(OneShotFedAvg, tmp_path / "run", normalization=given).start(FakeGrid(GRID))
-    assert (ASSUMED in said) == (given is None)
-
-
 def test_start_sends_initial_arrays_and_settings_and_begins_the_student_there(tmp_path: Path) -> None:
     grid, start = FakeGrid(GRID), ArrayRecord(weights(5))
     settings = ConfigRecord({"lr": 0.1})
@@ -170,16 +151,6 @@ def test_start_when_asked_to_lets_clients_evaluate_the_student(tmp_path: Path) -
     assert len(asked) == 2
     assert asked[0].content["config"]["batch"] == 7
     assert equal(dict(asked[0].content["arrays"].to_torch_state_dict()), dict(result.arrays.to_torch_state_dict()))
-
-
-def test_start_when_clients_cannot_evaluate_keeps_the_result_and_the_scores_of_those_who_can(
-    tmp_path: Path, said: list[str]
-) -> None:
-    found = strategy(OneShotFedAvg, tmp_path / "run", fraction_evaluate=1.0)
-    result = found.start(FakeGrid({**GRID, 3: evaluates(0.5)}))
-    assert len(result.arrays) > 0
-    assert [dict(scores) for scores in result.evaluate_metrics_clientapp.values()] == [{"accuracy": 0.5}]
-    assert sum("scores: metrics has 'num-examples' alone: must hold a score beside it" in line for line in said) == 2
 
 
 def test_teacher_of_a_strategy_may_be_tallys_pool(tmp_path: Path) -> None:

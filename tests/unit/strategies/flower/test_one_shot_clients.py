@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from flower_fakes import (
     TINY_DENSE,
     FakeGrid,
     dense,
-    failing,
     linear,
     named,
     net,
@@ -34,9 +32,8 @@ from strategies import (
     LabelCountEnsemble,
     Normalization,
     OneShot,
-    OneShotFedAvg,
 )
-from strategies.core.errors import OptionError, QuorumError
+from strategies.core.errors import OptionError
 
 
 def test_start_with_different_stock_clients_distils_into_the_student(tmp_path: Path) -> None:
@@ -56,27 +53,6 @@ def test_start_when_label_counts_are_missing_refuses_in_one_line_and_keeps_the_u
     assert "\n" not in str(caught.value)
     replayed = strategy(FedENS, tmp_path / "other").replay(tmp_path / "run")
     assert len(replayed.members) == 3
-
-
-def test_start_when_the_quorum_is_missed_can_be_tried_again(tmp_path: Path) -> None:
-    work: list[str] = []
-    found = strategy(OneShotFedAvg, tmp_path / "run")
-    with pytest.raises(QuorumError, match="node-2: ValueError: no data"):
-        found.start(FakeGrid({1: named("alice", 1, work=work), 2: failing("ValueError: no data")}))
-    found.start(FakeGrid({3: named("alice", 1, work=work), 4: named("bob", 2, work=work)}))
-    assert work == ["alice", "bob"]
-    assert [upload.client for upload in found.report.job.uploads] == ["alice", "bob"]
-
-
-def test_start_writes_the_run_s_identity_before_anything_else(tmp_path: Path) -> None:
-    found = dense(tmp_path / "run", facts={"note": "mine"}, seed=3)
-    with pytest.raises(QuorumError):
-        found.start(FakeGrid({}), timeout=1.0)
-    info = json.loads((tmp_path / "run" / "run.json").read_text())
-    assert info["method"] == "dense"
-    assert info["config"]["epochs"] == 2
-    assert (info["seed"], info["threads"], info["student"], info["num-classes"]) == (3, 1, "model", CLASSES)
-    assert (info["input-shape"], info["normalization"], info["note"]) == ([1, 8, 8], [[0.5], [0.5]], "mine")
 
 
 MODELS = "must be a callable that returns an nn.Module, as its class does, or a dict of architecture name -> callable"

@@ -128,13 +128,6 @@ def test_ensemble_round_trips_from_either_folder(run: RunFolder) -> None:
     check(*load_ensemble(run.path / "ensemble", ENSEMBLES_BUILDERS))
 
 
-def test_ensemble_members_take_no_space_twice(run: RunFolder) -> None:
-    run.save_ensemble(SPEC, run.round().uploads())
-    upload = run.path / "uploads" / "a.safetensors"
-    assert (run.path / "ensemble" / "members" / "a.safetensors").samefile(upload)
-    assert not (run.path / "ensemble" / "members" / "c.safetensors").exists()
-
-
 def test_ensemble_saved_again_replaces_the_first_and_after_a_failure_there_is_never_a_part(
     run: RunFolder, faults: Faults
 ) -> None:
@@ -190,15 +183,6 @@ def test_load_ensemble_with_a_cut_file_names_it(run: RunFolder, name: str) -> No
         load_ensemble(run.path, ENSEMBLES_BUILDERS)
 
 
-def test_ensemble_keeps_its_precision_and_the_ranges_of_its_members(run: RunFolder) -> None:
-    ranges = {"conv": (-0.1, 2.5), "": (0.0, 1e-30)}
-    run.round().accept(UploadFacts("d", "x", 3, ranges=ranges), {"w": torch.ones(2)})
-    run.save_ensemble(EnsembleSpec(("d", "a"), "mean", precision="int8"), run.round().uploads())
-    spec, members = load_ensemble(run.path, ENSEMBLES_BUILDERS)
-    assert spec.precision == "int8"
-    assert [member.ranges for member in members] == [ranges, None]
-
-
 def test_ensemble_from_before_there_was_a_precision_is_float32(run: RunFolder) -> None:
     run.save_ensemble(replace(SPEC, precision="int8"), run.round().uploads())
     file = run.path / "ensemble" / "ensemble.json"
@@ -208,14 +192,3 @@ def test_ensemble_from_before_there_was_a_precision_is_float32(run: RunFolder) -
     spec, members = load_ensemble(run.path, ENSEMBLES_BUILDERS)
     assert spec.precision == "float32"
     check(spec, members)
-
-
-@pytest.mark.parametrize("ranges", [[1, 2], {"conv": [1]}, {"conv": ["a", 2]}, {"conv": None}])
-def test_load_ensemble_with_damaged_ranges_names_the_file(run: RunFolder, ranges: object) -> None:
-    run.save_ensemble(SPEC, run.round().uploads())
-    file = run.path / "ensemble" / "ensemble.json"
-    facts = json.loads(file.read_text())
-    facts["members"][0]["ranges"] = ranges
-    file.write_text(json.dumps(sealed(facts)))
-    with pytest.raises(StoreError, match="ensemble.json: damaged"):
-        load_ensemble(run.path, ENSEMBLES_BUILDERS)

@@ -74,41 +74,6 @@ def test_report_logs_the_first_then_every_five_seconds_and_the_last_once(clock: 
     assert lines[-1] == "x: epoch 12 of 12, 12 s elapsed"
 
 
-def test_time_left_leaves_out_the_time_before_the_first_epoch_and_does_not_climb_within_one(clock: Clock) -> None:
-    lines: list[str] = []
-    journal = Journal(None, lines.append, label="x")
-    for seconds, step in ((30, 0), (10, 1), (10, 2), (6, 2), (6, 2), (6, 2)):
-        clock.now += seconds
-        journal.report(step, 5)
-    # The 30 s before the first report are no work. Of epochs of 10 s three are left, and the third takes longer.
-    assert [line.split(", ", 1)[1] for line in lines] == [
-        "30 s elapsed",
-        "40 s elapsed, about 40 s left",
-        "50 s elapsed, about 30 s left",
-        "56 s elapsed, about 24 s left",
-        "1 min 2 s elapsed, about 20 s left",
-        "1 min 8 s elapsed, about 20 s left",
-    ]
-
-
-def test_report_within_the_first_epoch_says_its_steps_and_the_rest_without_the_start(clock: Clock) -> None:
-    lines: list[str] = []
-    journal = Journal(None, lines.append, label="x")
-    clock.now += 60
-    journal.report(0, 2)
-    clock.now += 1
-    journal.report(0, 2, None, (1, 20))
-    clock.now += 5
-    journal.report(0, 2, None, (6, 20))
-    clock.now += 5
-    journal.report(0, 2, None, (11, 0))
-    assert lines == [
-        "x: epoch 0 of 2, 1 min 0 s elapsed",
-        "x: epoch 0 of 2, step 6 of 20, 1 min 6 s elapsed, about 34 s left",
-        "x: epoch 0 of 2, step 11, 1 min 11 s elapsed",
-    ]
-
-
 def test_heartbeat_says_the_last_known_state_when_nothing_else_is_logged() -> None:
     lines: list[str] = []
     with Journal(None, lines.append, label="x", heartbeat_s=0.05) as journal:

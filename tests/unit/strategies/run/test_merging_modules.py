@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import copy
 import re
-import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from strategies import load_ensemble_module, merge
+from strategies import merge
 from strategies.core.errors import OneShotError, OptionError
-from strategies.merging.copies import copies_of, difference
+from strategies.merging.copies import copies_of
 
 SHAPE: dict[str, Any] = {"num_classes": 4, "input_shape": (1, 8, 8), "threads": 1, "log": str}
 IMAGES = torch.linspace(-1, 1, 6 * 64).view(6, 1, 8, 8)
@@ -90,26 +88,6 @@ def test_an_ensemble_keeps_what_sets_its_members_apart_in_any_order(models: list
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "place"),
-    [
-        (torch.relu, torch.sin, "'held'"),
-        (torch.float32, torch.float64, "'held'"),
-        (torch.tensor([1.0, 2.0]), torch.tensor([1.0, 3.0]), "'held'"),
-        ({"a": [1, Options(2)]}, {"a": [1, Options(3)]}, "'held'"),
-        ([1], [1, 2], "'held'"),
-        (nn.Softplus(1), nn.Softplus(2), "'held.beta'"),
-        (nn.ReLU(), nn.Tanh(), "the classes of layer 'held'"),
-        (nn.Sequential(nn.ReLU()), nn.Sequential(), "their layers"),
-        (nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(3)), "'held'"),
-    ],
-)
-def test_the_first_difference_of_two_modules_is_named(one: Any, other: Any, place: str) -> None:
-    assert difference(Holder(one), Holder(other)) == place
-    assert not difference(Holder(one), Holder(one))
-    assert not difference(Holder(one), Holder(copy.deepcopy(one)))
-
-
-@pytest.mark.parametrize(
     "build",
     [
         layers,
@@ -161,37 +139,6 @@ def test_a_method_that_needs_one_architecture_says_what_differs(method: str, stu
     assert merge(models, "fedavg", model=Holder, **SHAPE).student is not None
 
 
-class Keeping(Holder):
-    """Keeps its last features, as for a picture of what it looks at."""
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        self.features = self.body(images.flatten(1))
-        return self.head(self.features)  # type: ignore[no-any-return]
-
-
-def test_a_module_that_has_no_copy_asks_for_its_builder() -> None:
-    keeping, locked = Keeping(), Holder()
-    keeping(IMAGES)
-    locked.held = threading.Lock()
-
-    for module in (keeping, locked):
-        with pytest.raises(OptionError, match=r"model 'client-000' cannot be copied: .*: needs model=, a callable"):
-            merge([module], "fedens", **SHAPE)
-        if module is keeping:
-            assert merge([module], "fedens", model=Keeping, **SHAPE).ensemble is not None
-
-
-def test_a_saved_ensemble_of_two_architectures_is_read_with_both(tmp_path: Any) -> None:
-    result = merge([Holder(torch.relu), Holder(torch.sin)], "fedens", **SHAPE)
-    result.save(tmp_path)
-
-    loaded = load_ensemble_module(tmp_path, {"Holder": Holder, "Holder-2": partial(Holder, torch.sin)})
-
-    assert result.ensemble is not None
-    with torch.no_grad():
-        torch.testing.assert_close(loaded(IMAGES), result.ensemble(IMAGES))
-
-
 # What ``merge`` is given, and what it refuses in one line.
 
 
@@ -230,14 +177,6 @@ def test_models_of_another_form_are_named_in_one_line(models: Any, said: str, mo
         model = Net  # which weights alone need
     with pytest.raises(OneShotError, match=re.escape(said)):
         merge(models, "fedens", model=model, **SHAPE)
-
-
-@pytest.mark.parametrize("sizes", [[True], np.array([True]), torch.tensor([True]), np.array([2.5])])
-def test_sizes_and_counts_that_are_no_whole_numbers_are_refused(sizes: Any) -> None:
-    with pytest.raises(OneShotError, match=r"num-examples is (True|2\.5): must be a positive whole number"):
-        merge([Net()], "fedens", num_examples=sizes, **SHAPE)
-    with pytest.raises(OneShotError, match="label-counts is .*: must be 4 whole numbers from 0"):
-        merge([Net()], "fedens", label_counts=[[0.5, 1.5, 1.0, 0.0]], **SHAPE)  # type: ignore[list-item]
 
 
 def test_an_ensemble_of_two_architectures_needs_no_student() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from datetime import datetime
 from pathlib import Path
@@ -11,7 +10,6 @@ import pytest
 import torch
 from store_faults import Faults, disk_full, in_child, kill_me, names
 
-from strategies.core.durable import sealed
 from strategies.core.errors import StoreError, UploadError
 from strategies.core.facts import UploadFacts
 from strategies.method import Snapshot
@@ -152,22 +150,6 @@ def test_refuse_keeps_client_reason_and_time_in_order(folder: RoundFolder) -> No
     assert datetime.fromisoformat(folder.refused()[0]["time"]).tzinfo is not None
 
 
-def test_metrics_after_truncation_hold_every_epoch_once(folder: RoundFolder) -> None:
-    folder.record({"client": "a", "accuracy": 0.5})
-    for epoch in (1, 2, 3):
-        folder.record({"epoch": epoch, "loss": float("nan")})
-    with (folder.path / "metrics.jsonl").open("ab") as file:
-        file.write(b'{"epoch": 4, "lo')
-    folder.truncate_metrics(2)
-    folder.record({"epoch": 3, "loss": 0.5})
-    assert folder.metrics() == [
-        {"client": "a", "accuracy": 0.5},
-        {"epoch": 1, "loss": None},
-        {"epoch": 2, "loss": None},
-        {"epoch": 3, "loss": 0.5},
-    ]
-
-
 def test_save_checkpoint_brings_metrics_to_the_disk_first(folder: RoundFolder, faults: Faults) -> None:
     folder.record({"epoch": 1})
     with faults.at(0, disk_full), pytest.raises(StoreError, match=r"metrics\.jsonl: No space"):
@@ -195,26 +177,3 @@ def test_writing_when_open_for_reading_is_refused_everywhere(tmp_path: Path) -> 
         with pytest.raises(StoreError, match="open for reading only"):
             write()
     assert names(tmp_path) == []
-
-
-def test_ranges_come_back_with_the_same_bits_and_lines_without_them_are_read(folder: RoundFolder) -> None:
-    ranges = {"conv": (-0.10000000149011612, 3.3e38), "": (0.0, 1e-38)}
-    upload = folder.accept(UploadFacts("a", "x", 1, ranges=ranges), weights(1.0))
-    give(folder, "b")
-    assert upload.ranges == ranges
-    first, second = RoundFolder(folder.path, None).uploads()
-    assert (first.ranges, second.ranges) == (ranges, None)
-    index = folder.path / "uploads.jsonl"
-    rows = [json.loads(line) for line in index.read_text().splitlines()]
-    early = [{key: row[key] for key in row if key not in ("ranges", "digest")} for row in rows]
-    index.write_text("".join(json.dumps(row) + "\n" for row in early))
-    assert [upload.ranges for upload in folder.uploads()] == [None, None]
-
-
-@pytest.mark.parametrize("ranges", [[1, 2], {"conv": [1]}, {"conv": ["a", 2]}, {"conv": None}])
-def test_records_with_damaged_ranges_is_a_store_error(folder: RoundFolder, ranges: object) -> None:
-    give(folder, "a")
-    index = folder.path / "uploads.jsonl"
-    index.write_text(json.dumps(sealed({**json.loads(index.read_text()), "ranges": ranges})) + "\n")
-    with pytest.raises(StoreError, match="damaged line"):
-        folder.records()

@@ -61,13 +61,6 @@ def test_create_over_a_run_says_to_resume_and_leaves_it(run: RunFolder) -> None:
     assert sha256_file(run.path / "run.json") == before
 
 
-def test_create_in_a_folder_of_something_else_leaves_it_alone(tmp_path: Path) -> None:
-    (tmp_path / "thesis.tex").touch()
-    with pytest.raises(StoreError, match=r"not empty \(thesis.tex is there\)"):
-        RunFolder.create(tmp_path, {})
-    assert names(tmp_path) == ["thesis.tex"]
-
-
 @pytest.mark.parametrize("content", [None, "", '{"id": ', "[]", '{"method": "dense"}'])
 def test_open_of_another_folder_is_one_line_with_its_name(tmp_path: Path, content: str | None) -> None:
     if content is not None:
@@ -136,24 +129,6 @@ def test_student_and_images_come_back_as_saved(run: RunFolder) -> None:
     assert torch.equal(found, images)
 
 
-def test_default_run_dir_prefers_the_users_then_the_variable_then_here(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("ONESHOT_RUNS", raising=False)
-    assert default_run_dir("mine", "dense") == tmp_path / "mine"
-    here = default_run_dir("", "dense")
-    assert here.parent == tmp_path / "runs"
-    assert here.name.split("-")[2] == "dense"
-    assert default_run_dir("", "dense") != here
-    assert names(tmp_path) == []
-    monkeypatch.setenv("ONESHOT_RUNS", str(tmp_path / "all"))
-    assert default_run_dir("", "dense").parent == tmp_path / "all"
-    assert default_run_dir("mine", "dense") == tmp_path / "mine"
-    assert default_run_dir("", "dense", parent=tmp_path / "beside").parent == tmp_path / "beside"
-    assert default_run_dir("mine", "dense", parent=tmp_path / "beside") == tmp_path / "mine"
-
-
 def work_without_end(path: Path, ready: int) -> None:
     run = RunFolder.create(path, {})
     folder = run.round()
@@ -208,16 +183,6 @@ def check_whole(run: RunFolder) -> None:
     assert not list(run.path.rglob(".*.tmp"))
     folder.accept(UploadFacts(f"c{len(clients) + 1}", "x", 1), STATE)
     folder.save_checkpoint(Snapshot(step + 1, {}))
-
-
-def test_a_run_dir_with_other_files_is_refused_before_the_run_and_a_run_folder_is_not(tmp_path: Path) -> None:
-    with RunFolder.create(tmp_path / "run", {}):
-        pass
-    (tmp_path / "empty").mkdir()
-    for named in ("run", "empty", "new"):
-        assert default_run_dir(str(tmp_path / named), "dense") == tmp_path / named
-    with pytest.raises(StoreError, match=r"not empty \(empty is there\); a new run needs a folder of its own"):
-        default_run_dir(str(tmp_path), "dense")
 
 
 def test_a_run_folder_that_is_closed_to_this_user_is_one_line(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 import signal
@@ -17,7 +16,7 @@ from store_faults import Faults, disk_full, in_child, kill_me, names
 
 from strategies.core.errors import StoreError
 from strategies.method import Snapshot
-from strategies.run.checkpoint import CheckpointFolder, flatten, unflatten
+from strategies.run.checkpoint import CheckpointFolder, flatten
 
 # Newer Pythons warn of a fork beside torch's threads; the children here only write files and die.
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
@@ -86,12 +85,6 @@ def loaded(folder: CheckpointFolder) -> Snapshot:
     return snapshot
 
 
-def test_tree_of_everything_round_trips_through_json_to_the_bit() -> None:
-    state = rich_state()
-    value, tensors = flatten(state)
-    assert_same(unflatten(json.loads(json.dumps(value, allow_nan=False)), tensors), state)
-
-
 def test_tree_with_an_odd_key_says_where_it_is() -> None:
     with pytest.raises(StoreError, match=r"state\['a'\].* key of type frozenset"):
         flatten({"a": {frozenset(): 1}})
@@ -125,19 +118,6 @@ def test_a_restored_optimizer_takes_the_same_next_step(folder: CheckpointFolder)
     again.load_state_dict(state["optimizer"])
     step(other, again)
     assert torch.equal(other.weight, model.weight)
-
-
-def test_appended_rows_are_written_once_and_read_whole(folder: CheckpointFolder) -> None:
-    folder.save(Snapshot(1, {}, {"images": rows(1, 2), "labels": torch.zeros(0, 4)}))
-    first = {path.name: path.stat().st_mtime_ns for path in folder.path.glob("rows-*")}
-    folder.save(Snapshot(2, {}, {"images": rows(3), "labels": torch.ones(1, 4)}))
-    folder.save(Snapshot(3, {}, {"images": rows(), "labels": torch.zeros(0, 4)}))
-    folder.save(Snapshot(4, {}))
-    snapshot = loaded(folder)
-    assert torch.equal(snapshot.appended["images"], rows(1, 2, 3))
-    assert torch.equal(snapshot.appended["labels"], torch.ones(1, 4))
-    assert len(list(folder.path.glob("rows-*"))) == 2
-    assert {name: (folder.path / name).stat().st_mtime_ns for name in first} == first
 
 
 def test_rows_saved_after_a_load_continue_the_buffer(folder: CheckpointFolder) -> None:

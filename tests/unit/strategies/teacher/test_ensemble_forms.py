@@ -12,7 +12,6 @@ from strategies.method import Upload
 from strategies.teacher import calls as module
 from strategies.teacher.calls import StackedMembers, recomputed
 from strategies.teacher.ensemble import Ensemble
-from strategies.uploads.packed import pack_member, unpack_member
 from strategies.uploads.quantization import as_int8, calibrate
 
 
@@ -79,25 +78,6 @@ def test_stacked_members_equal_the_loop(fold: bool, most: int, images: Tensor, m
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
-def test_folded_members_equal_the_others_and_have_no_normalisation_left(images: Tensor) -> None:
-    folded, plain = ensemble(), ensemble(fold=False)
-    assert not any(isinstance(layer, nn.BatchNorm2d) for layer in folded.modules())
-    assert list(plain.members[0].state_dict()) == list(net(4).state_dict())
-    for ours, theirs in zip(answers(folded, images), answers(plain, images), strict=True):
-        assert float((ours - theirs).abs().max()) <= 3e-6 * float(theirs.abs().max())
-
-
-@pytest.mark.parametrize("fold", [True, False])
-def test_bfloat16_members_give_float32_logits_close_to_the_others(fold: bool, images: Tensor) -> None:
-    rough, exact = (
-        answers(ensemble(precision="bfloat16", fold=fold).member_logits, images),
-        answers(ensemble().member_logits, images),
-    )
-    for ours, theirs in zip(rough, exact, strict=True):
-        assert ours.dtype == torch.float32
-        assert 0 < float((ours - theirs).norm()) <= 0.05 * float(theirs.norm())
-
-
 def calibrated(images: Tensor, *, one_less: bool = False) -> list[Upload]:
     """The uploads, with ranges of these images; one of them without if told to."""
     found = []
@@ -125,15 +105,3 @@ def test_int8_members_are_the_quantised_uploads_whatever_form_is_asked_for(
         assert not torch.equal(ours, alone.eval()(images))
         member = as_int8(alone, upload.ranges).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         assert torch.equal(ours, member(images))
-
-
-def test_int8_members_have_the_weights_and_grids_that_clients_are_sent(images: Tensor) -> None:
-    chosen = calibrated(images)
-    model = Ensemble.from_uploads(chosen, BUILDERS, Mean(), precision="int8")
-    for upload, member in zip(chosen, model.members, strict=True):
-        packed = pack_member(upload.architecture, upload.read(), precision="int8", ranges=upload.ranges)
-        sent = unpack_member(packed, BUILDERS[upload.architecture])
-        assert all(torch.equal(value, member.state_dict()[key]) for key, value in sent.state_dict().items())
-        assert not sent.training
-        sent.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        assert torch.equal(sent(images), member(images))

@@ -1,4 +1,3 @@
-import copy
 from collections.abc import Callable
 from copy import deepcopy
 
@@ -9,11 +8,9 @@ from forward_backward import answers
 from torch import Tensor, nn
 
 from strategies.combiners.combiners import Mean
-from strategies.core.facts import UploadFacts
-from strategies.method import Upload
 from strategies.teacher import calls as module
 from strategies.teacher.calls import Call, StackedMembers
-from strategies.teacher.ensemble import TOGETHER, Ensemble
+from strategies.teacher.ensemble import Ensemble
 
 
 def net(width: int = 4) -> nn.Module:
@@ -68,73 +65,6 @@ def test_backward_reaches_the_images_and_no_weight(images: torch.Tensor) -> None
     assert images.grad is not None
     assert images.grad.abs().sum() > 0
     assert all(not p.requires_grad and p.grad is None for p in ensemble.parameters())
-
-
-def test_from_uploads_reads_each_once_and_one_after_the_other(images: torch.Tensor) -> None:
-    states = {seed: build(seed).state_dict() for seed in range(3)}
-    reads: list[int] = []
-
-    def upload(seed: int) -> Upload:
-        def read() -> dict[str, torch.Tensor]:
-            reads.append(seed)
-            return states[seed]
-
-        return Upload(UploadFacts(f"c{seed}", "net"), read)
-
-    torch.manual_seed(5)
-    random_state = torch.get_rng_state()
-    ensemble = Ensemble.from_uploads(map(upload, range(3)), {"net": net}, Mean())
-    assert reads == [0, 1, 2]
-    assert torch.equal(torch.get_rng_state(), random_state)
-    expected = torch.stack([build(seed).eval()(images) for seed in range(3)])
-    torch.testing.assert_close(ensemble.member_logits(images), expected)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
-@pytest.mark.parametrize("part", [None, slice(1, 3)])
-def test_members_of_any_precision_give_float32_logits(
-    images: torch.Tensor, dtype: torch.dtype, part: slice | None
-) -> None:
-    class Casting(nn.Sequential):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            out: torch.Tensor = super().forward(x.to(dtype))
-            return out
-
-    members = [Casting(nn.Flatten(), nn.Linear(64, 3)).to(dtype) for _ in range(3)]
-    expected = torch.stack([member(images) for member in members[part or slice(None)]]).float()
-    ensemble = Ensemble(members, Mean())
-    logits = ensemble.member_logits(images, part)
-    assert logits.dtype == torch.float32
-    assert torch.equal(logits, expected)
-    assert ensemble(images).dtype == torch.float32
-
-
-class ByBatch(Mean):
-    batch_statistics = True
-
-
-SMALL_NET = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
-NORMED_BY_BATCH = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(16, track_running_stats=False), nn.Linear(16, 3))
-WIDE = nn.Sequential(nn.Flatten(), nn.Linear(16, 2**15), nn.Linear(2**15, 8))
-
-
-@pytest.mark.parametrize(
-    ("member", "combiner", "pixels", "batches"),
-    [
-        (SMALL_NET, Mean(), 16, TOGETHER),
-        (SMALL_NET, nn.Sequential(ByBatch()), 16, 1),
-        (SMALL_NET, Mean(), 3 * 224 * 224, 1),
-        (NORMED_BY_BATCH, Mean(), 16, 1),
-        (WIDE, Mean(), 16, 1),
-    ],
-)
-def test_gpu_is_asked_for_several_batches_of_small_members_that_see_image_by_image(
-    monkeypatch: pytest.MonkeyPatch, member: nn.Module, combiner: nn.Module, pixels: int, batches: int
-) -> None:
-    teacher = Ensemble([copy.deepcopy(member)], combiner)
-    assert teacher.batches_at_once(pixels) == 1  # on a CPU
-    monkeypatch.setattr(nn.Parameter, "is_cuda", True, raising=False)
-    assert teacher.batches_at_once(pixels) == batches
 
 
 # Members that cannot be called as one: whatever form is asked for, each answers as it would alone.

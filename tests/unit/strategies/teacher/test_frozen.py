@@ -1,4 +1,3 @@
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -9,9 +8,7 @@ from forward_backward import answers
 from torch import Tensor, fx, nn
 
 from fl_app.models import build, builders
-from strategies.combiners.combiners import Mean
-from strategies.teacher.copies import FreshModules, built, copies_whole
-from strategies.teacher.ensemble import Ensemble
+from strategies.teacher.copies import FreshModules, built
 from strategies.teacher.frozen import lean_max_pool2d, simplified
 
 
@@ -107,21 +104,6 @@ def test_relu_before_max_pooling_moves_behind_it(way: str) -> None:
     assert_equal(model, fast, images(), tolerance=1e-6)
 
 
-def test_simplified_members_that_change_their_images_in_place_leave_them_to_the_others() -> None:
-    def way(model: Net, x: Tensor) -> Tensor:
-        x -= 0.5
-        return model.norm(model.conv(x))  # type: ignore[no-any-return]
-
-    model, x = net(way), images()
-    expected = model(x.clone())
-    fast = simplified(model)
-    assert norms(fast) == 0
-    for logits in Ensemble([fast, fast], Mean()).member_logits(x):
-        torch.testing.assert_close(logits, expected)
-    assert torch.equal(x, images())
-    assert answers(fast, x)[1].any()
-
-
 WINDOWS: list[dict[str, Any]] = [
     {"kernel_size": 2},
     {"kernel_size": 3, "stride": 2, "padding": 1},
@@ -179,32 +161,6 @@ class Tied(nn.Module):
         return out
 
 
-class Closing(Tied):
-    def __init__(self) -> None:
-        super().__init__()
-        self.again = lambda x: self.one(x)
-
-
-class Defaulting(Tied):
-    def __init__(self) -> None:
-        super().__init__()
-        one = self.one
-        self.again = lambda x, layer=one: layer(x)
-
-
-class Hooked(Tied):
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[int] = []
-        self.one.register_forward_hook(lambda *_: self.seen.append(1))
-
-
-class Viewing(Tied):
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("row", self.one.weight.detach()[0], persistent=False)
-
-
 def test_fresh_modules_are_equal_and_apart_and_built_once() -> None:
     calls: list[int] = []
 
@@ -229,23 +185,3 @@ def test_fresh_modules_are_equal_and_apart_and_built_once() -> None:
         modules[0].one.weight.zero_()
     assert all(module.one.weight.any() for module in modules[1:])
     assert fresh("tied").one.weight.any()
-
-
-@pytest.mark.parametrize("kind", [Closing, Defaulting, Hooked, Viewing])
-def test_modules_that_a_copy_would_share_with_are_built_each(kind: Callable[[], nn.Module]) -> None:
-    calls: list[int] = []
-
-    def builder() -> nn.Module:
-        calls.append(1)
-        return kind()
-
-    fresh = FreshModules({"net": builder})
-    one, two = fresh("net"), fresh("net")
-    assert len(calls) == 2
-    assert one is not two
-    assert not copies_whole(one)
-    if kind is Closing:  # why it is refused: the copy's function works on the weights of the first
-        twin = copy.deepcopy(one)
-        with torch.no_grad():
-            one.one.weight.zero_()
-        assert torch.equal(twin.again(torch.ones(3)), one.one.bias)

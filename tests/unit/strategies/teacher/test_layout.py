@@ -7,15 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from client_app.training.local import train
-from fl_app.config import ClientConfig
-from fl_app.data import ImageData, Normalization
 from strategies.combiners.combiners import Mean
 from strategies.core.facts import UploadFacts
 from strategies.method import Upload
 from strategies.teacher.ensemble import Ensemble
-
-HALF = Normalization((0.5,) * 3, (0.5,) * 3)
 
 
 class Viewing(nn.Module):
@@ -78,15 +73,3 @@ def test_the_gradient_reaches_images_that_a_member_changes() -> None:
 
     assert x.grad is not None
     assert bool((x.grad != 0).any())
-
-
-@pytest.mark.parametrize("kind", list(MODELS))
-def test_clients_and_students_train_such_models(kind: str) -> None:
-    torch.manual_seed(0)
-    model = MODELS[kind]()
-    data = ImageData((255 * images()).to(torch.uint8), torch.tensor([0, 1, 2, 0, 1]))
-    before = model.last.weight.detach().clone()
-
-    train(model, data, ClientConfig(epochs=2, batch_size=5), normalization=HALF, augmentation="none", seed=0)
-
-    assert not torch.equal(model.last.weight, before)

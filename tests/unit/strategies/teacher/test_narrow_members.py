@@ -6,10 +6,7 @@ import torch
 from forward_backward import answers
 from torch import Tensor, fx, nn
 
-from fl_app.models import build
 from strategies.combiners.combiners import Mean
-from strategies.core.facts import UploadFacts
-from strategies.method import Upload
 from strategies.teacher.calls import NarrowMembers
 from strategies.teacher.ensemble import Ensemble
 from strategies.teacher.frozen import simplified
@@ -69,25 +66,6 @@ def test_joined_first_layers_equal_the_members_as_they_came(name: str, channels_
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
     with torch.no_grad():
         torch.testing.assert_close(joined(x), expected[0], rtol=1e-5, atol=1e-6)
-
-
-def lenets(count: int) -> tuple[list[Upload], dict[str, Callable[[], nn.Module]]]:
-    def upload(number: int) -> Upload:
-        name = "lenet5" if number % 2 == 0 else "mnist-cnn"
-        torch.manual_seed(number)
-        return Upload(UploadFacts(f"c{number}", name), builders[name]().state_dict)
-
-    builders = {name: partial(build, name, num_classes=10, input_shape=(1, 28, 28)) for name in ("lenet5", "mnist-cnn")}
-    return [upload(number) for number in range(count)], builders
-
-
-def test_an_ensemble_joins_its_lenets_and_keeps_the_order_of_its_members() -> None:
-    uploads, builders = lenets(5)
-    fast, plain = (Ensemble.from_uploads(uploads, builders, Mean(), form=form) for form in ("auto", "loop"))
-    assert [list(numbers) for numbers, _ in fast._together] == [[0, 2, 4], [1], [3]]
-    x = torch.rand(6, 1, 28, 28, generator=torch.Generator().manual_seed(0))
-    for ours, theirs in zip(answers(fast.member_logits, x), answers(plain.member_logits, x), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
 def joined(*seeds: int) -> Ensemble:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from local_shards import LocalShard, local_shards
+from local_shards import local_shards
 from method_fakes import BUILDERS, SHAPE, TINY, UPLOADS, Book, tiny_job, upload
 from torch import Tensor
 
@@ -27,7 +27,7 @@ from strategies.teacher.batchnorm import batchnorm_loss, keeps_statistics
 from strategies.teacher.calls import KEPT
 from strategies.teacher.ensemble import Ensemble
 from strategies.teacher.heads import penultimate_features
-from strategies.teacher.sharded import Request, ShardedMembers
+from strategies.teacher.sharded import ShardedMembers
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 NARROW = tuple(upload(k, "narrow") for k in (0, 2, 4, 6))
@@ -109,30 +109,6 @@ def test_watching_ends_with_its_block_and_without_gradients_there_is_no_loss() -
         assert float(loss().detach()) == pytest.approx(twice / 2)
     with batchnorm_loss(sharded.members) as loss:
         assert float(loss().detach()) == 0
-
-
-def test_all_shards_are_started_before_one_is_waited_for() -> None:
-    order: list[str] = []
-
-    class Slow(LocalShard):
-        def forward(self, images: Any, request: Request) -> Any:
-            order.append("start")
-            wait = super().forward(images, request)
-            return lambda: (order.append("wait"), wait())[1]
-
-        def backward(self, ticket: int, logits: Any, watched: Any) -> Any:
-            order.append("start")
-            wait = super().backward(ticket, logits, watched)
-            return lambda: (order.append("wait"), wait())[1]
-
-    parts = [replace(part, shard=Slow(part.shard.held)) for part in local_shards(UPLOADS, BUILDERS, 3)]
-    x = IMAGES.clone().requires_grad_()
-    members = ShardedMembers(parts)
-    logits = members.logits(x)
-    logits.sum().backward()
-    assert order == ["start"] * 3 + ["wait"] * 3 + ["start"] * 3 + ["wait"] * 3
-    # Per shard images out and their gradient back; logits back and their gradients out.
-    assert members.moved == 2 * 3 * IMAGES.numel() * 4 + 2 * logits.numel() * 4
 
 
 # The sum of gradients over shards rounds otherwise. What turns last bits into whole steps is left out here: signs of

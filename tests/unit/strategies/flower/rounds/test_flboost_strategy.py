@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from flower_fakes import CLASSES, ONE_THREAD, SHAPE, Client, FakeGrid, equal, failing, net, stock, weights
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, FedMedian, Result, Strategy
 from torch import nn
 
@@ -143,81 +143,7 @@ def test_every_round_begins_with_the_refined_model(tmp_path: Path) -> None:
     assert [row["times"] for row in rows_of(tmp_path / "run")] == [1, 2]  # it remembers
 
 
-@pytest.mark.parametrize("make", [FedAvg, lambda **more: FedAvgM(server_momentum=0.9, **more)])
-def test_refiner_that_changes_nothing_gives_flower_s_own_result(tmp_path: Path, make: Callable[..., FedAvg]) -> None:
-    nodes = {1: client("a", 1, named=False), 2: client("b", 2, named=False)}
-    found = run(tmp_path / "run", make(), nodes, refiner=NOTHING)
-    grid: Any = FakeGrid(nodes)
-    alone = make().start(grid, ArrayRecord(weights(5)), timeout=9.0)
-    for key, value in alone.arrays.to_torch_state_dict().items():
-        if not key.startswith("1."):  # FedAvgM would step along running variances, too
-            torch.testing.assert_close(state_of(found)[key], value)
-    if type(make()) is FedAvg:
-        for key in ("1.running_mean", "1.running_var"):
-            torch.testing.assert_close(state_of(found)[key], alone.arrays.to_torch_state_dict()[key])
-    assert found.train_metrics_clientapp.keys() == alone.train_metrics_clientapp.keys() == {1, 2, 3}
-    assert found.evaluate_metrics_clientapp.keys() == alone.evaluate_metrics_clientapp.keys()
-    for number, metrics in alone.train_metrics_clientapp.items():
-        assert dict(found.train_metrics_clientapp[number]) == pytest.approx(dict(metrics))
-
-
-def test_three_rounds_are_flower_s_default_and_the_result_has_flower_s_parts(tmp_path: Path) -> None:
-    told: list[tuple[int, float]] = []
-
-    def evaluate(number: int, arrays: ArrayRecord) -> MetricRecord:
-        told.append((number, float(arrays.to_torch_state_dict()["4.bias"].mean())))
-        return MetricRecord({"bias": told[-1][1]})
-
-    seen: list[tuple[str, str, Any]] = []
-    found = run(
-        tmp_path / "run", FedAvg(), clients_of(asked=seen), evaluate_fn=evaluate, evaluate_config=ConfigRecord({"a": 1})
-    )
-    assert [number for number, _ in told] == [0, 1, 2, 3]
-    assert {n: r["bias"] for n, r in found.evaluate_metrics_serverapp.items()} == dict(told)
-    assert sorted(found.train_metrics_clientapp) == sorted(found.evaluate_metrics_clientapp) == [1, 2, 3]
-    for number, bias in told[1:]:  # the clients score the refined model
-        assert found.evaluate_metrics_clientapp[number]["bias"] == pytest.approx(bias)
-        assert rows_of(tmp_path / "run")[number - 1]["clients_bias"] == pytest.approx(bias)
-    assert [kind for kind, _, number in seen if number == 2] == ["train"] * 3 + ["evaluate"] * 3
-    traffic = json.loads((tmp_path / "run" / "traffic.json").read_text())["phases"]
-    assert set(traffic["evaluation"]["up"]) == {"alice", "bob", "carol"}
-
-
-def test_scores_that_cannot_be_had_cost_the_scores_only(tmp_path: Path, said: list[str]) -> None:
-    def sour(good: Client) -> Client:
-        def answer(message: Message) -> Message | None:
-            spoilt = message.metadata.message_type == MessageType.EVALUATE
-            return (failing("ValueError: no evaluate function") if spoilt else good)(message)
-
-        return answer
-
-    nodes = {node: sour(each) for node, each in clients_of().items()}
-    assert run(tmp_path / "a", FedAvg(), nodes).evaluate_metrics_clientapp == {}
-    assert said.count("refused alice: scores: ValueError: no evaluate function") == 1
-    assert run(tmp_path / "b", FedAvg(min_evaluate_nodes=9), clients_of()).evaluate_metrics_clientapp == {}
-    assert "round 1: no scores of the clients: 3 clients are connected, the strategy waits for 9" in said
-
-
 # Who is asked.
-
-
-def asked_in(
-    run_dir: Path, nodes: Mapping[int, Client] | FakeGrid, seen: list[tuple[str, str, Any]], **more: Any
-) -> Any:
-    seen.clear()
-    run(run_dir, FedAvg(fraction_train=0.4, fraction_evaluate=0.4, min_evaluate_nodes=1), nodes, num_rounds=4, **more)
-    return sorted(seen, key=lambda each: (each[2], each[0], each[1]))
-
-
-def test_named_clients_are_the_same_in_every_run_whatever_their_nodes(tmp_path: Path) -> None:
-    seen: list[tuple[str, str, Any]] = []
-    names = ("ann", "ben", "cat", "dan", "eve")
-    first = asked_in(tmp_path / "a", clients_of(names, asked=seen), seen)
-    assert len(first) == 4 * (2 + 2)
-    turned = dict(zip((95, 40, 63, 12, 77), clients_of(names, asked=seen).values(), strict=True))
-    assert asked_in(tmp_path / "b", turned, seen) == first
-    assert asked_in(tmp_path / "c", turned, seen, seed=1) != first
-    assert len({name for _, name, _ in first}) > 2
 
 
 # Faults.

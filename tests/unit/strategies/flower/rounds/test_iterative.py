@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from flower_fakes import (
@@ -23,7 +22,6 @@ from flower_fakes import (
     failing,
     in_turn,
     net,
-    silent,
     stock,
     weights,
 )  # fmt: skip
@@ -35,10 +33,8 @@ from strategies import Iterative, IterativeConfig
 from strategies.client import upload_facts
 from strategies.client.corrections import LocalUpdate, read_round
 from strategies.client.round_state import RoundState
-from strategies.core.errors import OneShotError, OptionError, QuorumError
-from strategies.flower.messages import count_bytes
-from strategies.flower.rounds.base import Base, base_of
-from strategies.flower.rounds.stc import Stc
+from strategies.core.errors import OneShotError, OptionError
+from strategies.flower.rounds.base import Base
 from strategies.rounds.config import TITLES
 from strategies.teacher.average import weighted_mean
 
@@ -262,24 +258,6 @@ def test_spoilt_answer_is_refused_and_the_others_count(
         assert equal(found, clean)
 
 
-def test_run_whose_clients_answer_no_more_ends_and_can_be_resumed(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    with pytest.raises(QuorumError, match="round 3: 0 usable answers, needs 2, for the 3rd time .* can be resumed"):
-        result_of(iterative(run, rounds=5), {1: failing("gone"), 2: failing("gone")})
-    result_of(iterative(run, rounds=5), three())
-    assert [row["answers"] for row in rows_of(run)] == [0, 0, 3, 3, 3]
-
-
-def test_late_client_is_asked_again_only_after_its_answer(tmp_path: Path) -> None:
-    asked: Asked = []
-    grid = FakeGrid(three(asked=asked), delays={7: 75})
-    iterative(tmp_path / "run", rounds=4).start(grid, timeout=5.0)
-    rounds = [said["server-round"] for name, said, _ in asked if name == "carol"]
-    assert rounds[0] == 1
-    assert rounds != [1, 2, 3, 4]
-    assert rows_of(tmp_path / "run")[0]["answers"] == 2
-
-
 def refusals_of(run: Path) -> list[tuple[str, str]]:
     rows = [json.loads(line) for line in (run / "refusals.jsonl").read_text().splitlines()]
     return [(row["client"], row["reason"]) for row in rows]
@@ -327,18 +305,6 @@ def test_sample_of_clients_follows_from_the_seed_and_their_names(tmp_path: Path)
     assert participants(tmp_path / "d", 1.0, nodes=nodes) == [["c0", "c3", "c4", "c5", "c6"]] * 4
 
 
-def test_bytes_are_those_of_the_messages(tmp_path: Path) -> None:
-    grid = FakeGrid(three())
-    found = iterative(tmp_path / "run", rounds=2)
-    found.start(grid)
-    down = sum(count_bytes(message.content) for message in grid.asked)
-    traffic = json.loads((tmp_path / "run" / "traffic.json").read_text())["phases"]["rounds"]
-    assert sum(traffic["down"].values()) == down
-    assert set(traffic["up"]) == {"alice", "bob", "carol"}
-    whole = sum(value.numel() * value.element_size() for value in net().state_dict().values())
-    assert traffic["up"]["alice"] > 2 * whole
-
-
 @pytest.mark.parametrize("values", ["ternary", "float16"])
 def test_stc_sends_the_update_alone_to_clients_of_the_round_before(tmp_path: Path, values: str) -> None:
     asked: Asked = []
@@ -353,52 +319,6 @@ def test_stc_sends_the_update_alone_to_clients_of_the_round_before(tmp_path: Pat
     assert found["dave", joined] == ["arrays"]
     # A client's own sum of updates is the server's model: it could not have answered otherwise.
     assert rows_of(tmp_path / "run")[-1]["answers"] == 4
-
-
-def test_stc_server_adds_the_rest_of_an_update_to_the_next(tmp_path: Path) -> None:
-    strategy = Stc(density=0.1, fraction_train=1.0, min_train_nodes=1, min_available_nodes=1)
-    start = {"w": torch.zeros(40)}
-    model, wanted = ArrayRecord(start), torch.zeros(40)
-    for number in range(1, 5):
-        grid = FakeGrid({1: silent})
-        (question,) = strategy.configure_train(number, model, ConfigRecord(), grid)  # type: ignore[arg-type]
-        step = torch.randn(40, generator=torch.Generator().manual_seed(number))
-        wanted += step
-        answer = {"w": model.to_torch_state_dict()["w"] + step}
-        content = RecordDict({"arrays": ArrayRecord(answer), "metrics": MetricRecord({"num-examples": 5})})
-        found, _ = strategy.aggregate_train(number, [Message(content, reply_to=question)])
-        assert found is not None
-        assert ((found.to_torch_state_dict()["w"] - model.to_torch_state_dict()["w"]).abs() > 1e-6).sum() == 4
-        model = found
-    assert strategy.left is not None
-    torch.testing.assert_close(model.to_torch_state_dict()["w"] + torch.from_numpy(strategy.left), wanted)
-
-
-def test_scaffold_keeps_the_mean_of_the_clients_control_variates(tmp_path: Path) -> None:
-    base = base_of(IterativeConfig(strategy="scaffold"))
-    disk = tmp_path / "disk"
-    result_of(iterative(tmp_path / "run", strategy="scaffold", base=base), three(disk))
-    control: Any = base.strategy.control  # type: ignore[attr-defined]
-    own = [RoundState(disk, name).before(4)[1] for name in ("alice", "bob", "carol")]
-    assert set(control) == {"0.weight", "0.bias", "1.weight", "1.bias", "4.weight", "4.bias"}
-    for name, value in control.items():
-        mean = sum(each[f"own.{name}"].numpy() for each in own) / 3
-        np.testing.assert_allclose(value, mean, rtol=1e-3, atol=1e-5)
-        assert np.abs(value).max() > 0
-
-
-def test_fedadam_steps_along_parameters_and_averages_buffers(tmp_path: Path) -> None:
-    clients = {1: stock(1, num_examples=10), 2: stock(2, num_examples=30)}
-    found = result_of(iterative(tmp_path / "run", strategy="fedadam", rounds=1, server_lr=0.1), clients)
-    start, mean = weights(5), weighted_mean([weights(1), weights(2)], [10.0, 30.0])
-    for key in ("0.weight", "4.bias", "1.weight"):
-        delta = (mean[key] - start[key]).double()
-        # Flower corrects the bias with the exponent round + 1.
-        rate = 0.1 * (1 - 0.99**2) ** 0.5 / (1 - 0.9**2)
-        wanted = start[key] + rate * 0.1 * delta / ((0.01 * delta**2).sqrt() + 0.001)
-        torch.testing.assert_close(found[key], wanted.float(), rtol=1e-4, atol=1e-5)
-    for key in ("1.running_mean", "1.running_var", "1.num_batches_tracked"):
-        assert torch.equal(found[key], mean[key])
 
 
 # Flower's abstract steps, for a caller that owns the loop; wrong arguments.

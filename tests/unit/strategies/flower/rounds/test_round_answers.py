@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
@@ -13,12 +12,12 @@ import pytest
 import torch
 from flower_fakes import Client, equal, stock, weights
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
-from flwr.serverapp.strategy import FedAvg, Strategy
+from flwr.serverapp.strategy import FedAvg
 from test_iterative import iterative, refusals_of, result_of, rows_of, trainer
 
 from strategies.core.errors import QuorumError
 from strategies.flower.messages import Reply
-from strategies.flower.rounds.answers import Answered, show
+from strategies.flower.rounds.answers import Answered
 from strategies.flower.rounds.base import EVERYONE, Base
 
 Change = Callable[[RecordDict], None]
@@ -108,24 +107,7 @@ def answered(client: str, **content: Any) -> Answered:
     return Answered(client, Message(RecordDict(), reply_to=question), RecordDict(content), reply)
 
 
-def forms_of(strategy: Strategy, *answers: Answered) -> list[list[str]]:
-    return [list(message.content) for message in show(strategy, answers, ["w"])]
-
-
 MODEL, NUMBERS = ArrayRecord({"w": torch.zeros(2)}), MetricRecord({"num-examples": 5})
-
-
-def test_names_are_those_of_most_clients_and_in_a_tie_the_strategy_s() -> None:
-    own, usual = {"model": MODEL, "m": NUMBERS}, {"arrays": MODEL, "metrics": NUMBERS}
-    many = [answered("a", **usual), answered("b", **own), answered("c", **own)]
-    assert forms_of(FedAvg(), *many) == [["model", "m"]] * 3
-    assert forms_of(FedAvg(), answered("b", **own), answered("a", **usual)) == [["arrays", "metrics"]] * 2
-    keyed = {"model": MODEL, "metrics": NUMBERS}
-    tied = [answered("a", **usual), answered("b", **keyed)]
-    assert forms_of(FedAvg(arrayrecord_key="model"), *tied) == [["model", "metrics"]] * 2
-    # Each one's names are the other's in turn.
-    turned = [answered("a", x=MODEL, y=NUMBERS), answered("b", y=MODEL, x=NUMBERS)]
-    assert forms_of(FedAvg(), *turned) == [["x", "y"]] * 2
 
 
 def own_average(contents: list[RecordDict], weight: str) -> MetricRecord:
@@ -157,15 +139,6 @@ def numbers(client: str, **values: Any) -> Answered:
     return answered(client, arrays=MODEL, metrics=MetricRecord({"num-examples": 5, **values}))
 
 
-def test_error_of_a_project_s_own_average_costs_the_round_and_says_where(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    made = {"base": Base(FedAvg(**EVERYONE, train_metrics_aggr_fn=own_average)), "rounds": 3}
-    with caplog.at_level("WARNING"), pytest.raises(QuorumError, match="round 3: no model of 2 answers, for the 3rd"):
-        result_of(iterative(tmp_path / "run", **made), {k: stock(k) for k in (1, 2)})
-    assert re.search(r"KeyError: 'loss' \(\S+test_round_answers\.py:\d+\)", caplog.text)
-
-
 # Rounds without a model.
 
 
@@ -188,9 +161,3 @@ def test_rounds_without_a_model_end_the_run_which_can_be_resumed(tmp_path: Path)
     found = result_of(iterative(run, base=Base(Silent()), rounds=5), {1: stock(1), 2: stock(2)})
     assert [row["epoch"] for row in rows_of(run)] == [1, 2, 3, 4, 5]
     assert equal(found, result_of(iterative(tmp_path / "clean", rounds=5), {1: stock(1), 2: stock(2)}))
-
-
-def test_rounds_without_a_model_that_do_not_follow_each_other_end_nothing(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    result_of(iterative(run, base=Base(Silent(1, 2, 4, 5)), rounds=6), {1: stock(1), 2: stock(2)})
-    assert [row["answers"] for row in rows_of(run)] == [2] * 6

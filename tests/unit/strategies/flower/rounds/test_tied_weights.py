@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from flower_fakes import CLASSES, ONE_THREAD, SHAPE, Client, FakeGrid, in_turn
+from flower_fakes import CLASSES, ONE_THREAD, SHAPE, Client, FakeGrid
 from flwr.app import ArrayRecord, Message, MessageType, MetricRecord, RecordDict
 from torch import nn
 
@@ -30,9 +29,6 @@ class Tied(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.head(torch.relu(self.two(torch.relu(self.one(self.norm(x.flatten(1)))))))
-
-
-NAMES = list(Tied().state_dict())
 
 
 def start() -> ArrayRecord:
@@ -80,29 +76,3 @@ def test_tied_weights_move_alike_and_as_the_strategy_moves_them(tmp_path: Path, 
     assert not torch.equal(state["one.weight"], start().to_torch_state_dict()["one.weight"])
     assert torch.equal(state["one.weight"], state["two.weight"])
     assert torch.equal(dict(strategy.outcome.state_dict())["one.weight"], state["one.weight"])
-
-
-@pytest.mark.parametrize("name", ["fedavg", "fedadam", "stc"])
-def test_arrays_of_requests_results_and_evaluations_are_in_the_order_of_the_model(tmp_path: Path, name: str) -> None:
-    asked, evaluated = [], []
-
-    def noting(client: Client) -> Client:
-        def answer(message: Message) -> Message | None:
-            asked.append(list(message.content.array_records.get("arrays", ())))
-            return client(message)
-
-        return in_turn(answer)
-
-    def evaluate(number: int, arrays: ArrayRecord) -> Any:
-        evaluated.append(list(arrays))
-
-    clients = {k: noting(trainer(f"c{k}", k, tmp_path / "disk")) for k in (1, 2)}
-    shuffled = ArrayRecord(dict(reversed(start().items())))
-    result = iterative(tmp_path, name).start(FakeGrid(clients), shuffled, evaluate_fn=evaluate)
-    again = iterative(tmp_path, name).start(FakeGrid({}))
-    assert list(result.arrays) == list(again.arrays) == NAMES
-    assert evaluated == [NAMES] * 3
-    trained = [names for names in asked if names]
-    # Of STC's second request a part is left: the sparse update stands for the parameters.
-    assert all(names == [name for name in NAMES if name in names] for names in trained)
-    assert NAMES in trained

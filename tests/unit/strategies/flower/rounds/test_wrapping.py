@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import random
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -24,8 +23,6 @@ from strategies.flower.rounds.answers import Answered
 from strategies.flower.rounds.base import Base
 from strategies.flower.rounds.flboost import wrap
 from strategies.flower.rounds.global_model import GlobalModel
-from strategies.flower.rounds.stc import Stc
-from strategies.flower.rounds.stepped import FedDyn, FedNova, Scaffold
 from strategies.method import Job, Normalization
 from strategies.uploads.checks import Signatures
 
@@ -265,19 +262,6 @@ class Around(Strategy):
         """Ignore the report."""
 
 
-@pytest.mark.parametrize(
-    ("strategy", "remembers"),
-    [
-        (Scaffold(), ("control",)),
-        (FedDyn(alpha=0.1), ("mean_drift",)),
-        (Stc(density=0.1), ("left",)),
-        (FedNova(), ("velocity",)),
-    ],
-)
-def test_own_strategies_are_known(strategy: Strategy, remembers: tuple[str, ...]) -> None:
-    assert wrap(strategy) == Base(strategy, remembers, samples=True, evaluates=True, sees="parameters")
-
-
 # Refusals.
 
 DP = (flower.DifferentialPrivacyServerSideFixedClipping, flower.DifferentialPrivacyClientSideFixedClipping)
@@ -313,23 +297,6 @@ def test_strategy_that_cannot_be_refined_is_refused_in_a_line(base: Any, reason:
 
 
 # Who is asked.
-
-
-def test_sample_follows_from_the_seed_and_leaves_the_random_states_alone() -> None:
-    nodes = list(range(1, 11))
-    asked = [list(model_of(wrap(FedAvg(fraction_train=0.3))).requests(number, {}, nodes)) for number in (1, 1, 2)]
-    assert asked[0] == asked[1] != asked[2]
-    assert [len(each) for each in asked] == [3, 3, 3]
-    # By place: the clients behind the nodes.
-    other = list(model_of(wrap(FedAvg(fraction_train=0.3))).requests(1, {}, [node + 100 for node in nodes]))
-    assert [node - 100 for node in other] == asked[0]
-    random.seed(1)
-    np.random.seed(1)
-    model = model_of(wrap(FedAvg(fraction_train=0.3)))
-    before = (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())  # type: ignore[index, union-attr]
-    model.requests(1, {}, nodes)
-    after = (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())  # type: ignore[index, union-attr]
-    assert before == after
 
 
 def test_every_strategy_of_flower_is_wrapped_or_refused() -> None:
