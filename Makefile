@@ -34,10 +34,10 @@ unit: $(READY)  ## run the tests that take seconds, a process per core
 slow: $(READY)  ## run the other tests: whole runs, Ray, deployments
 	$(BIN)/python -m pytest -m slow --numprocesses 2 --dist loadfile
 
-lowest: $(READY)  ## run the tests of `unit` with the lowest versions that pyproject.toml allows, of every extra
+lowest:  ## run the tests of `unit` with the lowest versions that pyproject.toml allows, of every extra
 	$(call solved,lowest-direct)
 
-newest: $(READY)  ## run them with the newest
+newest:  ## run them with the newest
 	$(call solved,highest)
 
 check: $(READY)  ## what CI runs: format, lint, types, every test
@@ -96,12 +96,13 @@ lock: $(READY)  ## carry constraints.txt to the lock files and to Flower's app f
 
 # An environment of its own with what uv finds, in place of lock and constraints; torch is the tested one, or TORCH.
 define solved
-	rm -rf build/$@ build/$@.txt
-	mkdir -p build
-	echo '$(TORCH)' | $(BIN)/uv pip compile --quiet --resolution $(1) --python "$(PYTHON)" --all-extras $(BARE) \
-		--no-emit-package torch - pyproject.toml --output-file build/$@.txt
-	sed -E -i.bak '/^(nvidia|cuda|triton)/d' build/$@.txt
-	$(MAKE) --no-print-directory unit VENV=build/$@ LOCKED='--requirement build/$@.txt' TORCH='$(TORCH)'
+	rm -rf build/$@
+	$(PYTHON) -m venv build/$@
+	build/$@/bin/python -m pip install --quiet --disable-pip-version-check uv
+	echo '$(TORCH)' | build/$@/bin/uv pip compile --quiet --resolution $(1) --python build/$@ --all-extras $(BARE) \
+		--no-emit-package torch - pyproject.toml --output-file build/$@/packages.txt
+	sed -E -i.bak '/^(nvidia|cuda|triton)/d' build/$@/packages.txt
+	$(MAKE) --no-print-directory unit VENV=build/$@ LOCKED='--requirement build/$@/packages.txt'
 endef
 
 $(READY): pyproject.toml constraints.txt requirements.lock

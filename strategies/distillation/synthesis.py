@@ -99,8 +99,7 @@ def in_bfloat16(chosen: str, device: str) -> bool:
     kind = torch.device(device).type
     if kind == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    told: Callable[[], Mapping[str, bool]] = getattr(torch.cpu, "get_capabilities", dict)  # torch 2.9 cannot tell
-    found = told() if kind == "cpu" else {}
+    found: Mapping[str, bool] = torch.cpu.get_capabilities() if kind == "cpu" else {}
     return any(found.get(name, False) for name in _OF_PROCESSORS)
 
 
