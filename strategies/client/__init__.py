@@ -1,4 +1,4 @@
-"""The client half, for any ClientApp; importing it loads neither torch nor Ray.
+"""The client half, for any ClientApp; importing it loads neither torch, Ray nor Flower.
 
 A ClientApp that replies with stock records works unchanged. These few lines give it a stable name and label counts, and
 spare it a second training for the same run::
@@ -21,13 +21,15 @@ import tokenize
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
 from ..core.errors import UploadError
 from ..uploads.checks import CLIENT_NAME as CLIENT_NAME
+
+if TYPE_CHECKING:
+    from flwr.app import ArrayRecord, ConfigRecord, Message
 
 V = TypeVar("V")
 
@@ -38,6 +40,8 @@ TORN = (ArithmeticError, EOFError, LookupError, MemoryError, OSError, RuntimeErr
 
 def already_held(msg: Message, *, client: str) -> Message | None:
     """Return the answer of a client whose upload the server already holds, or None if the client has to train."""
+    from flwr.app import ConfigRecord, Message, RecordDict
+
     config = msg.content.config_records.get("config", ConfigRecord())
     held = config.get("held", [])
     if not isinstance(held, list) or held_mark(client, str(config.get("run-id", ""))) not in held:
@@ -57,6 +61,8 @@ def held_mark(client: str, run_id: str) -> str:
 
 def failure(msg: Message, *, client: str, reason: str) -> Message:
     """Return the answer of a client without an upload, so that the server knows the client's name and its reason."""
+    from flwr.app import ConfigRecord, Message, RecordDict
+
     return Message(RecordDict({"upload": ConfigRecord({"client": client, "error": reason})}), reply_to=msg)
 
 
@@ -68,6 +74,8 @@ def answered(msg: Message, said: Mapping[str, Any], arrays: ArrayRecord) -> Mess
         said: The facts, with the client's name as ``client``, and the reason as ``error`` if it cannot answer.
         arrays: Those of the answer.
     """
+    from flwr.app import ConfigRecord, Message, RecordDict
+
     return Message(RecordDict({"answer": ConfigRecord(dict(said)), "arrays": arrays}), reply_to=msg)
 
 
@@ -111,6 +119,8 @@ def upload_facts(
         ranges: The activation ranges from :func:`.calibration.calibrate`, measured on the client's own examples.
             Methods that send models in INT8 need them.
     """
+    from flwr.app import ConfigRecord
+
     facts = ConfigRecord({"client": client})
     if architecture:
         facts["architecture"] = architecture

@@ -3,12 +3,14 @@
     python tests/bench/clients.py FOLDER --clients 10 "data.name=fashion-mnist client.epochs=300 seed=0"
 
 Each client gets its file ``FOLDER/<client>.safetensors``, with the weights that it has in a run of the same settings.
-A run with ``client.checkpoint='FOLDER/{client}.safetensors'`` uploads them.
+A run with ``client.checkpoint='FOLDER/{client}.safetensors'`` uploads them. Several commands share a GPU: each with
+``--only`` and numbers of clients.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -16,39 +18,73 @@ from measure import say
 
 from client_app.node import Asked, Node
 from client_app.work import trained_model
-from server_app.settings.read import known_options, read_settings
+from fl_app.config import AppConfig
+from server_app.settings.read import Settings, known_options, read_settings
 from server_app.settings.text import merge_settings
 from strategies.run.files import save_weights
 
+SUFFIX = ".safetensors"
 
-def train_missing(folder: Path, settings: list[str], *, clients: int) -> None:
+
+def train_missing(folder: Path, settings: Sequence[str], *, clients: int, only: Collection[int] = ()) -> None:
     """Train the clients that have no file yet, on one thread.
 
     Args:
         folder: Receives a file per client; made if it is missing.
         settings: Files and key=value pairs, as for ``oneshot run``.
         clients: Number of partitions.
+        only: The numbers of those to train, from 0; none: all.
     """
     torch.set_num_threads(1)
-    read = read_settings(merge_settings(settings, {o.key: o.kind for o in known_options()}))
-    config = read.app
-    asks = read.method.asks(read.method_config)  # a method may ask the clients to keep examples from training
-    asked = Asked("", 1, config.seed, asks.holdout, asks.holdout_per_class)
+    read = _read(settings)
     folder.mkdir(parents=True, exist_ok=True)
-    for partition_id in range(clients):
-        node = Node.of({"partition-id": partition_id, "num-partitions": clients}, config)
-        file = folder / f"{node.client}.safetensors"
-        if not file.exists():
-            trained, state = trained_model(config, node, asked, {})
+    for number, node in enumerate(_nodes(read.app, clients)):
+        file = folder / f"{node.client}{SUFFIX}"
+        if (not only or number in only) and not file.exists():
+            trained, state = trained_model(read.app, node, _asked(read), {})
             save_weights(file, state)
             if trained is not None:
                 say(f"{node.client}: {trained.num_examples} examples, accuracy {trained.accuracy:.4f}")
 
 
+def missing(folder: Path, settings: Sequence[str], *, clients: int) -> list[int]:
+    """Return the numbers of the clients that have no file yet."""
+    nodes = enumerate(_nodes(_read(settings).app, clients))
+    return [number for number, node in nodes if not (folder / f"{node.client}{SUFFIX}").exists()]
+
+
+def write_map(folder: Path, settings: Sequence[str], *, clients: int) -> tuple[str, Path]:
+    """Write what ``oneshot import`` cannot know of trained clients, their label counts; return their architecture."""
+    read, file = _read([*settings, f"client.checkpoint='{folder}/{{client}}{SUFFIX}'"]), folder / "map.toml"
+    told = []
+    for node in _nodes(read.app, clients):
+        facts, _ = trained_model(read.app, node, _asked(read), {})
+        assert facts is not None, node.client
+        told.append(f'["{node.client}{SUFFIX}"]\nlabel-counts = {list(facts.label_counts)}\n')
+    file.write_text("\n".join(told))
+    return read.app.model.name, file
+
+
+def _read(settings: Sequence[str]) -> Settings:
+    return read_settings(merge_settings(settings, {option.key: option.kind for option in known_options()}))
+
+
+def _nodes(config: AppConfig, clients: int) -> Iterator[Node]:
+    for number in range(clients):
+        yield Node.of({"partition-id": number, "num-partitions": clients}, config)
+
+
+def _asked(read: Settings) -> Asked:
+    """Return the server's request; a method may ask the clients to keep examples from training."""
+    asks = read.method.asks(read.method_config)
+    return Asked("", 1, read.app.seed, asks.holdout, asks.holdout_per_class)
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition(",")[0])
     parser.add_argument("folder", type=Path)
-    parser.add_argument("settings", help="key=value pairs, as for oneshot run")
+    parser.add_argument("settings", nargs="+", help="files and key=value pairs, as for oneshot run")
     parser.add_argument("--clients", type=int, default=10)
+    parser.add_argument("--only", type=int, nargs="+", default=[], help="numbers of those to train; default: all")
     words = parser.parse_args()
-    train_missing(words.folder, [words.settings], clients=words.clients)
+    train_missing(words.folder, words.settings, clients=words.clients, only=words.only)

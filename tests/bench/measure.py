@@ -5,7 +5,9 @@ One thread, CPU time of the process, medians of interleaved repetitions.
 
 from __future__ import annotations
 
+import fcntl
 import gc
+import os
 import statistics
 import sys
 import time
@@ -79,11 +81,19 @@ def place_of(row: Row, key: Sequence[str]) -> tuple[Any, ...]:
 def keep(out: Path, rows: Sequence[Row], key: Sequence[str], **facts: Any) -> None:
     """Put rows into a file of results, in place of those that agree with them in the columns of the key.
 
+    Several processes may do so at once.
+
     Args:
         out: The file.
         rows: Its new rows.
         key: Columns that no two rows have in common, and by which the file is sorted.
         facts: What the file says beside its rows.
     """
-    by_key = {place_of(row, key): row for row in [*stored(out), *rows]}
-    write_json(out, {"rows": [by_key[place] for place in sorted(by_key)], **facts})
+    out.parent.mkdir(parents=True, exist_ok=True)
+    folder = os.open(out.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        by_key = {place_of(row, key): row for row in [*stored(out), *rows]}
+        write_json(out, {"rows": [by_key[place] for place in sorted(by_key)], **facts})
+    finally:
+        os.close(folder)

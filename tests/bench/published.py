@@ -1,36 +1,53 @@
 """Clients of 300 local epochs, and methods on their uploads: ``tests/bench/published.py --dir FOLDER --root DATA``.
 
-The settings are those of Co-Boosting's Table 1 (conf/coboosting-rows.toml, conf/coboosting-table1-*.toml): ten LeNet-5
-on all 60,000 training images. All figures are of the report half of the test images, by which nothing is chosen.
+The settings are those of Co-Boosting's Table 1 (conf/coboosting-rows.toml, conf/coboosting-table1-*.toml): ten LeNet-5,
+or ten CNN5 on CIFAR-10, on all training images. All figures are of the report half of the test images, by which nothing
+is chosen.
 
-A cell is a data set, a skew and a seed. tests/bench/clients.py trains its clients, one run uploads them, and each
-method is a comparison on that run. A call finishes what an earlier one left. ``--out`` receives a row per result, with
-the curve of a student, also of one that is not finished. tests/bench/feature_tables.py makes the tables of them.
+A cell is a data set, a skew and a seed. tests/bench/clients.py trains its clients, ``oneshot import`` makes a run of
+them, and each method is a comparison on that run. So much needs neither Flower nor Ray; FENS asks its own clients,
+through Flower. A call says what is done, and finishes what an earlier one left, however that ended: with ``--minutes``
+in time. With ``--jobs`` several trainings and stages share the processor or the GPU. A folder that moves to another
+machine needs the same path there. ``--out`` receives a row per result, with the curve of a student, also of one that is
+not finished. tests/bench/feature_tables.py makes the tables of them.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
+from functools import partial
+from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-from clients import train_missing
+from clients import missing, write_map
 from measure import keep, say
-from rivals import RESULTS, finish_run, oneshot
+from rivals import RESULTS, OutOfTimeError, finish_run, oneshot, run_until
 from run_tables import ALPHAS, HEADLINE, HEADLINE_SEEDS, SEEDS
 
 from server_app.compare.table import WORK
+from server_app.launch.guard import TOKEN_KEY, guarded
 from strategies.run.files import read_json
 
 OUT = RESULTS / "published.json"
-CONF = {"fashion-mnist": "fmnist", "mnist": "mnist"}
+CONF = {"fashion-mnist": "fmnist", "mnist": "mnist", "cifar10": "cifar10"}
+ON_GPU = "cifar10"  # its clients alone would take a processor days
+# The papers' arithmetic; by default a GPU's generators compute in bfloat16.
+EXACT = "dense.generator-precision=float32 co-boosting.generator-precision=float32"
 CLIENTS = 10
 # Name -> method, and files and settings beside those of the run.
 REPLAYS = {
     "fedens": ("fedens",),
+    "dw-fedens": ("dw-fedens",),
     "mean of probabilities": ("fedens", "fedens.mean=probabilities"),
     "tally, read off": ("tally", "tally.counts=noise-rows"),
     "label-count-ensemble": ("label-count-ensemble",),
@@ -42,7 +59,7 @@ REPLAYS = {
     "dense": ("dense",),
     "co-boosting": ("co-boosting",),
 }
-QUICK = tuple(REPLAYS)[:7]
+QUICK = tuple(REPLAYS)[:8]
 # Name -> the settings of a run with clients of its own. Those of FENS keep a tenth of their examples for its rounds:
 # few long ones, or those of its Table 8 for CIFAR-10. A checkpoint has no ranges of activations, without which FENS's
 # eight bits would be those of the weights alone.
@@ -77,7 +94,8 @@ class Cell:
     def settings(self) -> list[str]:
         """The settings of its clients: two files, and what the cell adds."""
         own = f"data.alpha={self.alpha:g} seed={self.seed} threads=1 method=fedens data.held-out=report"
-        return ["conf/coboosting-rows.toml", f"conf/coboosting-table1-{CONF[self.data]}.toml", own]
+        exact = [EXACT] if self.data == ON_GPU else []
+        return ["conf/coboosting-rows.toml", f"conf/coboosting-table1-{CONF[self.data]}.toml", own, *exact]
 
 
 _THREE_SEEDS = [Cell(data, alpha, seed) for alpha in ALPHAS for seed in SEEDS for data in CONF]
@@ -85,51 +103,121 @@ _TEN_SEEDS = [Cell(*HEADLINE, seed) for seed in HEADLINE_SEEDS]
 CELLS = {cell.name: cell for cell in _THREE_SEEDS + _TEN_SEEDS}
 
 
-def upload(cell: Cell, folder: Path, root: str, method: str = "") -> Path:
-    """Train the cell's clients and upload them, as far as that is still to do; return the run's folder.
+@dataclass(frozen=True)
+class Slice:
+    """Where a measurement lies, and how much of it is done now.
 
-    Args:
-        cell: The cell.
-        folder: Keeps the clients and the run.
+    Attributes:
+        folder: Keeps the clients, the runs and the comparisons.
         root: Folder of the data sets; empty for the settings' own.
-        method: A key of :data:`RUNS`; empty for the clients of all other methods.
+        changed: Settings on top of those of a cell, to try a command out.
+        until: When it ends, by ``time.monotonic()``.
     """
-    name = f"{cell.name}-{method}" if method else cell.name
-    # What stands behind a comma is no affair of the clients.
-    run, clients = folder / "runs" / _file_name(name), folder / f"clients-{name.partition(',')[0]}"
-    if not (run / "result.json").exists():
-        given = [*cell.settings, *RUNS.get(method, ()), *([f"data.root='{root}'"] if root else [])]
-        train_missing(clients, given, clients=CLIENTS)
-        given.append(f"client.checkpoint='{clients}/{{client}}.safetensors'")
-        settings = (part for word in given for part in ("--run-config", word))
-        finish_run(run, "--clients", str(CLIENTS), *settings, root=root)
-    return run
+
+    folder: Path
+    root: str = ""
+    changed: tuple[str, ...] = ()
+    until: float = math.inf
+
+    def settings(self, cell: Cell, method: str = "") -> list[str]:
+        """Return the settings of a cell's clients; ``method`` is a key of :data:`RUNS`, or empty for all others."""
+        at = [f"data.root='{self.root}'"] if self.root else []
+        return [*cell.settings, *RUNS.get(method, ()), *at, *self.changed]
+
+    def clients(self, cell: Cell, method: str = "") -> Path:
+        """Return the folder of a cell's clients."""
+        return self.folder / f"clients-{_joined(cell.name, _kind(method))}"
+
+    def run(self, cell: Cell, method: str = "") -> Path:
+        """Return the folder of a cell's uploads."""
+        return self.folder / "runs" / _joined(cell.name, method)
+
+    def compared(self, cell: Cell, name: str) -> Path:
+        """Return the folder of the comparison that has a method alone."""
+        return self.folder / "compared" / _joined(cell.name, name)
+
+    def missing(self, cell: Cell, method: str = "") -> list[int]:
+        """Return the numbers of the cell's clients that are not trained."""
+        if not method and self.uploaded(cell):
+            return []
+        return missing(self.clients(cell, method), self.settings(cell, method), clients=CLIENTS)
+
+    def train(self, cell: Cell, method: str, numbers: Sequence[int]) -> None:
+        """Train some clients of a cell, in a process of their own."""
+        command = [sys.executable, str(Path(__file__).with_name("clients.py")), str(self.clients(cell, method))]
+        command += [*self.settings(cell, method), "--clients", str(CLIENTS), "--only", *map(str, numbers)]
+        run_until(command, root=self.root, until=self.until)
+
+    def uploaded(self, cell: Cell) -> bool:
+        """Return whether there is a run of the cell's clients."""
+        return (self.run(cell) / "run.json").exists()
+
+    def upload(self, cell: Cell) -> None:
+        """Make a run of the cell's trained clients."""
+        trained, settings = self.clients(cell), self.settings(cell)
+        architecture, told = write_map(trained, settings, clients=CLIENTS)
+        words = ["import", str(trained), "--architecture", architecture, "--map", str(told)]
+        oneshot(*words, "--out", str(self.run(cell)), *_given(settings), root=self.root, until=self.until)
+
+    def replay(self, cell: Cell, name: str) -> None:
+        """Run a method on the cell's uploads, or with clients of its own; go on where it was cut off."""
+        if name in RUNS:
+            checkpoint = f"client.checkpoint='{self.clients(cell, name)}/{{client}}.safetensors'"
+            words = ("--clients", str(CLIENTS), *_given([*self.settings(cell, name), checkpoint]))
+            finish_run(self.run(cell, name), *words, root=self.root, until=self.until)
+        else:
+            method, *changed = REPLAYS[name]
+            words = ("compare", str(self.run(cell)), "--methods", method, "--out", str(self.compared(cell, name)))
+            oneshot(*words, *_given(changed), root=self.root, until=self.until)
+
+    def rows(self, cell: Cell, name: str) -> list[dict[str, Any]]:
+        """Return the row of a method as far as it is; the plain ensemble also gives the row of the clients."""
+        place = {**asdict(cell), **({"settings": " ".join(self.changed)} if self.changed else {})}
+        if name in RUNS:
+            result = self.run(cell, name) / "result.json"
+            return [{**place, "name": name, "accuracy": _with_clients(result)}] if result.exists() else []
+        compared = self.compared(cell, name)
+        if not (compared / "compare.json").exists():
+            return []
+        found = outcome_of(compared)
+        rows = [{**place, "name": name, **found}] if found["accuracy"] or found["curve"] else []
+        if name == "fedens" and found["accuracy"]:
+            (result,) = compared.glob("cells/*/*/result.json")
+            rows.append({**place, "name": "run", "accuracy": _with_clients(result)})
+        return rows
+
+    def state(self, cell: Cell, name: str) -> str:
+        """Return how far a method is, in words."""
+        if name in RUNS:
+            return "finished" if (self.run(cell, name) / "result.json").exists() else "to do"
+        compared = self.compared(cell, name)
+        if _finished(compared):
+            return "finished"
+        usage = [row for row in _lines(compared, "usage.jsonl") if isinstance(row["step"], int)]
+        if not usage:
+            return "to do"
+        (info,) = compared.glob("cells/*/*/run.json")
+        epochs, epoch = read_json(info)["settings"].get(f"{REPLAYS[name][0]}.epochs", 0), usage[-1]["step"]
+        # Each epoch makes as many images as the one before, and passes over all of them.
+        spent = usage[-1]["wall_s"] / 60
+        left = f" of {epochs}, about {spent * ((epochs / epoch) ** 2 - 1):.1f} minutes left" if epochs else ""
+        return f"epoch {epoch}{left}, {spent:.1f} spent"
 
 
-def own_row(cell: Cell, run: Path, name: str = "run") -> dict[str, Any]:
-    """Return the row of a run itself: its clients, their averaged model, and the outcome of its method."""
-    entries = read_json(run / "result.json")["table"]
+def _finished(compared: Path) -> bool:
+    return (compared / "compare.json").exists() and read_json(compared / "compare.json")["status"] == "finished"
+
+
+def _given(settings: Sequence[str]) -> list[str]:
+    return [word for setting in settings for word in ("--set", setting)]
+
+
+def _with_clients(result: Path) -> dict[str, float]:
+    """Return the accuracies in % of a result: the mean of its clients, and all others."""
+    entries = read_json(result)["table"]
     clients = [entry["accuracy"] for entry in entries if entry["kind"] == "client"]
     others = {entry["name"]: entry["accuracy"] for entry in entries if entry["kind"] != "client"}
-    return _row(cell, name, {"clients, mean": round(sum(clients) / len(clients), 2), **others})
-
-
-def replay(cell: Cell, name: str, folder: Path, root: str) -> dict[str, Any]:
-    """Run a method on the cell's uploads, or with clients of its own; go on where it was cut off; return its row."""
-    if name in RUNS:
-        return own_row(cell, upload(cell, folder, root, name), name)
-    method, *changed = REPLAYS[name]
-    compared = folder / "compared" / _file_name(f"{cell.name}-{name}")
-    finish(compared, folder / "runs" / cell.name, method, changed, root=root)
-    return _row(cell, name, **outcome_of(compared))
-
-
-def finish(compared: Path, run: Path, method: str, changed: Sequence[str], *, root: str) -> None:
-    """Compare one method on a run's uploads, or go on with it where it was cut off."""
-    if (compared / "compare.json").exists() and read_json(compared / "compare.json")["status"] == "finished":
-        return
-    words = ["compare", str(run), "--methods", method, "--out", str(compared)]
-    oneshot(*words, *(part for change in changed for part in ("--set", change)), root=root)
+    return {"clients, mean": round(sum(clients) / len(clients), 2), **others}
 
 
 def outcome_of(compared: Path) -> dict[str, Any]:
@@ -149,12 +237,8 @@ def outcome_of(compared: Path) -> dict[str, Any]:
     return {"accuracy": accuracy, **epochs, **seconds, **{key: line[key] for key in WORK}}
 
 
-def _file_name(name: str) -> str:
-    return name.replace(", ", "-").replace(" ", "-")
-
-
-def _row(cell: Cell, name: str, accuracy: Mapping[str, float], **more: Any) -> dict[str, Any]:
-    return {**asdict(cell), "name": name, "accuracy": dict(accuracy), **more}
+def _joined(cell: str, name: str) -> str:
+    return f"{cell}-{name}".rstrip("-").replace(", ", "-").replace(" ", "-")
 
 
 def _best(points: Sequence[tuple[int, float]]) -> dict[str, float]:
@@ -179,25 +263,111 @@ def _lines(compared: Path, name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for path in paths for line in path.read_text().splitlines()]
 
 
-def main() -> None:
-    """Measure the missing rows."""
+def measure(part: Slice, cells: Sequence[Cell], names: Sequence[str], *, jobs: int, out: Path) -> bool:
+    """Do what is missing, as far as the time goes; return whether nothing failed.
+
+    Args:
+        part: The folder, and its time.
+        cells: The federations.
+        names: The methods, keys of :data:`REPLAYS` and :data:`RUNS`.
+        jobs: How many trainings, then stages, run at once.
+        out: Receives the rows.
+    """
+    places = [*product(cells, names)]
+    states = {place: part.state(*place) for place in places}
+    todo = [place for place, state in states.items() if state != "finished"]
+    kinds = [*dict.fromkeys((cell, _kind(name)) for cell, name in todo)]
+    trainings = {_joined(cell.name, kind): (cell, kind, part.missing(cell, kind)) for cell, kind in kinds}
+    for name, (*_, numbers) in trainings.items():
+        say(f"{name}: {len(numbers)} of {CLIENTS} clients to train")
+    for (cell, name), state in states.items():
+        say(f"{cell.name}, {name}: {state}")
+    well = _done(
+        {
+            f"{name}, clients {dealt}": partial(part.train, cell, kind, dealt)
+            for name, (cell, kind, numbers) in trainings.items()
+            for dealt in (numbers[first::jobs] for first in range(min(jobs, len(numbers))))
+        },
+        jobs,
+    )
+    ready = [(cell, kind) for cell, kind in kinds if not part.missing(cell, kind)]
+    shared = [cell for cell, kind in ready if not kind and not part.uploaded(cell)]
+    well &= _done({f"{cell.name}, import": partial(part.upload, cell) for cell in shared}, jobs)
+    stages = {}
+    for cell, name in todo:
+        if name in RUNS and not find_spec("flwr"):
+            say(f"{cell.name}, {name}: its rounds need Flower; call the command again where that is installed")
+        elif (cell, _kind(name)) in ready:
+            stages[f"{cell.name}, {name}"] = partial(part.replay, cell, name)
+    well &= _done(stages, jobs)
+    rows = {place: part.rows(*place) for place in places}
+    keep(out, [row for found in rows.values() for row in found], KEY)
+    for (cell, name), found in rows.items():
+        say("; ".join([f"{cell.name}, {name}: {part.state(cell, name)}", *(f"{row['accuracy']}" for row in found)]))
+    return well
+
+
+def _kind(name: str) -> str:
+    """Return the kind of clients of a method: what stands behind a comma in :data:`RUNS` is no affair of them."""
+    return name.partition(",")[0] if name in RUNS else ""
+
+
+def _done(works: Mapping[str, Callable[[], None]], jobs: int) -> bool:
+    """Do works, some at once, and say how each ends; return whether none failed."""
+    well = True
+    with ThreadPoolExecutor(jobs) as pool:
+        futures = {pool.submit(_timed, work): name for name, work in works.items()}
+        for future in as_completed(futures):
+            try:
+                say(f"{futures[future]}: {future.result():.0f} s")
+            except OutOfTimeError:
+                say(f"{futures[future]}: out of time, goes on with the next call")
+            except RuntimeError as error:
+                well = False
+                say(f"{futures[future]}: {error}")
+    return well
+
+
+def _timed(work: Callable[[], None]) -> float:
+    """Do a work and return its seconds."""
+    began = time.monotonic()
+    work()
+    return time.monotonic() - began
+
+
+def words_of(given: Sequence[str] | None = None) -> argparse.Namespace:
+    """Return the command's words, read."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition(":")[0])
-    parser.add_argument("--dir", type=Path, help="where clients, runs and replays are kept")
+    parser.add_argument("--dir", type=Path, required=True, help="where clients, runs and replays are kept")
     parser.add_argument("--root", default="", help="folder of the data sets")
     parser.add_argument(
-        "--cells", default="", help=f"names, separated by commas, such as {next(iter(CELLS))}; default: all"
+        "--cells",
+        default=",".join(name for name, cell in CELLS.items() if cell.data != ON_GPU),
+        help=f"names, separated by commas, such as {next(iter(CELLS))}; default: all but those of {ON_GPU}",
     )
-    parser.add_argument("--methods", default="", help="names, separated by semicolons; default: those of seconds")
-    parser.add_argument("--out", type=Path, default=OUT, help="receives all results of --dir")
-    words = parser.parse_args()
-    for cell in (CELLS[name] for name in words.cells.split(",")) if words.cells else CELLS.values():
-        names = words.methods.split(";") if words.methods else QUICK
-        rows = [own_row(cell, upload(cell, words.dir, words.root))] if {*names} - {*RUNS} else []
-        for name in names:
-            rows.append(replay(cell, name, words.dir, words.root))
-            say(f"{cell.name}, {name}: {rows[-1]['accuracy']}")
-        keep(words.out, rows, KEY)
+    parser.add_argument(
+        "--methods", default=";".join(QUICK), help="names, separated by semicolons; default: those of seconds"
+    )
+    parser.add_argument("--jobs", type=int, default=1, help="trainings and stages at once")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="end after so many; the next call goes on")
+    parser.add_argument("--set", action="append", default=[], help="settings on top, to try the command out")
+    parser.add_argument("--out", type=Path, default=OUT, help="receives the results")
+    words = parser.parse_args(given)
+    if words.set and words.out == OUT:
+        parser.error("results under other settings need an --out of their own")
+    return words
+
+
+def main() -> int:
+    """Measure the missing rows; return the exit status."""
+    words = words_of()
+    until = time.monotonic() + 60 * words.minutes
+    part = Slice(words.dir.absolute(), words.root, tuple(words.set), until)
+    cells, names = [CELLS[name] for name in words.cells.split(",")], words.methods.split(";")
+    with guarded() as (_, token):  # no training outlives this process, however that ends
+        os.environ[TOKEN_KEY] = token
+        return 0 if measure(part, cells, names, jobs=words.jobs, out=words.out) else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

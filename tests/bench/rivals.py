@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import resource
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -107,21 +109,52 @@ GROUPS: dict[str, dict[str, Place]] = {
 HEADLINE = {"ensembles": "**Tally ensemble, counts read off**", "one model": "**Tally, counts read off**"}
 
 
-def oneshot(*words: str, root: str) -> tuple[dict[str, Any], float]:
-    """Run a command of the app; return its result, and its CPU seconds."""
-    before = _children()
-    command = [str(Path(sys.executable).parent / "oneshot"), *words, "--format", "json"]
+class OutOfTimeError(Exception):
+    """A command was ended for lack of time."""
+
+
+def run_until(command: Sequence[str], *, root: str = "", until: float = math.inf) -> str:
+    """Run a command on one thread; return what it wrote to standard output.
+
+    Args:
+        command: Its words.
+        root: Folder of the data sets; empty for the settings' own.
+        until: When to end it, by ``time.monotonic()``.
+
+    Raises:
+        OutOfTimeError: It was ended.
+        RuntimeError: It failed; the text is the end of what it said.
+    """
+    if time.monotonic() >= until:
+        raise OutOfTimeError
     environment = os.environ | {"OMP_NUM_THREADS": "1", **({"ONESHOT_DATA": root} if root else {})}
-    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment) as process:
+        try:
+            out, said = process.communicate(timeout=None if until == math.inf else max(0.0, until - time.monotonic()))
+        except subprocess.TimeoutExpired as error:
+            process.terminate()  # a server stage keeps its last checkpoint
+            process.communicate()
+            raise OutOfTimeError from error
+    if process.returncode:
+        raise RuntimeError(f"{' '.join(command)}: {(said or out).strip()[-2000:]}")
+    return out
+
+
+def oneshot(*words: str, root: str, until: float = math.inf) -> tuple[dict[str, Any], float]:
+    """Run a command of the app, see :func:`run_until`; return its result, and its CPU seconds."""
+    before = _children()
+    out = run_until([sys.executable, "-m", "server_app", *words, "--format", "json"], root=root, until=until)
+    result: dict[str, Any] = json.loads(out.splitlines()[-1])
     return result, _children() - before
 
 
-def finish_run(run: Path, *words: str, root: str) -> None:
+def finish_run(run: Path, *words: str, root: str, until: float = math.inf) -> None:
     """Begin a run with the words of ``oneshot run``; resume one that was cut off, and leave a finished one alone."""
     if not (run / "result.json").exists():
         begun = (run / "run.json").exists()
-        oneshot(*(("resume", str(run)) if begun else ("run", *words, "--run-config", f"run-dir='{run}'")), root=root)
+        command = ("resume", str(run)) if begun else ("run", *words, "--run-config", f"run-dir='{run}'")
+        oneshot(*command, root=root, until=until)
 
 
 def _children() -> float:
