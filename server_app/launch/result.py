@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 from rich.console import Console
@@ -30,7 +31,7 @@ def print_result(result: Mapping[str, Any], format: Format) -> None:  # noqa: A0
     table.add_column("model")
     table.add_column("kind")
     table.add_column("accuracy, %", justify="right")
-    for row in result["table"]:
+    for row in _summarised(result["table"]):
         table.add_row(printable(row["name"]), printable(row["kind"]), f"{row['accuracy']:.2f}")
     if result["table"]:
         # A separate line, because a table's title would be wrapped to the table's width.
@@ -49,3 +50,14 @@ def print_result(result: Mapping[str, Any], format: Format) -> None:  # noqa: A0
     lines.append(f"run folder   {result['run_dir']}")
     for line in lines:
         console.print(printable(line), highlight=False, soft_wrap=True)
+
+
+def _summarised(table: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the rows to print: of more than two clients the best one and their mean."""
+    clients = [row for row in table if row["kind"] == "client"]
+    if len(clients) <= 2:
+        return list(table)
+    found = [row["accuracy"] for row in clients]
+    best = {"name": f"best of {len(clients)} clients", "kind": "client", "accuracy": max(found)}
+    mean = {"name": f"mean of {len(clients)} clients", "kind": "client", "accuracy": fmean(found)}
+    return [best, mean, *(row for row in table if row["kind"] != "client")]

@@ -1,4 +1,4 @@
-"""The tables of teachers crossed with images, from docs/results/factorial.json; run it to renew docs/tally.md."""
+"""The tables of teachers crossed with images, from docs/results/factorial.json; run it to renew the page."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from feature_tables import DOCS, RESULTS, mean, table, written
 
 from strategies.run.files import read_json
 
-OUT, PAGE = RESULTS / "factorial.json", DOCS / "tally.md"
+OUT, PAGE = RESULTS / "factorial.json", DOCS / "lab" / "teacher-or-images.md"
 CROSSED = ("noise", "Co-Boosting's", "real")  # the nine cells; DENSE's images are a block beside them
 IMAGES = ("noise", "Co-Boosting's", "DENSE's", "real")
 TEACHERS = ("mean", "learned weights", "Tally")

@@ -1,4 +1,4 @@
-"""Draw docs/features.svg from docs/results/: ``python tests/bench/feature_plot.py``.
+"""Draw docs/lab/backbone-partitions.svg from docs/results/: ``python tests/bench/feature_plot.py``.
 
 Left: accuracy over the skew of the classes, heads in closed form beside trained heads on the same features. Right:
 accuracy over the bytes that a client sends. ``python tests/bench/feature_plot.py FILE.png`` draws elsewhere.
@@ -22,7 +22,7 @@ from tally_plot import STYLE
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-PLOT = DOCS / "features.svg"
+PLOT = DOCS / "lab" / "backbone-partitions.svg"
 LINES = {
     "ridge": ("ridge, from sums", "#3566a8", "o"),
     "label_counts": ("trained heads by label counts", "#4c8c6b", "s"),

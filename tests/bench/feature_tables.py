@@ -1,4 +1,4 @@
-"""Tables of docs/features.md, docs/scale.md and others, of docs/results/: ``python tests/bench/feature_tables.py``.
+"""Tables of the pages in docs/results and docs/lab: ``python tests/bench/feature_tables.py``.
 
 It prints them. With ``--write`` it renews them in the pages, where each stands below a line ``<!-- results: NAME -->``.
 """
@@ -9,6 +9,7 @@ import json
 import re
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import flboost_tables
 import pandas as pd
 import run_tables
 import tally_tables
+from rivals import GROUPS, accuracies, spread
 
 DOCS = Path(__file__).parents[2] / "docs"
 RESULTS = DOCS / "results"
@@ -31,6 +33,13 @@ RIVALS = {
     "tally": "Tally, student",
     "fens nn": "FENS, two layers",
     "fens per-class": "FENS, per class",
+}
+# Rows of heads on a pretrained backbone beside the other methods.
+HEADS = {
+    "ridge": "ridge, 1,280 features",
+    "lda": "LDA, 1,280 features",
+    "label_counts": "trained heads by label counts, 512 features",
+    "averaged": "trained heads averaged, 512 features",
 }
 # Name of a data set in settings -> in docs/results/rivals.json, in small letters.
 NAMES = {"digits": "digits", "fashion-mnist": "fashion-mnist", "mnist": "mnist", "cifar10": "cifar-10"}
@@ -193,27 +202,52 @@ def numbers_of_images(found: dict[str, Any]) -> str:
     return table(["", "images", *(f"{count:,}" for count in counts)], lines)
 
 
+def methods(found: dict[str, Any], *, data: str, heads: Sequence[str]) -> str:
+    """Return a row per method with its accuracy on a data set, ten clients at alpha 0.1, and a group for each assumption.
+
+    Args:
+        found: The results of tests/bench/rivals.py.
+        data: One of its data sets.
+        heads: Files with results of heads on a pretrained backbone, which are the last group.
+    """
+    lines = ["| | accuracy, % |", "|---|---:|"]
+    for group, members in GROUPS.items():
+        cells = {name: spread(accuracies(found["rows"], data, place)) for name, place in members.items()}
+        if any(cells.values()):
+            lines += [f"| *{group}* | |", *(f"| {name} | {cell} |" for name, cell in cells.items() if cell)]
+    lines.append("| *clients share a pretrained backbone: one head* | |")
+    for name in heads:
+        stored = json.loads((RESULTS / f"{name}.json").read_text())
+        rows = [row for row in stored.get("exact", stored.get("rows")) if (row["clients"], row["alpha"]) == (10, 0.1)]
+        kinds = ("ridge", "lda") if "exact" in stored else ("label_counts", "averaged")
+        lines += [f"| {HEADS[kind]} | {mean([row[kind] for row in rows])} |" for kind in kinds]
+    return "\n".join(lines)
+
+
 # File of docs/results/, and the name of one of its tables if it has several -> how it is made, and its page.
 TABLES = {
-    "features:exact": (exact, "features.md"),
-    "features:fit": (fit, "features.md"),
-    "features:upload": (upload, "features.md"),
-    "feature_rivals": (rivals, "features.md"),
-    "feature_ensembles": (rivals, "features.md"),
-    "feature_gaussians": (gaussians, "features.md"),
-    "feature_privacy": (privacy, "features.md"),
-    "feature_texts:exact": (exact, "features.md"),
-    "feature_texts:upload": (upload, "features.md"),
-    "feature_texts:maps": (maps, "features.md"),
-    "feature_texts_rivals": (rivals, "features.md"),
-    "feature_texts_privacy": (privacy, "features.md"),
-    "feature_scale": (scale, "scale.md"),
-    "feature_attacks": (attacks, "features.md"),
-    "tally_student": (students, "tally.md"),
-    "tally_student:images": (numbers_of_images, "tally.md"),
+    "features:exact": (exact, "lab/backbone-partitions.md"),
+    "features:fit": (fit, "lab/backbone-or-training.md"),
+    "features:upload": (upload, "lab/backbone-partitions.md"),
+    "feature_rivals": (rivals, "lab/backbone-heads.md"),
+    "feature_ensembles": (rivals, "lab/backbone-ensembles.md"),
+    "feature_gaussians": (gaussians, "lab/fedpft.md"),
+    "feature_privacy": (privacy, "lab/backbone-privacy.md"),
+    "feature_texts:exact": (exact, "lab/backbone-texts.md"),
+    "feature_texts:upload": (upload, "lab/backbone-texts.md"),
+    "feature_texts:maps": (maps, "lab/backbone-texts.md"),
+    "feature_texts_rivals": (rivals, "results/ag-news.md"),
+    "feature_texts_privacy": (privacy, "lab/backbone-texts.md"),
+    "feature_scale": (scale, "lab/many-clients.md"),
+    "feature_attacks": (attacks, "lab/harmful-sums.md"),
+    "tally_student": (students, "lab/student-gap-long-training.md"),
+    "tally_student:images": (numbers_of_images, "lab/number-of-images.md"),
     **tally_tables.TABLES,
-    **{name: (made, "results.md") for name, made in (run_tables.TABLES | flboost_tables.TABLES).items()},
-    "gpu": (run_tables.gpu, "scale.md"),
+    **run_tables.TABLES,
+    **{name: (made, "lab/flboost-input-space.md") for name, made in flboost_tables.TABLES.items()},
+    "gpu": (run_tables.gpu, "lab/gpu.md"),
+    "rivals:digits": (partial(methods, data="digits", heads=("features-digits",)), "results/digits.md"),
+    "rivals:cifar10": (partial(methods, data="CIFAR-10", heads=("features", "feature_rivals")), "results/cifar10.md"),
 }
 
 

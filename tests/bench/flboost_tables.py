@@ -1,4 +1,4 @@
-"""The tables of FLBoost's input space, loss and rate in docs/results.md, from docs/results/flboost_space.json.
+"""The tables of FLBoost's input space, loss and rate, from docs/results/flboost_space.json.
 
 The student's rate is chosen on the selection half of the test images, by the mean of rounds 11 to 20; the chosen rates
 are scored on the report half.

@@ -1,4 +1,4 @@
-"""Draw docs/published.svg from docs/results/published.json: ``python tests/bench/published_plot.py``.
+"""Draw docs/lab/long-server-stages.svg from docs/results/published.json: ``python tests/bench/published_plot.py``.
 
 Students on the uploads of clients of 300 local epochs, Fashion-MNIST at alpha 0.1. Left: accuracy over the student's
 steps, seed 0. Right: accuracy over the CPU seconds of a finished server stage without a GPU, a point per seed.
@@ -23,18 +23,18 @@ from tally_plot import STYLE
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-PLOT = DOCS / "published.svg"
+PLOT = DOCS / "lab" / "long-server-stages.svg"
 CELL = ("fashion-mnist", 0.1)  # data and alpha
 # A row's name -> its label, the outcome that the curve shows, its colour and its marker.
 STUDENTS = {
     "tally, read off": ("Tally", "Tally", "#3566a8", "o"),
-    "tally, spans": ("Tally, images in the spans", "Tally", "#4c8c6b", "s"),
+    "tally, spans": ("Tally, images in the update spans", "Tally", "#4c8c6b", "s"),
     "dense": ("DENSE", "DENSE", "#c97b3d", "^"),
     "co-boosting": ("Co-Boosting", "Co-Boosting", "#8a6bb0", "v"),
 }
 # Ensembles as lines: a row's name, one of its outcomes, and the line.
 TEACHERS = {
-    "Tally ensemble, counts read off": ("tally, read off", "Tally ensemble", "--"),
+    "Tally ensemble, estimated counts": ("tally, read off", "Tally ensemble", "--"),
     "mean of logits": ("fedens", "FedENS", ":"),
 }
 EPOCHS = 500  # of DENSE and Co-Boosting, whose pool grows by a batch per epoch

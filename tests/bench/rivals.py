@@ -2,7 +2,7 @@
 
 A cell is a data set and a seed. Its run makes the uploads, with FENS beside; every other method is a replay of it. Each
 result is a file in the folder, so that a measurement that was cut off goes on. ``--out`` receives all of them.
-``--write`` measures nothing: from that file it renews the figures of README, docs/tally.md and the methods' pages.
+``--write`` measures nothing: from that file it renews the figures of docs/lab/same-uploads.md and the methods' pages.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "results"
 OUT = RESULTS / "rivals.json"
 RUN = "conf/fens-deployment.toml"  # the settings of the run that makes the uploads
-PAGES = (ROOT / "README.md", ROOT / "docs" / "tally.md", *sorted((ROOT / "docs" / "methods").glob("*.md")))
+PAGES = (ROOT / "docs" / "lab" / "same-uploads.md", *sorted((ROOT / "docs" / "methods").glob("*.md")))
 SEEDS = range(3)
 DATA = {
     "digits": "",
@@ -45,7 +45,6 @@ REPLAYS = {
     "intactofl, predictions": ("intactofl", "intactofl.gate=predictions"),
     "intactofl": ("intactofl", ""),
     "intactofl, code": ("intactofl", "intactofl.perturbation-size=8.0"),
-    "fedhydra": ("fedhydra", ""),
     "co-boosting": ("co-boosting", ""),
     "dense": ("dense", ""),
     "f-dafl": ("f-dafl", ""),
@@ -62,22 +61,22 @@ OTHERWISE = {
     "fusefl, long": "method=fusefl",
 }
 FUSED = "fafi, noise"  # the uploads of "fafi", fused by noise
-TRAINED = ("tally", "intactofl", "fedhydra", "co-boosting", "dense", "f-dafl", "f-adi")
+TRAINED = ("tally", "intactofl", "co-boosting", "dense", "f-dafl", "f-adi")
 Place = tuple[str, str]  # a replay, and the start of a name in its table of results
-UNCHANGED, TOLD, ASKED = "clients upload a model alone", "clients also tell label counts", "clients are asked again"
-TOLD_AND_ASKED = f"{TOLD}, and are asked again"
-TRAIN = "clients train otherwise"
+UNCHANGED, REPORTED = "clients upload only a model", "clients also report class counts"
+ASKED = "clients answer again"
+REPORTED_AND_ASKED = f"{REPORTED}, and answer again"
+TRAIN = "clients train differently"
 # Group -> row -> its place.
 GROUPS: dict[str, dict[str, Place]] = {
     f"{UNCHANGED}: ensembles": {
         "FedENS": ("fedens", "FedENS"),
         "mean of probabilities": ("mean of probabilities", "FedENS"),
         "Co-Boosting ensemble": ("co-boosting", "Co-Boosting ensemble"),
-        "in the spirit of FedHydra, ensemble": ("fedhydra", "In the spirit of FedHydra ensemble"),
         "IntactOFL": ("intactofl", "IntactOFL"),
-        "IntactOFL, images moved by 8 as in its code": ("intactofl, code", "IntactOFL"),
+        "IntactOFL, images moved by 8, as in its code": ("intactofl, code", "IntactOFL"),
         "IntactOFL's experts, gate on predictions": ("intactofl, predictions", "IntactOFL"),
-        "**Tally ensemble, counts read off**": ("tally, read off", "Tally ensemble"),
+        "**Tally ensemble, estimated counts**": ("tally, read off", "Tally ensemble"),
     },
     f"{UNCHANGED}: one model": {
         "FedAvg": ("fedens", "FedAvg (one shot)"),
@@ -85,14 +84,13 @@ GROUPS: dict[str, dict[str, Place]] = {
         "F-DAFL": ("f-dafl", "F-DAFL"),
         "DENSE": ("dense", "DENSE"),
         "Co-Boosting": ("co-boosting", "Co-Boosting"),
-        "in the spirit of FedHydra": ("fedhydra", "In the spirit of FedHydra"),
-        "**Tally, counts read off**": ("tally, read off", "Tally"),
+        "**Tally, estimated counts**": ("tally, read off", "Tally"),
     },
-    f"{TOLD}: ensembles": {
+    f"{REPORTED}: ensembles": {
         "Label-count ensemble": ("label-count-ensemble", "Label-count ensemble"),
         "Tally ensemble": ("tally", "Tally ensemble"),
     },
-    f"{TOLD}: one model": {"Tally": ("tally", "Tally")},
+    f"{REPORTED}: one model": {"Tally": ("tally", "Tally")},
     f"{TRAIN}: ensembles": {
         "FAFI": ("fafi", "FAFI"),
         "FAFI, `fafi.fusion=noise`": ("fafi, noise", "FAFI"),
@@ -100,13 +98,13 @@ GROUPS: dict[str, dict[str, Place]] = {
     },
     f"{TRAIN}: one model": {"FedCVAE-Ens": ("fedcvae-ens", "FedCVAE-Ens")},
     # The weights of conf/fens-deployment.toml start from label counts.
-    f"{TOLD_AND_ASKED}: ensemble": {"FENS, 20 rounds with the clients": ("run", "FENS")},
+    f"{REPORTED_AND_ASKED}: ensemble": {"FENS, 20 rounds with the clients": ("run", "FENS")},
     f"{ASKED}: ensemble": {
         "FuseFL, 15 + 15 local epochs in three exchanges": ("fusefl", "FuseFL"),
         "FuseFL, 30 + 30 local epochs": ("fusefl, long", "FuseFL"),
     },
 }
-HEADLINE = {"ensembles": "**Tally ensemble, counts read off**", "one model": "**Tally, counts read off**"}
+HEADLINE = {"ensembles": "**Tally ensemble, estimated counts**", "one model": "**Tally, estimated counts**"}
 
 
 class OutOfTimeError(Exception):
@@ -242,7 +240,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def differences(rows: list[dict[str, Any]]) -> str:
-    """Return the table of paired differences: Tally with counts read off, less each rival of its group."""
+    """Return the table of paired differences: Tally with estimated counts, less each rival of its group."""
     lines = [f"| Tally less | {' | '.join(DATA)} |", f"|---{'|---:' * len(DATA)}|"]
     for kind, headline in HEADLINE.items():
         members = GROUPS[f"{UNCHANGED}: {kind}"]
@@ -250,8 +248,6 @@ def differences(rows: list[dict[str, Any]]) -> str:
         for name, place in members.items():
             if name != headline:
                 cells = [paired(rows, data, members[headline], place) for data in DATA]
-                # The counts leave out a method whose equations are not public.
-                cells = [cell.partition(" (")[0] for cell in cells] if name.startswith("in the spirit") else cells
                 lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 

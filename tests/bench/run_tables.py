@@ -1,4 +1,4 @@
-"""The tables of docs/results.md that tests/bench/feature_tables.py makes from stored results of whole runs."""
+"""The tables of docs/results and docs/lab that tests/bench/feature_tables.py makes from stored results of whole runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 import pandas as pd
-from rivals import ASKED, TOLD, TOLD_AND_ASKED, UNCHANGED, apart, spread
+from rivals import ASKED, REPORTED, REPORTED_AND_ASKED, UNCHANGED, apart, spread
 
 ALPHAS, SEEDS = (0.1, 0.05, 0.3), range(3)
 HEADLINE, HEADLINE_SEEDS = ("fashion-mnist", 0.1), range(10)  # the data set and the skew with more seeds
@@ -26,26 +26,26 @@ GROUPS: dict[str, dict[str, Entry]] = {
         "mean of probabilities": ("mean of probabilities", "FedENS"),
         "IntactOFL": ("intactofl", "IntactOFL"),
         "Co-Boosting ensemble": ("co-boosting", "Co-Boosting ensemble"),
-        "**Tally ensemble, counts read off**": ("tally, read off", "Tally ensemble"),
+        "**Tally ensemble, estimated counts**": ("tally, read off", "Tally ensemble"),
     },
     f"{UNCHANGED}: one model": {
         "FedAvg": ("run", "FedAvg (one shot)"),
         "DENSE": ("dense", "DENSE"),
         "Co-Boosting": ("co-boosting", "Co-Boosting"),
-        "**Tally, counts read off**": ("tally, read off", "Tally"),
+        "**Tally, estimated counts**": ("tally, read off", "Tally"),
     },
     f"{UNCHANGED}, and start from the server's: one model": {
         "FedAvg, linear layers merged": ("fedavg, merged", "FedAvg (one shot)"),
-        "Tally, counts read off, merged start": ("tally, merged", "Tally"),
-        "Tally, counts read off, images in the spans": ("tally, spans", "Tally"),
+        "Tally, estimated counts, merged start": ("tally, merged", "Tally"),
+        "Tally, estimated counts, images in the update spans": ("tally, spans", "Tally"),
     },
-    TOLD: {
+    REPORTED: {
         "Label-count ensemble": ("label-count-ensemble", "Label-count ensemble"),
         "Tally ensemble": ("tally", "Tally ensemble"),
         "Tally": ("tally", "Tally"),
     },
     f"{ASKED}: ensemble": {"FENS, 500 rounds with the clients": ("fens, 500 rounds", "FENS")},
-    f"{TOLD_AND_ASKED}: ensemble": {"FENS, 20 rounds with the clients": ("fens", "FENS")},
+    f"{REPORTED_AND_ASKED}: ensemble": {"FENS, 20 rounds with the clients": ("fens", "FENS")},
 }
 # Data set -> skew -> row -> Co-Boosting's Tables 1 and 9: the best epoch on all test images, mean of its seeds.
 PAPER: dict[str, dict[float, dict[str, float]]] = {
@@ -66,7 +66,7 @@ def published(found: Found, *, data: str) -> str:
     """Return the table of a data set: mean and deviation over the seeds for each measured skew, beside the paper's."""
     alphas = _measured(found, data)
     titles = [title for alpha in alphas for title in (f"alpha {alpha:g}", "paper")]
-    lines = _head("", [*titles, "CPU s", "million passes", "student steps"])
+    lines = _head("", [*titles, "CPU s"])
     for group, members in GROUPS.items():
         rows = []
         for title, entry in members.items():
@@ -76,10 +76,9 @@ def published(found: Found, *, data: str) -> str:
                 for cell in (spread(_accuracies(found, data, alpha, entry)), f"{PAPER[data][alpha].get(title, '')}")
             ]
             if any(cells):
-                title = _marked(title, found, data, entry)
-                rows.append(f"| {title} | {' | '.join([*cells, *_work(found, data, entry[0])])} |")
+                rows.append(f"| {title} | {' | '.join([*cells, _seconds(found, data, entry[0])])} |")
         if rows:
-            lines += [f"| *{group}* |{' |' * (len(titles) + 3)}", *rows]
+            lines += [f"| *{group}* |{' |' * (len(titles) + 1)}", *rows]
     return "\n".join(lines)
 
 
@@ -90,10 +89,10 @@ def differences(found: Found, *, data: str) -> str:
     for group, members in GROUPS.items():
         *rivals, (headline, own) = members.items()
         rows = []
-        for title, entry in rivals if group != TOLD else ():
+        for title, entry in rivals if group != REPORTED else ():
             cells = [apart(*(_accuracies(found, data, alpha, each) for each in (own, entry))) for alpha in alphas]
             if any(cells):
-                rows.append(f"| {_marked(title, found, data, entry)} | {' | '.join(cells)} |")
+                rows.append(f"| {title} | {' | '.join(cells)} |")
         if rows:
             lines += [f"| *{headline.strip('*')}, less* |{' |' * len(alphas)}", *rows]
     return "\n".join(lines)
@@ -109,7 +108,7 @@ def more_seeds(found: Found) -> str:
         for title, entry in members.items():
             found_here = of(entry)
             if len(found_here) > len(SEEDS):
-                behind = "" if group == TOLD or own.equals(found_here) else apart(own, found_here)
+                behind = "" if group == REPORTED or own.equals(found_here) else apart(own, found_here)
                 over = "" if title == "FedENS" else apart(found_here, baseline)
                 extremes = f"{found_here.min():.1f} | {found_here.max():.1f}"
                 rows.append(f"| {title} | {spread(found_here)} | {extremes} | {over} | {behind} |")
@@ -129,29 +128,28 @@ def over_fedens(found: Found, *, data: str) -> str:
         for alpha in alphas:
             own = _accuracies(found, data, alpha, entry)
             plain = _accuracies(found, data, alpha, baseline, beside=entry)
-            told = f"{paper[alpha][title] - paper[alpha]['FedENS']:+.1f}" if title in paper[alpha] else ""
-            cells += [spread((own - plain).dropna(), "+"), told]
+            printed = f"{paper[alpha][title] - paper[alpha]['FedENS']:+.1f}" if title in paper[alpha] else ""
+            cells += [spread((own - plain).dropna(), "+"), printed]
         if title != "FedENS" and any(cells):
-            lines.append(f"| {_marked(title, found, data, entry)} | {' | '.join(cells)} |")
+            lines.append(f"| {title} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def curves(found: Found, *, data: str) -> str:
     """Return the students' accuracies over the server epochs, a row per run of at least fifty.
 
-    A run that was stopped is left out where the same method has ended on the same partition.
+    A method has one curve on a partition: of a run that has ended if there is one, and on the tables' clients if it can.
     """
     long = [row for row in found["rows"] if row["data"] == data and row.get("curve") and row["curve"][-1][0] >= 50]
-    ended = {_stage_of(row) for row in long if row["accuracy"]}
-    rows = [row for row in long if row["accuracy"] or _stage_of(row) not in ended]
+    worst_first = sorted(long, key=lambda row: (bool(row["accuracy"]), not row["name"].endswith(OTHERS)))
+    rows = {_stage_of(row): row for row in worst_first}
     lines = _head("", [*(f"{epoch}" for epoch in EPOCHS), "best", "last", "last epoch"])
-    for row in sorted(rows, key=lambda row: (row["name"], ALPHAS.index(row["alpha"]), row["seed"])):
-        where = ", on a GPU" if row.get("gpu_mib") else ""
+    for (name, alpha, seed), row in sorted(rows.items(), key=lambda item: (item[0][0], ALPHAS.index(item[0][1]), item[0][2])):
         curve = dict(row["curve"])
         last = max(curve)
         cells = [f"{curve[epoch]:.1f}" if epoch in curve else "" for epoch in EPOCHS]
         cells += [f"{row.get('best', max(curve.values())):.1f}", f"{curve[last]:.1f}", f"{last}"]
-        lines.append(f"| {row['name']}, alpha {row['alpha']:g}, seed {row['seed']}{where} | {' | '.join(cells)} |")
+        lines.append(f"| {name}, alpha {alpha:g}, seed {seed} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -167,13 +165,19 @@ def gpu(found: Found) -> str:
     return "\n".join(lines)
 
 
-# Name of a mark in docs/results.md -> how its table is made of a file in docs/results/ of the name before the colon.
-TABLES: dict[str, Callable[[Found], str]] = {
-    **{f"published:{data}": partial(published, data=data) for data in MEASURED},
-    **{f"published:{data}, differences": partial(differences, data=data) for data in MEASURED},
-    **{f"published:{data}, over FedENS": partial(over_fedens, data=data) for data in MEASURED},
-    **{f"published:{data}, curves": partial(curves, data=data) for data in MEASURED},
-    "published:more seeds": more_seeds,
+# Name of a mark -> how its table is made of a file in docs/results/ of the name before the colon, and its page in docs/.
+TABLES: dict[str, tuple[Callable[[Found], str], str]] = {
+    **{f"published:{data}": (partial(published, data=data), f"results/{data}.md") for data in MEASURED},
+    **{
+        f"published:{data}, {name}": (partial(made, data=data), f"lab/{page}.md")
+        for data in MEASURED
+        for name, made, page in (
+            ("differences", differences, "published-schedule"),
+            ("over FedENS", over_fedens, "published-schedule"),
+            ("curves", curves, "long-server-stages"),
+        )
+    },
+    "published:more seeds": (more_seeds, "lab/ten-seeds.md"),
 }
 
 
@@ -216,27 +220,15 @@ def _clients(found: Found, data: str, alpha: float, entry: Entry) -> dict[int, s
     return {row["seed"]: clients for clients in (OTHERS, "") for row in rows if row["name"] == name + clients}
 
 
-def _marked(title: str, found: Found, data: str, entry: Entry) -> str:
-    """Return a row's title, with a dagger where some of its results are on clients of another processor."""
-    return f"{title} †" if any(OTHERS in _clients(found, data, alpha, entry).values() for alpha in ALPHAS) else title
-
-
 def _stage_of(row: Found) -> tuple[str, float, int]:
     """Return method, skew and seed of a row."""
     return row["name"].partition(OTHERS)[0], row["alpha"], row["seed"]
 
 
-def _work(found: Found, data: str, name: str) -> list[str]:
-    """Return CPU seconds, passes of an image through a member in millions, and student steps: means over the cells.
-
-    What takes no steps has its seconds alone, an ensemble that computes nothing has none, and a GPU's are left out.
-    """
-    names = (name, name + OTHERS)
-    rows = [row for row in found["rows"] if row["data"] == data and row["name"] in names and row["seed"] in SEEDS]
-    timed = [row["server_cpu_s"] for row in rows if row.get("server_cpu_s", 0) >= 0.05]
-    trained = [row for row in rows if row.get("student_steps")]
-    if not trained:
-        return [f"{fmean(timed):.1f}" if timed else "", "", ""]
-    mean = pd.DataFrame(trained)[["teacher_forward", "teacher_backward", "student_steps"]].mean()
-    passes = (mean["teacher_forward"] + mean["teacher_backward"]) / 1e6
-    return [f"{fmean(timed):.0f}" if timed else "", f"{passes:.1f}", f"{mean['student_steps']:,.0f}"]
+def _seconds(found: Found, data: str, name: str) -> str:
+    """Return the mean CPU seconds of a server stage over the cells; an ensemble that computes nothing has none."""
+    rows = [row for row in found["rows"] if row["data"] == data and row["name"] in (name, name + OTHERS)]
+    timed = [row["server_cpu_s"] for row in rows if row["seed"] in SEEDS and row.get("server_cpu_s", 0) >= 0.05]
+    if not timed:
+        return ""
+    return f"{fmean(timed):.0f}" if fmean(timed) >= 1 else f"{fmean(timed):.1f}"

@@ -1,4 +1,4 @@
-"""Draw docs/tally-images.svg from docs/results/tally_student.json: ``python tests/bench/student_plot.py``.
+"""Draw docs/lab/number-of-images.svg from docs/results/tally_student.json: ``python tests/bench/student_plot.py``.
 
 The accuracy of Tally's student over the number of different images that it learns from, at equal steps, a panel per
 data set. ``python tests/bench/student_plot.py FILE.png`` draws elsewhere.
@@ -21,7 +21,7 @@ from tally_plot import STYLE
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-PLOT = DOCS / "tally-images.svg"
+PLOT = DOCS / "lab" / "number-of-images.svg"
 LINES = {"noise": ("#9aa5b1", "x"), "spanned": ("#3566a8", "o"), "real": ("#4c8c6b", "s")}
 
 

@@ -1,6 +1,6 @@
-"""Draw docs/tally.svg from the table of docs/tally.md: ``python tests/bench/tally_plot.py``.
+"""Draw docs/lab/same-uploads.svg from the table of docs/lab/same-uploads.md: ``python tests/bench/tally_plot.py``.
 
-Accuracy of the methods that README compares, a panel per data set: the page's figures, which are read and not repeated
+Accuracy of some methods, a panel per data set: the page's figures, which are read and not repeated
 here. ``python tests/bench/tally_plot.py FILE.png`` draws elsewhere, in the format of the name.
 """
 
@@ -24,14 +24,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGE, PLOT = DOCS / "tally.md", DOCS / "tally.svg"
-HEADING = "## Against the others, on the same uploads"
+PAGE, PLOT = DOCS / "lab" / "same-uploads.md", DOCS / "lab" / "same-uploads.svg"
 ENSEMBLES = (
-    "FedENS", "IntactOFL", "IntactOFL's experts, gate on predictions", "Tally ensemble, counts read off",
+    "FedENS", "IntactOFL", "IntactOFL's experts, gate on predictions", "Tally ensemble, estimated counts",
     "Label-count ensemble", "Tally ensemble", "FENS, 20 rounds with the clients",
 )  # fmt: skip
 SHOWN = (
-    *ENSEMBLES[:4], "DENSE", "Co-Boosting", "in the spirit of FedHydra", "Tally, counts read off",
+    *ENSEMBLES[:4], "DENSE", "Co-Boosting", "Tally, estimated counts",
     *ENSEMBLES[4:6], "Tally", ENSEMBLES[6],
 )  # fmt: skip
 # Text stays text, which is small; ids and dates are the same in every run.
@@ -53,9 +52,9 @@ class Cell:
     text: str
 
 
-def table_of(page: str, heading: str = HEADING) -> tuple[list[str], dict[str, list[str]]]:
-    """Return the data sets of the first table under a heading, and name -> its cells as texts, CPU seconds last."""
-    lines = page.partition(f"\n{heading}\n")[2].partition("\n## ")[0].splitlines()
+def table_of(page: str) -> tuple[list[str], dict[str, list[str]]]:
+    """Return the data sets of a page's first table, and name -> its cells as texts, CPU seconds last."""
+    lines = page.splitlines()
     first = takewhile(lambda line: line.startswith("|"), dropwhile(lambda line: not line.startswith("|"), lines))
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in first]
     return rows[0][1:-1], {row[0].strip("*"): row[1:] for row in rows[2:]}

@@ -121,10 +121,10 @@ def long_schedules(found: Found) -> str:
 
 
 TABLES = {
-    "two_classes:few": (few_classes, "tally.md"),
-    "two_classes:more": (more_classes, "tally.md"),
-    "gate_attacks": (gate_attacks, "tally.md"),
-    "student_attacks": (student_attacks, "tally.md"),
-    "long_schedules": (long_schedules, "tally.md"),
-    "gatekeeper-fresh": (gatekeeper, "uploads.md"),
+    "two_classes:few": (few_classes, "lab/two-classes.md"),
+    "two_classes:more": (more_classes, "lab/two-classes.md"),
+    "gate_attacks": (gate_attacks, "lab/crafted-updates.md"),
+    "student_attacks": (student_attacks, "lab/attacks-on-students.md"),
+    "long_schedules": (long_schedules, "lab/longer-schedules.md"),
+    "gatekeeper-fresh": (gatekeeper, "lab/gatekeeper.md"),
 }

@@ -20,7 +20,7 @@ CONF = sorted((ROOT / "conf").glob("*.toml"))
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 # Commands that a reader is given, of which nothing here is checked.
 PLAIN = {"cd", "export", "python3", "source"}
-PLAIN |= {"chown", "cp", "docker", "install", "journalctl", "mkdir", "scp", "systemctl", "useradd"}
+PLAIN |= {"chown", "cp", "docker", "install", "pip", "journalctl", "mkdir", "scp", "systemctl", "useradd"}
 COMMANDS = {"oneshot", "make", "flwr", "flower-superlink", "flower-supernode", "python", *PLAIN}
 
 

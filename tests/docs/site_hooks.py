@@ -87,11 +87,12 @@ def site_links(text: str, source: Path, page: str) -> str:
 
 
 def on_config(config: Any) -> Any:
-    """Complete the navigation by the methods' pages and by the reference."""
-    methods = sorted(path.name for path in (ROOT / "docs" / "methods").glob("*.md") if path.name != "README.md")
-    for part in config.nav:
-        if "Methods" in part:
-            part["Methods"] += [f"methods/{name}" for name in methods]
+    """Complete the navigation by the pages of the methods and of the lab, and by the reference."""
+    for title, folder in (("Methods", "methods"), ("Lab", "lab")):
+        pages = sorted(path.name for path in (ROOT / "docs" / folder).glob("*.md") if path.name != "README.md")
+        for part in config.nav:
+            if title in part:
+                part[title] += [f"{folder}/{name}" for name in pages]
     config.nav.append({"Reference": list(rooms())})
     return config
 

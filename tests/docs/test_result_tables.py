@@ -33,7 +33,7 @@ def test_the_page_has_the_rivals_figures_and_their_differences(monkeypatch: pyte
     monkeypatch.syspath_prepend(str(BENCH))
     rivals = runpy.run_path(str(BENCH / "rivals.py"))
     rows = read_json(ROOT / "docs" / "results" / "rivals.json")["rows"]
-    page = (ROOT / "docs" / "tally.md").read_text()
+    page = (ROOT / "docs" / "lab" / "same-uploads.md").read_text()
     assert len(rows) == 3 * sum(len(rivals["names"](data)) for data in rivals["DATA"])
     assert [line for line in rivals["table"](rows).splitlines() if line not in page] == []
     assert rivals["differences"](rows) in page
@@ -52,7 +52,7 @@ def test_what_a_method_has_over_fedens_is_paired_by_seed_and_stands_beside_the_p
 
     # The paper's DENSE has 87.8, and its FedENS 88.2.
     assert "| DENSE | +2.0 ± 1.0 | -0.4 |" in table
-    assert "| Tally, counts read off, images in the spans | +15.0* |  |" in table
+    assert "| Tally, estimated counts, images in the update spans | +15.0* |  |" in table
     assert not any(line.startswith("| FedENS") for line in table)
 
 
@@ -64,14 +64,23 @@ def test_a_seed_without_a_result_on_the_tables_clients_has_that_on_other_clients
     rows += [row(f"dense{others}", 0, DENSE=10.0), row(f"dense{others}", 1, DENSE=83.0)]
     found = {"rows": [{**each, "server_cpu_s": 0.02} for each in rows]}
 
-    assert "| DENSE † | +2.0* | -0.4 |" in RUNS["over_fedens"](found, data="mnist").splitlines()
-    assert "| DENSE † | 87.0* | 87.8 |  |  |  |" in RUNS["published"](found, data="mnist").splitlines()
-    assert "| FedENS | 90.0 ± 0.0 | 88.2 |  |  |  |" in RUNS["published"](found, data="mnist").splitlines()
+    assert "| DENSE | +2.0* | -0.4 |" in RUNS["over_fedens"](found, data="mnist").splitlines()
+    assert "| DENSE | 87.0* | 87.8 |  |" in RUNS["published"](found, data="mnist").splitlines()
+    assert "| FedENS | 90.0 ± 0.0 | 88.2 |  |" in RUNS["published"](found, data="mnist").splitlines()
     assert "| FedENS | +7.0* (1 of 1) |" in RUNS["differences"](found, data="mnist").splitlines()
 
 
-def test_a_stopped_curve_is_left_out_where_the_method_has_ended_on_the_same_partition() -> None:
+def test_a_partition_has_one_curve_that_of_the_run_which_ended_on_the_tables_clients() -> None:
     stopped = [{**row("dense", seed), "curve": [[50, 1.0]]} for seed in (0, 1)]
     ended = {**row(f"dense{RUNS['OTHERS']}", 0, DENSE=2.0), "curve": [[50, 1.0], [500, 2.0]]}
-    names = [line.split(" |")[0] for line in RUNS["curves"]({"rows": [*stopped, ended]}, data="mnist").splitlines()]
-    assert names[2:] == ["| dense, alpha 0.1, seed 1", "| dense, clients of another processor, alpha 0.1, seed 0"]
+    other = {**row(f"intactofl{RUNS['OTHERS']}", 0, IntactOFL=3.0), "curve": [[200, 3.0]]}
+    tables = {**row("intactofl", 0, IntactOFL=4.0), "curve": [[200, 4.0]]}
+
+    table = RUNS["curves"]({"rows": [*stopped, ended, tables, other]}, data="mnist").splitlines()
+
+    rows = {line.split(" |")[0].strip("| "): line.split("|")[-3].strip() for line in table[2:]}
+    assert rows == {
+        "dense, alpha 0.1, seed 0": "2.0",
+        "dense, alpha 0.1, seed 1": "1.0",
+        "intactofl, alpha 0.1, seed 0": "4.0",
+    }

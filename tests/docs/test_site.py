@@ -22,7 +22,7 @@ from site_hooks import OUTSIDE, ROOT, rooms, site_links
         ("docs/methods/fens.md", "methods/fens.md", "[a](../running.md)", "[a](../running.md)"),
         ("docs/methods/fens.md", "methods/fens.md", "[a](../../SECURITY.md)", "[a](../security.md)"),
         ("docs/running.md", "running.md", "[a](../conf/short.toml) [b](https://x.y)", "a [b](https://x.y)"),
-        ("docs/running.md", "running.md", "[a](#here) ![p](tally.svg)", "[a](#here) ![p](tally.svg)"),
+        ("docs/running.md", "running.md", "[a](#here) ![p](plot.svg)", "[a](#here) ![p](plot.svg)"),
         ("docs/running.md", "running.md", "```\n[a](../conf/short.toml)\n```", "```\n[a](../conf/short.toml)\n```"),
     ],
 )
@@ -32,7 +32,8 @@ def test_links_lead_to_pages_of_the_site_or_become_texts(source: str, page: str,
 
 def test_every_page_has_its_place_in_the_navigation() -> None:
     navigation = (ROOT / "mkdocs.yml").read_text()
-    pages = [path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").glob("*.md")]
+    folders = (ROOT / "docs", ROOT / "docs" / "results")
+    pages = [path.relative_to(ROOT / "docs").as_posix() for folder in folders for path in folder.glob("*.md")]
 
     assert [page for page in [*pages, *OUTSIDE.values()] if f": {page}\n" not in navigation] == []
 
