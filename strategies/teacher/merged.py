@@ -23,7 +23,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-AVERAGED = 0.6  # a; chosen with the form of G_k on the selection half of the test images, see docs/lab/published-schedule.md
+AVERAGED = (
+    0.6  # a; chosen with the form of G_k on the selection half of the test images, see docs/lab/published-schedule.md
+)
 MOST_INPUTS = 4096  # of a merged layer: a matrix of their square is inverted
 ALIKE = 0.2  # least cosine of a layer's weights with those it started from; of two independent starts it is near 0
 State = dict[str, Tensor]

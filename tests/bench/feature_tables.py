@@ -203,7 +203,7 @@ def numbers_of_images(found: dict[str, Any]) -> str:
 
 
 def methods(found: dict[str, Any], *, data: str, heads: Sequence[str]) -> str:
-    """Return a row per method with its accuracy on a data set, ten clients at alpha 0.1, and a group for each assumption.
+    """Return a row per method, ten clients at alpha 0.1, and a group for each assumption.
 
     Args:
         found: The results of tests/bench/rivals.py.

@@ -1,4 +1,4 @@
-"""The tables of docs/results and docs/lab that tests/bench/feature_tables.py makes from stored results of whole runs."""
+"""Tables of docs/results and docs/lab, which tests/bench/feature_tables.py makes from stored results of whole runs."""
 
 from __future__ import annotations
 
@@ -138,13 +138,15 @@ def over_fedens(found: Found, *, data: str) -> str:
 def curves(found: Found, *, data: str) -> str:
     """Return the students' accuracies over the server epochs, a row per run of at least fifty.
 
-    A method has one curve on a partition: of a run that has ended if there is one, and on the tables' clients if it can.
+    A method has one curve on a partition: of a run that has ended if there is one, and on the tables' clients if any.
     """
     long = [row for row in found["rows"] if row["data"] == data and row.get("curve") and row["curve"][-1][0] >= 50]
     worst_first = sorted(long, key=lambda row: (bool(row["accuracy"]), not row["name"].endswith(OTHERS)))
     rows = {_stage_of(row): row for row in worst_first}
     lines = _head("", [*(f"{epoch}" for epoch in EPOCHS), "best", "last", "last epoch"])
-    for (name, alpha, seed), row in sorted(rows.items(), key=lambda item: (item[0][0], ALPHAS.index(item[0][1]), item[0][2])):
+    for (name, alpha, seed), row in sorted(
+        rows.items(), key=lambda item: (item[0][0], ALPHAS.index(item[0][1]), item[0][2])
+    ):
         curve = dict(row["curve"])
         last = max(curve)
         cells = [f"{curve[epoch]:.1f}" if epoch in curve else "" for epoch in EPOCHS]
@@ -165,7 +167,7 @@ def gpu(found: Found) -> str:
     return "\n".join(lines)
 
 
-# Name of a mark -> how its table is made of a file in docs/results/ of the name before the colon, and its page in docs/.
+# Name of a mark -> how its table is made of the file in docs/results/ before the colon, and its page in docs/.
 TABLES: dict[str, tuple[Callable[[Found], str], str]] = {
     **{f"published:{data}": (partial(published, data=data), f"results/{data}.md") for data in MEASURED},
     **{

@@ -28,6 +28,7 @@ from server_app import cli
 from server_app.export.programs import write_programs
 from server_app.export.stored_models import Begun, StoredModels
 from server_app.launch import arguments
+from server_app.launch.result import print_result
 from server_app.settings.choices import CHOICES
 from server_app.settings.read import known_options, read_settings
 from server_app.settings.text import merge_settings
@@ -41,7 +42,8 @@ from strategies.uploads.checks import Signatures
 README, DOCS = ROOT / "README.md", ROOT / "docs"
 RUNNING, RUN_FOLDER, PLUG_IN = DOCS / "running.md", DOCS / "run-folder.md", DOCS / "plug-in.md"
 KINDS = {o.key: o.kind for o in known_options()}
-WITH_CODE = [page for page in PAGES if blocks(page, "python")]
+# The code of docs/getting-started.md stands between its commands, as tests/docs/test_walkthrough.py runs it.
+WITH_CODE = [page for page in PAGES if blocks(page, "python") and page.name != "getting-started.md"]
 # Files of the examples, which a reader would write.
 EXAMPLES = {"strategies/methods/trimmed_mean.py", "strategies/methods/disagreement.py"}
 MERGED = 'merge(models, "tally",'
@@ -81,11 +83,25 @@ def test_python_blocks_run_in_order(
             assert names[key](torch.zeros(shape)).shape == (2, 10)
 
 
-def test_readme_s_first_code_merges_models_in_ten_lines() -> None:
-    first = blocks(README, "python", "console", "diff")[0]
+def test_readme_merges_models_in_ten_lines() -> None:
+    [code] = blocks(README, "python")
 
-    assert MERGED in first
-    assert len([line for line in first.splitlines() if line.strip()]) <= 10
+    assert MERGED in code
+    assert len([line for line in code.splitlines() if line.strip()]) <= 10
+
+
+def test_readme_shows_the_table_as_the_command_prints_it(capsys: pytest.CaptureFixture[str]) -> None:
+    [shown] = blocks(README, "text")
+    alone = (72.4, 63.2, 64.8, 67.4, 57.2)
+    together = {"FedAvg (one shot)": ("baseline", 64.8), "FedENS": ("ensemble", 83.6)}
+    together |= {"Tally ensemble": ("ensemble", 88.6), "Tally": ("student", 88.0)}
+    table = [{"name": f"client-{k:03}", "kind": "client", "accuracy": value} for k, value in enumerate(alone)]
+    table += [{"name": name, "kind": kind, "accuracy": value} for name, (kind, value) in together.items()]
+    facts = {"method": "tally", "seed": 0, "uploads": 5, "refused": 0, "refusals": [], "seconds": {}, "run_dir": ""}
+
+    print_result({**facts, "table": table, "mib_up_per_client": 0.2, "mib_down_per_client": 0.0}, "text")
+
+    assert capsys.readouterr().out.startswith(shown)
 
 
 @pytest.mark.slow
@@ -321,7 +337,7 @@ def test_paths_that_are_named_exist(page: Path) -> None:
 @pytest.mark.slow
 def test_run_replay_and_resume_match_the_pages(tmp_path: Path) -> None:
     shown = [*blocks(README, "console"), *blocks(RUNNING, "console")]
-    assert any(".venv/bin/oneshot run\n" in block for block in shown)
+    assert "oneshot run\n" in shown
     replayed = "oneshot replay $RUN --method label-count-ensemble"
     assert any(replayed in block for block in shown)
     assert any(block.strip() == "oneshot resume $RUN" for block in shown)
