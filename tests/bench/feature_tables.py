@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -225,7 +225,7 @@ def methods(found: dict[str, Any], *, data: str, heads: Sequence[str]) -> str:
 
 
 # File of docs/results/, and the name of one of its tables if it has several -> how it is made, and its page.
-TABLES = {
+TABLES: dict[str, tuple[Callable[[Any], str], str]] = {
     "features:exact": (exact, "lab/backbone-partitions.md"),
     "features:fit": (fit, "lab/backbone-or-training.md"),
     "features:upload": (upload, "lab/backbone-partitions.md"),
