@@ -18,7 +18,6 @@ from fl_app.node_config import client_name, is_deployed, node_facts, node_policy
 from fl_app.project import FAILURES
 from strategies.client import TORN, already_held, answered, failure, read_arrays, upload_facts
 from strategies.core.errors import OneShotError
-from strategies.core.offline import enforce
 
 if TYPE_CHECKING:
     import torch
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
     from client_app.keeping import Trained
     from fl_app.config import AppConfig
     from fl_app.node_policy import NodePolicy
-
-enforce()  # in a deployment, this is the first code of ours in the process
 
 
 def without_its_text(msg: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:

@@ -26,7 +26,6 @@ from server_app.settings.read import Settings, read_settings, scaled_line
 from server_app.settings.settled import check_adopted, check_same_run
 from strategies.core.durable import store_errors
 from strategies.core.errors import ComputeError, OneShotError, StoreError
-from strategies.core.offline import enforce
 from strategies.core.processor import subnormals_as_zero
 from strategies.flower.run import say
 from strategies.run.run_folder import RunFolder
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
     from strategies.flower.one_shot import OneShot
     from strategies.flower.rounds.iterative import Iterative
 
-enforce()  # in a deployment, this is the first code of ours in the process
 app = ServerApp()
 
 

@@ -15,22 +15,21 @@ from server_app.export.command import export
 from server_app.launch.arguments import (
     ChangesOption,
     ClientsOption,
-    Foreign,
+    EvaluateOption,
     FormatOption,
+    ModelOption,
+    OfflineOption,
     RunsArgument,
     SettingsOption,
     StateArgument,
     TableOption,
     UploadsArgument,
-    is_dry,
     run_word,
     settings_of,
-    with_dry_run,
-    with_foreign,
-    with_offline,
 )
 from server_app.launch.console import Format, errors, say
 from server_app.launch.runs import print_runs
+from strategies.core.offline import switch_on
 from strategies.run import check_run_folder, runs_folder
 
 RUN = "Run"  # the panels of help
@@ -64,8 +63,6 @@ def about(
 
 
 @cli.command(rich_help_panel=RUN)
-@with_offline
-@with_dry_run
 def run(
     app: Annotated[Path | None, typer.Argument(help="the app's folder; default: here, else the installed one")] = None,
     *,
@@ -74,25 +71,30 @@ def run(
     seed: Annotated[int | None, typer.Option(help="seed, as the setting seed")] = None,
     num_supernodes: ClientsOption = None,
     resume: Annotated[Path | None, typer.Option(help="run folder of an interrupted run")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="print the settings, the bytes per client and the time; start nothing")
+    ] = False,
+    offline: OfflineOption = False,
     format: FormatOption = "text",  # noqa: A002  the name of the flag
 ) -> None:
     """Run the app in simulation and print the result; exit status 0 only if the run succeeded."""
+    if offline:
+        switch_on()
     with errors(format) as failing:
         given = settings_of(settings, method=method, seed=seed, resume=None if resume is None else str(resume))
         if resume is not None:
             check_run_folder(resume)
         from server_app.launch.run_command import app_folder, launch_run, planned
 
-        if is_dry():
-            from server_app.launch.dry_run import dry_run
+        if dry_run:
+            from server_app.launch.dry_run import print_plan
 
-            dry_run(*planned(given, num_supernodes), format)
+            print_plan(*planned(given, num_supernodes), format)
             return
         launch_run(app_folder(app), *planned(given, num_supernodes), failing)
 
 
 @cli.command(name="resume", rich_help_panel=RUN)
-@with_offline
 def resume_run(
     folder: Annotated[
         Path,
@@ -101,9 +103,12 @@ def resume_run(
         ),
     ],
     *,
+    offline: OfflineOption = False,
     format: FormatOption = "text",  # noqa: A002
 ) -> None:
     """Resume an interrupted run with its original settings; for a finished run, print its result."""
+    if offline:
+        switch_on()
     with errors(format) as failing:
         check_run_folder(folder)
         from server_app.launch.run_command import app_folder, launch_run, resumed_supernodes, stored_settings
@@ -114,8 +119,6 @@ def resume_run(
 
 
 @cli.command(rich_help_panel=REUSE)
-@with_offline
-@with_foreign
 def replay(
     folder: UploadsArgument,
     *,
@@ -123,10 +126,14 @@ def replay(
     changes: ChangesOption = None,
     resume: Annotated[Path | None, typer.Option(help="folder of an interrupted replay")] = None,
     compute: Annotated[Literal["in-process", "ray"], typer.Option(help="where the server stage runs")] = "in-process",
-    foreign: Foreign,
+    model: ModelOption = "",
+    evaluate: EvaluateOption = "",
+    offline: OfflineOption = False,
     format: FormatOption = "text",  # noqa: A002
 ) -> None:
     """Run any server method on the stored uploads of a run, without Flower and without clients."""
+    if offline:
+        switch_on()
     with errors(format):
         overrides = settings_of(changes, method=method or None)
         method = str(overrides.pop("method", ""))
@@ -135,13 +142,11 @@ def replay(
         from server_app.replay.request import Request
         from server_app.replay.stored import replay_run
 
-        request = Request(folder, method, overrides, resume=resume, compute=compute, **vars(foreign))
+        request = Request(folder, method, overrides, resume=resume, compute=compute, model=model, evaluate=evaluate)
         print_result(replay_run(request, log=lambda line: say(line, format)), format)
 
 
 @cli.command(rich_help_panel=REUSE)
-@with_offline
-@with_foreign
 def compare(
     runs: Annotated[
         list[Path],
@@ -160,10 +165,14 @@ def compare(
     out: Annotated[
         Path | None, typer.Option(help="the comparison's folder; an interrupted comparison resumes there")
     ] = None,
-    foreign: Foreign,
+    model: ModelOption = "",
+    evaluate: EvaluateOption = "",
+    offline: OfflineOption = False,
     format: TableOption = "text",  # noqa: A002
 ) -> None:
     """Run several server methods on the same stored uploads and print one table."""
+    if offline:
+        switch_on()
     shown: Format = "text" if format == "text" else "json"  # every other format prints only the table
     with errors("json" if format == "json" else "text"):
         from server_app.settings.catalogue import catalogue
@@ -175,7 +184,7 @@ def compare(
         from server_app.compare.comparison import Comparison, compare_runs
         from server_app.compare.table import print_comparison
 
-        asked = Comparison(tuple(runs), methods, seeds, overrides, out=out, **vars(foreign))
+        asked = Comparison(tuple(runs), methods, seeds, overrides, out=out, model=model, evaluate=evaluate)
         comparison = compare_runs(asked, log=lambda line: say(line, shown))
         print_comparison(comparison, format)
     if "error" in comparison:
@@ -213,15 +222,17 @@ def rounds(
 
 
 @cli.command(rich_help_panel=REUSE)
-@with_offline
 def forget(
     folder: UploadsArgument,
     *,
     client: Annotated[list[str], typer.Option(help="client whose upload is left out; repeatable")],
     changes: ChangesOption = None,
+    offline: OfflineOption = False,
     format: FormatOption = "text",  # noqa: A002
 ) -> None:
     """Unlearn a client: run the server's part again with the uploads of the other clients only."""
+    if offline:
+        switch_on()
     with errors(format) as failing:
         changed = settings_of(changes)
         check_run_folder(folder)
@@ -235,7 +246,6 @@ def forget(
 
 
 @cli.command(name="import", rich_help_panel=REUSE)
-@with_offline
 def import_folder(
     folder: Annotated[Path, typer.Argument(help="folder of checkpoints: .safetensors, .pt, .pth, .bin")],
     *,
@@ -244,9 +254,12 @@ def import_folder(
     settings: SettingsOption = None,
     out: Annotated[Path | None, typer.Option(help="the new run folder; default: one in the usual place")] = None,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="skip refused files")] = False,
+    offline: OfflineOption = False,
     format: FormatOption = "text",  # noqa: A002
 ) -> None:
     """Store a folder of checkpoints from elsewhere as the uploads of a new run folder, for replay."""
+    if offline:
+        switch_on()
     with errors(format):
         given = settings_of(settings)
         from server_app.replay.imports import Request, import_checkpoints, import_lines

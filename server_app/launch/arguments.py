@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Callable, Mapping
-from contextvars import ContextVar
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -56,6 +52,20 @@ StateArgument = Annotated[
 TableOption = Annotated[TableFormat, typer.Option("--format", help="format of the output")]
 
 
+OfflineOption = Annotated[
+    bool,
+    typer.Option(
+        "--offline",
+        envvar=offline.VARIABLE,
+        help="download nothing and connect to nobody beyond this machine and $NO_PROXY, in every process",
+    ),
+]
+ModelOption = Annotated[str, typer.Option(help="module:attribute that builds the models of a foreign run")]
+EvaluateOption = Annotated[
+    str, typer.Option(help="module:attribute that returns a model's accuracy in %, to score a foreign run")
+]
+
+
 def run_word(word: str) -> Path:
     """Return the folder that a word on the command line names.
 
@@ -74,39 +84,6 @@ UploadsArgument = Annotated[
         parser=run_word, metavar="RUN", help="run folder that holds the uploads; by path, by name, or latest"
     ),
 ]
-
-
-@dataclass(frozen=True)
-class Foreign:
-    """The code of another project, for its runs: its models' builder, and the function that scores a model."""
-
-    model: str = ""
-    evaluate: str = ""
-
-
-_FOREIGN = {
-    "model": "module:attribute that builds the models of a foreign run",
-    "evaluate": "module:attribute that returns a model's accuracy in %, to score a foreign run",
-}
-
-
-def with_foreign(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command that takes ``foreign`` the options ``--model`` and ``--evaluate`` in its place."""
-
-    @functools.wraps(command)
-    def joined(*args: Any, model: str = "", evaluate: str = "", **given: Any) -> None:
-        command(*args, foreign=Foreign(model, evaluate), **given)
-
-    own = [each for each in inspect.signature(command, eval_str=True).parameters.values() if each.name != "foreign"]
-    added = [
-        inspect.Parameter(
-            name, inspect.Parameter.KEYWORD_ONLY, default="", annotation=Annotated[str, typer.Option(help=words)]
-        )
-        for name, words in _FOREIGN.items()
-    ]
-    joined.__signature__ = inspect.Signature([*own, *added])  # type: ignore[attr-defined]
-    joined.__annotations__ = {each.name: each.annotation for each in (*own, *added)}
-    return joined
 
 
 def settings_of(texts: list[str] | None, **more: Scalar | None) -> dict[str, Scalar]:
@@ -129,75 +106,6 @@ def settings_of(texts: list[str] | None, **more: Scalar | None) -> dict[str, Sca
 
 
 # ``--offline``, the same option for every command that may use a network.
-
-
-_OFFLINE_OPTION = Annotated[
-    bool,
-    typer.Option(
-        "--offline",
-        envvar=offline.VARIABLE,
-        help="refuse connections beyond this machine and $RAY_ADDRESS, in every process that this starts",
-    ),
-]
-
-
-def with_offline(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command of the command line the option ``--offline``, which takes effect before the command begins."""
-    return with_flag(command, "offline", _OFFLINE_OPTION, lambda asked: _switch_on() if asked else None)
-
-
-def with_flag(
-    command: Callable[..., None], name: str, annotation: Any, act: Callable[[bool], None]
-) -> Callable[..., None]:
-    """Give a command a further flag.
-
-    Args:
-        command: The command.
-        name: The flag's parameter, which the command itself does not get.
-        annotation: The option.
-        act: Called with the flag before the command begins.
-    """
-
-    @functools.wraps(command)
-    def switched(*args: Any, **given: Any) -> None:
-        act(bool(given.pop(name, False)))
-        command(*args, **given)
-
-    own = inspect.signature(command, eval_str=True)
-    added = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=annotation)
-    switched.__signature__ = own.replace(parameters=[*own.parameters.values(), added])  # type: ignore[attr-defined]
-    switched.__annotations__ = {each.name: each.annotation for each in (*own.parameters.values(), added)}
-    return switched
-
-
-def _switch_on() -> None:
-    try:
-        offline.switch_on()
-    except OptionError as error:
-        raise typer.BadParameter(str(error)) from error
-
-
-# ``--dry-run``: the run is checked and told, and nothing starts.
-
-
-_ASKED: ContextVar[bool] = ContextVar("dry-run", default=False)
-_DRY_RUN_OPTION = Annotated[
-    bool, typer.Option("--dry-run", help="print the settings, the bytes per client and the time; start nothing")
-]
-
-
-def with_dry_run(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the option ``--dry-run``, which :func:`is_dry` tells."""
-    return with_flag(command, "dry_run", _DRY_RUN_OPTION, _note)
-
-
-def _note(asked: bool) -> None:
-    _ASKED.set(asked)
-
-
-def is_dry() -> bool:
-    """Return whether the command under way was called with ``--dry-run``."""
-    return _ASKED.get()
 
 
 # The methods as the command line lists them: grouped by their assumptions, or one by one with their options.

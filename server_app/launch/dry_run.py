@@ -24,7 +24,7 @@ from strategies.run.journal import duration
 from strategies.run.traffic import MIB
 
 
-def dry_run(given: Mapping[str, Scalar], num_supernodes: int, format: Format) -> None:  # noqa: A002
+def print_plan(given: Mapping[str, Scalar], num_supernodes: int, format: Format) -> None:  # noqa: A002
     """Check a run as before its start, and print what it would do.
 
     Raises:

@@ -41,7 +41,6 @@ from strategies.run.stage import all_cores
 # The environment of the processes of one simulated run, and the GPUs of its clients.
 
 
-REFUSALS = "refused.log"  # in the run's folder: connections refused because the run is offline
 _PATHS = (
     "ONESHOT_DATA",
     "ONESHOT_CLIENT_STATE",
@@ -82,10 +81,9 @@ def run_environment(folder: Path, token: str) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",  # log lines arrive at once
         "PYTHONIOENCODING": "utf-8",  # as they are read
         "PYTHONWARNINGS": ",".join(filter(None, [given.get("PYTHONWARNINGS"), "ignore:Tip:FutureWarning"])),
-        **{key: ",".join(filter(None, [given.get(key), "127.0.0.1,localhost"])) for key in ("NO_PROXY", "no_proxy")},
+        **offline.without_proxy(given),
         "PATH": os.pathsep.join([sysconfig.get_path("scripts"), given.get("PATH", os.defpath)]),
         **offline.environment(given),
-        offline.LOG_VARIABLE: str(folder / REFUSALS),
         TOKEN_KEY: token,
     }
 
@@ -163,7 +161,7 @@ def launch(
     echo(STARTING)
     with sigterm_as_interrupt(), _collected() as started:
         try:
-            with guarded() as (folder, token), _told_refusals(folder / REFUSALS, echo):
+            with guarded() as (folder, token):
                 runtime = _Runtime(folder, run_environment(folder, token), started)
                 superlink = _start_superlink(runtime)
                 run_id = _submit(runtime, app_dir, settings, num_supernodes)
@@ -340,14 +338,6 @@ def _is_shipped(path: Path) -> bool:
 
 def _last_line(text: str) -> str:
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "no output")
-
-
-@contextlib.contextmanager
-def _told_refusals(log: Path, echo: Callable[[str], None]) -> Iterator[None]:
-    """Echo the refused connections at the end, because the refused process may have logged nothing."""
-    yield
-    for line in offline.refusals(log):
-        echo(line)
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import signal
 import socket
 import threading
@@ -39,10 +40,13 @@ def start_ray(ray: Any, cluster: str) -> None:
     try:
         with _undisturbed():
             if cluster:
-                offline.allow(cluster)
                 _reach(cluster)
                 code = Path(__file__).parents[LIBRARY.count(".") + 1]
-                there = {"py_modules": [str(code)], "excludes": ["__pycache__"], "env_vars": offline.for_cluster()}
+                there = {
+                    "py_modules": [str(code)],
+                    "excludes": ["__pycache__"],
+                    "env_vars": offline.environment(os.environ),
+                }
                 ray.init(address=cluster, runtime_env=there, **quiet)
             else:
                 with _loopback(ray):

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.errors import OneShotError
 from ..core.gpu import resolve_device
-from ..core.offline import enforce
 from ..core.processor import subnormals_as_zero
 from ..method import Upload
 from .task import unpack
@@ -21,10 +20,9 @@ if TYPE_CHECKING:
 
 
 class ShardWorker:
-    """Some members of an ensemble, replaced at every load; off the network if the driver is."""
+    """Some members of an ensemble, replaced at every load."""
 
     def __init__(self) -> None:
-        enforce()
         self._held: HeldShard | None = None
 
     def begin(

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from ..core import errors
 from ..core.errors import ComputeError, OneShotError, UploadError
-from ..core.offline import enforce
 from ..method import Part, Snapshot, Upload
 from .in_process import InProcess
 from .task import Task, pack, unpack
@@ -159,7 +158,6 @@ class Worker:
     def __init__(
         self, connect: Callable[[Any], Any] = lambda shard: shard, share: Callable[[Any], Any] = lambda array: array
     ) -> None:
-        enforce()
         self._outbox = Outbox()
         self._shards = AskedShards(self._ask, connect, share)
         self._told: queue.SimpleQueue[Any] = queue.SimpleQueue()

@@ -1,1 +1,1 @@
-"""The foundation, which imports no sibling folder: errors, options, seeds, memory, protocols, the offline guard."""
+"""The foundation, which imports no sibling folder: errors, options, seeds, memory, protocols, ``--offline``."""

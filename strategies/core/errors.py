@@ -86,7 +86,3 @@ class ComputeError(OneShotError):
 
 class DataError(OneShotError):
     """A data set is absent or cannot be divided as requested; the message names the remedy."""
-
-
-class OfflineError(OneShotError, OSError):
-    """A connection or a name lookup was refused because the process must stay offline; the message names its target."""

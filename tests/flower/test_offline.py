@@ -1,4 +1,4 @@
-"""A whole run of own code where no other machine answers, what it listens on meanwhile, and one that wants out."""
+"""A whole run of own code where no other machine answers: where it listens meanwhile, and that it sends nothing out."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from server_app.launch.superlink import FOLDER_VARIABLE, launch
+from server_app.launch.superlink import FOLDER_VARIABLE
 from strategies.core import offline
 
 pytestmark = pytest.mark.slow
@@ -23,49 +23,6 @@ SETTINGS = (
     "model.name=own_task:Net data.name=own_task:load data.law=domains client.epochs=2 tally.epochs=1 tally.images=64 "
     "threads=1"
 )
-PYPROJECT = """
-[project]
-name = "curious-app"
-version = "1.0.0"
-description = "Wants out."
-license = "Apache-2.0"
-dependencies = []
-[tool.flwr.app]
-publisher = "probe"
-[tool.flwr.app.components]
-serverapp = "curious_app:server"
-clientapp = "curious_app:client"
-[tool.flwr.app.config]
-"""
-# A client that keeps quiet about it, and a server that does not.
-APP = """
-import time, urllib.error, urllib.request
-from flwr.app import ConfigRecord, Message, RecordDict
-from flwr.clientapp import ClientApp
-from flwr.serverapp import ServerApp
-
-server = ServerApp()
-client = ClientApp()
-
-@client.query()
-def answer(message, context):
-    try:
-        urllib.request.urlopen("http://192.0.2.7:8088/", timeout=2)
-    except urllib.error.URLError:
-        pass
-    return Message(RecordDict({"facts": ConfigRecord({"said": "nothing"})}), reply_to=message)
-
-@server.main()
-def main(grid, context):
-    while len(list(grid.get_node_ids())) < 2:
-        time.sleep(0.1)
-    nodes = list(grid.get_node_ids())
-    replies = list(grid.send_and_receive([Message(RecordDict(), dst_node_id=n, message_type="query") for n in nodes]))
-    assert not any(reply.has_error() for reply in replies)
-    urllib.request.urlopen("http://elsewhere.example/", timeout=2)
-"""
-
-
 CODE = """
 import numpy as np
 from torch import nn
@@ -112,8 +69,8 @@ def refused_networks() -> str:
     return tried.stderr.strip()
 
 
-def oneshot_run(folder: Path, *wrapped: str) -> tuple[dict[str, Any], str, set[str]]:
-    """Run the app in a folder; return its result, its log, and the addresses on which anybody listened.
+def oneshot_run(folder: Path, *wrapped: str) -> tuple[dict[str, Any], set[str], set[str]]:
+    """Run the app in a folder; return its result, the addresses on which anybody listened, and whom anybody sent to.
 
     Args:
         folder: Where the command is typed.
@@ -126,27 +83,39 @@ def oneshot_run(folder: Path, *wrapped: str) -> tuple[dict[str, Any], str, set[s
     environ |= {"ONESHOT_RUNS": str(folder / "runs"), "ONESHOT_CLIENT_STATE": str(folder / "clients")}
     with (folder / "log").open("w") as log, (folder / "result").open("w") as output:
         process = subprocess.Popen([*wrapped, *command], cwd=folder, env=environ, stdout=output, stderr=log)
-        heard: set[str] = set()
+        heard, sought = set[str](), set[str]()
         try:
             while process.poll() is None:
-                heard |= listening(process.pid)
+                if has_own_network(process.pid):
+                    heard |= listening(process.pid)
+                    sought |= neighbours(process.pid)
                 time.sleep(0.3)
         finally:
             process.terminate()
             process.wait()
-    said = (folder / "log").read_text()
-    assert process.returncode == 0, said
-    return json.loads((folder / "result").read_text().splitlines()[-1]), said, heard
+    assert process.returncode == 0, (folder / "log").read_text()
+    return json.loads((folder / "result").read_text().splitlines()[-1]), heard, sought
+
+
+def has_own_network(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/ns/net").readlink() != Path("/proc/self/ns/net").readlink()
+    except OSError:  # it has just ended
+        return False
+
+
+def neighbours(pid: int) -> set[str]:
+    """Return the machines that anybody in a process's network sought to send to: the gateway, for all beyond it."""
+    try:
+        lines = Path(f"/proc/{pid}/net/arp").read_text().splitlines()[1:]
+    except OSError:  # it has just ended
+        return set()
+    return {line.split()[0] for line in lines}
 
 
 def listening(pid: int) -> set[str]:
-    """Return the addresses on which the processes in a process's network listen; none before it has its own."""
+    """Return the addresses on which the processes in a process's network listen."""
     found: set[str] = set()
-    try:
-        if Path(f"/proc/{pid}/ns/net").readlink() == Path("/proc/self/ns/net").readlink():
-            return found
-    except OSError:
-        return found
     for kind, state in LISTEN.items():
         try:
             lines = Path(f"/proc/{pid}/net/{kind}").read_text().splitlines()[1:]
@@ -164,34 +133,19 @@ def address(written: str) -> str:
 
 
 @pytest.mark.ray
-def test_run_of_own_code_ends_where_no_other_machine_answers_and_listens_for_none(tmp_path: Path) -> None:
+def test_run_of_own_code_ends_where_no_other_machine_answers_listens_for_none_and_sends_nothing(tmp_path: Path) -> None:
     """Clients, server and Ray actor find the code of the folder of the command, too."""
     (tmp_path / "own_task.py").write_text(CODE)
     (tmp_path / "own_layers.py").write_text(LAYERS)
     lent = not refused_networks()  # or this machine lends no network of our own
     wrapped = [*IN_A_NETWORK, f'{OUTSIDE} && exec "$@"', "sh"] if lent else []
 
-    result, said, heard = oneshot_run(tmp_path, *wrapped)
+    result, heard, sought = oneshot_run(tmp_path, *wrapped)
 
     assert (result["status"], result["uploads"], result["refused"]) == ("finished", 2, 0)
     assert "own_task:Net" in (Path(result["run_dir"]) / "uploads.jsonl").read_text()
     assert Path(result["run_dir"]).stat().st_mode & 0o077 == 0
-    assert "offline:" not in said  # nothing was refused, for nothing was tried
     if lent:
         assert "127.0.0.1" in heard
         assert {each for each in heard if not ipaddress.ip_address(each).is_loopback} == set()
-
-
-@pytest.mark.ray
-def test_run_off_the_network_fails_and_names_the_program_and_the_address_of_a_connection(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "pyproject.toml").write_text(PYPROJECT)
-    (tmp_path / "curious_app.py").write_text(APP)
-    monkeypatch.setenv(offline.VARIABLE, "1")
-    lines: list[str] = []
-    launched = launch(tmp_path, settings={}, num_supernodes=2, echo=lines.append)
-    assert launched.run_status == "finished:failed", lines
-    assert "offline: looking up elsewhere.example is refused in flwr-simulation" in launched.reason
-    told = [line for line in lines if line.startswith("offline: ")]
-    assert any(line.startswith("offline: a connection to 192.0.2.7:8088 is refused in") for line in told), lines
+        assert sought == set()

@@ -50,10 +50,3 @@ def test_offline_run_whose_data_are_not_there_ends_with_the_line_that_says_where
         f"error: data set 'cifar10' is not in {tmp_path} (data.root) and downloading is switched off"
     )
     assert f"copy it to {tmp_path / 'cifar-10-batches-py'}" in line
-
-
-def test_offline_by_the_environment_with_an_address_that_is_invalid_is_a_usage_error(tmp_path: Path) -> None:
-    done = run_oneshot("resume", str(tmp_path), ONESHOT_OFFLINE="1", ONESHOT_OFFLINE_ALLOW="a:b", COLUMNS="200")
-
-    assert done.returncode == 2
-    assert "ONESHOT_OFFLINE_ALLOW names 'a:b'" in done.stderr
