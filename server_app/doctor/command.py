@@ -1,9 +1,9 @@
-"""``oneshot doctor``, ``oneshot doctor server`` and ``oneshot doctor node``."""
+"""``oneshot doctor``, ``oneshot doctor server`` and ``oneshot doctor node``: their options, and the checks of each."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +12,9 @@ import typer
 from server_app.launch.console import Format, errors
 
 if TYPE_CHECKING:
-    from server_app.doctor.findings import Check
+    from server_app.doctor.findings import Check, Finding
+    from server_app.doctor.node import NodeConfig
+    from server_app.settings.read import Settings
 
 doctor = typer.Typer(
     add_completion=False,
@@ -23,30 +25,14 @@ doctor = typer.Typer(
 _Settings = Annotated[
     list[str] | None, typer.Option("--run-config", help="settings of the planned run, as for run; repeatable")
 ]
-_Expected = Annotated[
-    Path | None, typer.Option("--expect", help="output of doctor --format json on the other machine, to compare with")
-]
-_NoRay = Annotated[bool, typer.Option("--no-ray", help="do not try Ray")]
 _Format = Annotated[Format, typer.Option("--format", help="json prints one JSON object as the last line")]
 
 
 @doctor.callback()
-def machine(
-    context: typer.Context,
-    *,
-    expect: _Expected = None,
-    no_ray: _NoRay = False,
-    format: _Format = "text",  # noqa: A002  the name of the flag
-) -> None:
+def machine(context: typer.Context, *, format: _Format = "text") -> None:  # noqa: A002  the name of the flag
     """Without a role: run the checks of every machine."""
-    if context.invoked_subcommand is not None:
-        return
-    from server_app.doctor.roles import Machine
-    from server_app.doctor.versions import read_expected
-
-    with errors(format):
-        asked = Machine("machine", None if expect is None else read_expected(expect), not no_ray)
-    _report(asked.role, [*asked.checks(), *asked.ray()], format)
+    if context.invoked_subcommand is None:
+        _report("machine", _machine_checks("machine"), format)
 
 
 @doctor.command()
@@ -58,27 +44,28 @@ def server(
         str, typer.Option(help="folder of ca.crt, server.pem, server.key; or these three files, comma-separated")
     ] = "",
     address: Annotated[str, typer.Option(help="HOST:PORT by which nodes reach this server")] = "",
-    expect: _Expected = None,
-    no_ray: _NoRay = False,
     format: _Format = "text",  # noqa: A002
 ) -> None:
     """Check the machine of the SuperLink and the server stage."""
-    from server_app.doctor.network import Address
-    from server_app.doctor.roles import Machine, Server
-    from server_app.doctor.tls import ServerFiles
-    from server_app.doctor.versions import read_expected
-    from server_app.settings.read import read_settings
+    from server_app.doctor import data, network, tls
 
     with errors(format):
-        settings = read_settings(_merged(run_config))
-        asked = Server(
-            settings,
-            clients or settings.app.min_uploads,
-            ServerFiles.of(certificates) if certificates else None,
-            Address.of(address, "--address") if address else None,
-            Machine("server", None if expect is None else read_expected(expect), not no_ray),
-        )
-    _report("server", asked.checks(), format)
+        settings = _settings(run_config)
+        files = tls.ServerFiles.of(certificates) if certificates else None
+        place = network.Address.of(address, "--address") if address else None
+    found: list[Check] = [
+        *_machine_checks("server"),
+        ("data", partial(data.server_data, settings)),
+        ("models", partial(_server_models, settings, clients or settings.app.min_uploads)),
+    ]
+    if files is None:
+        made = "--certificates FOLDER, which holds ca.crt, server.pem and server.key (deploy/make_keys.py makes them)"
+        found.append(("certificates", partial(_not_given, "certificates", made)))
+    else:
+        found.append(("certificates", partial(tls.server_certificate, files, (place.host,) if place else ())))
+    if place is not None:
+        found.append(("port", partial(network.port_free, place, files.ca if files else None)))
+    _report("server", found, format)
 
 
 @doctor.command()
@@ -89,49 +76,91 @@ def node(
     root_certificates: Annotated[Path | None, typer.Option(help="the CA's certificate, ca.crt")] = None,
     key: Annotated[Path | None, typer.Option(help="the node's private key")] = None,
     run_config: _Settings = None,
-    expect: _Expected = None,
     format: _Format = "text",  # noqa: A002
 ) -> None:
     """Check the machine of a SuperNode."""
-    from server_app.doctor.network import Address
+    from server_app.doctor import data, network, tls
     from server_app.doctor.node import NodeConfig
-    from server_app.doctor.roles import Machine, NodeMachine
-    from server_app.doctor.versions import read_expected
-    from server_app.settings.read import read_settings
 
     with errors(format):
-        asked = NodeMachine(
-            read_settings(_merged(run_config)),
-            NodeConfig.of(node_config),
-            Address.of(superlink) if superlink else None,
-            root_certificates,
-            key,
-            Machine("node", None if expect is None else read_expected(expect)),
-        )
-    _report("node", asked.checks(), format)
+        settings, own = _settings(run_config), NodeConfig.of(node_config)
+        place = network.Address.of(superlink) if superlink else None
+    found: list[Check] = [
+        *_machine_checks("node"),
+        ("node config", own.look),
+        ("data", partial(data.node_data, settings, own)),
+        ("model", partial(_node_model, settings, own)),
+    ]
+    if root_certificates is not None:
+        found.append(("root certificate", partial(tls.root_certificate, root_certificates)))
+    made = "--key NODE.key, if the SuperLink is started with --enable-supernode-auth"
+    look = partial(_not_given, "node key", made) if key is None else partial(tls.node_key, key)
+    found.append(("node key", look))
+    if place is None:
+        there = "--superlink HOST:PORT --root-certificates ca.crt"
+        found.append(("SuperLink", partial(_not_given, "SuperLink", there)))
+    else:
+        found.append(("SuperLink", partial(network.superlink, place, root_certificates)))
+    _report("node", found, format)
 
 
-def _merged(given: Sequence[str] | None) -> dict[str, bool | int | float | str]:
-    from server_app.settings.read import known_options
+def _machine_checks(role: str) -> list[Check]:
+    from server_app.doctor import versions
+
+    return [
+        ("Python", versions.python_version),
+        ("packages", versions.packages),
+        ("locked packages", versions.locked),
+        ("Flower's commands", partial(versions.flower_commands, role)),
+    ]
+
+
+def _server_models(settings: Settings, clients: int) -> Iterator[Finding]:
+    """Check the run's models, and the room for their uploads."""
+    from server_app.doctor import data, disk
+
+    model, split = settings.app.model, data.split_of(settings, ("test", "train"))
+    yield from data.architectures((*model.mix(), model.of_student()), split, settings)
+    if split is None or not (sizes := data.model_bytes(split, model.mix(), settings)):
+        return
+    uploads = sum(sizes.get(model.of_client(number), 0) for number in range(clients))
+    yield from disk.upload_limit(sizes, settings.app.max_upload_mib)
+    yield from disk.run_folder(settings.app.run_dir, uploads, max(sizes.values()))
+
+
+def _node_model(settings: Settings, own: NodeConfig) -> Iterator[Finding]:
+    """Check a node's model, its limits and budget, and the room for its files."""
+    from server_app.doctor import data, disk
+
+    split = data.split_of(settings, ("train", "test"), own.data_root(settings.app.data.root))
+    architecture = str(own.facts.get("architecture", "")) or settings.app.model.of_client(own.partition_id)
+    yield from own.refusals(settings.app, architecture)
+    yield from data.architectures((architecture,), split, settings)
+    if template := str(own.facts.get("checkpoint", "")) or settings.app.client.checkpoint:
+        yield from data.checkpoint(own.filled(template), architecture, split, settings)
+    sizes = {} if split is None else data.model_bytes(split, (architecture,), settings)
+    yield from disk.client_state(own.policy.state_dir(settings.app.client.state_dir), sizes.get(architecture, 0))
+    yield from own.budget()
+
+
+def _not_given(check: str, fix: str) -> Iterator[Finding]:
+    from server_app.doctor.findings import Finding
+
+    yield Finding("skipped", check, "not given", fix=fix)
+
+
+def _settings(given: Sequence[str] | None) -> Settings:
+    from server_app.settings.read import known_options, read_settings
     from server_app.settings.text import merge_settings, with_absolute_paths
 
-    return with_absolute_paths(merge_settings(given or [], {o.key: o.kind for o in known_options()}))
+    return read_settings(with_absolute_paths(merge_settings(given or [], {o.key: o.kind for o in known_options()})))
 
 
 def _report(role: str, checks: Sequence[Check], format: Format) -> None:  # noqa: A002
     """Run the checks, print their findings, and exit with status 1 if one is an error."""
-    from server_app.doctor.findings import has_errors, run_checks
-    from server_app.doctor.report import print_findings
-    from server_app.doctor.versions import machine_facts
+    from server_app.doctor.findings import has_errors, print_findings, run_checks
 
-    def before(name: str) -> None:
-        if sys.stderr.isatty():
-            sys.stderr.write(f"\r\x1b[Kchecking: {name}")
-            sys.stderr.flush()
-
-    findings = run_checks(checks, before)
-    if sys.stderr.isatty():
-        sys.stderr.write("\r\x1b[K")
-    print_findings(role, machine_facts(), findings, format)
+    findings = run_checks(checks)
+    print_findings(role, findings, format)
     if has_errors(findings):
         raise typer.Exit(1)

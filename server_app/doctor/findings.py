@@ -1,17 +1,23 @@
-"""Checks and their findings; no check can block or end the others."""
+"""The findings of checks, and how they are printed."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Literal
 
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from server_app.launch.console import Format
 from strategies.core.errors import OneShotError
 
-Level = Literal["ok", "warning", "error", "skipped"]
-LIMIT_S = 20.0
+Level = Literal["ok", "skipped", "warning", "error"]
+_STYLES: Mapping[Level, str] = {"ok": "green", "skipped": "dim", "warning": "yellow", "error": "bold red"}
 
 
 @dataclass(frozen=True)
@@ -19,7 +25,7 @@ class Finding:
     """The result of one check.
 
     Attributes:
-        level: ``"error"``: a run would fail or be unsafe. ``"warning"``: a run works, but slowly or not always.
+        level: ``"error"``: a run would fail or be unsafe. ``"warning"``: a run works, but not always.
             ``"skipped"``: the check could not run.
         check: The subject of the check, in a few words.
         found: The actual state, one line.
@@ -39,38 +45,17 @@ class Finding:
             object.__setattr__(self, name, " ".join(getattr(self, name).split())[:400])
 
 
-@dataclass(frozen=True)
-class Check:
-    """A check that can run.
-
-    Attributes:
-        name: Its subject, for the finding if it fails or takes too long.
-        run: Returns its findings; a OneShotError that it raises becomes a finding too.
-        limit_s: Its time limit in seconds.
-        late: The remedy if it takes longer.
-    """
-
-    name: str
-    run: Callable[[], Iterable[Finding]]
-    limit_s: float = LIMIT_S
-    late: str = "look for a disk, a mounted folder or another machine that does not answer"
+Check = tuple[str, Callable[[], Iterable[Finding]]]
 
 
-def run_checks(checks: Sequence[Check], before: Callable[[str], None] | None = None) -> list[Finding]:
-    """Run checks, one after another.
-
-    Args:
-        checks: The checks.
-        before: Called with the name of each before it runs.
-
-    Returns:
-        All findings in the order of the checks.
-    """
+def run_checks(checks: Sequence[Check]) -> list[Finding]:
+    """Run checks one after another, each a name and a function; a check that fails is an error and ends no other."""
     found: list[Finding] = []
-    for check in checks:
-        if before is not None:
-            before(check.name)
-        found += _run(check)
+    for name, check in checks:
+        try:
+            found += check()
+        except (OneShotError, OSError) as error:
+            found.append(Finding("error", name, str(error), fix="correct the reported problem, then check again"))
     return found
 
 
@@ -79,25 +64,22 @@ def has_errors(findings: Iterable[Finding]) -> bool:
     return any(finding.level == "error" for finding in findings)
 
 
-def _run(check: Check) -> list[Finding]:
-    outcome: Future[list[Finding]] = Future()
-
-    def work() -> None:
-        try:
-            outcome.set_result(list(check.run()))
-        except BaseException as error:
-            outcome.set_exception(error)
-            raise SystemExit from error  # ends this thread silently
-
-    # A daemon thread, because a hanging check must not keep the command from ending.
-    threading.Thread(target=work, daemon=True).start()
-    try:
-        failed = outcome.exception(check.limit_s)
-    except TimeoutError:
-        return [Finding("error", check.name, f"no answer within {check.limit_s:g} s", fix=check.late)]
-    if failed is None:
-        return outcome.result()
-    if isinstance(failed, OneShotError | OSError):
-        return [Finding("error", check.name, str(failed), fix="correct the reported problem, then check again")]
-    what = f"the check itself failed: {type(failed).__name__}: {failed}"
-    return [Finding("error", check.name, what, fix="report this line; it does not affect the other checks")]
+def print_findings(role: str, findings: Sequence[Finding], format: Format) -> None:  # noqa: A002
+    """Print all findings of a role; the errors come last, where a terminal shows them."""
+    if format == "json":
+        status = "failed" if has_errors(findings) else "ok"
+        facts = {"status": status, "role": role, "findings": [asdict(finding) for finding in findings]}
+        sys.stdout.write(json.dumps(facts) + "\n")
+        return
+    table = Table("", "check", "found, needed, what to do")
+    for finding in sorted(findings, key=lambda finding: list(_STYLES).index(finding.level)):
+        shown = Text(finding.found)
+        if finding.needed and finding.level != "ok":
+            shown.append(f"\nneeded: {finding.needed}")
+        if finding.fix and finding.level != "ok":
+            shown.append(f"\ndo: {finding.fix}", style="bold")
+        table.add_row(Text(finding.level, style=_STYLES[finding.level]), Text(finding.check), shown)
+    console, counts = Console(markup=False, highlight=False), Counter(finding.level for finding in findings)
+    console.print(table)
+    console.print(f"{role}: " + ", ".join(f"{counts[level]} {level}" for level in _STYLES))
+    console.print("not fit: correct every error, then check again" if counts["error"] else "fit")

@@ -146,11 +146,9 @@ def port_free(address: Address, ca: Path | None, wait_s: float = 3.0) -> Iterato
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as uvicorn does
             probe.bind(("", address.port))
-    except OSError as error:
-        if isinstance(error, PermissionError):
-            fix = "choose a port above 1023"
-            yield Finding("error", name, "this user may not listen there", "a port that this user may open", fix)
-            return
+    except PermissionError:
+        yield Finding("error", name, "this user may not listen there", fix="choose a port above 1023")
+    except OSError:
         yield _taken(name, address, ca, wait_s)
     else:
         yield Finding("ok", name, "free")
@@ -161,40 +159,30 @@ def _taken(name: str, address: Address, ca: Path | None, wait_s: float) -> Findi
         try:
             if ask(Address(host, address.port), ca, wait_s).status == http.client.OK:
                 return Finding("ok", name, "a SuperLink listens there already")
-        except ssl.SSLCertVerificationError:  # a TLS server under another name
+        except (OSError, http.client.HTTPException):  # perhaps a TLS server under its other name
             continue
-        except (OSError, http.client.HTTPException):
-            continue
-    if ca is None:
-        found, fix = "taken, perhaps by a SuperLink with TLS", "give --certificates, which identify a SuperLink"
-        return Finding("warning", name, found, "free, or a SuperLink's", fix)
     fix = f"end the program that listens there (ss -ltnp 'sport = :{address.port}' names it), or choose another port"
+    if ca is None:
+        fix += "; give --certificates, which identify a SuperLink"
     return Finding(
-        "error", name, "taken by a program that does not answer as a SuperLink of these certificates", fix=fix
+        "error" if ca else "warning", name, "taken by a program that does not answer as a SuperLink", fix=fix
     )
 
 
 def _unreached(name: str, address: Address, error: BaseException, *, secure: bool) -> Finding:
     """Return the reason why a SuperLink could not be reached, and the remedy."""
     found, fix = f"{type(error).__name__}: {error}", "correct the reported problem"
-    if isinstance(error, socket.gaierror):
-        found, fix = f"the name {address.host} cannot be resolved here", "give the server's DNS name or IP address"
-    elif isinstance(error, ConnectionRefusedError):
-        found, fix = "refuses the connection: nothing listens there", "start flower-superlink, or correct the port"
-    elif isinstance(error, TimeoutError):
-        found = "does not answer"
-        fix = f"start flower-superlink, and open port {address.port} in every firewall on the way"
-    elif isinstance(error, ssl.SSLCertVerificationError):
+    if isinstance(error, ssl.SSLCertVerificationError):
         found = f"its certificate is refused: {error.verify_message}"
         fix = "use the ca.crt that signed its certificate, and a host name of the certificate"
     elif isinstance(error, ssl.SSLError):
-        found = f"TLS fails: {error.reason or error}"
         fix = "start the SuperLink with --ssl-certfile, or correct the port, which may be another program's"
-    elif isinstance(error, FileNotFoundError):
-        found, fix = "not checked: the file of --root-certificates does not exist", "give the server's ca.crt"
+    elif isinstance(error, socket.gaierror):
+        fix = "give the server's DNS name or IP address"
+    elif isinstance(error, ConnectionRefusedError | TimeoutError):
+        fix = f"start flower-superlink, and open port {address.port} in every firewall on the way"
     elif isinstance(error, http.client.HTTPException | ConnectionResetError) and not secure:
-        found = "does not answer in plain HTTP: it requires TLS, or it is no SuperLink"
-        fix = "give --root-certificates ca.crt"
+        fix = "give --root-certificates ca.crt: it requires TLS, or it is no SuperLink"
     return Finding("error", name, found, "a SuperLink that answers", fix)
 
 

@@ -11,12 +11,10 @@ from typing import Any
 
 from fl_app.config import AppConfig
 from fl_app.ledger import Ledger
-from fl_app.models import ARCHITECTURES, HEAD_FORM, known_name
-from fl_app.node_config import KEYS, WORDS, checkpoint_path, client_name, node_policy
-from fl_app.node_policy import FREE, NodePolicy
+from fl_app.node_config import checked_facts, checkpoint_path, client_name, node_policy
+from fl_app.node_policy import NodePolicy
 from server_app.doctor.findings import Finding
 from strategies.core.errors import OptionError, StoreError, UploadError
-from strategies.core.options import DEVICE_NAMES, DEVICES
 from strategies.core.places import expanded, state_root
 from strategies.core.toml import read_toml, read_toml_file
 from strategies.uploads.checks import CLIENT_NAME
@@ -30,29 +28,19 @@ class NodeConfig:
     """A node's config.
 
     Attributes:
-        facts: Its valid keys with their values.
-        findings: Its errors.
+        facts: Its keys with their values.
     """
 
     facts: Mapping[str, Any] = field(default_factory=dict)
-    findings: tuple[Finding, ...] = ()
 
     @classmethod
     def of(cls, given: str) -> NodeConfig:
         """Read a TOML file, or pairs as ``flower-supernode --node-config`` takes them.
 
         Raises:
-            OptionError: The file cannot be read, or the text is not TOML.
+            OptionError: The file cannot be read, the text is not TOML, a key is unknown, or a value is out of range.
         """
-        facts: dict[str, Any] = {}
-        findings = []
-        for key, value in _values(given).items():
-            wrong = _misfit(key, value)
-            if wrong is None:
-                facts[key] = value
-            else:
-                findings.append(wrong)
-        return cls(facts, (*findings, *_together(facts), *_policy(facts)))
+        return cls(checked_facts(_values(given), "node config"))
 
     @property
     def client(self) -> str:
@@ -62,7 +50,7 @@ class NodeConfig:
     @property
     def policy(self) -> NodePolicy:
         """The limits that the node sets for the settings of a run."""
-        return FREE if self.findings else node_policy(self.facts, self.facts)
+        return node_policy(self.facts, self.facts)
 
     @property
     def partition_id(self) -> int:
@@ -105,15 +93,16 @@ class NodeConfig:
         return expanded(checkpoint_path(template, client=self.client, partition_id=self.partition_id) or "")
 
     def look(self) -> Iterator[Finding]:
-        """Return the findings: the errors, or the checked config."""
-        yield from self.findings
-        if "client" not in self.facts and not self.findings:
+        """Check the node's name, and show its config."""
+        if not CLIENT_NAME.fullmatch(self.client):
+            wanted = f"a name that matches {CLIENT_NAME.pattern}"
+            yield Finding("error", "node config client", repr(self.client[:80]), wanted, "rename it")
+        elif "client" not in self.facts:
             fix = 'for example client="hospital-a"; the server treats two nodes with one name as one client'
             found = f"no client: its name will be {self.client}"
             yield Finding("warning", "node config", found, "its own name", fix)
-        elif not self.findings:
-            shown = ", ".join(f"{key}={value}" for key, value in self.facts.items())
-            yield Finding("ok", "node config", shown)
+        else:
+            yield Finding("ok", "node config", ", ".join(f"{key}={value}" for key, value in self.facts.items()))
 
     def budget(self) -> Iterator[Finding]:
         """Return how much of the node's privacy budget is spent; nothing without a budget."""
@@ -140,44 +129,3 @@ def _values(given: str) -> dict[str, Any]:
             f"node config {given[:200]!r} cannot be read: {error}; must be key=value pairs with texts in quotes, for "
             'example client="hospital-a" partition-id=0'
         ) from error
-
-
-def _misfit(key: str, value: Any) -> Finding | None:
-    name = f"node config {key}"
-    if key not in KEYS:
-        return Finding(
-            "error", name, f"the app has no key {key!r}", f"one of {', '.join(KEYS)}", "correct its spelling"
-        )
-    kind = KEYS[key]
-    fits = isinstance(value, int | float if kind is float else kind) and not isinstance(value, bool)
-    if not fits:
-        quoted, bare = f'quote it: {key}="{value}"', f"write it without quotes, for example {key}={kind(1)}"
-        fix = quoted if kind is str else bare
-        return Finding("error", name, repr(value), WORDS[kind], fix)
-    if key == "client" and not CLIENT_NAME.fullmatch(value):
-        return Finding("error", name, f"{value[:80]!r}", f"a name that matches {CLIENT_NAME.pattern}", "rename it")
-    if key == "device" and value and not DEVICES.fullmatch(value):
-        return Finding("error", name, f"{value[:80]!r}", DEVICE_NAMES, "correct it")
-    if kind is not str and value < (key == "num-partitions"):
-        return Finding("error", name, f"{value}", "0 or more, num-partitions 1 or more", "correct the number")
-    return None
-
-
-def _policy(facts: Mapping[str, Any]) -> Iterator[Finding]:
-    """Check the limits that the node sets for the settings of a run."""
-    try:
-        policy = NodePolicy.of(facts)
-    except OptionError as error:
-        yield Finding("error", "node config", str(error), fix="correct the value")
-        return
-    if unknown := sorted(name for name in policy.architectures if not known_name(name, sums=True)):
-        fix = f"one of {', '.join(ARCHITECTURES)}, or {HEAD_FORM}"
-        yield Finding("error", "node config architectures", ", ".join(unknown), "architectures of the zoo", fix)
-
-
-def _together(facts: Mapping[str, Any]) -> Iterator[Finding]:
-    part, parts = facts.get("partition-id", 0), facts.get("num-partitions", 1)
-    if part >= parts:
-        needed = f"partition-id from 0 to {parts - 1}"
-        fix = "correct one of the two; partition-id=0 num-partitions=1 is the whole data set"
-        yield Finding("error", "node config", f"partition-id={part} of num-partitions={parts}", needed, fix)

@@ -189,7 +189,7 @@ def test_the_client_half_when_torch_and_ray_are_blocked_imports() -> None:
 
 @pytest.mark.slow
 def test_the_commands_load_neither_flwr_nor_ray() -> None:
-    modules = "launch.run_command, doctor.roles, compare.comparison, compare.rounds, replay.imports, replay.forget"
+    modules = "launch.run_command, doctor.command, compare.comparison, compare.rounds, replay.imports, replay.forget"
     code = "".join(f"import server_app.{module}\n" for module in modules.split(", "))
 
     assert run_python(code + LOADED, "flwr", "ray") == "['torch']"

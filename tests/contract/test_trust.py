@@ -31,11 +31,6 @@ TRUSTED = {
     ("fl_app/project.py", "importlib.import_module"): "what the user names, or a module that a node permits",
     ("strategies/core/registry.py", "importlib.import_module"): "names that stand in this file",
     ("strategies/compute/ray_actors.py", "importlib.import_module"): "the library's own name, from our own driver",
-    ("strategies/core/startup/sitecustomize.py", "importlib.import_module"): "a name that stands in this file",
-    (
-        "strategies/core/startup/sitecustomize.py",
-        "importlib.util.module_from_spec",
-    ): "what Python would have run without us",
 }
 
 # Every program that is started: (file, function) -> the code that switches off the telemetry of Flower and Ray.
@@ -43,7 +38,6 @@ STARTED = {
     ("server_app/launch/guard.py", "_start_guardian"): "",  # it loads neither of them
     ("server_app/launch/superlink.py", "start"): "env=self.environment",
     ("server_app/compare/cell.py", "run_cell"): "**QUIET",
-    ("server_app/doctor/compute.py", "_asked"): '"RAY_USAGE_STATS_ENABLED": "0"',
     ("server_app/settings/commit.py", "_ask"): '[git, "-C", ',  # git loads neither
 }
 

@@ -1,4 +1,4 @@
-"""Decoders of files: run folders, checkpoints, settings, data sets, and what doctor reads."""
+"""Decoders of files: run folders, checkpoints, settings, data sets, certificates and keys."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ from fl_app.data import open_split
 from fl_app.node_config import read_nodes
 from server_app.doctor.node import NodeConfig
 from server_app.doctor.tls import ServerFiles, node_key, root_certificate, server_certificate
-from server_app.doctor.versions import read_expected
 from server_app.replay.imports import Known, list_checkpoints
 from server_app.settings.text import merge_settings
 from strategies.client.logits import LogitCache, Logits
@@ -290,8 +289,6 @@ def _finite(found: Any) -> None:
 
 # Doctor.
 
-FACTS = {"facts": {"host": "a", "python": "3.11.7", "packages": {"flwr": "1.41.0"}, "code": "ab" * 32}}
-
 
 def _pem() -> tuple[bytes, bytes, bytes]:
     from datetime import UTC, datetime, timedelta
@@ -370,7 +367,6 @@ FILES: dict[str, Decoder] = {
     "mnist": Decoder(mutated(_idx((5, 28, 28))), _file("mnist/MNIST/raw/train-images-idx3-ubyte", _mnist),
                      look=_finite),
     "image": Decoder(mutated(PNG), _file("images/train/cat/bad.png", _image), look=_finite),
-    "doctor's facts": Decoder(json_bytes(FACTS), _file("facts.json", read_expected)),
     "certificate": Decoder(mutated(CERTIFICATE), _file("tls/a.crt", _findings(_certificates)), NOTHING),
     "node key": Decoder(mutated(NODE_KEY, SERVER_KEY), _file("tls/a.key", _findings(node_key)), NOTHING),
 }  # fmt: skip
