@@ -148,14 +148,6 @@ def test_launch_when_run_completes_returns_zero_and_passes_settings(app: Path, f
     assert not any(line.endswith("\n") for line in lines)
 
 
-def test_launch_when_server_app_raises_returns_its_reason(app: Path, facts: Path) -> None:
-    launched = launch(app, settings={"mode": "raise"}, num_supernodes=2, echo=print)
-    assert launched.exit_code == 1
-    assert launched.run_status == "finished:failed"
-    assert "the server does not like it" in launched.reason
-    assert "\n" not in launched.reason
-
-
 def test_launch_when_folder_is_no_app_says_so(tmp_path: Path) -> None:
     launched = launch(tmp_path, settings={}, num_supernodes=2, echo=print)
     assert (launched.exit_code, launched.run_status) == (1, "not started")

@@ -1,4 +1,4 @@
-"""A Flower project of someone else, with its own Net and a stock ClientApp, in which one line was changed."""
+"""A Flower project of someone else, with its own Net and ClientApp, under two strategies in one run."""
 
 from __future__ import annotations
 
@@ -90,6 +90,17 @@ def train(msg, context):
     content = {"arrays": ArrayRecord(model.state_dict()), "metrics": MetricRecord({"num-examples": len(labels)})}
     return Message(RecordDict(content), reply_to=msg)
 """
+TWO_LINES_OF_FENS = """
+from strategies.client import fens
+
+
+def held(context):
+    images, labels = images_and_labels(context.node_config["partition-id"], context.node_config["num-partitions"] + 1)
+    return images[-40:], labels[-40:]
+
+
+fens.serve(app, model=Net, examples=held, client=lambda context: f"ward-{context.node_config['partition-id']}")
+"""
 SERVER = """
 import json
 import os
@@ -98,7 +109,7 @@ from pathlib import Path
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import ServerApp
-from strategies import Dense, DenseConfig
+from strategies import Dense, DenseConfig, Fens, FensConfig
 
 from hospital.data import images_and_labels
 from hospital.model import Net
@@ -112,29 +123,37 @@ def main(grid, context):
     images, labels = images_and_labels(3, 4)
     rounds = []
 
+    def score(model):
+        with torch.no_grad():
+            return {"accuracy": float((model.eval()(images).argmax(1) == labels).float().mean())}
+
     def evaluate(server_round, arrays):
         model = Net()
         model.load_state_dict(arrays.to_torch_state_dict())
         rounds.append(server_round)
-        with torch.no_grad():
-            return MetricRecord({"accuracy": float((model.eval()(images).argmax(1) == labels).float().mean())})
+        return MetricRecord(score(model))
 
+    def start(strategy, **more):
+        arrays, asked = ArrayRecord(Net().state_dict()), ConfigRecord({"lr": context.run_config["lr"]})
+        return strategy.start(grid=grid, initial_arrays=arrays, train_config=asked, **more)
+
+    own, run_dir = {"num_classes": 10, "input_shape": (1, 8, 8)}, context.run_config["run-dir"]
     config = DenseConfig(epochs=3, generator_steps=2, latent=8, synthesis_batch_size=16, batch_size=16)
-    strategy = Dense(Net, num_classes=10, input_shape=(1, 8, 8), config=config, run_dir=context.run_config["run-dir"])
-    result = strategy.start(
-        grid=grid,
-        initial_arrays=ArrayRecord(Net().state_dict()),
-        train_config=ConfigRecord({"lr": context.run_config["lr"]}),
-        num_rounds=5,
-        evaluate_fn=evaluate,
-    )
-    model = Net()
-    model.load_state_dict(result.arrays.to_torch_state_dict())
+    dense = Dense(Net, config=config, run_dir=f"{run_dir}/dense", **own)
+    result = start(dense, num_rounds=5, evaluate_fn=evaluate)
+    Net().load_state_dict(result.arrays.to_torch_state_dict())
+
+    config = FensConfig(aggregator="per-class", rounds=20, server_lr=0.05)
+    fens = Fens(Net, config=config, run_dir=f"{run_dir}/fens", evaluate_model=score, **own)
+    ensemble = start(fens)
     facts = {
         "pid": os.getpid(),
         "rounds": rounds,
         "accuracy": {k: v["accuracy"] for k, v in result.evaluate_metrics_serverapp.items()},
-        "outcome": type(strategy.outcome).__name__,
+        "outcome": type(dense.outcome).__name__,
+        "fens": ensemble.evaluate_metrics_serverapp[1]["accuracy"],
+        "fens outcome": type(fens.outcome).__name__,
+        "fens arrays": len(ensemble.arrays),
     }
     Path(context.run_config["notes"], "server.json").write_text(json.dumps(facts))
 """
@@ -145,7 +164,7 @@ def project(tmp_path: Path) -> Path:
     folder = tmp_path / "project"
     (folder / "hospital").mkdir(parents=True)
     (folder / "pyproject.toml").write_text(PYPROJECT)
-    sources = {"__init__": "", "model": MODEL, "data": DATA, "client": CLIENT, "server": SERVER}
+    sources = {"__init__": "", "model": MODEL, "data": DATA, "client": CLIENT + TWO_LINES_OF_FENS, "server": SERVER}
     for name, source in sources.items():
         (folder / "hospital" / f"{name}.py").write_text(source)
     return folder
@@ -162,12 +181,14 @@ def run(project: Path, run_dir: Path, notes: Path) -> tuple[dict[str, Any], list
     return facts, lines
 
 
-def test_plugin_in_a_foreign_project_runs_stores_and_resumes(
+def test_two_strategies_in_a_foreign_project_run_and_store(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run_dir, builds = tmp_path / "run", tmp_path / "builds"
+    """One needs nothing of the ClientApp, and FENS two lines; that a run resumes is asked in test_plugin_flboost.py."""
+    builds = tmp_path / "builds"
     monkeypatch.setenv("HOSPITAL_BUILDS", str(builds))
-    facts, lines = run(project, run_dir, tmp_path / "first")
+    monkeypatch.setenv("ONESHOT_CLIENT_STATE", str(tmp_path / "clients"))
+    facts, lines = run(project, tmp_path / "runs", tmp_path / "notes")
 
     assert facts["rounds"] == [0, 1]
     assert set(facts["accuracy"]) == {"0", "1"}
@@ -175,14 +196,14 @@ def test_plugin_in_a_foreign_project_runs_stores_and_resumes(
     assert facts["outcome"] == "Net"
     assert any("num_rounds=5 is ignored" in line for line in lines)
 
-    # Every client was asked once; then the model was built in a process that is neither a client's nor the server's.
-    trained = [path.name.split("-") for path in (tmp_path / "first").glob("trained-*")]
-    assert sorted(part for _, part, _ in trained) == ["0", "1", "2"]
-    others = {int(pid) for pid in builds.read_text().split()} - {facts["pid"], *(int(pid) for *_, pid in trained)}
-    assert len(others) == 1
+    # Every client was asked once by each; a process that is neither a client's nor the server's built the model too.
+    trained = [path.name.split("-") for path in (tmp_path / "notes").glob("trained-*")]
+    assert {part for _, part, _ in trained} == {"0", "1", "2"}
+    clients = {int(pid) for *_, pid in trained}
+    assert {int(pid) for pid in builds.read_text().split()} - {facts["pid"]} - clients
     assert not any("runs in this process" in line for line in lines)
 
-    with RunFolder.open(run_dir, write=False) as stored:
+    with RunFolder.open(tmp_path / "runs" / "dense", write=False) as stored:
         assert stored.info["method"] == "dense"
         assert stored.info["config"]["epochs"] == 3
         uploads = stored.round(1).uploads()
@@ -192,12 +213,16 @@ def test_plugin_in_a_foreign_project_runs_stores_and_resumes(
         assert [row["epoch"] for row in stored.round(1).metrics()] == [1, 2, 3]
         assert stored.student() is not None
         assert stored.images() is not None
-    outcome = json.loads((run_dir / "outcome.json").read_text())
 
-    # As if its process had died at the end of the server stage, before the outcome was written.
-    (run_dir / "outcome.json").unlink()
-    (run_dir / "student.safetensors").unlink()
-    again, _ = run(project, run_dir, tmp_path / "second")
-    assert list((tmp_path / "second").glob("trained-*")) == []
-    assert again["accuracy"] == facts["accuracy"]
-    assert json.loads((run_dir / "outcome.json").read_text())["weights-sha256"] == outcome["weights-sha256"]
+    assert facts["fens outcome"] == "Ensemble"
+    assert facts["fens arrays"] == 0
+    assert facts["fens"] > 0.6, facts  # ten classes, and every client saw them all
+    assert any("fens: round 20 of 20" in line for line in lines)
+    with RunFolder.open(tmp_path / "runs" / "fens", write=False) as stored:
+        assert len(stored.round(1).uploads()) == CLIENTS
+        assert stored.round(1).refused() == []
+    traffic = json.loads((tmp_path / "runs" / "fens" / "traffic.json").read_text())["phases"]
+    assert set(traffic) == {"upload", "ensemble", "aggregator"}
+    assert set(traffic["aggregator"]["up"]) == {"ward-0", "ward-1", "ward-2"}
+    # Each keeps the logits of the one ensemble on its disk.
+    assert len(list((tmp_path / "clients").rglob("ward-*-ensembles-*/*.npz"))) == CLIENTS

@@ -123,12 +123,14 @@ def project(tmp_path: Path) -> Path:
     return folder
 
 
-def run(project: Path, run_dir: Path, notes: Path, *, ends: str = "finished:completed") -> list[str]:
-    """Run the project; return its log."""
+def run(project: Path, run_dir: Path, notes: Path, *, ends: str, reason: str = "") -> list[str]:
+    """Run the project to the end that it shall have; return its log."""
     lines: list[str] = []
     settings = {"run-dir": str(run_dir), "notes": str(notes)}
     launched = launch(project, settings=settings, num_supernodes=CLIENTS, echo=lines.append)
     assert launched.run_status == ends, (launched.reason, lines)
+    assert reason in launched.reason
+    assert "\n" not in launched.reason
     return lines
 
 
@@ -142,9 +144,9 @@ def test_strategy_of_a_foreign_project_is_refined_and_resumed(project: Path, tmp
     run_dir, notes = tmp_path / "run", tmp_path / "notes"
     notes.mkdir()
     (notes / "die").touch()
-    lines = run(project, run_dir, notes, ends="finished:failed")
+    lines = run(project, run_dir, notes, ends="finished:failed", reason="as if the process had been killed")
     first = asked(notes, "train")
-    lines += run(project, run_dir, notes)
+    lines += run(project, run_dir, notes, ends="finished:completed")
 
     # Flower's result: half of the clients train, all evaluate, the server tests from round 0 on.
     facts: dict[str, Any] = json.loads((notes / "server.json").read_text())

@@ -256,21 +256,14 @@ def ward(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.ray
-def test_the_installed_app_runs_alone_and_in_a_project_with_its_own_strategies(
-    python: Path, ward: Path, tmp_path: Path
-) -> None:
+def test_the_installed_app_runs_in_a_project_with_its_own_strategies(python: Path, ward: Path, tmp_path: Path) -> None:
     small = "client.epochs=1 data.limit=200 tally.epochs=1 tally.images=64 tally.probes=64 compute=in-process threads=1"
-    away = tmp_path / "away"
-    away.mkdir()
-    run = [python.with_name("oneshot"), "run", "--clients", "2", "--set", f"{small} run-dir={tmp_path}"]
+    run = tmp_path / "run"
 
-    alone = said([*run[:-1], f"{run[-1]}/alone"], away)
-    inside = said([*run[:-1], f"{run[-1]}/inside"], ward)
+    inside = said([python.with_name("oneshot"), "run", "--clients", "2", "--set", f"{small} run-dir={run}"], ward)
 
     assert "the ward has strategies of its own" in inside
-    assert "the ward has strategies of its own" not in alone
-    (code,) = re.findall(r"```python\n(.*?)```", (tmp_path / "alone/model_card.md").read_text(), re.DOTALL)
+    assert json.loads((run / "result.json").read_text())["status"] == "finished"
+    (code,) = re.findall(r"```python\n(.*?)```", (run / "model_card.md").read_text(), re.DOTALL)
     shapes = "import torch\nprint([list(net(torch.zeros(2, 1, 16, 16)).shape) for net in (model, ensemble)])"
-    assert said([python, "-c", f"{code}\n{shapes}"], tmp_path / "alone").strip() == "[[2, 10], [2, 10]]"
-    for folder in ("alone", "inside"):
-        assert json.loads((tmp_path / folder / "result.json").read_text())["status"] == "finished"
+    assert said([python, "-c", f"{code}\n{shapes}"], run).strip() == "[[2, 10], [2, 10]]"
