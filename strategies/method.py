@@ -224,10 +224,63 @@ class Silent:
 
 
 @dataclass(frozen=True)
+class Plan:
+    """What a run of a method involves under one config, beside the steps that its options describe.
+
+    Attributes:
+        needs: Requirements beside :attr:`Method.needs`.
+        rounds: The number of uploads per client.
+        asks: Requests to the clients beside the upload.
+        random: Whether the result follows from random draws; None: if it is a student.
+        labelled: Whether labelled images of the server are ``"unused"``, ``"used"`` where there are any, or
+            ``"required"``.
+        mark: What sets the result apart from others in tables; empty for nothing.
+    """
+
+    needs: frozenset[Need] = frozenset()
+    rounds: int = 1
+    asks: ClientAsks = field(default_factory=ClientAsks)
+    random: bool | None = None
+    labelled: str = "unused"
+    mark: str = ""
+
+
+@dataclass(frozen=True)
+class ClientPhase:
+    """The part of a method that works with the clients after their upload.
+
+    Attributes:
+        fit: The method with clients in reach, in place of :attr:`Method.fit`.
+        check_alone: Refuses a job where no client is in reach, as in a replay.
+    """
+
+    fit: Callable[[Job, Progress, Clients], Outcome]
+    check_alone: Callable[[Job], None]
+
+
+@dataclass(frozen=True)
+class InRounds:
+    """How a method behaves as the refiner of every round of federated learning.
+
+    Attributes:
+        shares_generator: Set if the method's memory of a round is a generator that goes to the clients with the next
+            round's request, as the array record ``generator``. Given the job of the round, it returns the entries of
+            the request's config that describe the generator.
+        draws_by_round: Its draws depend on :attr:`Job.server_round` too, not on the seed alone.
+        learning_rate: The option to lower where a round's model is not finite, without its table.
+    """
+
+    shares_generator: Callable[[Job], Mapping[str, str | int | float]] | None = None
+    draws_by_round: bool = False
+    learning_rate: str = "student-lr"
+
+
+@dataclass(frozen=True)
 class Method:
     """A server method as a value.
 
-    All consequences of a config are functions of that config, and no other code reads a config.
+    The first six fields describe most methods. No other code reads a config: what follows from it stands in
+    :attr:`plan`. An option that is called ``augmentation`` changes images, and is refused for other examples.
 
     Attributes:
         name: Its key in settings and on the command line.
@@ -236,24 +289,13 @@ class Method:
         config: The type of its config, a frozen dataclass of options.
         fit: The method itself.
         needs: Its requirements under every config.
-        needs_as_configured: Its further requirements under a config.
         kind: The kind of result: ``"student"``, ``"ensemble"`` or ``"baseline"``, as the result table names it.
-        fit_with: The method with clients in reach after their upload; None if it does not use them.
         uploads: The task of its clients, a key of the client app's tasks, which train and send.
-        check: Refuses a job, its uploads perhaps still missing, for reasons of the method's own.
-        check_alone: Refuses a job where no client is in reach after the uploads, as in a replay.
         teachers: The teachers that may replace its own ensemble: keys of :data:`TEACHERS`, and :data:`GIVEN`.
-        lends: Set if the method's memory of a round goes to the clients with the next round's request, as the array
-            record ``generator``. Given the job of the round, it returns the entries of the request's config.
-        asks: Its requests to the clients beside the upload, given its config.
-        rounds: The number of uploads per client, given its config.
-        augmentation: The augmentation of the server's images, given its config: a key of ``AUGMENTATIONS``.
-        labelled: Set if it can learn from labelled images of the server: whether its config requires them.
-        rate: The option of its learning rate, without its table.
-        mark: What sets its result apart from others in tables, given its config; empty for nothing.
-        draws: Whether its result follows from random draws, given its config; None: only if it is a student.
-        by_round: Its draws depend on :attr:`Job.server_round` too, not on the seed alone.
-        guarded: Its config where a gatekeeper judges the uploads, given the asked one; None for the asked one.
+        check: Refuses a job, its uploads perhaps still missing, for reasons of the method's own.
+        plan: Given a config, what a run involves.
+        client_phase: Its work with the clients after their upload; None for a method that works alone.
+        in_rounds: Its behaviour as the refiner of every round.
     """
 
     name: str
@@ -263,38 +305,28 @@ class Method:
     fit: Callable[[Job, Progress], Outcome]
     needs: frozenset[Need] = frozenset()
     kind: str = "student"
-    fit_with: Callable[[Job, Progress, Clients], Outcome] | None = None
     uploads: str = "classifier"
-    check: Callable[[Job], None] | None = None
-    check_alone: Callable[[Job], None] | None = None
     teachers: frozenset[str] = frozenset()
-    lends: Callable[[Job], Mapping[str, str | int | float]] | None = None
-    draws: Callable[[Any], bool] | None = None
-    by_round: bool = False
-    needs_as_configured: Callable[[Any], frozenset[Need]] = field(default=Always(frozenset()))
-    asks: Callable[[Any], ClientAsks] = field(default=Always(ClientAsks()))
-    rounds: Callable[[Any], int] = field(default=Always(1))
-    augmentation: Callable[[Any], str] = field(default=Always("none"))
-    labelled: Callable[[Any], bool] | None = None
-    rate: str = "student-lr"
-    mark: Callable[[Any], str] = field(default=Always(""))
-    guarded: Callable[[Any], Any] | None = None
+    check: Callable[[Job], None] | None = None
+    plan: Callable[[Any], Plan] = field(default=Always(Plan()))
+    client_phase: ClientPhase | None = None
+    in_rounds: InRounds = field(default_factory=InRounds)
 
     def all_needs(self, config: Any) -> frozenset[Need]:
         """Return the requirements of the method under a config."""
-        return self.needs | self.needs_as_configured(config)
+        return self.needs | self.plan(config).needs
 
     def titled(self, config: Any) -> str:
         """Return the title of the result in tables."""
-        return f"{self.title} ({mark})" if (mark := self.mark(config)) else self.title
+        return f"{self.title} ({mark})" if (mark := self.plan(config).mark) else self.title
 
 
 TRANSDUCTIVE: Final = "transductive"  # the mark of a result whose predictions depend on the other test images
 
-# The module of method "co-boosting" is co_boosting.py.
-_MODULES = (
-    "fedavg", "fedens", "dw_fedens", "label_count_ensemble", "fens", "feddf", "fedkd", "fed_et", "distill", "f_dafl",
-    "f_adi", "dense", "co_boosting", "intactofl", "tally", "flboost", "fedov", "fafi", "fedcvae_ens",
-    "fusefl", "fed_gen", "ridge", "lda", "fedpft",
+# In the order in which lists show them. The method "co-boosting" is METHOD of methods/co_boosting.py.
+_NAMES = (
+    "fedavg", "fedens", "dw-fedens", "label-count-ensemble", "fens", "feddf", "fedkd", "fed-et", "distill", "f-dafl",
+    "f-adi", "dense", "co-boosting", "intactofl", "tally", "flboost", "fedov", "fafi", "fedcvae-ens",
+    "fusefl", "fed-gen", "ridge", "lda", "fedpft",
 )  # fmt: skip
-METHODS: Registry[Method] = Registry("method", {name.replace("_", "-"): f"methods.{name}:METHOD" for name in _MODULES})
+METHODS: Registry[Method] = Registry("method", {name: f"methods.{name.replace('-', '_')}:METHOD" for name in _NAMES})

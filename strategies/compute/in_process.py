@@ -84,12 +84,12 @@ class WithClients:
             OptionError: The method sends its clients no questions, or the job lacks an input of the method.
             QuorumError: Too few clients answer.
         """
-        if method.fit_with is None:
+        if method.client_phase is None:
             raise OptionError(f"method {method.name!r} sends its clients no questions after their upload")
         check_needs(method, job)
         job = replace(job, device=resolve_device(job.device))
         with torch_as_usual(job.threads), kept_memory(), counted(Work()) as counts:
-            outcome = method.fit_with(job, Counting(progress, counts), _Counted(self._clients))
+            outcome = method.client_phase.fit(job, Counting(progress, counts), _Counted(self._clients))
         return replace(outcome, work=counts.as_dict())
 
     @contextmanager

@@ -68,7 +68,7 @@ class Request:
     @classmethod
     def of(cls, method: Method, job: Job, start: ArrayRecord, server_round: int, **said: Any) -> Request:
         """Return a method's request; ``said`` are the other attributes, ``seed`` and ``asks`` apart."""
-        asked, asks = method.asks(job.config), dict[str, Any]()
+        asked, asks = method.plan(job.config).asks, dict[str, Any]()
         if asked.holdout:
             asks = {"holdout": asked.holdout, "holdout-per-class": asked.holdout_per_class}
         if asked.calibrate:

@@ -190,7 +190,7 @@ class OneShot(Strategy):
         evaluate_fn = scored_by(evaluate_fn)
         if self._assumed:
             log(INFO, "%s", ASSUMED)
-        if num_rounds not in (self.method.rounds(self.job.config), FLOWER_DEFAULT_ROUNDS):
+        if num_rounds not in (self.method.plan(self.job.config).rounds, FLOWER_DEFAULT_ROUNDS):
             log(INFO, "num_rounds=%s is ignored: rounds are an option of the method %s", num_rounds, self.method.name)
         arrays = start = initial_arrays if initial_arrays is not None else ArrayRecord()
         result = Result()
@@ -273,7 +273,7 @@ class OneShot(Strategy):
     def _evaluate_on_server(
         self, arrays: ArrayRecord, start: ArrayRecord, result: Result, evaluate_fn: EvaluateFn | None
     ) -> None:
-        server_round, scores = self.method.rounds(self.job.config), MetricRecord()
+        server_round, scores = self.method.plan(self.job.config).rounds, MetricRecord()
         if self.report.outcome.student is None:
             reason = "it is an ensemble, not one set of arrays"
         else:
@@ -292,7 +292,7 @@ class OneShot(Strategy):
     def _evaluate_on_clients(
         self, grid: Grid, arrays: ArrayRecord, result: Result, config: ConfigRecord, timeout: float
     ) -> None:
-        server_round = self.method.rounds(self.job.config)
+        server_round = self.method.plan(self.job.config).rounds
         if self.report.outcome.student is None or self._evaluation.fraction == 0.0:
             return
         nodes = self.rounds.nodes(self.folder.round(server_round), grid)

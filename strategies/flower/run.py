@@ -157,7 +157,7 @@ class Rounds:
             QuorumError: Too few uploads.
             OptionError: The method's needs are not met.
         """
-        done, rounds = kept_round(folder), self._method.rounds(self._job.config)
+        done, rounds = kept_round(folder), self._method.plan(self._job.config).rounds
         if done:
             log(INFO, "round %d of %d is finished: its result is read from the run folder", done, rounds)
             self.report = kept_report(folder, replace(self._job, uploads=folder.round(done).uploads()))
@@ -243,7 +243,7 @@ class Rounds:
 
     def _place(self, folder: RunFolder, server_round: int, grid: Grid, timeout: float) -> ServerCompute:
         """Return the place of the server stage: this process, if the method sends the clients questions."""
-        if self._method.fit_with is None:
+        if self._method.client_phase is None:
             return self._chosen(owns_ray=not is_simulation(grid))
         round_folder = folder.round(server_round)
         # The files on the clients' own disks bear the id of the run that they uploaded to.

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -31,7 +30,7 @@ from ..distillation.losses import adversarial_divergence, cross_entropy
 from ..distillation.pool import Pool
 from ..distillation.settings import AUGMENTATION_NAMES, StudentOptions, TextOrCodeOptions
 from ..distillation.synthesis import Batch, Term, View
-from ..method import ENSEMBLES, Method, Need, Outcome
+from ..method import ENSEMBLES, Method, Need, Outcome, Plan
 from ..teacher.batchnorm import batchnorm_loss, note_without_statistics, reads_statistics
 
 if TYPE_CHECKING:
@@ -95,6 +94,11 @@ class DenseConfig(StudentOptions, TextOrCodeOptions):
     def __post_init__(self) -> None:
         check(self, "dense")
         settings.check_pool(self, "dense")
+
+
+def plan(config: DenseConfig) -> Plan:
+    """Return what a run involves: an upload of every client per round."""
+    return Plan(rounds=config.rounds)
 
 
 def fit(job: Job, progress: Progress) -> Outcome:
@@ -193,5 +197,5 @@ METHOD = Method(
     fit=fit,
     needs=frozenset({Need.SIDES_OF_FOUR, Need.IMAGE_GRADIENTS}),
     teachers=ENSEMBLES,
-    rounds=attrgetter("rounds"),
+    plan=plan,
 )

@@ -25,7 +25,7 @@ from ..combiners.trained import register
 from ..core.errors import OptionError
 from ..core.options import check, option
 from ..core.seeds import generator
-from ..method import TRANSDUCTIVE, EnsembleSpec, Method, Need, Outcome
+from ..method import TRANSDUCTIVE, EnsembleSpec, Method, Need, Outcome, Plan
 from ..teacher.average import recorded_weights
 from ..teacher.ensemble import member_of
 from ..teacher.frozen import forget_statistics
@@ -158,14 +158,9 @@ def _prototypes(job: Job, upload: Upload) -> Tensor:
     return found
 
 
-def draws_of(config: FafiConfig) -> bool:
-    """Return whether the result depends on random draws."""
-    return config.fusion == "noise"
-
-
-def mark_of(config: FafiConfig) -> str:
-    """Return what sets a result apart in tables."""
-    return TRANSDUCTIVE if config.bn == TEST_BATCH else ""
+def plan(config: FafiConfig) -> Plan:
+    """Return what a run involves: random draws if noise weighs the encoders, and a mark where test images do."""
+    return Plan(random=config.fusion == "noise", mark=TRANSDUCTIVE if config.bn == TEST_BATCH else "")
 
 
 METHOD = Method(
@@ -177,6 +172,5 @@ METHOD = Method(
     needs=frozenset({Need.SAME_ARCHITECTURE, Need.IMAGES}),
     kind="ensemble",
     uploads="prototypes",
-    draws=draws_of,
-    mark=mark_of,
+    plan=plan,
 )

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import torch
@@ -131,5 +130,4 @@ METHOD = Method(
     fit=fit,
     needs=frozenset({Need.PROXY_IMAGES}),
     teachers=POOLS,
-    augmentation=attrgetter("augmentation"),
 )

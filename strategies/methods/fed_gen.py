@@ -38,7 +38,7 @@ from ..distillation.label_draws import class_weights
 from ..distillation.lent import LEVELS, NOISES, Lent, draw_noise
 from ..distillation.losses import diversity
 from ..distillation.matched import Matched, check_level
-from ..method import Method, Need, Outcome
+from ..method import InRounds, Method, Need, Outcome
 from ..teacher.average import average_of
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def fit(job: Job, progress: Progress) -> Outcome:
     return Outcome(student=dict(job.start or {}), memory=weights_of(server.generator), timings=timings)
 
 
-def lends(job: Job) -> Mapping[str, str | int | float]:
+def describe_generator(job: Job) -> Mapping[str, str | int | float]:
     """Return the description of the generator that the clients of a round receive."""
     return _described(job).told()
 
@@ -215,7 +215,5 @@ METHOD = Method(
     fit=fit,
     needs=frozenset({Need.SAME_ARCHITECTURE}),
     check=lambda job: check_level(job, job.config.level, table="fed-gen"),
-    lends=lends,
-    by_round=True,
-    rate="generator-lr",
+    in_rounds=InRounds(describe_generator, draws_by_round=True, learning_rate="generator-lr"),
 )

@@ -15,7 +15,6 @@ Deviations: the defaults are those of Co-Boosting's comparison: a fresh student,
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from ..core.options import check, option, presets
@@ -78,5 +77,4 @@ METHOD = Method(
     fit=fit,
     needs=frozenset({Need.PROXY_IMAGES}),
     teachers=ENSEMBLES,
-    augmentation=attrgetter("augmentation"),
 )

@@ -16,7 +16,6 @@ Deviations: as in FENS's comparison, the clients' predictions are neither quanti
 from __future__ import annotations
 
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from ..combiners.combiners import LabelCount
@@ -62,5 +61,4 @@ METHOD = Method(
     fit=fit,
     needs=frozenset({Need.PROXY_IMAGES, Need.LABEL_COUNTS}),
     teachers=ENSEMBLES,
-    augmentation=attrgetter("augmentation"),
 )

@@ -32,7 +32,7 @@ from ..core.work import work
 from ..distillation.epochs import learning_rate
 from ..distillation.pool import shuffled_batches
 from ..method import Method, Need, Outcome
-from ..statistics.choice import max_share, with_share
+from ..statistics.choice import max_share
 from ..statistics.heads import Head
 from ..statistics.moments import Moments, mean_variance, moments_from_arrays
 from ..statistics.uploaded import Uploaded, check_second, head_state
@@ -181,7 +181,5 @@ METHOD = Method(
     fit=fit,
     needs=frozenset({Need.EXACT_SUMS}),
     uploads="statistics",
-    guarded=with_share,
     check=check_uploads,
-    rate="lr",
 )

@@ -33,7 +33,7 @@ from ..combiners.aggregators import AGGREGATORS, STATIC, Aggregator, aggregator_
 from ..combiners.forms import label_shares
 from ..core.errors import OptionError
 from ..core.options import check, option
-from ..method import POOLS, TEACHERS, ClientAsks, EnsembleSpec, Method, Need, Outcome, Snapshot
+from ..method import POOLS, TEACHERS, ClientAsks, ClientPhase, EnsembleSpec, Method, Need, Outcome, Plan, Snapshot
 from ..teacher.ensemble import Ensemble
 from ..uploads.packed import PRECISIONS
 
@@ -85,27 +85,21 @@ class FensConfig:
             )
 
 
-def needs(config: FensConfig) -> frozenset[Need]:
-    """Return the needs of FENS under a config: label counts, if the aggregator uses or starts from them."""
+def plan(config: FensConfig) -> Plan:
+    """Return what a run involves.
+
+    Clients send label counts if the aggregator uses them or starts from them, and hold out examples unless no step
+    would use them. Start and steps of a trained aggregator draw random numbers.
+    """
     counted = config.aggregator in ("weighted", "two-class-weighted") or config.start == "label-counts"
-    return frozenset({Need.LABEL_COUNTS}) if counted else frozenset()
-
-
-def asks(config: FensConfig) -> ClientAsks:
-    """Return the request of FENS to its clients: hold out examples, unless no step would use them."""
-    alone = trains_on_server(config) or config.aggregator in STATIC
-    share = 0.0 if alone else config.holdout
-    return ClientAsks(share, config.holdout_per_class, calibrate=config.precision == "int8")
-
-
-def trains_on_server(config: FensConfig) -> bool:
-    """Say whether the aggregator is trained on labelled images of the server, and by no client."""
-    return config.train_on == "server"
-
-
-def draws(config: FensConfig) -> bool:
-    """Say whether the result follows from random draws: start and steps of an aggregator that is trained."""
-    return AGGREGATORS[config.aggregator].kind not in ("static", "voted")
+    on_server = config.train_on == "server"
+    holdout = 0.0 if on_server or config.aggregator in STATIC else config.holdout
+    return Plan(
+        needs=frozenset({Need.LABEL_COUNTS} if counted else ()),
+        asks=ClientAsks(holdout, config.holdout_per_class, calibrate=config.precision == "int8"),
+        random=AGGREGATORS[config.aggregator].kind not in ("static", "voted"),
+        labelled="required" if on_server else "used",
+    )
 
 
 def check_job(job: Job) -> None:
@@ -145,9 +139,9 @@ def fit(job: Job, progress: Progress) -> Outcome:
     return fitted(job, progress, ServersImages(job))
 
 
-def fit_with(job: Job, progress: Progress, clients: Clients) -> Outcome:
+def fit_with_clients(job: Job, progress: Progress, clients: Clients) -> Outcome:
     """Send the ensemble to the clients, and train the aggregator with them, round by round."""
-    if trains_on_server(job.config):
+    if job.config.train_on == "server":
         return fit(job, progress)
     return fitted(job, progress, Dialogue(job, clients))
 
@@ -273,13 +267,9 @@ METHOD = Method(
     config=FensConfig,
     fit=fit,
     kind="ensemble",
-    fit_with=fit_with,
     check=check_job,
-    check_alone=check_alone,
-    needs_as_configured=needs,
-    asks=asks,
-    labelled=trains_on_server,
-    draws=draws,
+    plan=plan,
+    client_phase=ClientPhase(fit_with_clients, check_alone),
 )
 
 

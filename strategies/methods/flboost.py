@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -40,7 +39,7 @@ from ..distillation.matched import LEVELS, Matched, check_level
 from ..distillation.moments import MOMENTS, Moments, check_moments
 from ..distillation.pool import quantize
 from ..distillation.synthesis import ARITHMETICS, generate, in_bfloat16
-from ..method import POOLS, Method, Outcome
+from ..method import POOLS, InRounds, Method, Outcome
 from ..teacher.augment import AUGMENTATIONS, Standardize
 from ..teacher.average import average_of
 from ..teacher.student import frozen, observe
@@ -294,6 +293,5 @@ METHOD = Method(
     fit=fit,
     check=check_job,
     teachers=POOLS,
-    by_round=True,
-    augmentation=attrgetter("augmentation"),
+    in_rounds=InRounds(draws_by_round=True),
 )

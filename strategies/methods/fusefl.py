@@ -30,11 +30,11 @@ from ..core.clients import Question
 from ..core.errors import OptionError, UploadError
 from ..core.facts import BLOCK, SUFFIXES, base_of
 from ..core.gpu import eager
-from ..core.options import Always, check, option
+from ..core.options import check, option
 from ..core.seeds import generator, seeded_torch
 from ..core.work import work
 from ..distillation.pool import shuffled_batches
-from ..method import EnsembleSpec, Method, Need, Outcome, Snapshot
+from ..method import ClientPhase, EnsembleSpec, Method, Need, Outcome, Plan, Snapshot
 from ..statistics.gaussians import LARGEST, Gaussians
 from ..teacher.average import weighted_mean
 from ..teacher.copies import built
@@ -68,9 +68,9 @@ class FuseFlConfig:
         check(self, "fusefl")
 
 
-def needs(config: FuseFlConfig) -> frozenset[Need]:
-    """Return the needs of FuseFL under a config: clients that calibrate tell their label counts."""
-    return frozenset({Need.LABEL_COUNTS}) if config.calibrate else frozenset()
+def plan(config: FuseFlConfig) -> Plan:
+    """Return what a run involves: random draws, and label counts of clients that calibrate."""
+    return Plan(needs=frozenset({Need.LABEL_COUNTS} if config.calibrate else ()), random=True)
 
 
 def check_job(job: Job) -> None:
@@ -105,7 +105,7 @@ def fit(job: Job, progress: Progress) -> Outcome:  # noqa: ARG001  the signature
     raise AssertionError("unreachable")
 
 
-def fit_with(job: Job, progress: Progress, clients: Clients) -> Outcome:
+def fit_with_clients(job: Job, progress: Progress, clients: Clients) -> Outcome:
     """Have the clients train block after block, fuse them, and calibrate the classifier.
 
     Raises:
@@ -255,10 +255,8 @@ METHOD = Method(
     fit=fit,
     needs=frozenset({Need.SAME_ARCHITECTURE, Need.IMAGES}),
     kind="ensemble",
-    draws=Always(True),
-    fit_with=fit_with,
     uploads="block",
     check=check_job,
-    check_alone=refuse_alone,
-    needs_as_configured=needs,
+    plan=plan,
+    client_phase=ClientPhase(fit_with_clients, refuse_alone),
 )

@@ -42,7 +42,7 @@ from ..distillation.perturbation import drawn_directions, moved_by_sign, predict
 from ..distillation.pool import Pool, shuffled_batches
 from ..distillation.settings import PRECISIONS, PoolOptions, SynthesisOptions
 from ..distillation.synthesis import Batch, Term, View
-from ..method import EnsembleSpec, Method, Need, Outcome
+from ..method import EnsembleSpec, Method, Need, Outcome, Plan
 from ..teacher.augment import AUGMENTATIONS, Standardize, dequantize
 from ..teacher.batchnorm import batchnorm_loss, note_without_statistics, reads_statistics
 from ..teacher.ensemble import Ensemble
@@ -463,5 +463,5 @@ METHOD = Method(
     fit=fit,
     needs=frozenset({Need.SIDES_OF_FOUR, Need.IMAGE_GRADIENTS}),
     kind="ensemble",
-    draws=Always(True),
+    plan=Always(Plan(random=True)),
 )

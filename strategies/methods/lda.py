@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 from ..core.errors import OptionError
 from ..core.facts import GRAM
 from ..core.options import Always, check, option
-from ..method import Method, Need, Outcome
-from ..statistics.choice import choose_shrinkage, max_share, with_share
+from ..method import Method, Need, Outcome, Plan
+from ..statistics.choice import choose_shrinkage, max_share
 from ..statistics.heads import Lda
 from ..statistics.sums import Statistics
 from ..statistics.uploaded import Uploaded, check_second, head_state
@@ -76,7 +76,6 @@ METHOD = Method(
     fit=fit,
     needs=frozenset({Need.EXACT_SUMS}),
     uploads="statistics",
-    guarded=with_share,
     check=check_uploads,
-    draws=Always(False),
+    plan=Always(Plan(random=False)),
 )

@@ -24,8 +24,8 @@ import torch
 
 from ..core.facts import GRAM
 from ..core.options import Always, check, option
-from ..method import Method, Outcome
-from ..statistics.choice import choose_penalty, max_share, values_of, with_share
+from ..method import Method, Outcome, Plan
+from ..statistics.choice import choose_penalty, max_share, values_of
 from ..statistics.heads import Head, Ridge, balanced
 from ..statistics.sums import Statistics
 from ..statistics.uploaded import Uploaded, check_second, head_state
@@ -119,7 +119,6 @@ METHOD = Method(
     config=RidgeConfig,
     fit=fit,
     uploads="statistics",
-    guarded=with_share,
     check=check_uploads,
-    draws=Always(False),
+    plan=Always(Plan(random=False)),
 )

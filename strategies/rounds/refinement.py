@@ -73,7 +73,7 @@ class Refiner:
 
 def refines(method: Method) -> bool:
     """Return whether a method can fine-tune a global model: it turns classifiers into one model without clients."""
-    return method.fit_with is None and method.kind == "student" and method.uploads == "classifier"
+    return method.client_phase is None and method.kind == "student" and method.uploads == "classifier"
 
 
 class Refinement:
@@ -140,7 +140,7 @@ class Refinement:
         if not _finite(outcome):
             self._say(
                 f"round {server_round}: the model of {self._method.title} holds NaN or Inf, so the clients' combined "
-                f"model is kept; lower its learning rate ({self._method.name}.{self._method.rate})"
+                f"model is kept; lower its learning rate ({self._method.name}.{self._method.in_rounds.learning_rate})"
             )
             self.memory = {}
             return start, {**heard.values, **took}
@@ -149,7 +149,7 @@ class Refinement:
 
     def _seed(self, server_round: int) -> int:
         """Return a round's seed: a method that ignores the round would draw the same numbers in every round."""
-        alike = self._method.by_round or server_round == 1
+        alike = self._method.in_rounds.draws_by_round or server_round == 1
         return self._job.seed if alike else derive_seed(self._job.seed, "refinement", server_round)
 
     def _hear(self, line: str, clients: Collection[str]) -> None:

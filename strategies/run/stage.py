@@ -75,7 +75,7 @@ def run_stage(
     """
     began = time.monotonic()
     job = joined(method, job, log)
-    unit = "epoch" if method.fit_with is None else "round"
+    unit = "epoch" if method.client_phase is None else "round"
     with Journal(folder, log, label=method.name, unit=unit, interval_s=checkpoint_s, tick=tick) as journal:
         outcome = checked(method, compute.run(method, job, journal))
         resumed_at = journal.resumed_at

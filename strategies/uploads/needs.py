@@ -139,7 +139,7 @@ def _check_examples(method: Method, job: Job) -> None:
             f"the examples' shape is {shape}: method {method.name!r} needs that {Need.IMAGES.value}. Choose another "
             f"method: {fitting(job)}"
         )
-    if (augmentation := method.augmentation(job.config)) != "none":
+    if (augmentation := getattr(job.config, "augmentation", "none")) != "none":
         raise OptionError(
             f"setting '{method.name}.augmentation' is {augmentation!r}: must be 'none' for examples of "
             f"shape {shape}, which are no images"
@@ -172,8 +172,8 @@ def check_alone(method: Method, job: Job) -> None:
         OptionError: See :func:`check_needs`; or the method's own reason.
     """
     check_needs(method, job)
-    if method.check_alone is not None:
-        method.check_alone(job)
+    if method.client_phase is not None:
+        method.client_phase.check_alone(job)
 
 
 def permitted(job: Job) -> list[str]:
@@ -187,8 +187,8 @@ def permitted(job: Job) -> list[str]:
         try:
             if method.check is not None and job.student in job.builders:
                 method.check(replace(job, config=config))
-            if method.check_alone is not None:
-                method.check_alone(replace(job, config=config))
+            if method.client_phase is not None:
+                method.client_phase.check_alone(replace(job, config=config))
         except OptionError:
             return False
         return True

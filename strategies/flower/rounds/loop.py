@@ -329,7 +329,7 @@ class IterativeRounds:
         contents = self._model.requests(server_round, said, nodes)
         self._wanted, contents = len(contents), trip.free(contents)
         if self._refined is not None:
-            contents = self._refined.lend(server_round, contents, self._config_key)
+            contents = self._refined.share_generator(server_round, contents, self._config_key)
         return self._attendance.tell(contents, trip.name_of, self._config_key) if remember else contents
 
     def start_from(self, arrays: ArrayRecord) -> bool:

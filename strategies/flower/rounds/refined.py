@@ -1,4 +1,4 @@
-"""The refinement of an iterative run's rounds: its place, its job, and the generator that it lends to the clients."""
+"""The refinement of an iterative run's rounds: its place, its job, and the generator that it shares with the clients."""
 
 from __future__ import annotations
 
@@ -82,23 +82,23 @@ class RefinedRounds:
         uploads = [_upload(answer, self._job.student) for answer in answers]
         return self._begun().run(server_round, uploads, start)
 
-    def lend(self, server_round: int, contents: Mapping[int, RecordDict], key: str) -> dict[int, RecordDict]:
-        """Return requests with the generator that the method lends to the clients, once it has one.
+    def share_generator(self, server_round: int, contents: Mapping[int, RecordDict], key: str) -> dict[int, RecordDict]:
+        """Return requests with the generator that the method shares with the clients, once it has one.
 
         Args:
             server_round: From 1.
             contents: Node -> request; they are not changed.
             key: The config's record.
         """
-        lends, memory = self._refiner.method.lends, self._begun().memory
-        if lends is None or not memory:
+        describe, memory = self._refiner.method.in_rounds.shares_generator, self._begun().memory
+        if describe is None or not memory:
             return dict(contents)
-        told = lends(replace(self._job, config=self._refiner.config, server_round=server_round))
+        described = describe(replace(self._job, config=self._refiner.config, server_round=server_round))
         record = ArrayRecord(memory)
         made: dict[int, RecordDict] = {}
         for content in contents.values():  # most strategies ask all nodes by one and the same content
             if id(content) not in made:
-                config = ConfigRecord({**content.config_records.get(key, ConfigRecord()), **told})
+                config = ConfigRecord({**content.config_records.get(key, ConfigRecord()), **described})
                 made[id(content)] = RecordDict({**content, key: config, GENERATOR: record})
         return {node: made[id(content)] for node, content in contents.items()}
 
