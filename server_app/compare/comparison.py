@@ -25,7 +25,6 @@ from strategies.core.errors import OptionError, StoreError
 from strategies.core.gpu import resolve_device
 from strategies.core.options import Scalar, listed, parse
 from strategies.core.places import expanded
-from strategies.method import Method
 from strategies.run.files import read_json, write_json
 from strategies.run.journal import duration
 from strategies.run.results import COMPARISON_FILE
@@ -267,7 +266,8 @@ def _permitted(asked: Comparison, folder: Path) -> tuple[list[str], dict[str, st
     if not sources:
         return [], {} if every else dict.fromkeys(methods, "the runs hold no uploads, but their own results alone")
     if every:
-        left_out = {name: _WITH_CLIENTS for name in methods if CHOICES[name].fit_with is not None}
+        found = {name: CHOICES[name].method for name in methods}
+        left_out = {name: _WITH_CLIENTS for name, method in found.items() if method and method.client_phase}
     for name, run in ((name, run) for name in methods for run in sources):
         reason = "" if name in left_out else unmet_need(replace(_cell(asked, run, name, folder).request(), resume=None))
         if reason and not every:
@@ -292,9 +292,8 @@ def _cells(asked: Comparison, methods: Sequence[str], folder: Path) -> list[Cell
 
 def _draws(cell: Cell) -> bool:
     method, options = CHOICES[cell.method], {**(info_of(cell.run).get("settings") or {}), **cell.overrides}
-    if not isinstance(method, Method) or method.draws is None:
-        return method.kind == "student"
-    return method.draws(parse(method.config, options, method.name))
+    random = method.plan(parse(method.config, options, method.name)).random
+    return method.kind == "student" if random is None else random
 
 
 def _cell(asked: Comparison, run: Path, method: str, folder: Path, more: int = 0) -> Cell:

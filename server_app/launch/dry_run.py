@@ -13,13 +13,11 @@ from server_app.launch.time_trial import times_trained, trial
 from server_app.report.communication import size_text
 from server_app.report.tables import setting_line
 from server_app.settings.build import build_job, check_before_start
-from server_app.settings.choices import asks_again
 from server_app.settings.read import Settings, default_settings, read_settings
 from server_app.settings.server_data import open_half
 from server_app.settings.text import to_toml
 from strategies.core.facts import CLASSIFIER
 from strategies.core.options import Scalar
-from strategies.rounds.config import FederatedRounds
 from strategies.run.journal import duration
 from strategies.run.traffic import MIB
 
@@ -39,7 +37,7 @@ def print_plan(given: Mapping[str, Scalar], num_supernodes: int, format: Format)
     up, down = (_amount(facts[key]) for key in ("mib_up_per_client", "mib_down_per_client"))
     changed = " ".join(f"{key}={to_toml(value)}" for key, value in facts["changed"].items())
     lines = {
-        "method": settings.method.title, "setting": facts["setting"], "changed": changed or "nothing",
+        "method": settings.choice.title, "setting": facts["setting"], "changed": changed or "nothing",
         "bytes": f"{up} up, {down} down per client; {facts['bytes_basis']}",
         "time": _time(facts["seconds"], facts["time_basis"]), "run folder": facts["run_dir"],
     }  # fmt: skip
@@ -66,7 +64,7 @@ def plan(settings: Settings, num_supernodes: int) -> dict[str, Any]:
     basis = f"by a trial of seconds on one thread; without {unknown}the start of all processes and the scores"
     return {
         "status": "planned",
-        "method": settings.method.name,
+        "method": settings.choice.name,
         "setting": setting_line([settings.flat], [num_supernodes], [app.seed]),
         "changed": changed,
         "mib_up_per_client": up,
@@ -79,8 +77,8 @@ def plan(settings: Settings, num_supernodes: int) -> dict[str, Any]:
 
 
 def _bytes(settings: Settings, num_supernodes: int) -> tuple[float | None, float | None, str]:
-    method = settings.method
-    again = "; the method asks again, which is not counted" if asks_again(method) else ""
+    method = settings.choice
+    again = "; the method asks again, which is not counted" if method.asks_again else ""
     if settings.app.uploads:
         return 0.0, 0.0, f"the uploads are stored{again}"
     if method.uploads != CLASSIFIER:
@@ -93,7 +91,7 @@ def _bytes(settings: Settings, num_supernodes: int) -> tuple[float | None, float
         for name in set(each)
     }
     model, times = round(fmean(sizes[name] for name in each) / MIB, 6), times_trained(settings)
-    if isinstance(method, FederatedRounds):
+    if settings.method is None:
         return round(times * model, 6), round(times * model, 6), "a model each way in every round, before compression"
     return times * model, (times - 1) * model, f"the weights of a model, and requests of some bytes{again}"
 

@@ -17,7 +17,6 @@ from fl_app.node_config import SUPERNODES_VARIABLE
 from server_app.launch.console import INTERRUPTED, echo_to, end_bars, errors, oneshot
 from server_app.launch.result import print_result
 from server_app.settings.build import DEFAULT_SUPERNODES, check_before_start, number_of_clients
-from server_app.settings.choices import asks_again
 from server_app.settings.commit import COMMIT_VARIABLE, commit_of
 from server_app.settings.read import Settings, known_settings, read_settings
 from server_app.settings.settled import check_adopted, check_same_run
@@ -25,7 +24,6 @@ from server_app.settings.text import toml_table
 from strategies.core.durable import atomic_write, store_errors
 from strategies.core.errors import OneShotError, OptionError, StoreError
 from strategies.core.options import Scalar
-from strategies.method import Method
 from strategies.run import FACTS_FILE, RESULT_FILE, is_run_folder
 from strategies.run.run_folder import RunFolder, default_run_dir
 from strategies.run.stage import pinned_clients
@@ -129,7 +127,7 @@ def planned(given: Mapping[str, Scalar], num_supernodes: int | None) -> tuple[di
         num_supernodes = num_supernodes or stored_supernodes(Path(str(source)))
     checked = read_settings(settings)
     if not checked.app.resume:
-        settings["run-dir"] = str(default_run_dir(checked.app.run_dir, checked.method.name))
+        settings["run-dir"] = str(default_run_dir(checked.app.run_dir, checked.choice.name))
     return settings, num_supernodes or number_of_clients(checked.app)
 
 
@@ -206,8 +204,7 @@ def resumed_supernodes(folder: Path) -> int:
 
 def _needs_clients(settings: Settings) -> bool:
     """Return whether a method needs its clients after their first upload."""
-    method = settings.method
-    return not isinstance(method, Method) or asks_again(method) or method.rounds(settings.method_config) > 1
+    return settings.choice.asks_again or settings.plan.rounds > 1
 
 
 def _refuse_replay(folder: Path) -> None:

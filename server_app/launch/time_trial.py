@@ -25,7 +25,6 @@ from client_app.work import augmentation_of
 from fl_app.data import Split
 from fl_app.division import own_positions
 from server_app.settings.build import build_job, held_out
-from server_app.settings.choices import asks_again
 from server_app.settings.read import Settings
 from server_app.settings.server_data import open_half
 from strategies.compute.in_process import InProcess, torch_as_usual
@@ -33,7 +32,6 @@ from strategies.core.errors import OneShotError
 from strategies.core.facts import CLASSIFIER, UploadFacts, is_head, kind_of
 from strategies.core.seeds import seeded_torch
 from strategies.method import Method, Part, Silent, Upload
-from strategies.rounds.config import FederatedRounds
 from strategies.run.journal import Pace
 from strategies.run.stage import all_cores
 
@@ -64,14 +62,14 @@ def trial(settings: Settings, num_supernodes: int) -> dict[str, float]:
         for number in range(num_supernodes)
     ]
     found = {"clients": _clients(settings, split, parts)}
-    server = None if isinstance(settings.method, FederatedRounds) else _server(settings.method, settings, split, parts)
+    server = None if settings.method is None else _server(settings.method, settings, split, parts)
     return {**found, **({} if server is None else {"server": server})}
 
 
 def times_trained(settings: Settings) -> float:
     """Return how often a client trains and uploads, on average."""
-    method, config = settings.method, settings.method_config
-    return float(config.rounds * config.fraction if isinstance(method, FederatedRounds) else method.rounds(config))
+    config = settings.method_config
+    return float(config.rounds * config.fraction if settings.method is None else settings.plan.rounds)
 
 
 def _untold(settings: Settings) -> bool:
@@ -80,7 +78,7 @@ def _untold(settings: Settings) -> bool:
     elsewhere = app.client.nodes or app.client.checkpoint or app.resume or app.uploads or app.privacy.on
     on_gpu = app.client.device not in ("auto", "cpu")
     other = any(is_head(name) or kind_of(name) != CLASSIFIER for name in names)
-    return bool(elsewhere) or on_gpu or other or settings.method.uploads != CLASSIFIER
+    return bool(elsewhere) or on_gpu or other or settings.choice.uploads != CLASSIFIER
 
 
 def _clients(settings: Settings, split: Split, parts: Sequence[Tensor]) -> float:
@@ -115,8 +113,8 @@ def _seconds_per_step(settings: Settings, split: Split, name: str, positions: Te
 
 def _server(method: Method, settings: Settings, split: Split, parts: Sequence[Tensor]) -> float | None:
     """Return the seconds of the server stage; None if the trial does not tell them."""
-    names, times = settings.app.model.mix(), method.rounds(settings.method_config)
-    if asks_again(method):
+    names, times = settings.app.model.mix(), settings.plan.rounds
+    if settings.choice.asks_again:
         return None  # the clients answer again
     images, tested = held_out(settings)
     job = build_job(settings, tested, images)

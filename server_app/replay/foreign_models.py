@@ -123,7 +123,7 @@ def foreign_job(request: Request, info: Mapping[str, Any]) -> tuple[Settings, Jo
     """
     settings, job = _foreign_job(request, info)
     stored = upload_of_each(request.run)
-    answering, trained = answering_of(settings.method, job.student, stored), settings.method.kind == "student"
+    answering, trained = answering_of(settings.choice, job.student, stored), settings.choice.kind == "student"
     check_models(request.model, job, stored, answering, trained=trained)
     return settings, job
 

@@ -248,7 +248,7 @@ def import_checkpoints(request: Request, *, log: Callable[[str], None]) -> dict[
         "imported-files": files,
     }
     with _whole_or_absent(target) as staging:
-        with open_run(staging, settings.method.name, job, identity={}, facts=facts) as run:
+        with open_run(staging, settings.choice.name, job, identity={}, facts=facts) as run:
             refused = _store(run, entries, job, int(settings.app.max_upload_mib * MIB), log)
             if refused and not (request.skip_bad and len(refused) < len(entries)):
                 raise UploadError(_refusal(request, entries, refused))
@@ -266,7 +266,7 @@ def import_checkpoints(request: Request, *, log: Callable[[str], None]) -> dict[
         ],
         "refused": len(refused),
         "refusals": [{"client": client, "file": files[client], "reason": why} for client, why in refused.items()],
-        "next": oneshot("replay", target, "--method", settings.method.name),
+        "next": oneshot("replay", target, "--method", settings.choice.name),
     }  # fmt: skip
 
 

@@ -27,7 +27,7 @@ from strategies.core.options import flatten
 from strategies.core.processor import subnormals_as_zero
 from strategies.core.seeds import seeded_torch
 from strategies.method import METHODS, Job, Method
-from strategies.rounds.config import NEEDS_CLIENTS, FederatedRounds
+from strategies.rounds.config import NEEDS_CLIENTS
 from strategies.run.quarantine import Door, guarded_replay
 from strategies.run.run_folder import RunFolder, default_run_dir
 from strategies.run.stage import joined, kept_round
@@ -53,7 +53,7 @@ def replay_run(request: Request, *, log: Callable[[str], None], compute: ServerC
     info = _begun(request) or _source(request)
     ready = _prepared(request, info)
     settings, job = ready.settings, ready.job
-    method = _method(settings.method.name, request, job)
+    method = _method(settings.choice.name, request, job)
     door = _door(ready, log)
     with sigterm_as_interrupt(), _target(request, {**info, **_facts(ready, request, door)}) as target:
         if (done := target.result()) is not None and done["status"] == "finished":
@@ -82,7 +82,7 @@ def replay_run(request: Request, *, log: Callable[[str], None], compute: ServerC
             raise
         seconds = {"server": report.seconds, "app": time.monotonic() - began}
         if ready.scorer is None:
-            result = bare_result(target, settings.method.name, report, seconds)
+            result = bare_result(target, settings.choice.name, report, seconds)
         else:
             result = finish(target, settings, report, ready.scorer, seconds=seconds, log=log, kept=request.kept)
         # No Flower starts before a replay: the time of this process is the total.
@@ -95,7 +95,7 @@ def check_replay(request: Request) -> str:
     """Refuse a replay with invalid settings, or one resumed under other settings than it began with.
 
     Returns:
-        What sets its result apart from others in tables, :attr:`strategies.method.Method.mark`.
+        What sets its result apart from others in tables, :attr:`strategies.method.Plan.mark`.
 
     Raises:
         OptionError: A setting is wrong or differs, or the run's models cannot be built.
@@ -107,7 +107,7 @@ def check_replay(request: Request) -> str:
         settings, _ = foreign_job(request, info)
     else:
         _check_evaluate(request)
-    return settings.method.mark(settings.method_config) if isinstance(settings.method, Method) else ""
+    return settings.plan.mark
 
 
 def unmet_need(request: Request) -> str:
@@ -138,10 +138,10 @@ def _method(name: str, request: Request, job: Job) -> Method:
     Raises:
         OptionError: The method is federated learning in rounds.
     """
-    method = CHOICES[name]
-    if isinstance(method, FederatedRounds):
+    method = CHOICES[name].method
+    if method is None:
         raise OptionError(
-            f"method {method.name!r} needs that {NEEDS_CLIENTS}: run it with 'oneshot run', or choose another "
+            f"method {name!r} needs that {NEEDS_CLIENTS}: run it with 'oneshot run', or choose another "
             f"method: {fitting(replace(job, uploads=stored_uploads(request.run)))}"
         )
     return method
@@ -248,7 +248,7 @@ def _settings(request: Request, info: Mapping[str, Any]) -> Settings | None:
 def _facts(ready: _Prepared, request: Request, door: Door) -> dict[str, Any]:
     settings, job = ready.settings, ready.job
     facts = {
-        "method": settings.method.name,
+        "method": settings.choice.name,
         "seed": job.seed,
         "threads": job.threads,
         "student": job.student,
@@ -257,7 +257,7 @@ def _facts(ready: _Prepared, request: Request, door: Door) -> dict[str, Any]:
     if not ready.foreign:
         return {**facts, "settings": dict(settings.flat)}
     scored = {"evaluate": request.evaluate} if request.evaluate else {}
-    options = {**flatten(job.config, settings.method.name), **flatten(door.config, "gatekeeper")}
+    options = {**flatten(job.config, settings.choice.name), **flatten(door.config, "gatekeeper")}
     options |= of_the_app(settings.app)
     return {**facts, "options": options, **scored}
 

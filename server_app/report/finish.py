@@ -125,13 +125,13 @@ def finish(
         The result, as written to result.json.
     """
     began = time.monotonic()
-    rows = evaluate(report, settings.method.name, held_out, log=log, kept=kept)
+    rows = evaluate(report, settings.choice.name, held_out, log=log, kept=kept)
     accuracy = rows[-1].accuracy  # the last row is the method's own result: the student, if it has both outcomes
     refused, cost = [refusal for each in rounds_in(folder) for refusal in each.refused()], cost_of(folder)
     result: dict[str, Any] = {
         "status": "finished",
         "run_dir": str(folder.path),
-        "method": settings.method.name,
+        "method": settings.choice.name,
         "seed": settings.app.seed,
         **({"scaled": settings.scaled} if settings.scaled else {}),
         "accuracy": accuracy,
@@ -175,7 +175,7 @@ def _of_clients(folder: RunFolder, settings: Settings, report: StageReport, held
         "classes": list(held_out.classes),
         "client_weights": client_weights(report.outcome),
         "attack": attack_facts(settings.app.attack, report, held_out) if isinstance(held_out, HeldOut) else {},
-        "privacy": privacy_facts(settings.app.privacy, sums=settings.method.uploads == STATISTICS),
+        "privacy": privacy_facts(settings.app.privacy, sums=settings.choice.uploads == STATISTICS),
     }
     filled = {key: facts for key, facts in found.items() if facts}
     return {**filled, **verdict_facts(folder.round(kept_round(folder)))}
@@ -200,10 +200,10 @@ def _reported(
 ) -> list[str]:
     """Write the model card and the plots; return the names of the plots."""
     facts, setting, metrics = _facts(settings, result), run_setting(folder.info, result), _metrics(folder)
-    card = model_card(settings.method, report, rows, {**facts, "metrics": metrics, "setting": setting})
-    head = front_matter(settings.method, report.job, folder.info, rows)
+    card = model_card(settings.choice, report, rows, {**facts, "metrics": metrics, "setting": setting})
+    head = front_matter(settings.choice, report.job, folder.info, rows)
     atomic_write(folder.path / CARD_FILE, f"{head}{card}".encode())
-    points = points_of(settings.method, rows, metrics, cost) if cost is not None else []
+    points = points_of(settings.choice, rows, metrics, cost) if cost is not None else []
     plots = run_plots(report, rows, own_epochs(report.outcome, metrics), points, classes=facts["classes"])
     plots["gatekeeper"] = partial(plot_verdict, facts["gatekeeper"])
     return save_all(folder.path / "report", plots, setting, log)
@@ -258,7 +258,7 @@ def describe_failure(folder: RunFolder, settings: Settings, error: Exception) ->
         "status": "failed",
         "error": str(error),
         "run_dir": str(folder.path),
-        "method": settings.method.name,
+        "method": settings.choice.name,
         "seed": settings.app.seed,
         "uploads": len(rounds_in(folder)[-1].held()),
         "refusals": rounds_in(folder)[-1].refused(),

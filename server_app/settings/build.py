@@ -31,7 +31,7 @@ from strategies.core.facts import CVAE, HEAD, PROTOTYPES, STATISTICS, backbone_i
 from strategies.core.gpu import resolve_device
 from strategies.core.options import OWN_FORM
 from strategies.core.places import expanded
-from strategies.method import TEACHERS, Job, Method
+from strategies.method import TEACHERS, Job
 from strategies.run import FACTS_FILE, is_run_folder
 from strategies.run.run_folder import RunFolder
 from strategies.run.stage import all_cores
@@ -164,7 +164,7 @@ def functions_of(settings: Settings, split: Split) -> tuple[FeatureFunction, ...
     """Return the feature functions of the run's heads and sums, one per backbone, without their projection."""
     app = settings.app
     names = dict.fromkeys(backbone_in(name) or app.features.backbone for name in app.model.on_features())
-    own = {app.features.backbone: None} if settings.method.uploads == STATISTICS else {}
+    own = {app.features.backbone: None} if settings.choice.uploads == STATISTICS else {}
     function = FeatureFunction(app.features, 0, *split.normalization)
     return tuple(of_backbone(function.whole, name) for name in {**own, **names})
 
@@ -184,18 +184,18 @@ def build_job(settings: Settings, split: Split, observer: HeldOut | None, *, dat
     """
     app = settings.app
     check_tracker(app.tracker)
-    of_sums = settings.method.uploads == STATISTICS
+    of_sums = settings.choice.uploads == STATISTICS
     seed = app.seed if data_seed is None else data_seed
     function = FeatureFunction(app.features, seed, *split.normalization)
     for name in [*([""] if of_sums else []), *map(backbone_in, app.model.on_features())]:
         of_backbone(function, name).check(split, app.data.name)
     if of_sums:
-        function.check_size(split.num_classes, settings.method.name, app.max_upload_mib)
+        function.check_size(split.num_classes, settings.choice.name, app.max_upload_mib)
     models, student = architectures(settings, split, function)
     app.attack.check_classes(split.num_classes)
     if not holds_images(split.input_shape):
         app.check_imageless()
-    if settings.method.uploads in (PROTOTYPES, CVAE) or app.attack.kind == "backdoor":
+    if settings.choice.uploads in (PROTOTYPES, CVAE) or app.attack.kind == "backdoor":
         split.check_pixels(app.data.name)
     check_private_models(settings, split)
     return Job(
@@ -231,15 +231,15 @@ def architectures(
     Raises:
         OptionError: A setting names an architecture that does not take the data set's examples.
     """
-    app, of_sums = settings.app, settings.method.uploads == STATISTICS
+    app, of_sums = settings.app, settings.choice.uploads == STATISTICS
     models = _models_of(app, split, function, used=not of_sums)
     sent = uploaded_builders(
-        settings.method.uploads,
+        settings.choice.uploads,
         split.num_classes,
         split.input_shape,
         latent=app.client.latent,
         blocks=app.client.blocks,
-        sums=partial(function.sums, split.num_classes, app.privacy.noise, settings.method.name),
+        sums=partial(function.sums, split.num_classes, app.privacy.noise, settings.choice.name),
         own=app.model.own(),
     )
     heads = feature_builders([f"{HEAD}{app.features.backbone}"] if of_sums else [], function, split.num_classes)
@@ -296,7 +296,7 @@ def check_before_start(settings: Settings, num_supernodes: int) -> None:
     check_checkpoints(app, num_supernodes)
     check_halves(app.data.name, train, test)
     job = build_job(settings, test, None)
-    if isinstance(settings.method, Method):
+    if settings.method is not None:
         check_needs(settings.method, job)
     if settings.refiner is not None:
         settings.refiner.check(job)
@@ -313,7 +313,7 @@ def build_strategy(settings: Settings, job: Job) -> OneShot | Iterative:
         raise OptionError(refused_in_deployment(app.client.nodes))
     run_dir = app.resume or app.run_dir
     # Every CVAE sends a decoder of one architecture, whatever its encoder.
-    accepted = "" if isinstance(settings.method, Method) and settings.method.uploads == CVAE else app.model.accepted
+    accepted = "" if settings.choice.uploads == CVAE else app.model.accepted
     if app.resume and not is_run_folder(expanded(app.resume)):
         raise OptionError(f"setting 'resume' is {app.resume!r}: must be the folder of a run (it holds {FACTS_FILE})")
     names = ("threads", "device", "max_upload_mib", "checkpoint_s", "teacher", "store_images")
@@ -338,7 +338,7 @@ def build_strategy(settings: Settings, job: Job) -> OneShot | Iterative:
             **({} if app.resume else facts_of(app.uploads, app.forget)),  # a resumed run already has them
         },
     }
-    if isinstance(settings.method, Method):
+    if settings.method is not None:
         return OneShot(settings.method, job.builders, **shared)
     return Iterative(job.builders, refiner=settings.refiner, **shared)
 

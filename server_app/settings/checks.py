@@ -20,7 +20,7 @@ from strategies.core.facts import CLASSIFIER, STATISTICS, kind_of
 from strategies.core.gpu import resolve_device
 from strategies.gatekeeper.config import OFF, GatekeeperConfig
 from strategies.method import METHODS, TEACHERS, Method, Need
-from strategies.rounds.config import FederatedRounds, IterativeConfig
+from strategies.rounds.config import IterativeConfig
 
 # They divide by the length of the clients' steps, which is known for SGD.
 BY_TRAVEL = ("fednova", "scaffold")
@@ -32,7 +32,7 @@ def check_needs_of_settings(settings: Settings) -> None:
     Raises:
         OptionError: The error names the setting, its value and the method's need.
     """
-    method, app = settings.method, settings.app
+    method, app = settings.choice, settings.app
     if Need.SAME_ARCHITECTURE in method.needs and set(app.model.mix()) != {app.model.of_student()}:
         key, value = (
             ("model.per-client", app.model.per_client) if app.model.per_client else ("model.name", app.model.name)
@@ -43,19 +43,19 @@ def check_needs_of_settings(settings: Settings) -> None:
         )
     _check_heads(app, method)
     _check_privacy(settings)
-    wanted = Need.LABEL_COUNTS in method.all_needs(settings.method_config) and app.teacher not in TEACHERS
-    if wanted and not app.client.share_label_counts:
+    needs = method.needs | settings.plan.needs
+    if Need.LABEL_COUNTS in needs and app.teacher not in TEACHERS and not app.client.share_label_counts:
         raise OptionError(
             f"setting 'client.share-label-counts' is False: must be True with method {method.name!r}, which needs that "
             f"{Need.LABEL_COUNTS.value}"
         )
     _check_counts_of_sums(app, method)
-    _check_attack(app.attack, method)
-    _check_gatekeeper(settings.gatekeeper, method, app.uploads)
+    if app.uploads:
+        _check_gatekeeper_of_stored(settings.gatekeeper, app.uploads)
     if app.teacher == "run":
         raise OptionError("setting 'teacher' is 'run': needs a replay, of a run that ended with an ensemble")
-    if isinstance(settings.method_config, IterativeConfig):
-        _check_iterative(app, settings.method_config)
+    if settings.method is None:
+        _check_rounds(app, settings.method_config, settings.gatekeeper)
     if named(app.compute, app.shards) == "in-process":
         resolve_device(app.device)
 
@@ -67,8 +67,10 @@ def _check_heads(app: AppConfig, method: Choice) -> None:
         OptionError: The error names the setting, its value and the reason.
     """
     named = {name: key for key, name in app.model.named() if name in app.model.on_features()}
-    if not isinstance(method, Method) or not named or method.uploads == STATISTICS:
-        reason = "trains whole models in rounds" if named and not isinstance(method, Method) else ""
+    if not named or method.uploads == STATISTICS:
+        reason = ""
+    elif method.method is None:
+        reason = "trains whole models in rounds"
     elif method.uploads != CLASSIFIER:
         reason = f"works on uploads of kind {method.uploads!r}"
     elif Need.IMAGE_GRADIENTS in method.needs:
@@ -89,7 +91,7 @@ def _check_counts_of_sums(app: AppConfig, method: Choice) -> None:
     Raises:
         OptionError: The error names the setting, its value and the possible values.
     """
-    if not isinstance(method, Method) or method.uploads != STATISTICS or app.privacy.on:
+    if method.uploads != STATISTICS or app.privacy.on:
         return
     told = {"share-label-counts": (app.client.share_label_counts, True),
             "label-counts-as": (app.client.label_counts_as, "numbers")}  # fmt: skip
@@ -146,44 +148,23 @@ def check_private_models(settings: Settings, split: Split) -> None:
     Raises:
         OptionError: The error names the first of them, and the architectures that fit.
     """
-    if settings.app.privacy.on and settings.method.uploads != STATISTICS:
+    if settings.app.privacy.on and settings.choice.uploads != STATISTICS:
         heads = settings.app.model.on_features()
         for name in dict.fromkeys(name for name in settings.app.model.mix() if name not in heads):
             check_architecture(name, split.num_classes, split.input_shape)
 
 
-def _check_attack(attack: AttackConfig, method: Choice) -> None:
-    """Refuse an attack on a single upload where the clients train in rounds.
-
-    Raises:
-        OptionError: The error names the setting, its value and the possible values.
-    """
-    if isinstance(method, FederatedRounds) and attack.kind not in ("none", *POISONING):
-        raise OptionError(
-            f"setting 'attack.kind' is {attack.kind!r}: must be one of none, {', '.join(POISONING)} with method "
-            f"{method.name!r}, whose clients train in rounds"
-        )
-
-
-def _check_gatekeeper(config: GatekeeperConfig, method: Choice, uploads: str) -> None:
-    """Refuse a gatekeeper where it has no new uploads to judge.
+def _check_gatekeeper_of_stored(config: GatekeeperConfig, uploads: str) -> None:
+    """Refuse a gatekeeper where the uploads are those of another run.
 
     Args:
         config: Its options.
-        method: The server method.
-        uploads: The run folder whose stored uploads are used; empty: clients train and upload.
+        uploads: The folder of that run.
 
     Raises:
         OptionError: The error names the setting, its value and the required value.
     """
-    if config.policy == OFF:
-        return
-    if isinstance(method, FederatedRounds):
-        raise OptionError(
-            f"setting 'gatekeeper.policy' is {config.policy!r}: must be {OFF!r} with method {method.name!r}, whose "
-            "clients answer in every round; the gatekeeper only judges models that are uploaded once"
-        )
-    if uploads:
+    if config.policy != OFF:
         raise OptionError(
             f"setting 'gatekeeper.policy' is {config.policy!r} and 'uploads' {uploads!r}: must be {OFF!r}; clients "
             "quarantined in that run stay left out, and 'forget' leaves out others"
@@ -211,33 +192,43 @@ def _check_privacy(settings: Settings) -> None:
     """
     if not settings.app.privacy.on:
         return
-    method = settings.method
-    if method.uploads == CLASSIFIER:
+    choice = settings.choice
+    if choice.uploads == CLASSIFIER:
         _check_private_sums(settings.app)
-    if isinstance(method, FederatedRounds) or not _asks_once(method):
+    if choice.method is None or not _asks_once(choice.method):
         allowed = ", ".join(name for name in METHODS if _asks_once(METHODS[name]))
         raise OptionError(
-            f"setting 'method' is {method.name!r}: must be one of {allowed} with 'privacy.epsilon'; these methods ask "
+            f"setting 'method' is {choice.name!r}: must be one of {allowed} with 'privacy.epsilon'; these methods ask "
             "each client for one classifier or one set of sums, and for nothing later"
         )
-    if (rounds := method.rounds(settings.method_config)) > 1:
+    if (rounds := settings.plan.rounds) > 1:
         raise OptionError(
-            f"setting '{method.name}.rounds' is {rounds}: must be 1 with 'privacy.epsilon'; every round would spend "
+            f"setting '{choice.name}.rounds' is {rounds}: must be 1 with 'privacy.epsilon'; every round would spend "
             "the budget again"
         )
 
 
 def _asks_once(method: Method) -> bool:
-    once = method.uploads in (CLASSIFIER, STATISTICS) and method.fit_with is None
+    once = method.uploads in (CLASSIFIER, STATISTICS) and method.client_phase is None
     return once and not method.needs & {Need.LABEL_COUNTS, Need.EXACT_SUMS}
 
 
-def _check_iterative(app: AppConfig, config: IterativeConfig) -> None:
-    """Refuse local training that does not fit federated learning in rounds, before any client is asked.
+def _check_rounds(app: AppConfig, config: IterativeConfig, gatekeeper: GatekeeperConfig) -> None:
+    """Refuse what does not fit federated learning in rounds, before any client is asked.
 
     Raises:
         OptionError: The error names the setting, its value and the possible values.
     """
+    if app.attack.kind not in ("none", *POISONING):
+        raise OptionError(
+            f"setting 'attack.kind' is {app.attack.kind!r}: must be one of none, {', '.join(POISONING)} with method "
+            "'iterative', whose clients train in rounds"
+        )
+    if gatekeeper.policy != OFF:
+        raise OptionError(
+            f"setting 'gatekeeper.policy' is {gatekeeper.policy!r}: must be {OFF!r} with method 'iterative', whose "
+            "clients answer in every round; the gatekeeper only judges models that are uploaded once"
+        )
     if app.client.checkpoint:
         raise OptionError(
             f"setting 'client.checkpoint' is {app.client.checkpoint!r}: must be empty with method 'iterative', "

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from strategies.core.facts import STATISTICS
-from strategies.core.registry import Registry
-from strategies.method import METHODS, Method, Need
-from strategies.rounds.config import FederatedRounds
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
 
-Choice = Method | FederatedRounds
-CHOICES: Registry[Choice] = Registry("method", {**METHODS.homes, "iterative": "rounds.config:FEDERATED"})
+from strategies.core.errors import OptionError
+from strategies.core.facts import CLASSIFIER, STATISTICS
+from strategies.core.options import Always, meant
+from strategies.method import METHODS, Method, Need, Plan
+from strategies.rounds.config import NAME as ITERATIVE
+from strategies.rounds.config import IterativeConfig
+
 PLAIN = "Clients train and upload as ever"
 COUNTS = "Clients send their label counts"
 OTHER_TRAINING = "Clients train something else"
@@ -18,19 +22,91 @@ SERVER_IMAGES = "The server has images"
 ASSUMPTIONS = (PLAIN, COUNTS, OTHER_TRAINING, SHARED_BACKBONE, ASKED_AGAIN, SERVER_IMAGES)
 
 
-def asks_again(method: Choice) -> bool:
-    """Return whether a method has work for its clients beside their uploads, of which it may take several rounds."""
-    return isinstance(method, FederatedRounds) or method.fit_with is not None or method.lends is not None
+@dataclass(frozen=True)
+class Choice:
+    """A value of the setting ``method``, as settings, lists and tables describe it.
+
+    Attributes:
+        name: The value.
+        title: Its name in the literature.
+        source: Paper, venue and year.
+        config: The type of its config.
+        kind: The kind of result, as the result table names it.
+        uploads: The task of its clients.
+        needs: Its requirements under every config.
+        plan: Given a config, what a run involves.
+        method: The server method; None for federated learning in rounds, where a strategy of Flower's form combines
+            the clients' models.
+    """
+
+    name: str
+    title: str
+    source: str
+    config: type
+    kind: str
+    uploads: str
+    needs: frozenset[Need]
+    plan: Callable[[Any], Plan]
+    method: Method | None
+
+    @classmethod
+    def of(cls, method: Method) -> Choice:
+        """Return a server method as a choice."""
+        shared = {field.name: getattr(method, field.name) for field in fields(cls) if field.name != "method"}
+        return cls(**shared, method=method)
+
+    @property
+    def asks_again(self) -> bool:
+        """Whether its clients have work beside their uploads, of which it may take several rounds."""
+        method = self.method
+        return method is None or method.client_phase is not None or method.in_rounds.shares_generator is not None
+
+    @property
+    def assumption(self) -> str:
+        """Its assumption on clients and server, one of :data:`ASSUMPTIONS`."""
+        if Need.PROXY_IMAGES in self.needs:
+            return SERVER_IMAGES
+        if self.asks_again:
+            return ASKED_AGAIN
+        if self.uploads != CLASSIFIER:
+            return SHARED_BACKBONE if self.uploads == STATISTICS else OTHER_TRAINING
+        return COUNTS if Need.LABEL_COUNTS in self.needs else PLAIN
+
+    def titled(self, config: Any) -> str:
+        """Return the title of the result in tables."""
+        return config.title if self.method is None else self.method.titled(config)
 
 
-def assumption_of(method: Choice) -> str:
-    """Return the assumption of a method on clients and server, one of :data:`ASSUMPTIONS`."""
-    if isinstance(method, FederatedRounds):
-        return ASKED_AGAIN
-    if Need.PROXY_IMAGES in method.needs:
-        return SERVER_IMAGES
-    if asks_again(method):
-        return ASKED_AGAIN
-    if method.uploads != "classifier":
-        return SHARED_BACKBONE if method.uploads == STATISTICS else OTHER_TRAINING
-    return COUNTS if Need.LABEL_COUNTS in method.needs else PLAIN
+IN_ROUNDS = Choice(
+    name=ITERATIVE,
+    title="Federated learning in rounds",
+    source="McMahan et al., AISTATS 2017",
+    config=IterativeConfig,
+    kind="baseline",
+    uploads=CLASSIFIER,
+    needs=frozenset({Need.SAME_ARCHITECTURE}),
+    plan=Always(Plan()),
+    method=None,
+)
+
+
+class _Choices(Mapping[str, Choice]):
+    """The server methods, each imported when it is first asked for, and federated learning in rounds."""
+
+    def __getitem__(self, name: str) -> Choice:
+        if name not in self:
+            known = sorted(self)
+            raise OptionError(f"unknown method {name!r}: known are {', '.join(known)}{meant(name, known)}")
+        return IN_ROUNDS if name == ITERATIVE else Choice.of(METHODS[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter((*METHODS, ITERATIVE))
+
+    def __len__(self) -> int:
+        return len(METHODS) + 1
+
+    def __contains__(self, name: object) -> bool:
+        return name in METHODS or name == ITERATIVE
+
+
+CHOICES: Mapping[str, Choice] = _Choices()

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from server_app.settings.catalogue import BOUNDS, CATALOGUE
-from server_app.settings.choices import ASSUMPTIONS, CHOICES, Choice, assumption_of
+from server_app.settings.choices import ASSUMPTIONS, CHOICES, Choice
 from server_app.settings.read import default_settings, known_options
 from server_app.settings.text import to_toml
 from strategies.core.options import Option
-from strategies.rounds.config import NEEDS_CLIENTS, FederatedRounds
+from strategies.rounds.config import NEEDS_CLIENTS
 
 BEGIN = "# Written by `make config` from the dataclasses; change those."
 SECTION = re.compile(r"\[tool\.flwr\.app\.config\]\n.*?(?=\n\[|\Z)", re.DOTALL)
@@ -54,9 +54,9 @@ def _option(option: Option, app_default: object) -> dict[str, Any]:
 
 
 def _method(method: Choice) -> dict[str, Any]:
-    needs = [need.value for need in method.needs] + [NEEDS_CLIENTS] * isinstance(method, FederatedRounds)
+    needs = [need.value for need in method.needs] + [NEEDS_CLIENTS] * (method.method is None)
     own = {"name": method.name, "title": method.title, "source": method.source, "kind": method.kind}
-    return {**own, "assumption": assumption_of(method), "needs": sorted(needs)}
+    return {**own, "assumption": method.assumption, "needs": sorted(needs)}
 
 
 def main() -> None:

@@ -9,11 +9,12 @@ from typing import Any
 from fl_app.config import AppConfig
 from server_app.settings.choices import CHOICES, Choice
 from strategies.core.errors import OptionError
+from strategies.core.facts import STATISTICS
 from strategies.core.options import Option, Scalar, flatten, listed, options_of, parse, reject_unknown, shortened
 from strategies.gatekeeper.config import OFF, GatekeeperConfig
-from strategies.method import METHODS, Method
-from strategies.rounds.config import IterativeConfig
+from strategies.method import METHODS, Method, Plan
 from strategies.rounds.refinement import Refiner
+from strategies.statistics.choice import with_share
 
 # Defaults for small data. Tried out on digits, they take seconds, where DENSE's own values take an hour and FENS's a
 # minute. FLBoost's values, tried out on Fashion-MNIST, suit models as small as the main job's.
@@ -39,30 +40,40 @@ class Settings:
 
     Attributes:
         app: The app's own settings, with the local epochs after ``scale``.
-        method: The server method, or federated learning in rounds.
-        method_config: The method's config, with the server epochs after ``scale``.
+        choice: The value of the setting ``method``.
+        method_config: Its config, with the server epochs after ``scale``.
         refiner: The method that fine-tunes the model of every round, with its config after ``scale``; None for none.
         flat: All settings as given, completed by the defaults.
         gatekeeper: The options of the gatekeeper.
     """
 
     app: AppConfig
-    method: Choice
+    choice: Choice
     method_config: Any
     refiner: Refiner | None
     flat: Mapping[str, Scalar]
     gatekeeper: GatekeeperConfig
 
     @property
+    def method(self) -> Method | None:
+        """The server method; None for federated learning in rounds."""
+        return self.choice.method
+
+    @property
+    def plan(self) -> Plan:
+        """What the run involves under the config."""
+        return self.choice.plan(self.method_config)
+
+    @property
     def learner(self) -> Choice:
-        """The method that learns on the server: the rounds' refiner if there is one, else the method itself."""
-        return self.method if self.refiner is None else self.refiner.method
+        """What learns on the server: the rounds' refiner if there is one, else the method itself."""
+        return self.choice if self.refiner is None else Choice.of(self.refiner.method)
 
     @property
     def options(self) -> dict[str, Scalar]:
         """The options of the method, and of the rounds' refiner, by key."""
         refiner = {} if self.refiner is None else flatten(self.refiner.config, self.refiner.method.name)
-        return {**flatten(self.method_config, self.method.name), **refiner}
+        return {**flatten(self.method_config, self.choice.name), **refiner}
 
     @property
     def scaled(self) -> dict[str, list[Scalar]]:
@@ -101,18 +112,18 @@ def read_settings(given: Mapping[str, Scalar]) -> Settings:
     flat = {**default_settings(), **given}
     app = AppConfig.from_settings(flat)
     try:
-        method = CHOICES[app.method]
+        choice = CHOICES[app.method]
     except OptionError as error:
         raise OptionError(f"setting 'method': {error}") from error
-    config: Any = shortened(parse(method.config, flat, method.name), app.scale)
+    config: Any = shortened(parse(choice.config, flat, choice.name), app.scale)
     gatekeeper = parse(GatekeeperConfig, flat, "gatekeeper")
-    if isinstance(method, Method) and method.guarded is not None and gatekeeper.policy != OFF:
-        config = method.guarded(config)
-    return Settings(app, method, config, _refiner(config, flat, app.scale), flat, gatekeeper)
+    if choice.uploads == STATISTICS and gatekeeper.policy != OFF:
+        config = with_share(config)
+    refiner = _refiner(config.refiner, flat, app.scale) if choice.method is None else None
+    return Settings(app, choice, config, refiner, flat, gatekeeper)
 
 
-def _refiner(config: Any, flat: Mapping[str, Scalar], scale: float) -> Refiner | None:
-    name = config.refiner if isinstance(config, IterativeConfig) else "none"
+def _refiner(name: str, flat: Mapping[str, Scalar], scale: float) -> Refiner | None:
     if name == "none":
         return None
     return Refiner(METHODS[name], shortened(parse(METHODS[name].config, flat, name), scale))

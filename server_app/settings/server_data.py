@@ -67,13 +67,13 @@ def labelled_images(settings: Settings, seed: int) -> tuple[torch.Tensor, torch.
     Raises:
         OptionError: The method trains on labelled images, and the server has none.
     """
-    has_to, data = settings.method.labelled, settings.app.data
-    if has_to is None:
+    labelled, data = settings.plan.labelled, settings.app.data
+    if labelled == "unused":
         return None
     if not data.proxy:
-        if has_to(settings.method_config):
+        if labelled == "required":
             raise OptionError(
-                f"setting '{settings.method.name}.train-on' is 'server' and 'data.proxy' 0: needs a larger "
+                f"setting '{settings.choice.name}.train-on' is 'server' and 'data.proxy' 0: needs a larger "
                 "'data.proxy', such as 0.05, the share of the training images that only the server has, with labels"
             )
         return None

@@ -87,7 +87,7 @@ def check_adopted(settings: Settings, num_supernodes: int) -> None:
         return
     with RunFolder.open(Path(settings.app.uploads), write=False) as source:
         info = source.info
-    stored, method = info.get("settings"), settings.method
+    stored, method = info.get("settings"), settings.choice
     if not isinstance(stored, dict):
         raise OptionError(f"setting 'uploads' is {settings.app.uploads!r}: must be the folder of a run of this app")
     stored = completed(stored)
@@ -100,7 +100,7 @@ def check_adopted(settings: Settings, num_supernodes: int) -> None:
             )
     if num_supernodes != (made := int(info.get("num-supernodes", 0))):
         raise OptionError(f"--num-supernodes is {num_supernodes}: must be {made}, that of the run of the uploads")
-    asked, before = method.asks(settings.method_config), asked_by(stored)
+    asked, before = settings.plan.asks, asked_by(stored)
     held = [
         ("holdout", asked.holdout, before.holdout),
         ("holdout-per-class", asked.holdout_per_class, before.holdout_per_class),
@@ -118,7 +118,7 @@ def asked_by(stored: Mapping[str, Any]) -> ClientAsks:
     method = CHOICES[str(stored["method"])]
     keys = {option.key for option in options_of(method.config, method.name)}
     config: Any = parse(method.config, {key: value for key, value in stored.items() if key in keys}, method.name)
-    return method.asks(config)
+    return method.plan(config).asks
 
 
 def check_settled(stored: Mapping[str, Any], settings: Settings) -> None:
@@ -140,7 +140,7 @@ def check_settled(stored: Mapping[str, Any], settings: Settings) -> None:
                 f"setting {key!r} is {value!r}, but the run was made with {begun[key]!r}: must be that value; a "
                 f"replay can change the options of the methods, of the gatekeeper, and {', '.join(FREE_ON_REPLAY)}"
             )
-    uses_share = Need.PROXY_IMAGES in settings.method.needs or settings.method.labelled is not None
+    uses_share = Need.PROXY_IMAGES in settings.choice.needs or settings.plan.labelled != "unused"
     if settings.app.data.proxy and uses_share:
         made = AppConfig.from_settings({key: stored[key] for key in settings.flat if key in stored})
         check_unseen(settings, made, open_half(settings, "train"))

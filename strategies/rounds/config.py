@@ -25,7 +25,7 @@ from dataclasses import dataclass
 
 from ..core.errors import OptionError
 from ..core.options import check, option
-from ..method import METHODS, ClientAsks, Need
+from ..method import METHODS
 from ..uploads.ternary import LEAST_DENSITY, VALUES
 
 TITLES = {
@@ -51,6 +51,9 @@ REFINERS = (
     "flboost", "fed-gen", "dense", "co-boosting", "tally", "f-dafl", "f-adi", "feddf", "fedkd", "fed-et",
     "distill",
 )  # fmt: skip
+
+
+NAME = "iterative"  # in settings, beside the methods
 
 
 @dataclass(frozen=True)
@@ -107,35 +110,4 @@ class IterativeConfig:
         return f"{self.label}, {self.rounds} rounds"
 
 
-@dataclass(frozen=True)
-class FederatedRounds:
-    """Federated learning in rounds as a choice beside the methods, for settings, tables and lists.
-
-    It is no :class:`~strategies.method.Method`: its clients answer in every round, which stored uploads cannot.
-    """
-
-    name: str = "iterative"
-    title: str = "Federated learning in rounds"
-    source: str = "McMahan et al., AISTATS 2017"
-    config: type = IterativeConfig
-    kind: str = "baseline"
-    uploads: str = "classifier"
-    needs: frozenset[Need] = frozenset({Need.SAME_ARCHITECTURE})
-    fit_with: None = None
-    labelled: None = None
-
-    def asks(self, config: IterativeConfig) -> ClientAsks:  # noqa: ARG002  as a method's
-        """Return no requests: the clients only answer."""
-        return ClientAsks()
-
-    def all_needs(self, config: IterativeConfig) -> frozenset[Need]:  # noqa: ARG002  as a method's
-        """Return its requirements; the refiner has its own."""
-        return self.needs
-
-    def titled(self, config: IterativeConfig) -> str:
-        """Return the title of the result in tables."""
-        return config.title
-
-
-FEDERATED = FederatedRounds()
 NEEDS_CLIENTS = "clients answer in every round, which stored uploads cannot"

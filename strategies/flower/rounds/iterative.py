@@ -20,7 +20,7 @@ from ...core.facts import default_normalization
 from ...core.options import flatten
 from ...gatekeeper.config import OFF
 from ...method import Job, Normalization
-from ...rounds.config import FEDERATED, IterativeConfig
+from ...rounds.config import NAME, IterativeConfig
 from ...run.identity import open_run
 from ...run.run_folder import RunFolder, default_run_dir
 from ...run.stage import StageReport, all_cores, kept_report, kept_round
@@ -127,11 +127,11 @@ class Iterative(Strategy):
     def folder(self) -> RunFolder:
         """The run folder; opened, and locked for this process, at its first use, until :meth:`close`."""
         if self._folder is None:
-            path = self._run_dir or default_run_dir("", FEDERATED.name)
+            path = self._run_dir or default_run_dir("", NAME)
             identity = facts_of(self._base) if self._base is not None else {}
             if self._refiner is not None:
                 identity |= flatten(self._refiner.config, self._refiner.method.name)
-            self._folder = open_run(path, FEDERATED.name, self.job, identity=identity, facts=self._facts)
+            self._folder = open_run(path, NAME, self.job, identity=identity, facts=self._facts)
             self._run_dir = self._folder.path
         return self._folder
 
