@@ -1,4 +1,4 @@
-"""FedGen: the server trains a generator of features on each round's models, and lends it to the clients' training.
+"""FedGen: the server trains a generator of features on each round's models, and shares it with the clients' training.
 
 Paper: Zhu, Hong, Zhou, Data-Free Knowledge Distillation for Heterogeneous Federated Learning, ICML 2021,
     https://arxiv.org/abs/2105.10056; FedGen* and the shapes of both generators are of Zhang, Shen, Ding, Tao, Duan,

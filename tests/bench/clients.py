@@ -76,7 +76,7 @@ def _nodes(config: AppConfig, clients: int) -> Iterator[Node]:
 
 def _asked(read: Settings) -> Asked:
     """Return the server's request; a method may ask the clients to keep examples from training."""
-    asks = read.method.asks(read.method_config)
+    asks = read.plan.asks
     return Asked("", 1, read.app.seed, asks.holdout, asks.holdout_per_class)
 
 

@@ -211,9 +211,9 @@ def tiny_job(method: Method, *, seed: int = 0) -> Job:
 def fitted(method: Method, job: Job) -> Outcome:
     """Run a method, with clients in reach where it cannot do without them."""
     if method.name in WITH_CLIENTS:
-        assert method.fit_with is not None
+        assert method.client_phase is not None
         asked = replace(job, uploads=tuple(telling(upload, num_examples=20) for upload in job.uploads))
-        return method.fit_with(asked, Silent(), Answering(asked))
+        return method.client_phase.fit(asked, Silent(), Answering(asked))
     return method.fit(job, Silent())
 
 
@@ -325,10 +325,9 @@ def test_job_and_outcome_survive_pickling(method: Method) -> None:
 
 def test_fit_with_another_seed_gives_other_bits_where_the_method_draws(method: Method) -> None:
     other = predict(fitted(method, tiny_job(method, seed=1)), tiny_job(method))
-    draws = (
-        method.kind == "student" if method.draws is None else method.draws(method.config(**SMALL.get(method.name, {})))
-    )
-    if method.lends is not None:  # FedGen's draws end in what it lends to the clients of the next round
+    random = method.plan(method.config(**SMALL.get(method.name, {}))).random
+    draws = method.kind == "student" if random is None else random
+    if method.in_rounds.shares_generator is not None:  # FedGen's draws end in the generator of the next round
         draws = False
     assert torch.equal(usual(method.name), other) == (not draws)
 

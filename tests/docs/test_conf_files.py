@@ -237,10 +237,10 @@ def test_table_file_runs_its_paper_s_method_with_the_paper_s_values(path: Path) 
             rounds=rounds, synthesis_augmentation="crop-flip", pool_augmentation=own
         )
     elif path in FLBOOST:
-        assert settings.method_config == settings.method.config(**stated_for("iterative", path))
+        assert settings.method_config == settings.choice.config(**stated_for("iterative", path))
         assert settings.refiner == Refiner.of("flboost", **stated_for("flboost", path))
     elif path in FENS:
-        assert settings.method_config == settings.method.config(**stated_for(settings.method.name, path))
+        assert settings.method_config == settings.choice.config(**stated_for(settings.choice.name, path))
     else:
         assert settings.method_config == CoBoostingConfig(pool_augmentation=augmented(path))
 

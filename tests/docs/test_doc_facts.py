@@ -22,7 +22,7 @@ from fl_app.data.text import CLASSES, LENGTH
 from fl_app.data.torchvision_sets import KNOWN
 from fl_app.models import ARCHITECTURES, build, builders
 from fl_app.node_config import KEYS
-from server_app.settings.choices import CHOICES, assumption_of
+from server_app.settings.choices import CHOICES
 from server_app.settings.read import default_settings
 from strategies.core.errors import OptionError
 from strategies.core.options import flatten
@@ -45,7 +45,7 @@ NEEDS = {
 OTHERS = {"row": (FEATURES, 1, 1), "text": (1, 1, LENGTH)}
 
 
-GROUPS_OF = {name: f"## {assumption_of(METHODS[name])}" for name in METHODS}
+GROUPS_OF = {name: f"## {CHOICES[name].assumption}" for name in METHODS}
 
 
 @pytest.mark.parametrize("heading", sorted(set(GROUPS_OF.values())))

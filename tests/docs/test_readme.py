@@ -228,7 +228,7 @@ def check_oneshot(words: list[str]) -> None:
     settings = read_settings(merge_settings(sources, KINDS))
     named = [given["method"]] if given.get("method") else given.get("methods", "").split(",")
     assert {*named} <= {"", "all", *CHOICES}, named
-    assert settings.method.name in CHOICES
+    assert settings.choice.name in CHOICES
 
 
 def check_make(words: list[str]) -> None:

@@ -13,12 +13,11 @@ from fl_app.privacy import WANTED
 from server_app.launch.superlink import run_environment
 from server_app.settings.choices import CHOICES
 from strategies.core import offline
-from strategies.core.options import Always, options_of
+from strategies.core.options import options_of
 from strategies.core.places import RUNS_KEPT
 from strategies.gatekeeper.config import POLICIES
 from strategies.method import METHODS, Need
 from strategies.methods.fens import FensConfig
-from strategies.rounds.config import FederatedRounds
 from strategies.rounds.refinement import refines
 
 PAGE = ROOT / "SECURITY.md"
@@ -41,22 +40,23 @@ def test_page_has_every_method_in_its_order() -> None:
 def test_page_names_the_data_that_leaves_a_client_per_method(name: str) -> None:
     method, (sent, counts, after, back) = CHOICES[name], TABLE[name]
     options = {option.key for option in options_of(method.config, name)}
-    in_rounds = isinstance(method, FederatedRounds)
-    goes_on = method.fit_with is not None or in_rounds
+    server = method.method
+    in_rounds = server is None
+    goes_on = server is None or server.client_phase is not None
     again = f"{name}.rounds" in options
 
     assert sent.startswith("once") is not in_rounds
     assert SENT[method.uploads] in sent
-    assert (f"{name}.rounds" in sent) is (again and method.fit_with is None)
+    assert (f"{name}.rounds" in sent) is (again and not goes_on)
     assert ("ranges" in sent) is ("precision" in {field.name for field in fields(method.config)})
     assert (counts == "needed") is (Need.LABEL_COUNTS in method.needs)
-    assert ("needed by some" in counts) is (not in_rounds and not isinstance(method.needs_as_configured, Always))
+    assert ("needed by some" in counts) is (name in ("fens", "fusefl"))
     assert (after == "nothing") is not goes_on
     assert back.startswith("nothing") is not goes_on
     assert ("student" in back) is (again and not goes_on)
-    lends = not in_rounds and method.lends is not None
-    assert ("iterative.refiner" in back) is lends
-    assert not lends or refines(METHODS[name])
+    shares = server is not None and server.in_rounds.shares_generator is not None
+    assert ("iterative.refiner" in back) is shares
+    assert not shares or refines(METHODS[name])
 
 
 def test_page_names_settings_that_there_are() -> None:

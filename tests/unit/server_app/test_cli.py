@@ -17,7 +17,7 @@ from server_app import __main__ as entry
 from server_app import cli as command_line
 from server_app.launch import superlink as launching
 from server_app.launch.superlink import Launched
-from server_app.settings.choices import CHOICES, assumption_of
+from server_app.settings.choices import CHOICES
 from server_app.settings.read import APP_DEFAULTS, default_settings
 from strategies.core.places import make_run_place
 from strategies.run.files import read_json, write_json
@@ -351,7 +351,7 @@ def test_methods_when_named_show_their_options_with_the_app_s_and_the_paper_s_de
 
     text = " ".join(ended.stdout.split())
     assert f"dense: {CHOICES['dense'].title} ({CHOICES['dense'].source})" in text
-    assert f"{assumption_of(CHOICES['dense'])}; result: student" in text
+    assert f"{CHOICES['dense'].assumption}; result: student" in text
     assert f"dense.epochs = {APP_DEFAULTS['dense.epochs']} " in text
     assert "default of its paper: 200" in text
     assert "fedavg.weights = examples" in text

@@ -108,8 +108,8 @@ class DirectClients:
 
 def fitted(clients: DirectClients, job: Job | None = None, progress: Progress | None = None) -> Outcome:
     job = job or fens_job()
-    assert METHOD.fit_with is not None
-    return METHOD.fit_with(job, progress or Silent(), clients)
+    assert METHOD.client_phase is not None
+    return METHOD.client_phase.fit(job, progress or Silent(), clients)
 
 
 def weights(outcome: Outcome) -> dict[str, np.ndarray[Any, Any]]:

@@ -1,4 +1,4 @@
-"""FedGen's server part: its losses against numpy, what it leaves, what it lends, what it refuses."""
+"""FedGen's server part: its losses against numpy, what it leaves, what it describe_generator, what it refuses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from strategies.compute import InProcess
 from strategies.core.errors import OptionError
 from strategies.distillation.lent import Lent
 from strategies.method import Job, Normalization, Silent, Upload
-from strategies.methods.fed_gen import METHOD, FedGenConfig, _Server, fit, lends
+from strategies.methods.fed_gen import METHOD, FedGenConfig, _Server, describe_generator, fit
 from strategies.rounds.refinement import Refinement, Refiner
 from strategies.teacher.average import weighted_mean
 from strategies.uploads.needs import check_needs
@@ -40,7 +40,7 @@ def same(one: State, other: State) -> bool:
 
 def made_by(memory: State, config: FedGenConfig) -> torch.Tensor:
     """What a generator makes of one batch, by whose statistics it normalises."""
-    lent = Lent.read(lends(job(config)))
+    lent = Lent.read(describe_generator(job(config)))
     found = lent.build(16)
     found.load_state_dict(memory)
     noise = torch.randn(12, lent.latent, generator=torch.Generator().manual_seed(6))
@@ -132,7 +132,7 @@ def test_learning_rate_falls_from_round_to_round() -> None:
         config = replace(SMALL, iterations=1, lr_decay=0.9)
         with torch.random.fork_rng():
             torch.manual_seed(1)
-            start = Lent.read(lends(job())).build(16).state_dict()
+            start = Lent.read(describe_generator(job())).build(16).state_dict()
         start = {name: value.clone() for name, value in start.items()}
         after = fit(job(config, memory=start, server_round=number), Silent()).memory
         moved.append((after["features.bias"] - start["features.bias"]).abs().max().item())
@@ -206,10 +206,10 @@ def test_without_label_counts_everything_is_equal_and_noted_once_in_all_rounds()
 
 def test_clients_receive_the_generator_s_description_and_its_weight_of_the_round() -> None:
     config = replace(SMALL, local_batch_size=9)
-    assert Lent.read(lends(job(config, server_round=2))) == Lent(
+    assert Lent.read(describe_generator(job(config, server_round=2))) == Lent(
         "features", "normal", 5, 3, 8, SHAPE, 9, pytest.approx(9.8), 20
     )
-    assert METHOD.lends is lends
+    assert METHOD.in_rounds.shares_generator is describe_generator
 
 
 # Settings.
@@ -227,7 +227,7 @@ def test_presets_are_the_publications() -> None:
     )
     assert FedGenConfig.preset("default") == FedGenConfig()
     with torch.device("meta"):
-        generator = Lent.read(lends(job(FedGenConfig.preset("cvpr2022")))).build(512)
+        generator = Lent.read(describe_generator(job(FedGenConfig.preset("cvpr2022")))).build(512)
     assert sum(value.numel() for value in generator.parameters()) == pytest.approx(72e6, rel=0.01)
     with pytest.raises(OptionError, match="unknown preset 'paper'"):
         FedGenConfig.preset("paper")

@@ -20,7 +20,7 @@ from strategies.core.clients import Answer
 from strategies.core.errors import OptionError, QuorumError
 from strategies.core.seeds import derive_seed
 from strategies.method import Job, Need, Silent
-from strategies.methods.fens import METHOD, FensConfig, asks
+from strategies.methods.fens import METHOD, FensConfig, plan
 from strategies.uploads.needs import check_needs
 from strategies.uploads.packed import pack_member
 
@@ -234,7 +234,7 @@ def test_an_aggregator_unfit_for_classes_or_examples_is_refused_before_a_client_
     [({}, 0.1), ({"train_on": "server"}, 0.0), ({"aggregator": "average"}, 0.0), ({"aggregator": "voting"}, 0.1)],
 )
 def test_clients_hold_out_a_share_only_where_a_step_uses_it(changes: dict[str, Any], kept: float) -> None:
-    assert asks(FensConfig(**changes)).holdout == kept
+    assert plan(FensConfig(**changes)).asks.holdout == kept
 
 
 @pytest.mark.parametrize(("precision", "measured"), [("int8", True), ("float32", False)])
@@ -242,7 +242,7 @@ def test_ranges_of_activations_are_asked_for_and_sent_on_with_an_ensemble_in_int
     precision: str, measured: bool, tmp_path: Path
 ) -> None:
     config = replace(TINY, precision=precision, rounds=1)
-    assert asks(config).calibrate is measured
+    assert plan(config).asks.calibrate is measured
     ranges = {"0": (-1.0, 2.5)}
     job = replace(fens_job(config), uploads=tuple(telling(one, ranges=ranges) for one in UPLOADS))
     clients = DirectClients(tmp_path)

@@ -18,7 +18,7 @@ from strategies.core.clients import Answer
 from strategies.core.errors import QuorumError
 from strategies.core.facts import UploadFacts
 from strategies.method import Job, Normalization, Silent, Upload
-from strategies.methods.fusefl import FuseFlConfig, calibrate, fit_with
+from strategies.methods.fusefl import FuseFlConfig, calibrate, fit_with_clients
 from strategies.statistics.gaussians import Gaussians
 
 BUILDERS = {"net": nn.Identity, "net+block": First}
@@ -37,7 +37,7 @@ def job(*, builders: Any = None, **options: Any) -> Job:
 def test_questions_hold_every_client_s_block_in_order_and_the_last_ones_go_out_for_the_calibration() -> None:
     clients = Answering(job())
 
-    outcome = fit_with(clients.job, Silent(), clients)
+    outcome = fit_with_clients(clients.job, Silent(), clients)
 
     assert [(phase, question.facts["stage"]) for phase, question in clients.asked] == [
         ("block 2", 2),
@@ -55,7 +55,7 @@ def test_questions_hold_every_client_s_block_in_order_and_the_last_ones_go_out_f
 
 
 def test_classifier_is_the_plain_mean_and_the_calibration_moves_it_alone() -> None:
-    plain, moved = (fit_with(one, Silent(), Answering(one)) for one in (job(calibrate=False), job()))
+    plain, moved = (fit_with_clients(one, Silent(), Answering(one)) for one in (job(calibrate=False), job()))
 
     assert plain.ensemble is not None
     assert moved.ensemble is not None
@@ -101,7 +101,7 @@ def test_answers_that_do_not_fit_are_refused_and_nobody_may_miss(spoil: Any, rea
     clients = Answering(job(), spoil=lambda answer: spoil(answer) if answer.client == "c0" else answer)
 
     with pytest.raises(QuorumError, match="block 2: 2 usable answers, needs 3"):
-        fit_with(clients.job, Silent(), clients)
+        fit_with_clients(clients.job, Silent(), clients)
 
     (found,) = clients.refused
     assert re.search(reason, found)
@@ -137,7 +137,7 @@ def test_answer_that_would_ruin_the_others_work_is_refused(stage: int, spoil: An
     clients = Answering(job(), spoil=spoilt)
 
     with pytest.raises(QuorumError, match="2 usable answers, needs 3"):
-        fit_with(clients.job, Silent(), clients)
+        fit_with_clients(clients.job, Silent(), clients)
 
     (found,) = clients.refused
     assert re.search(reason, found)
@@ -145,10 +145,10 @@ def test_answer_that_would_ruin_the_others_work_is_refused(stage: int, spoil: An
 
 def test_interrupted_run_resumes_after_the_last_exchange_with_the_same_bits() -> None:
     book, whole = Book(keep=True), Answering(job())
-    expected = fit_with(whole.job, book, whole)
+    expected = fit_with_clients(whole.job, book, whole)
     rest = Answering(job())
 
-    found = fit_with(rest.job, Book(book.snapshots[0]), rest)
+    found = fit_with_clients(rest.job, Book(book.snapshots[0]), rest)
 
     assert [row["epoch"] for row in book.epochs] == [1, 2]
     assert [phase for phase, _ in rest.asked] == ["calibration"]

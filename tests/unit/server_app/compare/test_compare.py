@@ -37,7 +37,7 @@ from server_app.settings.choices import CHOICES
 from strategies.core.errors import OneShotError, OptionError
 from strategies.core.facts import UploadFacts
 from strategies.core.seeds import seeded_torch
-from strategies.method import EnsembleSpec, Job, Outcome, Progress
+from strategies.method import METHODS, EnsembleSpec, Job, Outcome, Progress
 from strategies.run.files import read_json, write_json
 from strategies.run.run_folder import RunFolder
 
@@ -71,7 +71,7 @@ def both(monkeypatch: pytest.MonkeyPatch) -> None:
         names = tuple(upload.client for upload in job.uploads)
         return Outcome(student, EnsembleSpec(names, "weighted", {"weights": torch.arange(1.0, len(names) + 1)}))
 
-    monkeypatch.setattr("strategies.methods.dense.METHOD", replace(CHOICES["dense"], fit=fit))
+    monkeypatch.setattr("strategies.methods.dense.METHOD", replace(METHODS["dense"], fit=fit))
 
 
 def compared(*runs: Path, methods: str = "fedens", log: list[str] | None = None, **how: Any) -> dict[str, Any]:

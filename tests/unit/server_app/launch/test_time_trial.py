@@ -12,9 +12,9 @@ import torch
 
 from server_app.launch import time_trial
 from server_app.launch.time_trial import trial
-from server_app.settings.choices import CHOICES
+from server_app.settings.choices import Choice
 from server_app.settings.read import Settings, read_settings
-from strategies.method import Job, Outcome, Progress
+from strategies.method import METHODS, Job, Outcome, Progress
 from strategies.run.stage import all_cores
 
 QUICK = {"device": "cpu", "client.epochs": 4}
@@ -32,7 +32,7 @@ def settings_with(monkeypatch: pytest.MonkeyPatch, fit: Callable[[Job, Progress]
     """Return settings of a method with another server stage; its clients take a second."""
     monkeypatch.setattr(time_trial, "_clients", lambda *_: 1.0)
     settings = read_settings({**QUICK, "method": "dense", **more})
-    return replace(settings, method=replace(CHOICES["dense"], fit=fit))  # type: ignore[arg-type]
+    return replace(settings, choice=Choice.of(replace(METHODS["dense"], fit=fit)))
 
 
 def test_time_of_clients_is_that_of_a_step_for_all_their_steps_on_all_cores(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -176,7 +176,7 @@ def test_the_load_snippet_of_the_model_card_when_executed_gives_the_result(
     tmp_path: Path, stage: Stage, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     report, settings, images = stage(method)
-    text = card(tmp_path, report, settings.method, images)
+    text = card(tmp_path, report, settings.choice, images)
     (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     (tmp_path / "snippet.py").write_text(code)
     monkeypatch.chdir(tmp_path / "run")
@@ -196,7 +196,7 @@ def test_the_load_snippet_of_the_model_card_when_executed_gives_the_result(
 def test_the_model_card_names_the_model_its_source_and_its_accuracy(tmp_path: Path, stage: Stage) -> None:
     report, settings, images = stage("dense")
 
-    text = card(tmp_path, report, settings.method, images)
+    text = card(tmp_path, report, settings.choice, images)
 
     for part in (
         "# DENSE: one model",

@@ -37,7 +37,7 @@ def test_settings_when_none_are_given_are_the_main_job() -> None:
     settings = read_settings({})
 
     assert settings.app == AppConfig()
-    assert settings.method is CHOICES["tally"]
+    assert settings.choice == CHOICES["tally"]
     assert settings.method_config == TallyConfig()
     assert dict(settings.flat) == default_settings()
 
@@ -56,7 +56,7 @@ def test_dense_in_the_app_is_short() -> None:
 def test_settings_when_a_method_is_named_have_its_config(name: str) -> None:
     settings = read_settings({"method": name})
 
-    assert settings.method is CHOICES[name]
+    assert settings.choice == CHOICES[name]
     assert isinstance(settings.method_config, CHOICES[name].config)
 
 

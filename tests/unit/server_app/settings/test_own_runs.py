@@ -111,7 +111,7 @@ def run_of(given: dict[str, Scalar], path: Path, clients: int = 3) -> Path:
     job = build_job(settings, split, None)
     signatures = Signatures(job.builders)
     info = {
-        "method": settings.method.name, "seed": 0, "student": job.student, "num-classes": job.num_classes,
+        "method": settings.choice.name, "seed": 0, "student": job.student, "num-classes": job.num_classes,
         "input-shape": list(job.input_shape),
         "normalization": [job.normalization.mean, job.normalization.std],
         "settings": dict(settings.flat), "num-supernodes": clients,

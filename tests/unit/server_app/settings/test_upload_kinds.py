@@ -60,7 +60,7 @@ def run_of(method: str, how_much: dict[str, Any], path: Path) -> Path:
     given = {**SETTINGS, **how_much, "method": method}
     settings = read_settings(given)
     job = build_job(settings, open_split("digits", "test", image_size=settings.app.data.image_size), None)
-    signatures = Signatures(of_kind(job.builders, settings.method.uploads))
+    signatures = Signatures(of_kind(job.builders, settings.choice.uploads))
     facts = {
         "method": method, "seed": 0, "student": job.student, "num-classes": 10, "input-shape": list(job.input_shape),
         "normalization": [job.normalization.mean, job.normalization.std],
@@ -69,7 +69,7 @@ def run_of(method: str, how_much: dict[str, Any], path: Path) -> Path:
     with RunFolder.create(path, facts) as folder:
         for partition_id in range(CLIENTS):
             node = Node.of({"partition-id": partition_id, "num-partitions": CLIENTS}, settings.app)
-            trained, state = trained_model(settings.app, node, Asked("", 1, 0, task=settings.method.uploads), {})
+            trained, state = trained_model(settings.app, node, Asked("", 1, 0, task=settings.choice.uploads), {})
             assert trained is not None
             wanted = signatures[trained.architecture]  # what the server accepts
             assert {key: tuple(value.shape) for key, value in state.items()} == {k: s for k, (s, _) in wanted.items()}

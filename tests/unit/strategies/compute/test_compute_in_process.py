@@ -17,7 +17,7 @@ from strategies.compute.ray_start import NoRoomError, start_ray
 from strategies.core.errors import ComputeError
 from strategies.core.facts import UploadFacts
 from strategies.core.offline import ray_token
-from strategies.method import Job, Method, Need, Normalization, Outcome, Progress, Silent, Upload
+from strategies.method import ClientPhase, Job, Method, Need, Normalization, Outcome, Progress, Silent, Upload
 
 
 def job(**changes: object) -> Job:
@@ -58,7 +58,7 @@ def test_a_method_with_or_without_clients_has_gradients_though_its_caller_has_no
         (gradient,) = torch.autograd.grad(weight.sum(), weight)
         return Outcome({"gradient": gradient})
 
-    toy = replace(method(fit), fit_with=fit)
+    toy = replace(method(fit), client_phase=ClientPhase(fit, lambda job: None))
     with without():
         outcomes = [place.run(toy, job(), Silent()) for place in (InProcess(), WithClients(None))]  # type: ignore[arg-type]
     assert [outcome.student for outcome in outcomes] == [{"gradient": torch.ones(1)}] * 2

@@ -109,6 +109,6 @@ def test_every_method_of_the_registry_has_its_strategy() -> None:
     # Rounds are no OneShot, and two are meant for them: FLBoost is a strategy around another one. FuseFL needs clients
     # of this app, which train block by block.
     assert {*methods, "flboost", "fed-gen", "fusefl"} == set(METHODS)
-    assert METHODS["fedavg"].rounds(METHODS["fedavg"].config()) == 1
-    assert METHODS["dense"].rounds(DenseConfig(rounds=7)) == 7
-    assert METHODS["fens"].rounds(METHODS["fens"].config()) == 1  # its rounds follow one upload
+    assert METHODS["fedavg"].plan(METHODS["fedavg"].config()).rounds == 1
+    assert METHODS["dense"].plan(DenseConfig(rounds=7)).rounds == 7
+    assert METHODS["fens"].plan(METHODS["fens"].config()).rounds == 1  # its rounds follow one upload

@@ -14,7 +14,7 @@ from torch import nn
 from strategies.compute import InProcess
 from strategies.core.errors import OptionError
 from strategies.core.facts import UploadFacts
-from strategies.method import METHODS, Job, Method, Normalization, Outcome, Progress, Upload
+from strategies.method import METHODS, InRounds, Job, Method, Normalization, Outcome, Progress, Upload
 from strategies.rounds.config import REFINERS
 from strategies.rounds.refinement import Refinement, Refiner, refines
 from strategies.rounds.rules import (
@@ -225,7 +225,12 @@ def test_every_round_draws_anew_be_it_by_its_seed_or_by_its_number() -> None:
         return nudge(given, progress)
 
     for by_round in (False, True):
-        stage = Refinement(Refiner(method(watch, by_round=by_round), NudgeConfig()), job(), InProcess(), say=print)
+        stage = Refinement(
+            Refiner(method(watch, in_rounds=InRounds(draws_by_round=by_round)), NudgeConfig()),
+            job(),
+            InProcess(),
+            say=print,
+        )
         for number in (1, 2, 3, 3):
             stage.run(number, [upload("a")], state(0.0))
     one, two, three, again = seen[:4]
@@ -233,7 +238,7 @@ def test_every_round_draws_anew_be_it_by_its_seed_or_by_its_number() -> None:
     assert len({one, two, three}) == 3
     assert again == three
     assert set(seen[4:]) == {job().seed}
-    assert [name for name in REFINERS if METHODS[name].by_round] == ["flboost", "fed-gen"]
+    assert [name for name in REFINERS if METHODS[name].in_rounds.draws_by_round] == ["flboost", "fed-gen"]
 
 
 @pytest.mark.parametrize("broken", ["student", "memory"])
