@@ -105,6 +105,20 @@ def adam(weights: Iterable[nn.Parameter], rate: float, decay: float = 0.0) -> to
     return eager(torch.optim.Adam)(weights, held, weight_decay=decay, capturable=True)
 
 
+def make_optimizer(
+    name: str,
+    weights: Iterable[nn.Parameter],
+    lr: float,
+    *,
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
+) -> torch.optim.Optimizer:
+    """Return :func:`adam` for ``"adam"``, else :func:`sgd`, of some weights; Adam takes no momentum."""
+    if name == "adam":
+        return adam(weights, lr, weight_decay)
+    return sgd(weights, lr, momentum, weight_decay)
+
+
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     """Set the learning rate of all groups of :func:`sgd` or :func:`adam`."""
     import torch

@@ -42,6 +42,7 @@ class Stage:
         optimizer: The student's optimiser.
         pool: The synthetic images.
         made: The number of images that an epoch makes.
+        store_images: :attr:`~strategies.method.Job.store_images`: how many images the outcome holds; 0 for a sample.
         seconds: Phase -> seconds spent since the start of this process.
         steps: The number of steps of each epoch of this process so far; the last may be under way.
     """
@@ -50,6 +51,7 @@ class Stage:
     optimizer: torch.optim.Optimizer
     pool: Pool
     made: int = 0
+    store_images: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
     steps: list[int] = field(default_factory=list)
 
@@ -76,12 +78,12 @@ class Stage:
 
         return tick
 
-    def sample(self, most: int = 0) -> Tensor | None:
+    def sample(self) -> Tensor | None:
         """Return :func:`sampled` images of the pool, a sample from the last epoch; None without any."""
         if not len(self.pool):
             return None
         images = self.pool.columns["images"]
-        return sampled(images if most else images[-self.made :], most)
+        return sampled(images if self.store_images else images[-self.made :], self.store_images)
 
     def snapshot(self, epoch: int) -> Snapshot:
         """Return copies of the state after ``epoch`` epochs, and mark the pool's rows as saved."""
@@ -125,9 +127,7 @@ def run_epochs(
         progress.record({"epoch": done, **values})
         progress.report(done, epochs, values, (0, stage.steps[-1] if stage.steps else 0))
         progress.checkpoint(lambda done=done: stage.snapshot(done))  # type: ignore[misc]
-    return Outcome(
-        student=weights_of(stage.modules["student"]), timings=stage.seconds, images=stage.sample(job.store_images)
-    )
+    return Outcome(student=weights_of(stage.modules["student"]), timings=stage.seconds, images=stage.sample())
 
 
 def sampled(images: Tensor, most: int = 0) -> Tensor:

@@ -35,9 +35,9 @@ class GeneratedImages:
     def __init__(self, job: Job, recipe: Recipe, *, latent: int, batch_size: int, augmentation: str = "none") -> None:
         self.job = job
         self._recipe, self._noise_shape, self._augment = recipe, (batch_size, latent), AUGMENTATIONS[augmentation]
+        self._standardize = Standardize(job.normalization).to(job.device)
         with seeded_torch(job.seed, "generator"):  # its initialisation draws from torch's global state
             self.generator = DenseGenerator(latent, job.input_shape).to(job.device)
-        self._standardize = Standardize(job.normalization).to(job.device)
         self._capture = augmentation == "none" and job.shards is None
 
     def batch(

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..combiners.combiners import Mean, build_combiner
 from ..combiners.opinion_pools import OpinionPool, with_stand_ins
 from ..combiners.outcomes import members_of
-from ..core.gpu import Graphed, adam, set_rate, sgd
+from ..core.gpu import Graphed, make_optimizer, set_rate
 from ..core.seeds import generator
 from ..method import TEACHERS
 from ..teacher.augment import AUGMENTATIONS, Standardize, dequantize
@@ -91,9 +91,16 @@ class Learner:
         frozen_statistics: bool = False,
     ) -> None:
         self.job, self.teacher, self.recipe = job, teacher, recipe
-        self.student = fast_student(job)
         self.standardize = Standardize(job.normalization).to(job.device)
-        self.optimizer = _optimizer(self.student, recipe)
+        self._together = teacher.batches_at_once(math.prod(job.input_shape))
+        self.student = fast_student(job)
+        self.optimizer = make_optimizer(
+            recipe.optimizer,
+            self.student.parameters(),
+            recipe.student_lr,
+            momentum=recipe.momentum,
+            weight_decay=recipe.weight_decay,
+        )
         self._augment, self.reads_unchanged = AUGMENTATIONS[augmentation], augmentation == "none"
         self._known_for_ever = self.reads_unchanged or asked_once
         loss = loss or partial(soft_kl, temperature=recipe.kd_temperature)
@@ -101,7 +108,6 @@ class Learner:
             self.student, self.optimizer, loss=loss, clip=recipe.student_clip, frozen_statistics=frozen_statistics
         )
         self._teach = Graphed(self._taught, job.device, capture=teacher.is_local)
-        self._together = teacher.batches_at_once(math.prod(job.input_shape))
 
     def learn(
         self,
@@ -283,9 +289,3 @@ def learn_from_table(
             return {"distillation": learner.learn(table, number, tick=tick)}
 
     return run_epochs(job, progress, stage, epochs=epochs, step=epoch)
-
-
-def _optimizer(student: nn.Module, recipe: DistillRecipe) -> torch.optim.Optimizer:
-    if recipe.optimizer == "adam":
-        return adam(student.parameters(), recipe.student_lr, recipe.weight_decay)
-    return sgd(student.parameters(), recipe.student_lr, recipe.momentum, recipe.weight_decay)

@@ -124,7 +124,7 @@ class _Server:
         self._reweighted = Graphed(self._better_weights, job.device)
         modules = {"student": self.learner.student, "weights": self.combiner}
         pool = Pool(config.pool_cap, job.device)
-        self.stage = Stage(modules, self.learner.optimizer, pool, made=config.synthesis_batch_size)
+        self.stage = Stage(modules, self.learner.optimizer, pool, config.synthesis_batch_size, job.store_images)
 
     @property
     def weights(self) -> Tensor:

@@ -35,7 +35,6 @@ from ..teacher.batchnorm import batchnorm_loss, note_without_statistics, reads_s
 
 if TYPE_CHECKING:
     from ..method import Job, Progress
-    from ..teacher.ensemble import Ensemble
 
 
 # "paper": the text. "published-code": its release on CIFAR; on other data sets its pool augmentation is "flip".
@@ -103,48 +102,39 @@ def plan(config: DenseConfig) -> Plan:
 
 def fit(job: Job, progress: Progress) -> Outcome:
     """Run the server stage: T epochs of synthesis and distillation; the result is the last epoch's student."""
-    config: DenseConfig = job.config
-    teacher = teacher_of(job, precision=config.teacher_precision, watched=reads_statistics(job, config.bn_weight))
-    fresh, augmentation = config.distillation_data == "fresh", config.synthesis_augmentation
-    server = Server(job, progress, teacher, fresh=fresh, augmentation=augmentation)
+    server = Server(job, progress)
     return run_epochs(job, progress, server.stage, epochs=job.config.epochs, step=server.epoch)
 
 
 class Server:
     """The state of one run of DENSE, and the steps of an epoch.
 
-    Args:
-        job: Its config has DENSE's options.
-        progress: Receives the reports.
-        teacher: D(x), an ensemble that gradients pass through; not folded where there is a batch-normalisation loss.
-        fresh: Whether the student learns from the newest images alone.
-        augmentation: A key of ``AUGMENTATIONS``: how images are changed before the models, in synthesis.
-
     Attributes:
+        teacher: D(x), an ensemble that gradients pass through; not folded where there is a batch-normalisation loss.
         stage: The state that changes from epoch to epoch.
     """
 
-    def __init__(
-        self, job: Job, progress: Progress, teacher: Ensemble, *, fresh: bool = False, augmentation: str = "none"
-    ) -> None:
+    def __init__(self, job: Job, progress: Progress) -> None:
         config: DenseConfig = job.config
-        self.config, self.progress, self.teacher = config, progress, teacher
+        self.config, self.progress = config, progress
+        self.teacher = teacher_of(
+            job, precision=config.teacher_precision, watched=reads_statistics(job, config.bn_weight)
+        )
         if config.bn_weight:
             note_without_statistics(self.teacher.members, progress)
-        self.learner = Learner(job, self.teacher, config.distill_recipe(), augmentation=config.pool_augmentation)
         self.images = GeneratedImages(
             job,
             config.recipe(),
             latent=config.latent,
             batch_size=config.synthesis_batch_size,
-            augmentation=augmentation,
+            augmentation=config.synthesis_augmentation,
         )
+        self.learner = Learner(job, self.teacher, config.distill_recipe(), augmentation=config.pool_augmentation)
         # With fresh images the pool only remembers the newest, for the report.
-        self.fresh = fresh
-        pool = Pool(config.synthesis_batch_size if fresh else config.pool_cap, job.device)
-        self.stage = Stage(
-            {"student": self.learner.student}, self.learner.optimizer, pool, made=config.synthesis_batch_size
-        )
+        self.fresh = config.distillation_data == "fresh"
+        pool = Pool(config.synthesis_batch_size if self.fresh else config.pool_cap, job.device)
+        modules, made = {"student": self.learner.student}, config.synthesis_batch_size
+        self.stage = Stage(modules, self.learner.optimizer, pool, made, job.store_images)
 
     def epoch(self, epoch: int) -> dict[str, float]:
         """Algorithm 1, one epoch: make images, remember them, distil."""

@@ -81,7 +81,7 @@ class _Server:
             note_without_statistics(self.teacher.members, progress)
         self.learner = Learner(job, self.teacher, config.distill_recipe(), augmentation=config.pool_augmentation)
         modules, pool = {"student": self.learner.student}, Pool(config.pool_cap, job.device)
-        self.stage = Stage(modules, self.learner.optimizer, pool, made=config.inversion_batch_size)
+        self.stage = Stage(modules, self.learner.optimizer, pool, config.inversion_batch_size, job.store_images)
 
     def synthesize(self, epoch: int, tick: Callable[[], None]) -> Batch:
         """Invert the images of an epoch, Eq. (10)."""

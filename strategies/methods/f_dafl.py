@@ -77,7 +77,7 @@ class _Server:
             job, config.recipe(), latent=config.latent, batch_size=config.synthesis_batch_size
         )
         modules, pool = {"student": self.learner.student}, Pool(config.pool_cap, job.device)
-        self.stage = Stage(modules, self.learner.optimizer, pool, made=config.synthesis_batch_size)
+        self.stage = Stage(modules, self.learner.optimizer, pool, config.synthesis_batch_size, job.store_images)
         self._told = False
 
     def synthesize(self, epoch: int, tick: Callable[[], None]) -> Batch:

@@ -390,7 +390,7 @@ class _Server:
         self._step = Graphed(self._stepped, job.device)
         pool = Pool(config.pool_cap, job.device)
         optimizer = self.experts.optimizer(self.lr)
-        self.stage = Stage({"student": self.experts}, optimizer, pool, made=config.synthesis_batch_size)
+        self.stage = Stage({"student": self.experts}, optimizer, pool, config.synthesis_batch_size, job.store_images)
 
     def epoch(self, epoch: int) -> dict[str, float]:
         """One epoch: make images, remember them, train the gate on all."""

@@ -28,7 +28,8 @@ def fresh_student(job: Job) -> nn.Module:
 
 def fast_student(job: Job) -> nn.Module:
     """Return :func:`fresh_student` in the layout of :func:`.core.layout.fast_layout`, if it takes images in it."""
-    return fast_layout(fresh_student(job), torch.zeros(2, *job.input_shape, device=job.device))
+    student = fresh_student(job)
+    return fast_layout(student, torch.zeros(2, *job.input_shape, device=job.device))
 
 
 def observe(job: Job, epoch: int, module: nn.Module) -> dict[str, float]:

@@ -14,10 +14,8 @@ from published_loops import Settings, State, co_boosting_epoch, dense_epoch, new
 from published_models import load_in_order
 from torch import nn
 
-from strategies.combiners.combiners import Mean
 from strategies.core.facts import UploadFacts
 from strategies.core.seeds import generator
-from strategies.distillation.learner import teacher_of
 from strategies.method import Job, Method, Normalization, Silent, Upload
 
 MODULES = {"dense": "strategies.methods.dense", "co-boosting": "strategies.methods.co_boosting"}
@@ -122,9 +120,8 @@ def shipped_method(name: str) -> Method:
 def shipped_server(case: Case, job: Job | None = None) -> Any:
     """Return the server object of the shipped method, whose ``epoch(e)`` is one epoch."""
     module, job = importlib.import_module(MODULES[case.method]), job or shipped_job(case)
-    if case.method == "dense":
-        return module.Server(job, Silent(), teacher_of(job, Mean(), watched=job.config.bn_weight > 0))
-    return module._Server(job, Silent())
+    server = module.Server if case.method == "dense" else module._Server
+    return server(job, Silent())
 
 
 def plain_state(case: Case, server: Any, job: Job) -> State:

@@ -1,4 +1,4 @@
-"""The refinement of an iterative run's rounds: its place, its job, and the generator that it shares with the clients."""
+"""The refinement of an iterative run's rounds: its place, its job, and the generator shared with the clients."""
 
 from __future__ import annotations
 
