@@ -230,7 +230,7 @@ def test_the_strategy_has_the_settings_and_writes_them_into_its_run_folder(
 
     strategy = build_strategy(settings, build_job(settings, split, images))
 
-    assert strategy.method == CHOICES["fedens"]
+    assert strategy.method == CHOICES["fedens"].method
     assert (strategy.rounds.min_uploads, strategy.rounds.compute) == (4, "in-process")
     facts = json.loads((strategy.folder.path / "run.json").read_text())
     strategy.close()
