@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 import textwrap
@@ -209,6 +210,15 @@ def test_every_public_name_of_the_library_resolves() -> None:
     """
 
     assert run_python(code).split() == ["True"]
+
+
+def test_type_checkers_read_the_public_names_of_the_library_and_their_modules() -> None:
+    import strategies
+
+    imports = [node for node in nodes(parsed(SOURCES["strategies/__init__.py"])) if isinstance(node, ast.ImportFrom)]
+    read = {name.name: f".{node.module}" for node in imports if node.level for name in node.names}
+
+    assert read == strategies._HOMES
 
 
 def test_the_blocking_blocks() -> None:
