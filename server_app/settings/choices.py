@@ -13,11 +13,11 @@ from strategies.method import METHODS, Method, Need, Plan
 from strategies.rounds.config import NAME as ITERATIVE
 from strategies.rounds.config import IterativeConfig
 
-PLAIN = "Clients train and upload as ever"
+PLAIN = "Clients train as usual and upload once"
 COUNTS = "Clients send their label counts"
-OTHER_TRAINING = "Clients train something else"
+OTHER_TRAINING = "Clients train another model"
 SHARED_BACKBONE = "Clients share a pretrained backbone"
-ASKED_AGAIN = "Clients are asked again"
+ASKED_AGAIN = "Clients answer more than once"
 SERVER_IMAGES = "The server has images"
 ASSUMPTIONS = (PLAIN, COUNTS, OTHER_TRAINING, SHARED_BACKBONE, ASKED_AGAIN, SERVER_IMAGES)
 

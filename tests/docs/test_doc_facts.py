@@ -60,7 +60,7 @@ def test_index_lists_the_methods_as_they_are_by_their_assumptions(heading: str) 
 def test_every_method_has_a_page_and_every_page_a_method() -> None:
     others = {"README", "distillation"}
     assert {path.stem for path in INDEX.parent.glob("*.md")} - others == set(CHOICES)
-    assert "(iterative.md)" in section(INDEX, "## Clients are asked again")
+    assert "(iterative.md)" in section(INDEX, "## Clients answer more than once")
 
 
 ZOO = rows(section(MODELS, "## Architectures"), "name")
