@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from fusefl_fakes import Answering, First
-from method_fakes import telling
+from method_fakes import Book, telling
 from torch import nn
 
 import strategies
@@ -23,7 +23,19 @@ from strategies.core.errors import OptionError
 from strategies.core.facts import SUFFIXES, UploadFacts
 from strategies.core.fingerprint import packed
 from strategies.core.options import flatten, options_of, parse
-from strategies.method import GIVEN, METHODS, EnsembleSpec, Job, Method, Need, Normalization, Outcome, Silent, Upload
+from strategies.method import (
+    GIVEN,
+    METHODS,
+    EnsembleSpec,
+    Job,
+    Method,
+    Need,
+    Normalization,
+    Outcome,
+    Progress,
+    Silent,
+    Upload,
+)
 from strategies.statistics.uploaded import FeatureSums
 from strategies.uploads.needs import check_needs
 
@@ -208,13 +220,14 @@ def tiny_job(method: Method, *, seed: int = 0) -> Job:
     return replace(job, proxy=proxy, labelled=(proxy, torch.arange(9) % 4))
 
 
-def fitted(method: Method, job: Job) -> Outcome:
+def fitted(method: Method, job: Job, progress: Progress | None = None) -> Outcome:
     """Run a method, with clients in reach where it cannot do without them."""
+    progress = progress or Silent()
     if method.name in WITH_CLIENTS:
         assert method.client_phase is not None
         asked = replace(job, uploads=tuple(telling(upload, num_examples=20) for upload in job.uploads))
-        return method.client_phase.fit(asked, Silent(), Answering(asked))
-    return method.fit(job, Silent())
+        return method.client_phase.fit(asked, progress, Answering(asked))
+    return method.fit(job, progress)
 
 
 def predict(outcome: Outcome, job: Job) -> torch.Tensor:
@@ -348,7 +361,7 @@ def test_fit_with_the_same_seed_gives_the_same_bits_and_leaves_uploads_and_the_g
     before = [{name: value.clone() for name, value in upload.read().items()} for upload in job.uploads]
     torch.manual_seed(123)
     state = torch.get_rng_state()
-    assert torch.equal(predict(fitted(method, job), job), expected)
+    assert torch.equal(predict(fitted(method, job, Book(keep=True)), job), expected)  # with checkpoints
     assert torch.equal(torch.get_rng_state(), state)
     for upload, copy in zip(job.uploads, before, strict=True):
         assert all(torch.equal(value, copy[name]) for name, value in upload.read().items())

@@ -213,7 +213,7 @@ def test_a_model_of_one_s_own_with_a_part_that_does_not_answer_trains_the_others
     model, data = OwnNet(nn.Linear(9, 9), used=False), own_data()
     before = model.last.weight.detach().clone()
 
-    fit(model, data, replace(PLAIN, epochs=2))
+    fit(model, data, replace(PLAIN, epochs=2, batch_size=12))
 
     assert not torch.equal(model.last.weight, before)
     assert all(parameter.isfinite().all() for parameter in model.parameters())
@@ -231,7 +231,7 @@ def test_a_model_whose_gradients_of_single_examples_are_missed_is_refused_in_one
     model: nn.Module, reason: str
 ) -> None:
     with pytest.raises(UploadError, match=f"^privacy.epsilon: opacus cannot compute the gradients .*: .*{reason}"):
-        fit(model, own_data())
+        fit(model, own_data(), replace(PLAIN, batch_size=12))
 
 
 class Centred(nn.Module):

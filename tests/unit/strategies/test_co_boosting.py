@@ -9,7 +9,7 @@ from method_fakes import (
     UPLOADS,
     Book,
     check_option,
-    check_resume_at_every_border,
+    check_resume,
     close,
     run,
     same,
@@ -62,7 +62,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_fit_resumed_after_a_crash_ends_with_the_same_bits_and_the_same_weights(name: str) -> None:
-    check_resume_at_every_border(METHOD, replace(SMALL, **VARIANTS[name]))
+    check_resume(METHOD, replace(SMALL, **VARIANTS[name]))
 
 
 def test_outcome_has_the_student_and_the_ensemble_with_the_last_weights(usual: tuple[Outcome, Book]) -> None:
@@ -202,7 +202,7 @@ MUTE = tuple(telling(upload, label_counts=None) for upload in UPLOADS)
 @pytest.mark.parametrize("uploads", [UPLOADS, MUTE], ids=["told", "silent"])
 def test_weights_of_tallys_pool_are_learned_and_resumed(uploads: tuple[Upload, ...]) -> None:
     config = replace(SMALL, perturbation="none")
-    check_resume_at_every_border(METHOD, config, teacher="tally", uploads=uploads)
+    check_resume(METHOD, config, teacher="tally", uploads=uploads)
     outcome = fit(replace(tiny_job(config), teacher="tally", uploads=uploads), Silent())
     assert outcome.ensemble is not None
     assert outcome.ensemble.combiner == name_of(tally_teacher(tiny_job(config, uploads=uploads))[1])

@@ -9,7 +9,7 @@ from method_fakes import (
     TINY,
     Book,
     check_option,
-    check_resume_at_every_border,
+    check_resume,
     close,
     tiny_job,
     upload,
@@ -39,7 +39,7 @@ VARIANTS = {
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_fit_resumed_after_a_crash_ends_with_the_same_bits(name: str) -> None:
-    check_resume_at_every_border(METHOD, VARIANTS[name])
+    check_resume(METHOD, VARIANTS[name])
 
 
 def test_checkpoints_carry_only_the_images_that_are_new() -> None:

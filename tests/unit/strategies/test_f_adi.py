@@ -8,7 +8,7 @@ from method_fakes import (
     OTHER,
     Book,
     check_option,
-    check_resume_at_every_border,
+    check_resume,
     run,
     tiny_job,
     upload,
@@ -24,7 +24,7 @@ WIDE = (upload(0, "wide"), upload(1, "wide"))
 
 @pytest.mark.parametrize("changes", [{}, {"pool_cap": 9, "pool_augmentation": "flip"}])
 def test_fit_resumed_after_a_crash_ends_with_the_same_bits(changes: dict[str, Any]) -> None:
-    check_resume_at_every_border(METHOD, replace(SMALL, **changes))
+    check_resume(METHOD, replace(SMALL, **changes))
 
 
 @pytest.mark.parametrize(("weight", "notes"), [(10.0, 1), (0.0, 0)])

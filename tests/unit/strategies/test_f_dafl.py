@@ -8,7 +8,7 @@ from method_fakes import (
     TINY,
     Book,
     check_option,
-    check_resume_at_every_border,
+    check_resume,
     same,
     tiny_job,
     upload,
@@ -23,7 +23,7 @@ ALIKE = (upload(0, "narrow"), upload(1, "narrow"))
 
 @pytest.mark.parametrize("changes", [{}, {"pool_cap": 9, "pool_augmentation": "flip"}])
 def test_fit_resumed_after_a_crash_ends_with_the_same_bits(changes: dict[str, Any]) -> None:
-    check_resume_at_every_border(METHOD, replace(SMALL, **changes))
+    check_resume(METHOD, replace(SMALL, **changes))
 
 
 def test_losses_of_clients_with_equal_features_add_up_and_need_no_note() -> None:

@@ -10,7 +10,7 @@ from method_fakes import (
     PROXY,
     Book,
     check_option,
-    check_resume_at_every_border,
+    check_resume,
     tiny_job,
 )
 
@@ -105,7 +105,7 @@ def logits_of(job: Job) -> tuple[Array, Array]:
 
 @pytest.mark.parametrize("changes", [{}, {"augmentation": "crop-flip"}])
 def test_fit_resumed_after_a_crash_ends_with_the_same_bits(changes: dict[str, Any]) -> None:
-    check_resume_at_every_border(METHOD, replace(SMALL, **changes))
+    check_resume(METHOD, replace(SMALL, **changes))
 
 
 ET_OTHER: dict[str, Any] = OTHER | {

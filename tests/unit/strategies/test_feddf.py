@@ -8,7 +8,7 @@ from method_fakes import (
     PROXY,
     UPLOADS,
     check_option,
-    check_resume_at_every_border,
+    check_resume,
     run,
     tiny_job,
 )
@@ -30,7 +30,7 @@ STILL = replace(SMALL, epochs=1, student_lr=1e-12, start="average")
 
 @pytest.mark.parametrize("changes", [{}, {"start": "average", "augmentation": "crop-flip", "optimizer": "adam"}])
 def test_fit_resumed_after_a_crash_ends_with_the_same_bits(changes: dict[str, Any]) -> None:
-    check_resume_at_every_border(METHOD, replace(SMALL, **changes))
+    check_resume(METHOD, replace(SMALL, **changes))
 
 
 def test_student_comes_closer_to_the_ensemble_on_images_it_has_not_seen() -> None:

@@ -10,7 +10,7 @@ from method_fakes import (
     UPLOADS,
     Book,
     check_option,
-    check_resume_at_every_border,
+    check_resume,
     tiny_job,
 )
 
@@ -75,7 +75,7 @@ def test_loss_kl_is_the_distillation_loss_at_its_temperature() -> None:
 
 @pytest.mark.parametrize("changes", [{}, {"augmentation": "crop-flip", "loss": "kl"}])
 def test_fit_resumed_after_a_crash_ends_with_the_same_bits(changes: dict[str, Any]) -> None:
-    check_resume_at_every_border(METHOD, replace(SMALL, **changes))
+    check_resume(METHOD, replace(SMALL, **changes))
 
 
 KD_OTHER: dict[str, Any] = OTHER | {"augmentation": "flip", "loss": "kl"}

@@ -7,7 +7,7 @@ import torch
 from method_fakes import (
     PROXY,
     UPLOADS,
-    check_resume_at_every_border,
+    check_resume,
     run,
     same,
     tiny_job,
@@ -76,7 +76,7 @@ def test_the_student_takes_the_steps_and_the_teacher_sees_each_image_once(steps:
 
 
 def test_fit_resumed_after_a_crash_ends_with_the_same_bits() -> None:
-    check_resume_at_every_border(METHOD, SMALL)  # three passes of 11 images, the last one of a single step
+    check_resume(METHOD, SMALL)  # three passes of 11 images, the last one of a single step
 
 
 OTHER: dict[str, Any] = {

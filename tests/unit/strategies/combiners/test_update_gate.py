@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from method_fakes import check_resume_at_every_border
+from method_fakes import check_resume
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -222,4 +222,4 @@ def test_tally_reads_spanned_images_beside_the_noise_and_says_where_there_are_no
     torch.testing.assert_close(logits[:8], without["logits"])
     monkeypatch.undo()
     facts = {name: value for name, value in vars(job).items() if name != "config"}
-    check_resume_at_every_border(METHOD, replace(config, epochs=3), **facts)
+    check_resume(METHOD, replace(config, epochs=3), **facts)

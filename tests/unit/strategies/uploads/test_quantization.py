@@ -237,6 +237,9 @@ def test_calibrate_leaves_the_model_as_it_was_even_after_a_failure(bad: bool) ->
 SHAPES: dict[str, tuple[int, int, int]] = {"logistic": (5, 1, 1), "mlp": (5, 1, 1), "text-bag": (1, 1, 7)}
 
 
+QUICK, SLOW = ("lenet5", "cnn5", "resnet8", "resnet8-ds", "mlp", "text-bag"), pytest.mark.slow
+
+
 def examples(arch: str) -> Tensor:
     shape = SHAPES.get(arch, (3, 20, 20))
     rng = torch.Generator().manual_seed(3)
@@ -245,9 +248,7 @@ def examples(arch: str) -> Tensor:
     return torch.randn(6, *shape, generator=rng)
 
 
-@pytest.mark.parametrize(
-    "arch", [pytest.param(name, marks=pytest.mark.slow if "34" in name else ()) for name in ARCHITECTURES]
-)
+@pytest.mark.parametrize("arch", [pytest.param(name, marks=() if name in QUICK else SLOW) for name in ARCHITECTURES])
 def test_as_int8_of_every_architecture_is_close_and_passes_gradients(arch: str) -> None:
     x = examples(arch)
     with torch.random.fork_rng():
