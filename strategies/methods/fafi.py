@@ -4,7 +4,7 @@ Paper: Zeng, Huang, Zhou, Wu, Wan, Chen, Cai, Does One-shot Give the Best Shot? 
     One-shot Federated Learning, ICML 2025, https://openreview.net/forum?id=2XvF67vbCK. Read version: the abstract, and
     a summary of the repository https://github.com/zenghui9977/FAFI_ICML25 at 26cf90e.
 Symbols: e_k(x) -> the last F of a member's outputs; P_k -> its tensor "prototypes" [C, F]; n_k -> num_examples.
-Where: fusion and prediction -> combiners.prototypes.Prototypes; the clients' loss -> the app's task "prototypes".
+Where: fusion and prediction -> Prototypes; the clients' loss -> the app's task "prototypes".
 Deviations: the published code predicts in training mode, so batch normalisation uses the statistics of each batch of
     test images; here fafi.bn = "running" is the default, and "test-batch" marks its rows. On CIFAR-10 the code tests on
     images that are not normalised; here training and test agree. The abstract names a fusion by informativeness, which

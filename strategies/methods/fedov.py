@@ -4,7 +4,7 @@ Paper: Diao, Li, He, Towards Addressing Label Skews in One-Shot Federated Learni
     https://openreview.net/forum?id=rzrqh85f4Sc; named as a baseline by FENS (Allouah et al., NeurIPS 2024,
     https://arxiv.org/abs/2411.07182). Read version: a summary of the paper and of its code.
 Symbols: C -> job.num_classes; the classifiers have C + 1 outputs, the last is "unknown"; v -> voters.
-Where: the server's vote -> combiners.open_set.OpenSet; the clients' training -> the app's task "open-set".
+Where: the server's vote -> OpenSet; the clients' training -> the app's task "open-set".
 Deviations: none known of the vote; the paper reports every v, and its default is all.
 """
 

@@ -459,5 +459,5 @@ def test_published_file_begins_with_its_table_its_commands_and_its_length(path: 
 
 @pytest.mark.parametrize("path", CONF, ids=name_of)
 def test_conf_file_is_read_and_begins_with_a_comment(path: Path) -> None:
-    assert settings_of(path).method.name
+    assert settings_of(path).choice.name
     assert path.read_text().startswith("# ")

@@ -21,6 +21,7 @@ from strategies.compute.task import Task, pack, unpack
 from strategies.compute.worker import Event, Outbox, OutboxProgress, Worker
 from strategies.core.errors import ComputeError, UploadError
 from strategies.core.facts import UploadFacts
+from strategies.core.work import KEY
 from strategies.method import EnsembleSpec, Job, Method, Normalization, Outcome, Progress, Silent, Snapshot, Upload
 
 
@@ -74,7 +75,8 @@ def test_worker_with_a_task_says_everything_in_order_and_ends() -> None:
 
 
 def test_worker_with_a_snapshot_goes_on_from_it() -> None:
-    snapshot = pack(Snapshot(1, {"total": torch.full((2,), 10.0)}))
+    state = {KEY: {}, "state": {"total": torch.full((2,), 10.0)}}
+    snapshot = pack(Snapshot(1, state))
     events = run(worker_with([1.0]), Task.of(*job(), Plain), snapshot)
     assert torch.equal(unpack(events[-1][1][0]).student["total"], torch.full((2,), 12.0))
 
@@ -269,7 +271,7 @@ def test_dumps_with_a_lock_in_a_closure_names_the_value_and_its_owner() -> None:
     with pytest.raises(ComputeError) as caught:
         dumps("the builder of architecture 'cnn'", functools.partial(builder), cloudpickle)
     text = str(caught.value)
-    assert text.startswith("the builder of architecture 'cnn' (test_compute_by_value.")
+    assert text.startswith("the builder of architecture 'cnn' (test_compute_worker.")
     assert "builder) cannot be sent to a Ray actor: TypeError" in text
     assert "lock" in text
     assert "\n" not in text

@@ -12,7 +12,7 @@ from torch import nn
 
 from strategies.combiners.combiners import Mean
 from strategies.compute.in_process import InProcess
-from strategies.core.work import KEY, Counting, Work, counted, work
+from strategies.core.work import KEY, Work, counted, work
 from strategies.method import Job, Silent, Snapshot
 from strategies.methods.dense import METHOD as DENSE
 from strategies.methods.dense import DenseConfig
@@ -82,15 +82,6 @@ def test_resumed_stage_has_the_counts_of_an_uninterrupted_one() -> None:
 
     assert first.taken[1].state[KEY] == by_hand(2)
     assert resumed.work == whole.work
-
-
-def test_snapshot_from_before_there_were_counts_is_taken_as_it_is() -> None:
-    counts = Work()
-
-    found = Counting(Kept(Snapshot(2, {"own": 1})), counts).resume()
-
-    assert found == Snapshot(2, {"own": 1})
-    assert counts == Work()
 
 
 def test_observer_s_passes_do_not_count_and_neither_does_work_outside_of_a_stage() -> None:

@@ -1,4 +1,3 @@
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +8,6 @@ from store_faults import Faults, disk_full
 from torch import nn
 
 from strategies.combiners.outcomes import ensemble_of, load_model
-from strategies.core.durable import sealed
 from strategies.core.errors import StoreError
 from strategies.core.facts import UploadFacts
 from strategies.method import EnsembleSpec, Job, Method, Normalization, Silent, Upload
@@ -181,14 +179,3 @@ def test_load_ensemble_with_a_cut_file_names_it(run: RunFolder, name: str) -> No
     path.write_bytes(path.read_bytes()[:-3])
     with pytest.raises(StoreError, match=f"{name}: damaged"):
         load_ensemble(run.path, ENSEMBLES_BUILDERS)
-
-
-def test_ensemble_from_before_there_was_a_precision_is_float32(run: RunFolder) -> None:
-    run.save_ensemble(replace(SPEC, precision="int8"), run.round().uploads())
-    file = run.path / "ensemble" / "ensemble.json"
-    facts = json.loads(file.read_text())
-    del facts["precision"], facts["members"][0]["ranges"], facts["members"][1]["ranges"]
-    file.write_text(json.dumps(sealed(facts)))
-    spec, members = load_ensemble(run.path, ENSEMBLES_BUILDERS)
-    assert spec.precision == "float32"
-    check(spec, members)
