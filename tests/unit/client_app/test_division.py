@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from client_app.node import Asked, Node
-from client_app.work import Own, own_examples
+from client_app.work import own_examples
 from fl_app.config import AppConfig
 from fl_app.data import GROUPS, open_split, server_share
 from fl_app.data.domains import THINGS
@@ -28,15 +28,6 @@ def test_clients_when_a_share_is_the_server_s_hold_the_rest_among_them() -> None
 
     server = server_share(open_split("digits", "train"), seed=0, proxy=0.2)
     assert sorted([*held.tolist(), *server.tolist()]) == list(range(1297))
-
-
-def test_counts_of_a_client_have_all_classes_also_those_after_its_last() -> None:
-    split = open_split("digits", "train")
-    few = torch.nonzero(split.labels == 2).flatten()[:5]
-
-    own = Own(split, few, few[:0])
-
-    assert own.label_counts == (0, 0, 5, 0, 0, 0, 0, 0, 0, 0)
 
 
 @pytest.mark.parametrize("law", ["classes", "dirichlet-overlap", "dirichlet-classes"])

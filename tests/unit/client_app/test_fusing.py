@@ -21,8 +21,6 @@ from client_app.work import own_examples, trained_model
 from fl_app.data import Normalization, normalize, open_split
 from fl_app.models import build
 from fl_app.models.blocks import cut
-from fl_app.node_policy import NodePolicy
-from server_app.report.load_code import load_code
 from server_app.settings.build import build_job, build_strategy
 from server_app.settings.read import Settings, read_settings
 from strategies.core.errors import QuorumError, UploadError
@@ -101,33 +99,6 @@ def test_clients_train_block_by_block_and_the_result_is_the_fused_network_of_the
 
 def normalization() -> Normalization:
     return open_split("digits", "test", image_size=SIDE).normalization
-
-
-@pytest.mark.slow
-def test_four_blocks_of_a_narrow_resnet_end_in_a_network_that_its_card_loads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = settings_of(
-        model__name="resnet18-narrow", client__blocks=4, data__image_size=8, data__limit=30, client__epochs=1,
-        fusefl__adapter="mean", client__augmentation="flip",
-    )  # fmt: skip
-    strategy = strategy_of(settings, tmp_path / "run", 8)
-
-    strategy.start(clients(settings), timeout=60.0)
-
-    assert strategy.report.outcome.work["exchanges"] == 4
-    assert not any("adapter" in key for key in strategy.report.outcome.ensemble.weights)
-    monkeypatch.chdir(tmp_path / "run")
-    stored = dict[str, Any]()
-    exec(load_code(strategy.report), stored)  # noqa: S102  our own page
-    x = torch.randn(2, 1, 8, 8)
-    assert stored["model"](x).shape == (2, 10)
-    assert torch.equal(stored["model"](x), strategy.outcome(x))
-    # The statistics of a frozen block are those of its sender.
-    kept = Keep("", RunFolder.open(tmp_path / "run", write=False).id, "client-001", 4).load()
-    first = strategy.report.job.uploads[2].read()
-    assert kept is not None
-    assert torch.equal(kept[1]["frozen.1.bn1.running_var"][2], first["bn1.running_var"])
 
 
 def failing(message: Message) -> Message:
@@ -223,20 +194,3 @@ def test_questions_that_do_not_fit_are_refused(
 ) -> None:
     with pytest.raises(UploadError, match=reason):
         fusefl.answer(trained[0].app, trained[1], *question(trained[0], **changes))
-
-
-def test_a_client_that_keeps_its_label_counts_or_its_privacy_answers_nothing_that_tells_them(
-    trained: tuple[Settings, Node],
-) -> None:
-    (settings, node), (said, sent) = trained, question(trained[0])
-    block = fusefl.answer(settings.app, node, said, sent)
-    both = {key: torch.stack([value, value]) for key, value in block.items() if not key.startswith("classifier")}
-    silent = replace(settings.app, client=replace(settings.app.client, share_label_counts=False))
-
-    told = fusefl.answer(settings.app, node, {**said, "stage": 3}, both)
-
-    assert int(told["counts"].sum()) == len(own_examples(settings.app, node, Asked(RUN, 1, 0)).train)
-    with pytest.raises(UploadError, match="does not tell its examples per class, .*: needs fusefl.calibrate=false"):
-        fusefl.answer(silent, node, {**said, "stage": 3}, both)
-    with pytest.raises(UploadError):
-        fusefl.answer(settings.app, replace(node, policy=NodePolicy(max_epsilon=1.0)), said, sent)

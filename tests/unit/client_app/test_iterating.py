@@ -14,11 +14,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, R
 from client_app import app as client_app
 from fl_app.config import AppConfig
 from fl_app.models import build, builders
-from strategies.client import corrections
-from strategies.client.generated import GeneratedExamples
 from strategies.core.options import flatten
 from strategies.core.seeds import seeded_torch
-from strategies.distillation.lent import Lent
 from strategies.flower.messages import read_reply
 from strategies.uploads.checks import Signatures
 
@@ -93,30 +90,6 @@ def test_answer_is_one_that_the_server_accepts_and_tells_how_far_it_went(ask: Ca
     assert checked.metrics["travel"] == pytest.approx(0.01 * steps)
     assert set(reply.content) == {"arrays", "metrics", "upload"}
     assert not same(arrays_of(reply), START)
-
-
-def test_generator_of_the_server_changes_the_training_and_learns_which_labels_are_held(
-    ask: Callable[..., Message], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told: list[Any] = []
-
-    class Spied(GeneratedExamples):
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            told.append(kwargs)
-            super().__init__(*args, **kwargs)
-
-    monkeypatch.setattr(corrections, "GeneratedExamples", Spied)
-    lent = Lent("features", "normal", 5, 10, 8, (1, 16, 16), 16, 1.0, 20)
-    with seeded_torch(1):
-        weights = lent.build(84).state_dict()
-    plain, found = ask(2), ask(2, said=lent.told(), generator=weights)
-    assert not same(arrays_of(found), arrays_of(plain))
-    assert same(arrays_of(ask(2, said=lent.told(), generator=weights)), arrays_of(found))
-    checked = read_reply(found.content, SIGNATURES, num_classes=10, max_bytes=2**20, sender="node-9")
-    wanted = {"client": "client-001", "server_round": 2, "label_counts": checked.facts.label_counts}
-    assert told == [wanted, wanted]
-    refused = ask(2, said={**lent.told(), "generator-classes": 9}, generator=weights)
-    assert "the server's generator has 9 classes" in str(refused.content["upload"]["error"])
 
 
 def test_control_variate_of_the_server_steers_and_the_client_s_own_is_remembered(

@@ -112,22 +112,3 @@ def test_training_learns_the_classes_and_is_equal_for_equal_seeds() -> None:
         outputs = models[0].eval()(toy().images.float() / 127.5 - 1)
     assert (outputs[:, :3].argmax(1) == toy().labels).float().mean() > 0.9
     torch.testing.assert_close(outputs[:, :3], F.normalize(outputs[:, 3:]) @ models[0].prototypes.T)
-
-
-@pytest.mark.parametrize(("augmentation", "views", "flips", "each"), [
-    ("none", "image", False, True), ("flip", "image", True, True), ("crop-flip", "batch", True, False),
-])  # fmt: skip
-def test_views_are_drawn_and_mirrored_as_the_settings_say(
-    monkeypatch: pytest.MonkeyPatch, augmentation: str, views: str, flips: bool, each: bool
-) -> None:
-    seen: list[tuple[bool, bool]] = []
-
-    def spy(pixels: torch.Tensor, rng: torch.Generator, *, flips: bool, each: bool) -> torch.Tensor:
-        assert 0 <= float(pixels.min()) <= float(pixels.max()) <= 1
-        seen.append((flips, each))
-        return pixels
-
-    monkeypatch.setattr("client_app.training.fafi.view", spy)
-    train(net(), toy(6), replace(CONFIG, views=views), normalization=HALF, augmentation=augmentation, seed=0)
-
-    assert seen == [(flips, each)] * 2

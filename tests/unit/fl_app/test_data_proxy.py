@@ -9,7 +9,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fl_app.config import DataConfig
 from fl_app.data import (
     Normalization,
     Split,
@@ -19,7 +18,7 @@ from fl_app.data import (
     nobodys,
     server_share,
 )
-from strategies.core.errors import DataError, OptionError
+from strategies.core.errors import DataError
 from strategies.core.seeds import generator
 
 HALF = Normalization((0.5,), (0.5,))
@@ -68,34 +67,6 @@ def test_a_file_without_fitting_images_is_refused_in_one_line(tmp_path: Path, te
     with pytest.raises(DataError, match=rf"^setting 'data.proxy-file' is '.*pool.safetensors'.*{message}") as error:
         images_in(str(file), (1, 4, 4))
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        (
-            {"proxy": 0.2, "proxy_name": "svhn"},
-            r"'data.proxy' \(0.2\) and 'data.proxy-name' \('svhn'\) exclude each other: set one of them",
-        ),
-        ({"proxy": 0.2, "proxy_file": "a"}, r"'data.proxy' \(0.2\) and 'data.proxy-file' \('a'\) exclude"),
-        ({"proxy": 1.0}, "'data.proxy' is 1.0: must be a number at least 0.0 and at most 0.9"),
-        ({"proxy": -0.1}, "'data.proxy' is -0.1"),
-        ({"proxy_name": "digits"}, "'data.proxy-name' is 'digits': must be one of mnist,"),
-        ({"proxy_name": "cifar"}, "'data.proxy-name' is 'cifar'"),
-        ({"proxy_name": "pacs"}, "'data.proxy-name' is 'pacs'"),
-        ({"proxy_limit": 3}, "'data.proxy-limit' is 3: must be 0 where 'data.proxy-name' names no data set"),
-        (
-            {"left_out": "svhn"},
-            "'data.left-out' is 'svhn': must be '' where 'data.name' is 'digits', which has no domains",
-        ),
-        ({"name": "pacs"}, "'data.left-out' is '': must be one of photo, art_painting"),
-        ({"name": "pacs", "left_out": "svhn"}, "'data.left-out' is 'svhn': .* photo, art_painting, cartoon, sketch"),
-        ({"law": "domains"}, "'data.law' is 'domains' and 'data.name' 'digits': .* domain-digits, pacs"),
-    ],
-)
-def test_settings_that_do_not_belong_together_are_refused_in_one_line(values: dict, message: str) -> None:
-    with pytest.raises(OptionError, match=message):
-        DataConfig(**values)
 
 
 LABELS = torch.tensor([0, 1, 1, 0, 2, 1, 0, 0, 1, 2, 2] * 3)

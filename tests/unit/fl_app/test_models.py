@@ -13,19 +13,13 @@ from torch import nn
 
 from fl_app.data import ImageData
 from fl_app.data.text import BUCKETS, LENGTH, tokens
-from fl_app.models import ARCHITECTURES, build, builders, penultimate, wordllama
+from fl_app.models import ARCHITECTURES, build, penultimate, wordllama
 from fl_app.models.backbones import backbone_of
 from fl_app.models.blocks import CUTS, cut
 from fl_app.models.uploaded import uploaded_builders
 from fl_app.vision import torchvision
-from strategies.combiners.combiners import Mean
 from strategies.core.errors import OptionError
-from strategies.core.facts import UploadFacts
 from strategies.core.seeds import generator, seeded_torch
-from strategies.method import Normalization as InputSpace
-from strategies.method import Upload
-from strategies.teacher.augment import Standardize
-from strategies.teacher.ensemble import Ensemble
 
 Shape = tuple[int, int, int]
 
@@ -214,17 +208,6 @@ def test_lenet5_equals_the_published_net_whose_third_layer_is_a_convolution(
     torch.testing.assert_close(model(x), logits)
 
 
-@pytest.mark.parametrize(("name", "head"), [("cnn5", ["fc"]), ("cnn5-wide", ["fc"]), ("cnn1", ["fc1", "fc2"])])
-def test_cnn5_family_equals_the_published_order_of_layers(name: str, head: list[str]) -> None:
-    model = seeded_layers(name, (3, 32, 32))
-    x, state = images((3, 32, 32)), model.state_dict()
-    maps = pooled(pooled(x, state, "conv1"), state, "conv2")
-    feature = F.relu(F.conv2d(maps, state["conv3.weight"], state["conv3.bias"])).flatten(1)
-    for layer in head[:-1]:
-        feature = F.relu(linear(feature, state, layer))
-    torch.testing.assert_close(model(x), linear(feature, state, head[-1]))
-
-
 def test_mnist_cnn_equals_the_published_order_of_layers() -> None:
     model = seeded_layers("mnist-cnn", (1, 28, 28)).eval()
     with torch.no_grad():
@@ -278,7 +261,6 @@ def test_models_that_cannot_be_cut_are_refused_and_not_accepted() -> None:
 
 
 ROW, TEXT = (13, 1, 1), (1, 1, LENGTH)
-SUBJECTS = ("war treaty minister", "goal match team", "shares profit market", "chip software space")
 
 
 def seeded_tabular(name: str, num_classes: int, shape: tuple[int, int, int], seed: int = 0) -> nn.Module:
@@ -290,26 +272,6 @@ def rows(count: int) -> ImageData:
     """Examples that one feature tells apart."""
     features = torch.randn(count, *ROW, generator=generator(0, "rows"))
     return ImageData(features, (features[:, 3, 0, 0] > 0).long())
-
-
-def news(count: int) -> ImageData:
-    """Texts with one word of their class among words of none."""
-    labels = torch.arange(count) % 4
-    words = [SUBJECTS[label].split()[number // 4 % 3] for number, label in enumerate(labels.tolist())]
-    return ImageData(tokens([f"today w{number} {word} says" for number, word in enumerate(words)]), labels)
-
-
-def test_logistic_is_the_binary_cross_entropy_and_its_label_the_sign() -> None:
-    model, data = seeded_tabular("logistic", 2, ROW), rows(9)
-    layer = penultimate(model)
-    z = data.images.flatten(1) @ layer.weight[0] + layer.bias
-    logits = model(data.images)
-
-    assert torch.equal(logits[:, 0], torch.zeros(9))
-    assert torch.allclose(logits[:, 1], z)
-    ours = F.cross_entropy(logits, data.labels)
-    assert torch.allclose(ours, F.binary_cross_entropy_with_logits(z, data.labels.float()))
-    assert torch.equal(logits.argmax(1), (z > 0).long())
 
 
 @pytest.mark.parametrize(("name", "shape", "layers"), [
@@ -350,25 +312,6 @@ def test_examples_of_another_kind_are_refused(name: str, shape: tuple[int, int, 
         build(name, num_classes=2, input_shape=shape)
     assert f"architecture '{name}' cannot take examples of shape {shape}: must be" in str(caught.value)
     assert allowed in str(caught.value)
-
-
-@pytest.mark.parametrize(("name", "shape"), [("logistic", ROW), ("mlp", ROW), ("text-bag", TEXT)])
-@pytest.mark.parametrize(
-    "settings", [{}, {"precision": "bfloat16"}, {"form": "stacked"}], ids=["", "bfloat16", "stack"]
-)
-def test_ensemble_of_uploads_answers_as_its_members(
-    name: str, shape: tuple[int, int, int], settings: dict[str, str]
-) -> None:
-    data = rows(6) if shape == ROW else news(6)
-    members = [seeded_tabular(name, 2, shape, seed).eval() for seed in range(3)]
-    uploads = [Upload(UploadFacts(f"c{k}", name), member.state_dict) for k, member in enumerate(members)]
-    inputs = Standardize(InputSpace((0.0,) * shape[0], (1.0,) * shape[0]))(data.images)
-
-    with torch.no_grad():
-        found = Ensemble.from_uploads(uploads, builders(2, shape), Mean(), **settings).member_logits(inputs)
-        wanted = torch.stack([member(data.images) for member in members])
-
-    assert torch.allclose(found, wanted, atol=0.05 if "precision" in settings else 1e-5)
 
 
 # The packaged backbone of texts; all but the refusal needs the packages of the extra ``features-text``.

@@ -16,7 +16,6 @@ from strategies.core.errors import DataError, OptionError
 LABELS = np.random.default_rng(5).integers(0, 10, 1003)
 DRAWN = tuple(law for law in LAWS if law != BY_DOMAIN)
 DISJOINT = tuple(law for law in DRAWN if law != "dirichlet-overlap")
-COVERING = ("dirichlet-clients", "dirichlet-p4", "dirichlet-p4prep", "classes", "iid")
 
 
 def spec_of(law: str, **values: float) -> PartitionSpec:
@@ -41,32 +40,10 @@ def test_every_law_gives_disjoint_positions_that_are_reproducible(law: str, alph
     assert not all(np.array_equal(a, b) for a, b in zip(first, other, strict=True))
 
 
-@pytest.mark.parametrize("law", COVERING)
-def test_covering_laws_give_every_example_to_someone(law: str) -> None:
-    assert sum(map(len, divide(law))) == len(LABELS)
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_classes_law_gives_its_own_and_other_classes_divided_evenly(seed: int) -> None:
-    counts = label_counts(LABELS, divide("classes", num_clients=12, classes_per_client=3, seed=seed), 10)
-    assert ((counts > 0).sum(axis=1) == 3).all()
-    assert all(counts[client, client % 10] > 0 for client in range(12))
-    for held in counts.T:
-        assert np.ptp(held[held > 0]) <= 1
-    assert counts.sum() == len(LABELS)
-
-
 def test_classes_p1_with_five_clients_walks_through_the_classes() -> None:
     parts = divide("classes-p1", num_clients=5, classes_per_client=3)
     own = [{0, 1, 2}, {3, 4, 5}, {6, 7, 8}, {9, 0, 1}, {2, 3, 4}]
     assert [set(LABELS[part]) for part in parts] == own
-
-
-def test_label_counts_are_counted_by_hand() -> None:
-    labels = np.array([0, 2, 2, 1, 0])
-    counts = label_counts(labels, [np.array([0, 1, 2]), np.array([4])], 4)
-    assert counts.tolist() == [[1, 0, 2, 0], [1, 0, 0, 0]]
-    assert counts.dtype == np.int64
 
 
 @pytest.mark.parametrize(

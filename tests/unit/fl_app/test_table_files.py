@@ -12,7 +12,7 @@ from fl_app.config import AppConfig
 from fl_app.data import open_data
 from fl_app.data.config import DataConfig
 from fl_app.division import own_positions
-from strategies.core.errors import DataError, OneShotError, OptionError
+from strategies.core.errors import DataError, OptionError
 
 SCHEMA = """
 classes = ["healthy", "ill"]
@@ -72,21 +72,6 @@ def test_a_column_names_the_clients(folder: Path) -> None:
     ):
         with pytest.raises(OptionError, match=line):
             own_positions(split, AppConfig(data=changed), partition_id=0, num_partitions=3)
-
-
-def test_a_file_per_client_gives_the_same_examples(folder: Path) -> None:
-    whole = open_data(config(folder, client="centre", law="domains"), "train")
-    (folder / "train.csv").unlink()
-    (folder / "train").mkdir()
-    for name in ("south", "north"):
-        rows = [line for line in TRAIN if line.startswith(name)]
-        (folder / "train" / f"{name}.csv").write_text("\n".join([HEAD, *rows]))
-
-    split = open_data(config(folder, law="domains"), "train")
-
-    assert split.domains is not None
-    assert split.domains.tolist() == [0, 0, 1, 1]
-    assert torch.equal(split.take().images, whole.take([1, 3, 0, 2]).images)
 
 
 @pytest.mark.parametrize(
@@ -154,29 +139,6 @@ def test_a_wrong_schema_is_refused_in_one_line(folder: Path, schema: str, reason
     with pytest.raises(OptionError, match=reason) as error:
         open_data(config(folder), "train")
     assert "\n" not in str(error.value)
-
-
-def test_absent_files_are_named(folder: Path) -> None:
-    (folder / "train").mkdir()
-    (folder / "train" / "a.csv").write_text(f"{HEAD}\n{TRAIN[0]}")
-    for given, line in (
-        ({}, "a file per client, and there is"),
-        ({"client": "centre"}, "'data.client' names a column"),
-    ):
-        with pytest.raises(DataError, match=line):
-            open_data(config(folder, **given), "train")
-    (folder / "train" / "a.csv").unlink()
-    (folder / "train.csv").write_text(HEAD)
-    (folder / "test.csv").unlink()
-    for half, line in (("train", "train.csv holds no rows"), ("test", "test.csv is missing: must be the test rows")):
-        with pytest.raises(DataError, match=line):
-            open_data(config(folder), half)
-    (folder / "train.csv").unlink()
-    with pytest.raises(DataError, match="holds no training rows: must have train.csv, or train/<client>.csv"):
-        open_data(config(folder), "train")
-    (folder / "schema.toml").unlink()
-    with pytest.raises(OneShotError, match="schema .* cannot be read"):
-        open_data(config(folder), "train")
 
 
 def as_it_was_saved(folder: Path, split: str) -> pd.DataFrame:

@@ -22,7 +22,6 @@ from strategies.core.seeds import derive_seed
 from strategies.method import Job, Need, Silent
 from strategies.methods.fens import METHOD, FensConfig, plan
 from strategies.uploads.needs import check_needs
-from strategies.uploads.packed import pack_member
 
 
 def member_logits(job: Job, x: torch.Tensor) -> np.ndarray[Any, Any]:
@@ -237,22 +236,6 @@ def test_clients_hold_out_a_share_only_where_a_step_uses_it(changes: dict[str, A
     assert plan(FensConfig(**changes)).asks.holdout == kept
 
 
-@pytest.mark.parametrize(("precision", "measured"), [("int8", True), ("float32", False)])
-def test_ranges_of_activations_are_asked_for_and_sent_on_with_an_ensemble_in_int8(
-    precision: str, measured: bool, tmp_path: Path
-) -> None:
-    config = replace(TINY, precision=precision, rounds=1)
-    assert plan(config).asks.calibrate is measured
-    ranges = {"0": (-1.0, 2.5)}
-    job = replace(fens_job(config), uploads=tuple(telling(one, ranges=ranges) for one in UPLOADS))
-    clients = DirectClients(tmp_path)
-    wanted = [pack_member(u.architecture, u.read(), precision=precision, ranges=ranges).digest for u in UPLOADS]
-
-    fitted(clients, job)
-
-    assert [facts["members"] for facts in clients.offered] == [wanted] * 3
-
-
 @pytest.mark.parametrize(
     ("changes", "counted"),
     [({}, False), ({"aggregator": "weighted"}, True), ({"aggregator": "two-class-weighted"}, True),
@@ -291,16 +274,6 @@ def test_an_answer_that_cannot_be_used_costs_that_answer(tmp_path: Path, spoil: 
     assert [name for name, _ in clients.refused] == ["c1"]
     assert reason in clients.refused[0][1]
     assert same(outcome, fitted(DirectClients(tmp_path / "away", away={1: {"c1"}})))
-
-
-def test_an_ensemble_too_large_for_a_node_is_refused_before_it_is_sent(tmp_path: Path) -> None:
-    clients = DirectClients(tmp_path, limit=1e-3)
-
-    with pytest.raises(QuorumError, match="^ensemble: 0 usable answers, needs 2$"):
-        fitted(clients)
-
-    assert "MiB: must be at most 0.001 MiB on this node" in clients.refused[0][1]
-    assert clients.steps("ensemble") == []
 
 
 def test_an_ensemble_with_a_tampered_member_is_refused_by_the_client(
@@ -343,19 +316,6 @@ def test_a_static_aggregator_asks_no_client(tmp_path: Path, aggregator: str) -> 
     assert outcome.ensemble is not None
     wanted = {"average": "mean", "weighted": "label-count"}[aggregator]
     assert outcome.ensemble.combiner == wanted
-
-
-def test_votes_are_the_counts_of_all_clients_together(tmp_path: Path) -> None:
-    job = fens_job(replace(TINY, aggregator="voting"))
-    outcome = fitted(DirectClients(tmp_path), job)
-
-    wanted = np.zeros((3, CLASSES, CLASSES))
-    for client in ("c0", "c1", "c2"):
-        x, labels = examples(client)
-        for i, z in enumerate(member_logits(job, x)):
-            for vote, label in zip(z.argmax(1), labels.tolist(), strict=True):
-                wanted[i, label, vote] += 1
-    np.testing.assert_array_equal(weights(outcome)["counts"], wanted)
 
 
 def test_a_server_with_labelled_images_trains_alone_as_one_client_would(

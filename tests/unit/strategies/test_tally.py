@@ -24,13 +24,11 @@ from strategies.combiners.outcomes import ensemble_of, load_model
 from strategies.core.errors import OptionError
 from strategies.core.facts import UploadFacts
 from strategies.core.seeds import generator
-from strategies.distillation.learner import Learner
 from strategies.distillation.pool import quantize
 from strategies.method import Job, Normalization, Outcome, Silent, Upload
 from strategies.methods.tally import METHOD, TallyConfig, fit
 from strategies.teacher.augment import Standardize
 from strategies.teacher.average import LARGEST
-from strategies.teacher.ensemble import Ensemble
 from strategies.teacher.student import fresh_student
 
 SMALL = TallyConfig(
@@ -146,33 +144,6 @@ def test_running_statistics_stay_those_of_the_start_while_the_weights_learn(star
     assert not torch.equal(begun["1.weight"], ended["1.weight"])
 
 
-def test_members_judge_every_image_once_and_a_run_leaves_them_unchanged(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    made: list[tuple[Ensemble, dict[str, Tensor]]] = []
-    asked: list[int] = []
-    build, ask = Ensemble.of_job, Ensemble.member_logits
-
-    def spy(*args: Any, **rest: Any) -> Ensemble:
-        teacher = build(*args, **rest)
-        assert isinstance(teacher.members, nn.ModuleList)
-        made.append((teacher, {name: value.clone() for name, value in teacher.members.state_dict().items()}))
-        return teacher
-
-    def counted(self: Ensemble, x: Tensor, *rest: Any) -> Tensor:
-        asked.append(len(x))
-        return ask(self, x, *rest)
-
-    monkeypatch.setattr(Ensemble, "of_job", spy)
-    monkeypatch.setattr(Ensemble, "member_logits", counted)
-    run(METHOD, replace(SMALL, epochs=2))
-    ((teacher, before),) = made
-    after = dict(teacher.named_parameters()) | dict(teacher.named_buffers())
-    assert asked == [7, 5, 5, 2]  # the probes, then the images
-    assert all(torch.equal(after[f"members.{name}"], value) for name, value in before.items())
-    assert not any(part.training for part in teacher.modules())
-
-
 def test_client_that_is_left_out_has_no_part_in_start_or_ensemble_and_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = torch.tensor([True, True, False])
     monkeypatch.setattr("strategies.combiners.tally_pool.agreeing", lambda *_: kept)
@@ -201,32 +172,6 @@ DECIDES_NOTHING_HERE = {"agreement", "gate", "spanned"}
 )
 def test_every_option_changes_the_result(name: str) -> None:
     check_option(METHOD, SMALL, name, TALLY_OTHER[name])
-
-
-def test_inverted_images_are_read_twice_and_teach_half_their_class(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[dict[str, Tensor]] = []
-    learn = Learner.learn
-
-    def watched(self: Learner, table: dict[str, Tensor], *rest: Any, **more: Any) -> float:
-        seen.append(table)
-        return learn(self, table, *rest, **more)
-
-    monkeypatch.setattr(Learner, "learn", watched)
-    job = tiny_job(replace(SMALL, epochs=1, inverted=5))
-    outcome = fit(job, Silent())
-    assert outcome.ensemble is not None
-    assert outcome.images is not None
-    (table,) = seen
-    images, answers = table["images"], table["logits"].softmax(1)
-    assert images.dtype == torch.uint8
-    assert len(images) == len(answers) == 12 + 2 * 5
-    assert torch.equal(images[:12], outcome.images)
-    assert torch.equal(images[12:17], images[17:])
-    with torch.no_grad():
-        pooled = ensemble_of(job, outcome.ensemble)(Standardize(job.normalization)(images / 255)).softmax(1)
-    torch.testing.assert_close(answers[:12], pooled[:12], rtol=1e-3, atol=1e-4)
-    wanted = 2 * answers[12:] - pooled[12:]
-    torch.testing.assert_close(wanted.sort(1).values, torch.tensor([0.0, 0, 1]).expand(10, 3), rtol=0, atol=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -370,18 +315,3 @@ def test_weights_that_are_not_finite_have_no_part_in_the_start(bad: float) -> No
     assert expected is not None
     assert torch.equal(student["net.1.running_mean"], expected["1.running_mean"])
     assert bool(student["spare"].isfinite().all())
-
-
-def test_student_survives_a_client_that_multiplies_its_weights() -> None:
-    images, labels = examples(500, 99)
-    inputs = (images - 0.5) / 0.1
-
-    def accuracy(factor: float) -> float:
-        made = job(factor, kind="plain", epochs=2, images=256, batch_size=32, student_lr=1e-3)
-        model = load_model(METHOD.fit(made, Book()), made).eval()
-        with torch.no_grad():
-            return float((model(inputs).argmax(1) == labels).float().mean())
-
-    usual = accuracy(1.0)
-    assert usual > 0.75
-    assert accuracy(10.0) > usual - 0.03

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import csv
 import html
-import io
 import json
 import os
 import re
@@ -20,8 +18,6 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from browser import check_looks, needs_browser
-from torch import nn
 from typer.testing import CliRunner
 
 from fl_app.models import build
@@ -33,9 +29,7 @@ from server_app.compare.comparison import Comparison, compare_runs
 from server_app.compare.table import notes_of
 from server_app.replay.request import Request
 from server_app.replay.stored import replay_run
-from server_app.settings.choices import CHOICES
 from strategies.core.errors import OneShotError, OptionError
-from strategies.core.facts import UploadFacts
 from strategies.core.seeds import seeded_torch
 from strategies.method import METHODS, EnsembleSpec, Job, Outcome, Progress
 from strategies.run.files import read_json, write_json
@@ -155,19 +149,6 @@ def test_every_cell_is_a_normal_replay_folder_and_compare_json_holds_all_of_them
     assert plain["weights_sha256"] == found["cells"][2]["weights_sha256"]
 
 
-@pytest.mark.usefixtures("both", "ran")
-@pytest.mark.slow
-@pytest.mark.plots
-@needs_browser
-def test_page_of_a_comparison_in_a_browser_shows_its_plots_without_overflow_or_error(
-    run_folder: MakeRun, tmp_path: Path
-) -> None:
-    found = compared(run_folder(), methods="fedavg,fedens,label-count-ensemble,dense", seeds=2, out=tmp_path / "out")
-
-    drawn = [found[key] for key in ("plot", "communication_plot", "cost_plot") if found[key]]
-    check_looks(tmp_path / "out" / found["page"], tmp_path / "browser", images=len(drawn))
-
-
 @pytest.mark.usefixtures("both")
 @pytest.mark.slow
 def test_a_comparison_that_has_finished_does_no_work_and_one_with_more_does_the_rest(
@@ -191,32 +172,6 @@ def test_a_comparison_that_has_finished_does_no_work_and_one_with_more_does_the_
         OptionError, match=r"out compares with dense.epochs=not set, now it is 9: must be its original settings"
     ):
         compared(run, methods="fedens,dense", out=tmp_path / "out", overrides={"dense.epochs": 9})
-
-
-def test_all_when_asked_for_leaves_out_methods_that_the_uploads_do_not_permit_and_a_name_is_refused(
-    run_folder: MakeRun, ran: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    run, lines = run_folder("lenet5", "mnist-cnn"), list[str]()
-    some = {name: CHOICES[name] for name in ("fedavg", "fedens", "dw-fedens")}
-    monkeypatch.setattr(comparing, "CHOICES", some)
-
-    found = compared(run, methods="all", log=lines, out=tmp_path / "out")
-
-    assert found["methods"] == ["fedens", "dw-fedens"]
-    assert list(found["left_out"]) == ["fedavg"]
-    assert lines[0].startswith("fedavg is left out: method 'fedavg' needs one architecture for all")
-    assert "Choose another method" not in lines[0]
-    ran.clear()
-    monkeypatch.setattr(comparing, "CHOICES", {"fedavg": some["fedavg"]})
-    with pytest.raises(
-        OptionError, match="the uploads permit no method: fedavg: method 'fedavg' needs one architecture"
-    ):
-        compared(run, methods="all", out=tmp_path / "new")
-    monkeypatch.setattr(comparing, "CHOICES", CHOICES)
-    with pytest.raises(OptionError, match=r"'fedavg' needs one architecture .* client-001 \(mnist-cnn\)"):
-        compared(run, methods="fedens,fedavg", out=tmp_path / "new")
-    assert ran == []
-    assert not (tmp_path / "new").exists()
 
 
 def test_a_folder_s_earlier_methods_stay_in_the_table_and_other_settings_are_refused(
@@ -371,107 +326,8 @@ def test_a_cell_that_fails_is_reported_and_the_others_are_in_the_table(
 
 # Runs of another project.
 
-NET = """
-from torch import nn
-
-class Net(nn.Sequential):
-    def __init__(self):
-        super().__init__(nn.Flatten(), nn.Linear(16, 3))
-"""
-
-
-def test_runs_of_another_project_are_compared_without_accuracies(
-    ran: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "compared_net.py").write_text(NET)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delitem(sys.modules, "compared_net", raising=False)
-    info = {
-        "method": "fedens",
-        "seed": 4,
-        "student": "model",
-        "num-classes": 3,
-        "input-shape": [1, 4, 4],
-        "normalization": [[0.5], [0.5]],
-    }
-    with RunFolder.create(tmp_path / "theirs" / "run", info) as folder:
-        for number in range(2):
-            torch.manual_seed(number)
-            state = nn.Sequential(nn.Flatten(), nn.Linear(16, 3)).state_dict()
-            folder.round(1).accept(UploadFacts(f"c{number}", "model", 5), state)
-    words: list[str | Path] = ["compare", folder.path, "--model", "compared_net:Net", "--seeds", "2"]
-    small = "dense.epochs=1 dense.generator-steps=1 dense.synthesis-batch-size=4 dense.latent=4"
-    words += ["--methods", "dense,fedavg,fedens", "--set", small]
-
-    ended = oneshot(*words)
-
-    assert ended.exit_code == 0, ended.output
-    assert "No accuracies: the runs are of another project" in ended.stdout
-    assert ran == [("dense", "run", 4), ("fedavg", "run", 4), ("fedens", "run", 4), ("dense", "run", 5)]
-    (found,) = [json.loads(path.read_text()) for path in (tmp_path / "theirs").glob("*/compare.json")]
-    assert [(row["name"], row["kind"], row["results"], row["accuracy"]) for row in found["table"]] == [
-        ("DENSE", "student", 2, None),
-        ("FedAvg (one shot)", "baseline", 1, None),
-        ("FedENS", "ensemble", 1, None),
-    ]
-    digests = {cell["seed"]: cell["weights_sha256"] for cell in found["cells"] if cell["method"] == "dense"}
-    assert digests[4] != digests[5]
-    assert (found["plot"], found["communication_plot"], found["cost_plot"]) == ("", "", "")
-    assert oneshot(*words[:2], "--methods", "label-count-ensemble", "--model", "compared_net:Net").exit_code == 1
-
 
 # The printed table.
-
-
-@pytest.mark.usefixtures("ran", "both")
-@pytest.mark.parametrize("output", ["json", "csv", "md"])
-def test_output_for_programs_is_alone_on_standard_output(run_folder: MakeRun, output: str) -> None:
-    run = run_folder()
-
-    ended = oneshot("compare", run, "--methods", "fedens,dense", "--seeds", "2", "--format", output)
-
-    assert ended.exit_code == 0, ended.output
-    assert "cell 1 of 3: fedens, seed 0, run" in ended.stderr
-    if output == "json":
-        assert ended.stdout.count("\n") == 1
-        found = json.loads(ended.stdout)
-        assert found == read_json(Path(found["compare_dir"]) / "compare.json")
-    elif output == "csv":
-        rows = list(csv.DictReader(io.StringIO(ended.stdout)))
-        assert [row["name"] for row in rows] == ["FedENS", "DENSE ensemble", "DENSE"]
-        assert [row["accuracy_spread"] == "" for row in rows] == [True, False, False]
-        assert float(rows[2]["accuracy"]) > 0
-    else:
-        head, *lines = [line for line in ended.stdout.splitlines() if line.startswith("|")]
-        counts = "teacher forward | teacher backward | student steps | generator steps |"
-        assert head == (
-            "| method | kind | n | accuracy, % | best, % | wall, s | CPU, s | MiB | MiB/client | uploads | " + counts
-        )
-        assert {line.count("|") for line in lines} == {15}
-        assert len(lines) == 4
-        assert re.fullmatch(r"\| DENSE \| student \| 2 \| \d+\.\d\d ± \d+\.\d\d \| 90\.50 \| .*", lines[3])
-        assert ended.stdout.startswith("Methods on the same uploads (digits): 1 run, 2 seeds.\n\n|")
-
-
-@pytest.mark.usefixtures("ran", "both")
-def test_the_table_for_people_has_every_column_and_names_plot_and_folder(run_folder: MakeRun, tmp_path: Path) -> None:
-    ended = oneshot("compare", run_folder(), "--methods", "dense,fedavg", "--out", tmp_path / "out")
-
-    assert ended.exit_code == 0, ended.output
-    assert ended.stderr == ""
-    lines = [line.split() for line in ended.stdout.splitlines()]
-    head = "method kind n accuracy, % best, % wall, s CPU, s MiB MiB/client uploads"
-    assert head.split() in lines
-    assert [line[-2:] for line in lines if line[:1] == ["FedAvg"] and len(line) > 4] == [["0.0011", "3"]]
-    assert [line[:3] for line in lines if line[:1] == ["DENSE"] and len(line) > 4] == [
-        ["DENSE", "ensemble", "ensemble"],
-        ["DENSE", "student", "1"],
-    ]
-    files = {"page": "report.html", "plot": "comparison.png", "results": "compare.json"}
-    # The time of so small stages may be one for all, and is not drawn then.
-    assert [line for line in lines[-4:] if line[0] in files] == [
-        [what, str(tmp_path / "out" / name)] for what, name in files.items()
-    ]
 
 
 # In processes of their own.

@@ -14,10 +14,8 @@ from server_app.compare import comparison as comparing
 from server_app.compare.cell import Cell, work
 from server_app.compare.comparison import Comparison, compare_runs
 from server_app.compare.sources import differing, own_results, with_uploads
-from server_app.compare.table import lines_of, points_of_lines
 from server_app.report.communication import Cost
 from server_app.settings.choices import CHOICES
-from strategies.core.errors import OptionError
 from strategies.run.files import read_json, write_json
 from strategies.run.run_folder import RunFolder
 from strategies.run.traffic import MIB, Traffic
@@ -84,28 +82,6 @@ def test_a_run_that_went_on_with_its_clients_brings_its_own_result(run_of_fens: 
     assert with_uploads([plain, fens]) == [plain, fens]
 
 
-def test_results_of_one_method_with_other_options_have_names_of_their_own(run_of_fens: MakeRun) -> None:
-    runs = [
-        run_of_fens(90.0, name="a", seed=1, **{"fens.aggregator": "nn"}),
-        run_of_fens(80.0, name="b", seed=1, **{"fens.aggregator": "linear"}),
-        run_of_fens(92.0, name="c", seed=2, **{"fens.aggregator": "nn"}),
-    ]
-
-    own = own_results(runs)
-    lines = lines_of(own)
-
-    assert [(line.name, line.accuracy, line.results) for line in lines] == [
-        ("FENS, nn, as run", 91.0, 2),
-        ("FENS, linear, as run", 80.0, 1),
-    ]
-    assert (lines[0].spread, lines[0].best_accuracy) == (1.41, 92.0)
-    assert (lines[0].server_cpu_s, lines[0].peak_mib) == (None, None)  # only a cell measures them
-    points = {point.name: point for point in points_of_lines(lines, own)}
-    curve = tuple(map(tuple, CURVE))
-    assert points["FENS, nn, as run"].curves == (curve, curve)
-    assert (points["FENS, nn, as run"].cost, points["FENS, nn, as run"].spread) == (lines[0].mib_per_client, 1.41)
-
-
 def test_runs_differ_in_scale_and_options_of_the_methods_and_where_they_have_nothing_but_own_results(
     run_folder: MakeRun, run_of_fens: MakeRun
 ) -> None:
@@ -150,18 +126,3 @@ def test_a_comparison_puts_methods_on_stored_uploads_and_a_run_s_own_result_side
     assert "| FENS, as run | ensemble | 2 | 92.50 ± 3.54 | 93.50 | 9.0 | - | - | 4 | 0-3 |" in ended.stdout
     assert "As run: the runs' own results, with their clients." in ended.stdout
     assert "FENS, as run: fens.batch-size=8." in ended.stdout
-
-
-def test_marked_result_stands_in_no_table_with_others(
-    run_folder: MakeRun, ran: list[tuple[str, str, int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    marks = {"fedens": "transductive", "fedavg": ""}
-    monkeypatch.setattr(comparing, "check_replay", lambda request: marks[request.method])
-    run = run_folder()
-
-    with pytest.raises(OptionError, match=r"method 'fedens' is transductive .*: must stand in no table with fedavg$"):
-        compare_runs(Comparison((run,), "fedavg,fedens"), log=lambda _: None)
-
-    assert ran == []
-    compare_runs(Comparison((run,), "fedens"), log=lambda _: None)
-    assert ran == [("fedens", run.name, 0)]

@@ -36,18 +36,6 @@ def test_a_cell_takes_a_core_for_each_of_its_threads(
     assert jobs_for(cells(tmp_path, *methods)) == 1  # of another project, whose replays have all cores
 
 
-def test_one_cell_runs_at_once_where_any_of_them_works_on_a_gpu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(comparison, "all_cores", lambda: 8)
-    monkeypatch.setattr(comparison, "resolve_device", lambda name: "cuda:0" if name == "auto" else name)
-
-    def jobs(begun: str, **changes: Any) -> int:
-        return jobs_for(cells(tmp_path, "fedens", "tally", settings={"device": begun, "threads": 1}, **changes))
-
-    assert (jobs("auto"), jobs("cpu"), jobs("auto", device="cpu"), jobs("cpu", device="auto")) == (1, 2, 2, 1)
-
-
 def test_cells_run_at_once_and_failures_have_their_titles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     both, lines = threading.Barrier(2, timeout=10), list[str]()
 

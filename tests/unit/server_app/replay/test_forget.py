@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from server_app.replay.forget import adopt_uploads, forget_settings, what_is_left
+from server_app.replay.forget import adopt_uploads, forget_settings
 from server_app.settings.build import facts_of
 from server_app.settings.read import read_settings
 from server_app.settings.settled import check_adopted
 from strategies.core.errors import OptionError
-from strategies.run.files import write_json
 from strategies.run.run_folder import RunFolder
 from strategies.run.stage import pinned_clients
 
@@ -89,42 +88,6 @@ def test_facts_name_the_run_that_the_clients_uploaded_to_over_any_number_of_step
         pass
     assert facts_of(str(tmp_path / "second"), "")["uploads-id"] == origin
     assert facts_of("", "") == {}
-
-
-def test_the_user_learns_which_run_still_holds_the_upload(run_folder: MakeRun) -> None:
-    run = run_folder()
-    names = ("compared", "replayed", "without", "taken over", "another", "less", "odd", "linked", "taught", "shown")
-    settings = {"uploads": str(run)}
-    for name in names:
-        (run.parent / name).mkdir()
-    compared, replayed, without, taken, another, less, odd, linked, taught, shown = (run.parent / one for one in names)
-    (run.parent / "link").symlink_to(run.parent)
-    (odd / "run.json").write_text("[1]")
-    write_json(less / "run.json", {"settings": {**settings, "forget": "client-000"}})
-    write_json(linked / "run.json", {"replay-of": str(run.parent / "link" / less.name)})
-    write_json(compared / "compare.json", {"runs": [str(run)]})
-    write_json(replayed / "run.json", {"replay-of": str(run)})
-    cell, second = compared / "cells" / "run" / "dense-seed0", replayed / "round-2"
-    for learner, table, place in ((taught, "settings", cell), (shown, "options", second)):
-        write_json(learner / "run.json", {table: {"data.proxy-file": str(place / "images.safetensors")}})
-    write_json(without / "run.json", {"settings": {**settings, "forget": "client-001"}})
-    write_json(taken / "run.json", {"settings": settings})
-    write_json(another / "run.json", {"settings": None})
-
-    told = what_is_left(run, ["client-001"])
-    again = what_is_left(less, ["client-001"])
-
-    assert f"rm -r {run} {compared} {less} {replayed} '{taken}' {linked} {shown} {taught}\n" in told
-    assert "oneshot clean" in told
-    assert f"rm -r {less} {run} {compared} {linked} {replayed} '{taken}' {shown} {taught}\n" in again
-
-
-def test_forgotten_uploads_stay_forgotten_in_runs_on_its_uploads(tmp_path: Path, run_folder: MakeRun) -> None:
-    first = facts_of(str(run_folder()), "client-001")
-    with RunFolder.create(tmp_path / "second", first):
-        pass
-
-    assert facts_of(str(tmp_path / "second"), "client-000")["forgotten"] == ["client-000", "client-001"]
 
 
 def adoption(run: Path, *, clients: int = 3, **changes: Any) -> None:

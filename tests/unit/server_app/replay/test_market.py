@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import os
 import signal
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -108,32 +107,6 @@ def test_every_checkpoint_of_the_folder_becomes_an_upload_with_its_own_weights(
     assert (info["settings"]["model.name"], info["student"], info["input-shape"]) == ("lenet5", "lenet5", [1, 16, 16])
     assert all(r.facts.pretrained and r.facts.num_examples is None and r.facts.label_counts is None for r in records)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["market", "models"]
-
-
-def test_an_import_takes_architectures_of_one_s_own_also_by_the_map(
-    imported: Import, tmp_path: Path, models: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "bought_nets.py").write_text(
-        "from torch import nn\n\n"
-        "def net(num_classes):\n    return nn.Sequential(nn.Flatten(), nn.Linear(256, num_classes))\n\n"
-        "def wide(num_classes):\n"
-        "    return nn.Sequential(nn.Flatten(), nn.Linear(256, 8), nn.ReLU(), nn.Linear(8, num_classes))\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    with seeded_torch(0):
-        for name, function in (("a.safetensors", "net"), ("b.safetensors", "wide")):
-            net = build(f"bought_nets:{function}", num_classes=10, input_shape=(1, 16, 16))
-            save_file(net.state_dict(), models / name)
-    for name in ("b.pt", "c.pth"):
-        (models / name).unlink()
-
-    result = imported('["b.safetensors"]\narchitecture = "bought_nets:wide"', architecture="bought_nets:net")
-
-    assert [upload["architecture"] for upload in result["uploads"]] == ["bought_nets:net", "bought_nets:wide"]
-    replay = replayed(result, "fedens")
-    assert [row["kind"] for row in replay["table"]] == ["client", "client", "ensemble"]
-    card = (Path(replay["run_dir"]) / "model_card.md").read_text()
-    assert "own=['bought_nets:net', 'bought_nets:wide']" in card
 
 
 def test_a_replay_of_an_import_scores_the_checkpoints_as_they_are(imported: Import) -> None:
@@ -283,23 +256,6 @@ def test_bad_files_when_skipped_are_left_out_and_logged(imported: Import, models
     assert lines[0].startswith(f"left out: checkpoint {models / 'bad.pt'} cannot be read as weights: it is a pickle")
     with RunFolder.open(Path(result["run_dir"]), write=False) as run:
         assert [entry["client"] for entry in run.round(1).refused()] == ["bad"]
-
-
-def test_files_when_larger_than_an_upload_may_be_are_not_read(
-    imported: Import, models: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    torch.save({"a": torch.zeros(2**20)}, models / "big.pt")
-    with zipfile.ZipFile(models / "big.pt") as whole, zipfile.ZipFile(models / "b.pt", "w", 8) as packed:
-        for entry in whole.infolist():
-            packed.writestr(entry.filename, whole.read(entry))
-    (models / "big.pt").unlink()
-    assert (models / "b.pt").stat().st_size < 2**16
-    for other in ("a.safetensors", "c.pth"):
-        (models / other).unlink()
-    monkeypatch.setattr("server_app.replay.imports.read_checkpoint", lambda path: pytest.fail(f"{path} is read"))
-
-    with pytest.raises(UploadError, match=r"b.pt: its contents are 4.0 MiB, must be 1.0 MiB \(max-upload-mib\)"):
-        imported(settings={"max-upload-mib": 1.0})
 
 
 @pytest.mark.parametrize(

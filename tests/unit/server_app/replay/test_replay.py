@@ -15,7 +15,7 @@ from torch import nn
 
 from server_app.replay.request import Request
 from server_app.replay.stored import replay_run
-from strategies.core.errors import OneShotError, OptionError, StoreError
+from strategies.core.errors import OptionError, StoreError
 from strategies.core.facts import UploadFacts
 from strategies.method import METHODS, Snapshot
 from strategies.run.files import read_json
@@ -289,43 +289,6 @@ def test_a_run_of_another_project_when_its_model_is_named_is_replayed_without_sc
     assert (result["accuracy"], result["table"]) == (None, [])
     assert json.loads((Path(result["run_dir"]) / "result.json").read_text())["weights_sha256"]
     assert str(Path.cwd()) not in sys.path
-
-
-def test_the_input_space_of_another_project_when_stored_is_used(
-    foreign: MakeRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[Any] = []
-    method = METHODS["fedens"]
-
-    def watched(job: Any, progress: Any) -> Any:
-        seen.append(job.normalization)
-        return method.fit(job, progress)
-
-    monkeypatch.setattr("strategies.methods.fedens.METHOD", replace(method, fit=watched))
-
-    replayed(foreign(normalization=[[0.1], [0.2]]), "fedens", model="foreign_net:Net")
-
-    assert (seen[0].mean, seen[0].std) == ((0.1,), (0.2,))
-
-
-@pytest.mark.usefixtures("cut_off")
-def test_a_replay_of_another_project_s_run_that_was_cut_off_goes_on_with_its_options(
-    foreign: MakeRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    options = {"dense__epochs": 2, "dense__generator_steps": 1, "dense__synthesis_batch_size": 4, "dense__latent": 4}
-    monkeypatch.setattr("server_app.replay.foreign_models.all_cores", lambda: 1)
-    run = foreign()
-    with pytest.raises(CutOffError):
-        replayed(run, "dense", model="foreign_net:Net", **options)
-    target = begun(run)
-
-    result = replayed(run, resume=target, model="foreign_net:Net")
-
-    assert result["resumed_at"] == 1
-    whole = replayed(run, "dense", model="foreign_net:Net", **options)
-    assert result["weights_sha256"] == whole["weights_sha256"]
-    with pytest.raises(OneShotError, match="'dense.epochs' is 3, but the run to resume began with 2"):
-        replayed(run, resume=target, model="foreign_net:Net", dense__epochs=3)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,18 +9,11 @@ from server_app.replay.request import Request
 from server_app.replay.stored import replay_run
 from server_app.report.communication import Cost, cost_of, cost_of_uploads, moved_in, moved_lines
 from strategies.core.errors import StoreError
-from strategies.core.facts import UploadFacts
-from strategies.method import Upload
 from strategies.run.files import write_json
 from strategies.run.run_folder import RunFolder
-from strategies.run.traffic import MIB, Moved, Traffic
+from strategies.run.traffic import MIB, Traffic
 
 MakeRun = Callable[..., Path]
-
-
-def run_uploads(run: Path) -> tuple[Upload, ...]:
-    with RunFolder.open(run, write=False) as folder:
-        return folder.round(1).uploads()
 
 
 def three_phases() -> Traffic:
@@ -78,38 +70,6 @@ def test_a_replay_has_the_cost_of_its_uploads_and_moves_nothing(run_folder: Make
     assert cost["total"]["mib_up"] * MIB == pytest.approx(3003, abs=2)
     assert cost["total"]["mib_down_per_client"] * MIB == pytest.approx(150, abs=1)
     assert moved_lines(result) == ["0 B up, 0 B down per client; the uploads cost 1001 B up, 150 B down"]
-
-
-def test_a_run_on_the_uploads_of_another_has_their_cost_and_its_own_messages(
-    run_folder: MakeRun, tmp_path: Path
-) -> None:
-    run = run_folder()
-    info = {"uploads-of": str(run), "forgotten": ["client-001"], "method": "fedens"}
-    with RunFolder.create(tmp_path / "without", info) as folder:
-        for upload in run_uploads(run):
-            if upload.client != "client-001":
-                folder.round(1).accept(UploadFacts(upload.client, upload.architecture, 5), upload.read())
-        account = Traffic.read(folder.path / "traffic.json")
-        account.add("aggregator", "client-000", up=10, down=20)
-        account.save(pytest.fail)
-
-        cost = cost_of(folder)
-        assert cost is not None
-        assert (cost.counted, list(cost.traffic.phases)) == ("source", ["upload", "aggregator"])
-        assert cost.traffic.up == {"client-000": 1010, "client-002": 1002}
-        told = Cost(moved_in(folder)).as_json()["total"]
-        assert moved_lines({**told, "communication": cost.as_json()}) == [
-            "10 B up, 20 B down per client",
-            "upload: 1001 B up, 150 B down, in another run",
-            "aggregator: 5 B up, 10 B down",
-        ]
-        # A run that works on its uploads in turn, or replays them, counts those of the first run.
-        again = cost_of_uploads(folder.path, without=["client-000"])
-        assert again == Cost(Traffic({"upload": Moved({"client-002": 1002}, {"client-002": 150})}), "source")
-        shutil.rmtree(run)
-        gone = cost_of(folder)
-    assert gone is not None
-    assert (gone.counted, sorted(gone.traffic.phases)) == ("sizes", ["aggregator", "upload"])
 
 
 def test_a_damaged_account_is_one_line(run_folder: MakeRun) -> None:

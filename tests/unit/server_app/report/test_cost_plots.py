@@ -8,7 +8,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from server_app.compare.table import Line
-from server_app.report.communication import Point, plot_communication, plot_server_time
+from server_app.report.communication import Point, plot_communication
 from server_app.report.drawing import COLOURS
 
 pytestmark = pytest.mark.plots
@@ -73,29 +73,3 @@ def test_rounds_when_drawn_are_a_curve_in_the_colour_of_their_result() -> None:
 
 def line(name: str, kind: str, seconds: float | None, *scores: float) -> Line:
     return Line(name, "x", kind, len(scores), scores or None, None, 1.0, seconds, 1.0, 0.0, 0.25, (3, 3))
-
-
-def test_the_server_s_time_of_a_method_that_trains_nothing_stands_first_and_says_so() -> None:
-    figure = plot_server_time(
-        [
-            Point("FedAvg (one shot)", "baseline", 0.0, 40.0),
-            Point("FedENS", "ensemble", 0.05, 60.0),
-            Point("Tally ensemble", "ensemble", 20.0, 80.0),
-            Point("Tally", "student", 20.0, 80.0, 1.5),
-        ]
-    )
-
-    axes = figure.axes[0]
-    assert axes.get_xscale() == "log"
-    marks = [line for line in axes.lines if line.get_marker() in set("osD^v")]
-    places = {(float(np.ravel(mark.get_xdata())[0]), float(np.ravel(mark.get_ydata())[0])) for mark in marks}
-    assert places == {(0.1, 40.0), (0.1, 60.0), (20.0, 80.0)}
-    assert texts_of(figure)[:2] == ["Tally ensemble, 80.0 %", "Tally, 80.0 ± 1.5 %"]
-    # Where both are as good, the one behind is larger.
-    ensemble, student = marks[:2]
-    assert ensemble.get_markersize() > student.get_markersize()
-    assert ensemble.get_zorder() < student.get_zorder()
-    assert_readable(figure)
-    told = {label.get_text() for label in axes.get_xticklabels()}
-    assert {"≤ 0.1", "10"} <= told
-    assert not {"0.1", "0.01"} & told

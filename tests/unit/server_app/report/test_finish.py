@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 import yaml
 
-from server_app.report.finish import describe_failure, finish, table_lines
+from server_app.report.finish import describe_failure, finish
 from server_app.settings.read import read_settings
 from strategies.core.errors import QuorumError
 from strategies.run.files import read_json
 from strategies.run.run_folder import RunFolder
 from strategies.run.stage import keep_outcome
-from strategies.run.traffic import Traffic
 
 KEYS = [
     "status", "run_dir", "method", "seed", "accuracy", "best_accuracy", "table", "uploads", "refused", "refusals",
@@ -109,45 +108,6 @@ def test_a_finished_run_has_a_result_file_with_exactly_the_agreed_keys(
     assert scored["dataset"] == {"type": "digits", "name": "digits"}
     assert scored["metrics"][0]["value"] == stored["accuracy"]
     assert sorted(stored["plots"]) == sorted(file.name for file in (path / "report").iterdir())
-
-
-def test_the_weights_of_clients_when_the_ensemble_has_them_are_in_the_result_in_sum_1(
-    run_folder: Callable[..., Path], stage: Callable[..., Any]
-) -> None:
-    path = run_folder()
-
-    result = finished(path, stage, "dw-fedens")
-
-    report, _, _ = stage("dw-fedens")
-    examples = {upload.client: upload.num_examples for upload in report.job.uploads}
-    total = sum(examples.values())
-    assert result["client_weights"] == pytest.approx({name: n / total for name, n in examples.items()}, abs=1e-6)
-    assert len(set(result["client_weights"].values())) == 3
-    assert json.loads((path / "result.json").read_text())["client_weights"] == result["client_weights"]
-    assert "client_weights.png" in result["plots"]
-
-
-def test_a_run_of_several_phases_tells_each_of_them(run_folder: Callable[..., Path], stage: Callable[..., Any]) -> None:
-    path = run_folder()
-    traffic = Traffic.read(path / "traffic.json")
-    traffic.add("ensemble", "client-001", up=30, down=6000)
-    traffic.save(pytest.fail)
-
-    result = finished(path, stage, "fedens")
-
-    cost = result["communication"]
-    assert (cost["counted"], cost["clients"]) == ("messages", 3)
-    assert cost["phases"]["upload"]["mib_up"] * 2**20 == pytest.approx(3003, abs=2)
-    assert cost["phases"]["ensemble"]["mib_down"] * 2**20 == pytest.approx(6000, abs=1)
-    assert cost["phases"]["ensemble"]["mib_down_per_client"] * 2**20 == pytest.approx(2000, abs=1)
-    assert result["mib_down_per_client"] == cost["total"]["mib_down_per_client"]
-    assert result["mib_down_per_client"] * 2**20 == pytest.approx(2150, abs=1)
-    assert "communication.png" in result["plots"]
-    assert table_lines(result)[-4:-1] == [
-        "1011 B up, 2.1 KiB down per client",
-        "upload: 1001 B up, 150 B down",
-        "ensemble: 10 B up, 2.0 KiB down",
-    ]
 
 
 def test_a_failed_run_says_why_and_keeps_its_uploads(run_folder: Callable[..., Path], small: Mapping[str, Any]) -> None:

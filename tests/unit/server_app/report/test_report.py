@@ -20,7 +20,6 @@ from server_app.report.evaluation import Row, result_table
 from server_app.report.plots import (
     model_card,
     plot_accuracy,
-    plot_client_weights,
     plot_curve,
     plot_images,
     plot_labels,
@@ -58,44 +57,6 @@ def test_names_when_there_are_few_or_many_clients_can_all_be_read(clients: int, 
     assert_inside_and_apart(figure, names)
     assert_inside_and_apart(figure, [axes.title])
     assert all(name.get_fontsize() >= 7 for name in names)
-
-
-@pytest.mark.plots
-def test_bars_when_clients_are_many_carry_their_numbers_and_the_first_is_on_top() -> None:
-    figure = plot_accuracy(rows(100))
-
-    axes = figure.axes[0]
-    assert [round(bar.get_width(), 6) for bar in axes.patches] == [round(row.accuracy, 6) for row in rows(100)]
-    assert_inside_and_apart(figure, axes.texts)
-    assert axes.yaxis_inverted()
-
-
-@pytest.mark.plots
-@pytest.mark.parametrize("clients", [1, 10, pytest.param(100, marks=pytest.mark.slow)])
-def test_weights_of_clients_are_drawn_beside_the_line_of_equal_ones(clients: int) -> None:
-    weights = {f"client-{k:03d}": 2 * (k + 1) / clients / (clients + 1) for k in range(clients)}
-
-    figure = plot_client_weights(weights)
-
-    axes = figure.axes[0]
-    assert [bar.get_width() for bar in axes.patches] == list(weights.values())
-    (line,) = axes.lines
-    assert (list(line.get_xdata()), line.get_linestyle()) == ([1 / clients] * 2, "--")
-    legend = axes.get_legend()
-    assert legend is not None
-    assert [text.get_text() for text in legend.get_texts()] == [f"uniform, 1/{clients}"]
-    assert axes.get_xlim()[1] > max(weights.values())
-    assert_inside_and_apart(figure, axes.get_yticklabels())
-    assert_inside_and_apart(figure, axes.texts)
-    assert legend.get_window_extent(drawn(figure)).x0 >= axes.get_window_extent().x1
-
-
-@pytest.mark.plots
-def test_names_when_two_rows_have_the_same_keep_their_own_bars() -> None:
-    figure = plot_accuracy([Row("FedENS", "client", 10.0), *RESULTS])
-
-    assert [bar.get_width() for bar in figure.axes[0].patches] == [10.0, 40.0, 60.0, 61.5]
-    assert len({bar.get_y() for bar in figure.axes[0].patches}) == 4
 
 
 @pytest.mark.plots

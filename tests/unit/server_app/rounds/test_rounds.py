@@ -8,18 +8,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from browser import check_looks, needs_browser
-from matplotlib.collections import PolyCollection
 from typer.testing import CliRunner
 
 from server_app import cli as command_line
 from server_app.compare.comparison import Comparison, compare_runs
-from server_app.compare.rounds import plot_rounds, report_rounds
-from server_app.compare.runs_in_rounds import read_runs
+from server_app.compare.rounds import report_rounds
 from server_app.settings.read import default_settings
-from strategies.run.files import read_json, write_json
+from strategies.run.files import read_json
 from strategies.run.run_folder import RunFolder
 
 MakeRun = Callable[..., Path]
@@ -136,25 +133,6 @@ def test_lines_are_named_by_their_relevant_differences(run_of_rounds: MakeRun) -
     ]
 
 
-def test_runs_of_another_project_are_distinguished_by_their_strategies_and_refiners(run_of_rounds: MakeRun) -> None:
-    runs = [run_of_rounds([50.0], name=f"run{place}", planned=4, seed=place // 3) for place in range(4)]
-    facts: list[dict[str, Any]] = [{"base": "FedAvg"}, {"base": "FedAvgM"}, {"flboost.iterations": 5}, {}]
-    for run, (place, own) in zip(runs, enumerate(facts), strict=True):
-        info = read_json(run / "run.json")
-        config = {"rounds": 4, "refiner": "flboost", "checkpoint-every": 1 + place}
-        info = {**info, "base": "FedAvg", "flboost.iterations": 10, **own, "config": config}
-        del info["settings"]
-        write_json(run / "run.json", info)
-
-    name = "Federated learning in rounds, "
-    assert [(line["name"], line["results"]) for line in reported(*runs)["table"]] == [
-        (name + "base=FedAvg, flboost.iterations=10", 2),
-        (name + "base=FedAvgM, flboost.iterations=10", 1),
-        (name + "base=FedAvg, flboost.iterations=5", 1),
-    ]
-    assert {run.planned for run in read_runs(runs)[1]} == {4}
-
-
 @pytest.mark.parametrize(
     ("curves", "wanted"),
     [
@@ -246,33 +224,6 @@ def test_page_of_rounds_in_a_browser_shows_its_plot_without_overflow_or_error(
     reported(*runs, targets=[50.0, 60.0, 60.5, 61.0], out=tmp_path / "out")
 
     check_looks(tmp_path / "out" / "report.html", tmp_path / "browser", images=1)
-
-
-@pytest.mark.plots
-def test_curves_are_means_in_a_band_and_a_longer_run_goes_on_alone(run_of_rounds: MakeRun) -> None:
-    runs = [
-        run_of_rounds([50.0, 60.0, 70.0], name="a"),
-        run_of_rounds([54.0, 66.0], name="b", seed=1, planned=3),
-        run_of_rounds([40.0, 41.0, 42.0], name="c", **{"iterative.strategy": "scaffold"}),
-    ]
-    _, lines = report_rounds(runs, [55.0])
-
-    figure = plot_rounds(lines, [55.0])
-
-    (axes,) = figure.axes
-    assert lines[0].curve() == [(1, 52.0, statistics.stdev([50, 54])), (2, 63.0, statistics.stdev([60, 66]))]
-    drawn = [tuple(np.asarray(line.get_data()).tolist()) for line in axes.lines]
-    assert drawn == [
-        ([1, 2], [52.0, 63.0]),
-        ([2, 3], [60.0, 70.0]),
-        ([1, 2, 3], [40.0, 41.0, 42.0]),
-        ([0, 1], [55.0, 55.0]),
-    ]
-    assert axes.get_xlim() == (1, 3)
-    assert len([band for band in axes.collections if isinstance(band, PolyCollection)]) == 1
-    legend = axes.get_legend()
-    assert legend is not None
-    assert [text.get_text() for text in legend.get_texts()] == ["FedAvg (2 seeds)", "SCAFFOLD"]
 
 
 def test_compare_takes_the_same_runs_and_tells_options_of_their_refiner_apart(

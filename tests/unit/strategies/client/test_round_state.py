@@ -74,18 +74,6 @@ def test_last_round_names_the_version(tmp_path: Path) -> None:
     assert memory.recall(3).round == 2
 
 
-def test_late_answer_has_no_effect(tmp_path: Path) -> None:
-    punctual, late = (RoundState(tmp_path / name, "alice") for name in ("punctual", "late"))
-    for memory in (punctual, late):
-        one_round(memory, 1, last_round=0, safe_round=0)
-    one_round(late, 2, last_round=1, safe_round=1)
-    wanted, _ = one_round(punctual, 3, last_round=1, safe_round=1)
-    assert same(one_round(late, 3, last_round=1, safe_round=1)[0], wanted)
-    # Had it counted, the next round were another.
-    one_round(punctual, 2, last_round=1, safe_round=1)
-    assert not same(one_round(punctual, 3, last_round=2, safe_round=1)[0], wanted)
-
-
 def test_server_that_goes_back_to_its_checkpoint_meets_the_same_client(tmp_path: Path) -> None:
     memory = RoundState(tmp_path / "run", "alice")
     # Checkpoints after rounds 2 and 5; killed in round 5.
@@ -99,16 +87,6 @@ def test_server_that_goes_back_to_its_checkpoint_meets_the_same_client(tmp_path:
         assert metrics["restarted"] == 0.0
     one_round(memory, 6, last_round=5, safe_round=5)
     assert versions(tmp_path / "run") == [5, 6]
-
-
-@pytest.mark.parametrize("told", [{"safe_round": 0, "last_round": 0}, {"safe_round": 0}, {"last_round": 0}, {}])
-@pytest.mark.parametrize("step", [1, -1])
-def test_at_most_three_versions_are_kept_whatever_is_said(tmp_path: Path, told: dict[str, int], step: int) -> None:
-    memory = RoundState(tmp_path, "alice")
-    # All of its answers are late, or the server counts backwards.
-    for number in range(1, 30)[::step]:
-        memory.save(number, {"x": torch.zeros(1)}, **told)  # type: ignore[arg-type]
-    assert len(versions(tmp_path)) <= 3
 
 
 @pytest.mark.parametrize("damage", ["gone", "torn", "nowhere"])

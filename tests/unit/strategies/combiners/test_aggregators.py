@@ -1,14 +1,11 @@
 import math
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from strategies.aggregation.steps import Sgd, local_steps
-from strategies.aggregation.trainers import FedAdam
 from strategies.combiners.aggregators import (
     AGGREGATORS,
     TORCH_ONLY,
@@ -62,47 +59,6 @@ def test_aggregator_for_two_classes_is_the_form_for_them(name: str, classes: int
 
 
 # Initial parameters
-
-
-@pytest.mark.parametrize(
-    ("name", "bounds"),
-    [
-        ("linear", {"weight": ((20,), math.sqrt(6 / 21))}),
-        ("per-class", {"weight": ((20, 10), math.sqrt(6 / 30))}),
-        (
-            "nn",
-            {
-                "weight1": ((40, 200), 1 / math.sqrt(200)),
-                "bias1": ((40,), 1 / math.sqrt(200)),
-                "weight2": ((10, 40), 1 / math.sqrt(40)),
-                "bias2": ((10,), 1 / math.sqrt(40)),
-            },
-        ),
-        ("two-class-per-class", {"weight": ((20,), 1 / math.sqrt(20)), "bias": ((1,), 1 / math.sqrt(20))}),
-        (
-            "two-class-nn",
-            {
-                "weight1": ((80, 20), 1 / math.sqrt(20)),
-                "bias1": ((80,), 1 / math.sqrt(20)),
-                "weight2": ((1, 80), 1 / math.sqrt(80)),
-                "bias2": ((1,), 1 / math.sqrt(80)),
-            },
-        ),
-    ],
-)
-def test_start_draws_every_parameter_from_its_range(
-    name: str, bounds: Mapping[str, tuple[tuple[int, ...], float]]
-) -> None:
-    draws = [AGGREGATORS[name].start(seed, members=20, classes=10, hidden=40) for seed in range(60)]
-
-    for key, (shape, bound) in bounds.items():
-        values = np.stack([draw[key] for draw in draws])
-        assert values.shape[1:] == shape
-        assert values.dtype == np.float32
-        assert (0.98 if values.size > 1000 else 0.9) * bound < np.abs(values).max() <= bound * (1 + 1e-6)
-        assert np.abs(values).mean() == pytest.approx(bound / 2, rel=0.2)  # uniform, not all at the rim
-        assert abs(values.mean()) < 0.2 * bound
-    assert set(draws[0]) - set(bounds) == ({"bias"} if name == "linear" else set())
 
 
 # The forms, on numbers by hand: M = 2, B = 1
@@ -177,40 +133,6 @@ def test_combine_of_members_in_another_order_is_the_same(name: str) -> None:
 
 
 # All of it together
-
-
-def specialists(rng: np.random.Generator, count: int) -> tuple[Array, Array]:
-    """Return logits of two members for four classes: each knows two, and calls the others one of its own, loudly."""
-    labels = rng.integers(0, 4, count)
-    logits = rng.normal(size=(2, count, 4)).astype(np.float32)
-    for member, own in enumerate(([0, 1], [2, 3])):
-        guess = np.where(np.isin(labels, own), labels, own[member])
-        logits[member, np.arange(count), guess] += np.where(np.isin(labels, own), 4, 4 + 2 * member)
-    return logits, labels
-
-
-@pytest.mark.parametrize(("name", "gain"), [("per-class", 0.2), ("nn", 0.4)])
-def test_federated_rounds_with_skewed_clients_beat_the_average(name: str, gain: float) -> None:
-    rng = np.random.default_rng(0)
-    logits, labels = specialists(rng, 400)
-    # One client lacks class 3, the other class 0.
-    parts = [(logits[:, kept], labels[kept]) for kept in (labels < 3, labels > 0)]
-    aggregator, sgd, adam = AGGREGATORS[name], Sgd(1, 64, 1.0), FedAdam(0.02)
-    params = aggregator.start(0, members=2, classes=4, hidden=8)
-    state = adam.start(params)
-    for number in range(200):
-        updates = [
-            (local_steps(name, params, logits=z, labels=y, sgd=sgd, seed=2 * number + n), sgd.seen(len(y)))
-            for n, (z, y) in enumerate(parts)
-        ]
-        params, state = adam.step(params, state, updates)
-    test_logits, test_labels = specialists(rng, 1000)
-
-    def accuracy(combined: Array) -> float:
-        return float((combined.argmax(1) == test_labels).mean())
-
-    averaged = accuracy(AGGREGATORS["average"].forward({}, test_logits))
-    assert accuracy(aggregator.forward(params, test_logits)) > averaged + gain
 
 
 def test_a_step_and_a_vote_where_torch_is_blocked_work() -> None:

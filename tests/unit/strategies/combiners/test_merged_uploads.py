@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -20,14 +19,6 @@ SHAPE, CLASSES, SEED = (1, 4, 4), 3, 5
 STILL = tally.TallyConfig(
     epochs=1, student_lr=1e-12, images=8, batch_size=4, probes=8, start="merged", counts="noise-rows"
 )
-
-
-class Book(Silent):
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-
-    def record(self, facts: Mapping[str, Any]) -> None:
-        self.notes += [str(facts["note"])] if "note" in facts else []
 
 
 def net() -> nn.Module:
@@ -74,18 +65,3 @@ def test_tally_starts_from_merged_layers_but_the_last_which_counts_weigh() -> No
     torch.testing.assert_close(starts["merged"]["1.weight"], whole["1.weight"])
     torch.testing.assert_close(starts["merged"]["3.weight"], starts["class-weighted"]["3.weight"])
     assert not torch.allclose(starts["merged"]["1.weight"], starts["class-weighted"]["1.weight"])
-
-
-@pytest.mark.parametrize(
-    ("seed", "why"), [(None, "are not known"), (SEED + 1, "c0 did not start from the weights of the others")]
-)
-def test_without_the_clients_start_layers_are_averaged_and_a_note_says_so(seed: int | None, why: str) -> None:
-    for method, config, plain in (
-        (fedavg, fedavg.FedAvgConfig(linear="merged"), fedavg.FedAvgConfig()),
-        (tally, STILL, replace(STILL, start="class-weighted")),
-    ):
-        book = Book()
-        merged = method.fit(job(config, seed=seed), book).student or {}
-        assert [note for note in book.notes if why in note] == book.notes != []
-        for key, value in (method.fit(job(plain, seed=seed), Silent()).student or {}).items():
-            assert torch.equal(merged[key], value)

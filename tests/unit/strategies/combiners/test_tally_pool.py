@@ -20,14 +20,11 @@ from strategies.combiners.tally_pool import (
     examples_per_class,
     fitted_pool,
 )
-from strategies.core.errors import OptionError
 from strategies.core.facts import UploadFacts
 from strategies.core.seeds import generator
 from strategies.distillation.learner import teacher_of
 from strategies.method import METHODS, TEACHERS, Job, Normalization, Upload
-from strategies.methods import fed_et
 from strategies.teacher.ensemble import Ensemble
-from strategies.uploads.needs import check_needs
 
 SHAPE, CLASSES = (1, 6, 6), 4
 # What each client has of each class, the third by far the most of all.
@@ -220,16 +217,6 @@ def test_gradient_of_the_teacher_reaches_the_images(uploads: Any, watched: bool)
     assert all(parameter.grad is None for parameter in teacher.members.parameters())
 
 
-def test_consensus_of_fed_et_is_the_pools_and_other_decisions_dissent() -> None:
-    logits = torch.tensor([[[0.0, 3.0, 0.0]], [[0.0, 1.5, 0.0]], [[9.0, 0.0, 0.0]]])
-    pool = OpinionPool("linear", torch.tensor([[5.0, 9.0, 0.0], [0.0, 9.0, 1.0], [0.0, 0.0, 9.0]]))
-    consensus, dissent = fed_et.Judgement(1.0, pool)(logits).unbind(1)
-    torch.testing.assert_close(consensus, torch.softmax(pool(logits), dim=1))
-    alone, _ = fed_et.Judgement(1.0)(logits).unbind(1)
-    assert int(consensus.argmax()) != int(alone.argmax())
-    assert int(dissent.argmax()) == int(alone.argmax())
-
-
 @pytest.mark.parametrize("rule", ["linear", "log"])
 def test_gradient_by_the_weights_of_a_pool_is_that_of_small_changes(rule: str) -> None:
     combiner = OpinionPool(rule, COUNTS, torch.tensor([0.2, 0.5, 0.3])).double()
@@ -252,7 +239,6 @@ def test_gradient_by_the_weights_of_a_pool_is_that_of_small_changes(rule: str) -
 
 
 SIZES = (10, 30)
-TAUGHT = ("feddf", "fedkd", "f-dafl", "f-adi", "dense", "distill")
 
 
 def net() -> nn.Module:
@@ -278,14 +264,3 @@ def test_teacher_is_the_mean_of_logits_weighted_by_examples() -> None:
 
     # Members say (16, 16, 16) and (32, 33, 34), and weigh 1 to 3.
     assert found.tolist() == [[28.0, 28.75, 29.5]]
-
-
-@pytest.mark.parametrize("method", sorted(METHODS))
-def test_methods_that_need_an_ensemble_alone_take_it_and_the_others_refuse(method: str) -> None:
-    if METHODS[method].uploads != "classifier":
-        return
-    if method in TAUGHT:
-        check_needs(METHODS[method], job_teacher(method))
-        return
-    with pytest.raises(OptionError, match=rf"'{method}' does not distil .*'dw-fedens'.*: feddf"):
-        check_needs(METHODS[method], job_teacher(method))

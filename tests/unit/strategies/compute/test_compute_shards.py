@@ -146,31 +146,3 @@ def test_shards_on_two_nodes_end_as_one_process_even_if_one_dies(caplog: pytest.
     assert_close(place.run(method, job(), struck), expected)
     assert struck.resumed
     assert "a shard of the teachers died; restart 1 of 1 from the last checkpoint" in caplog.text
-
-
-def test_uploads_reach_the_shards_one_by_one_and_the_method_when_it_asks() -> None:
-    """The driver reads an upload only when it is its turn, and again for a method that reads itself."""
-    reads: list[str] = []
-    plain = job(6)
-
-    def counted(upload: Upload) -> Upload:
-        def read() -> Any:
-            reads.append(upload.client)
-            return upload.read()
-
-        return replace(upload, read=read)
-
-    uploads = tuple(counted(upload) for upload in plain.uploads)
-    RayActors(shards=2, fallback=False).run(METHODS["co-boosting"], replace(plain, uploads=uploads), Silent())
-    assert reads == ["c0", "c3", "c1", "c4", "c2", "c5"]
-    alike = tuple(upload for upload in uploads if upload.architecture == "net4")
-    averaged = METHODS["fedavg"]
-    own = replace(plain, uploads=alike, config=averaged.config())
-    expected = InProcess().run(averaged, own, Silent()).student
-    reads.clear()
-    found = RayActors(shards=2, fallback=False).run(averaged, own, Silent()).student
-    assert set(reads) == {"c0", "c2", "c4"}
-    assert expected is not None
-    assert found is not None
-    for key, value in expected.items():
-        assert torch.equal(value, found[key])

@@ -22,7 +22,7 @@ from strategies.compute.worker import Event, Outbox, OutboxProgress, Worker
 from strategies.core.errors import ComputeError, UploadError
 from strategies.core.facts import UploadFacts
 from strategies.core.work import KEY
-from strategies.method import EnsembleSpec, Job, Method, Normalization, Outcome, Progress, Silent, Snapshot, Upload
+from strategies.method import EnsembleSpec, Job, Method, Normalization, Outcome, Progress, Silent, Snapshot
 
 
 def fit_sum(job: Job, progress: Progress) -> Outcome:
@@ -99,16 +99,6 @@ def test_worker_with_a_pickle_it_cannot_load_ends_with_a_failure() -> None:
         raise failure.error("toy")
 
 
-def test_task_open_returns_the_packed_task() -> None:
-    method, made = job(seed=7, threads=2)
-    upload = Upload(UploadFacts("a", "m", 3, (1, 2)), dict)
-    again_method, again = Task.of(method, made, Plain).open([upload])
-    assert again_method == method
-    assert (again.uploads, again.seed, again.threads, again.config) == ((upload,), 7, 2, {"lr": 0.1})
-    assert again.builders["m"] is torch.nn.Flatten
-    assert again.observer is None
-
-
 def test_task_open_returns_the_servers_images_labels_and_teacher() -> None:
     images, labels = torch.zeros(2, 1, 2, 2, dtype=torch.uint8), torch.tensor([1, 0])
     teacher = EnsembleSpec(("a", "b"), "weighted", {"weights": torch.tensor([0.25, 0.75])}, precision="int8")
@@ -151,19 +141,6 @@ class Keeping(Silent):
         self.ticks += 1
 
 
-class Every(Silent):
-    """Without ``save``: takes every second checkpoint that it is offered."""
-
-    def __init__(self) -> None:
-        self.offers = 0
-        self.taken: list[Snapshot] = []
-
-    def checkpoint(self, take: Any) -> None:
-        self.offers += 1
-        if self.offers % 2 == 0:
-            self.taken.append(take())
-
-
 def rows(step: int, value: float) -> tuple[str, tuple[Any, ...]]:
     return "checkpoint", (pack(Snapshot(step, None, {"pool": torch.full((1,), value)})),)
 
@@ -175,18 +152,6 @@ def test_relay_with_save_saves_each_checkpoint() -> None:
     assert [snapshot.step for snapshot in keeping.saved] == [1]
     assert list(relay.ticking("ab")) == ["a", "b"]
     assert (keeping.ticks, relay.interval_s) == (2, 0.25)
-
-
-def test_relay_without_save_keeps_the_rows_of_declined_checkpoints() -> None:
-    every = Every()
-    relay = Relay(every)
-    for step, value in enumerate([1.0, 2.0, 3.0, 4.0], 1):
-        relay.deliver(*rows(step, value))
-    assert [snapshot.appended["pool"].tolist() for snapshot in every.taken] == [[1.0, 2.0], [3.0, 4.0]]
-    relay.deliver(*rows(5, 5.0))
-    relay.resume()
-    relay.deliver(*rows(6, 6.0))
-    assert every.taken[-1].appended["pool"].tolist() == [6.0]
 
 
 # Trees of tensors as trees of arrays.

@@ -37,28 +37,6 @@ def stage() -> Stage:
     return Stage({"student": student}, torch.optim.SGD(student.parameters(), 0.1, momentum=0.9), Pool())
 
 
-def test_steps_of_an_epoch_are_expected_as_many_as_told_or_as_the_epochs_before_let_expect() -> None:
-    class Steps(Silent):
-        told: tuple[int, int] = (0, 0)
-
-        def report(self, *facts: Any) -> None:
-            self.told = facts[3]
-
-    def last(steps: int, *, of: int = 0) -> tuple[int, int]:
-        tick = one.ticks(progress, 0, 9, of=of)
-        for _ in range(steps):
-            tick()
-        return progress.told
-
-    one, progress = stage(), Steps()
-    assert last(3) == (3, 0)  # nothing is known in the first epoch
-    assert last(2) == (2, 3)
-    one.steps[-1] = 5  # an epoch of two steps more than the one before
-    assert last(4) == (4, 7)
-    assert last(3, of=8) == (3, 8)
-    assert last(9, of=8) == (9, 9)
-
-
 def train(one: Stage) -> dict[str, float]:
     images = torch.rand(4, 2, 5, 5)
     one.pool.add(images=images)
@@ -67,15 +45,6 @@ def train(one: Stage) -> dict[str, float]:
     loss.backward()
     one.optimizer.step()
     return {"loss": float(loss.detach())}
-
-
-def test_run_epochs_records_and_reports_each_epoch() -> None:
-    progress = Recorder()
-    run_epochs(
-        job(lambda epoch, module: {"accuracy": float(epoch)}), progress, stage(), epochs=2, step=lambda e: {"x": e}
-    )
-    assert progress.rows == [{"epoch": 1, "x": 0, "accuracy": 1.0}, {"epoch": 2, "x": 1, "accuracy": 2.0}]
-    assert progress.steps == [1, 2]
 
 
 def test_resume_from_a_snapshot_repeats_only_unfinished_epochs() -> None:

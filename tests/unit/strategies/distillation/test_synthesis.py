@@ -8,11 +8,10 @@ from strategies.combiners.combiners import Mean
 from strategies.core.errors import OptionError
 from strategies.core.seeds import generator
 from strategies.core.seeds import generator as rng
-from strategies.distillation import inverted
 from strategies.distillation.generated import GeneratedImages
 from strategies.distillation.inverted import Pixels, inverted_images
 from strategies.distillation.losses import cross_entropy
-from strategies.distillation.synthesis import Batch, Recipe, Term, View, in_bfloat16, synthesize
+from strategies.distillation.synthesis import Batch, Recipe, Term, View, synthesize
 from strategies.method import Job, Normalization
 from strategies.teacher.augment import dequantize
 from strategies.teacher.ensemble import Ensemble
@@ -85,16 +84,6 @@ def test_terms_that_do_not_depend_on_the_images_are_refused(terms: list[Term]) -
         synthesize(Toy(), NOISE, look, terms=terms, recipe=Recipe(steps=1))
 
 
-@pytest.mark.parametrize(
-    ("found", "half"), [({"avx512_bf16": True}, True), ({"bf16": True}, True), ({"avx2": True}, False)]
-)
-def test_auto_follows_the_processor(monkeypatch: pytest.MonkeyPatch, found: dict[str, bool], half: bool) -> None:
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: found)
-    assert in_bfloat16("auto", "cpu") is half
-    assert in_bfloat16("bfloat16", "cpu")
-    assert not in_bfloat16("float32", "cpu")
-
-
 SMALL: dict[str, Any] = {"recipe": Recipe(steps=2, lr=0.01, clip=10.0), "latent": 4, "batch_size": 12}
 JOB = Job((), {}, "net", 3, (1, 4, 4), Normalization((0.5,), (0.25,)), None, seed=2)
 CE = Term("ce", 1.0, lambda view: cross_entropy(view.teacher, view.labels))
@@ -143,19 +132,6 @@ def test_models_see_normalised_images_and_the_student_in_eval_mode() -> None:
     assert all(weight.requires_grad and weight.grad is None for weight in student.parameters())
 
 
-def test_augmentation_comes_before_the_models_and_is_drawn_for_every_step() -> None:
-    inputs: list[torch.Tensor] = []
-
-    def spy(view: View) -> torch.Tensor:
-        mirrored = [bool((view.inputs[i] != (view.images[i] - 0.5) / 0.25).any()) for i in range(12)]
-        inputs.append(torch.tensor(mirrored))
-        return cross_entropy(view.teacher, view.labels)
-
-    make(GeneratedImages(JOB, **SMALL, augmentation="flip"), term=Term("spy", 1.0, spy))
-    assert 0 < int(inputs[0].sum()) < 12
-    assert not torch.equal(inputs[0], inputs[1])
-
-
 # Images as parameters, and images inverted from the models of those who know their class.
 
 
@@ -202,18 +178,6 @@ def test_images_are_pixels_in_which_both_members_see_the_class() -> None:
     assert 0 <= float(images.min()) < float(images.max()) <= 1
     assert not images.requires_grad
     assert float(losses(images).mean()) < 0.75 * float(losses(made(steps=1)).mean())
-
-
-def test_inverted_are_the_pixels_after_the_last_step_of_adam(monkeypatch: pytest.MonkeyPatch) -> None:
-    recipes: list[Recipe] = []
-
-    def spy(pixels: nn.Module, *_: object, recipe: Recipe, **__: object) -> tuple[Tensor, dict[str, float]]:
-        recipes.append(recipe)
-        return pixels(torch.empty(0)).detach(), {}
-
-    monkeypatch.setattr(inverted, "synthesize", spy)
-    made(steps=4)
-    assert recipes == [Recipe(steps=4, lr=0.15, betas=(0.9, 0.99), optimize_noise=False, keep="last")]
 
 
 START = torch.randn(3, 2, 4, 5, generator=generator(0))

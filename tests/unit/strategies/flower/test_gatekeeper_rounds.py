@@ -64,18 +64,6 @@ def test_exclude_leaves_a_suspect_out_keeps_its_upload_and_says_why(tmp_path: Pa
     assert "times the others': it takes no part in the server stage" in line
 
 
-def test_warn_finds_the_same_and_leaves_no_client_out(tmp_path: Path, said: list[str]) -> None:
-    strategy = one_shot(tmp_path / "run", "warn")
-
-    strategy.start(grid())
-
-    assert clients_of(strategy) == ["alice", "bob", "carl", "dora"]
-    verdict = read_json(tmp_path / "run" / "gatekeeper.json")
-    assert (verdict["policy"], verdict["quarantined"]) == ("warn", [])
-    assert verdict["clients"][0]["verdict"] == "suspect"
-    assert any("alice is suspect" in line and line.endswith("it takes part") for line in said)
-
-
 def test_too_few_left_fail_the_run_by_name_and_the_uploads_stay(tmp_path: Path) -> None:
     strategy = one_shot(tmp_path / "run", "exclude", min_uploads=4)
 
@@ -106,16 +94,3 @@ def test_a_run_that_goes_on_under_another_policy_is_refused(tmp_path: Path, firs
 
     with pytest.raises(OptionError, match=rf"gatekeeper\.policy is '{then}', but the run in .* began with '{first}'"):
         one_shot(tmp_path / "run", then).start(grid())
-
-
-def test_a_replay_judges_all_stored_uploads_by_its_own_policy(tmp_path: Path) -> None:
-    one_shot(tmp_path / "run", "exclude").start(grid())
-
-    whole, judged = one_shot(tmp_path / "a", "off"), one_shot(tmp_path / "b", "exclude")
-    whole.replay(tmp_path / "run", target=tmp_path / "whole")
-    judged.replay(tmp_path / "run", target=tmp_path / "judged")
-
-    assert clients_of(whole) == ["alice", "bob", "carl", "dora"]
-    assert clients_of(judged) == ["bob", "carl", "dora"]
-    assert read_json(tmp_path / "judged" / "gatekeeper.json")["quarantined"] == ["alice"]
-    assert not (tmp_path / "whole" / "gatekeeper.json").exists()

@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 import torch
 from flower_fakes import (
-    CLASSES,
     GRID,
-    SHAPE,
     TINY,
     FakeGrid,
     dense,
@@ -25,17 +23,14 @@ from flower_fakes import (
     strategy,
     weights,
 )
-from flwr.app import ArrayRecord, Message, MessageType
+from flwr.app import ArrayRecord
 
-from strategies import METHODS, DenseConfig, FedENS, Fens, Normalization, OneShot, RunOptions
-from strategies.client.fens import Local, answer
+from strategies import METHODS, DenseConfig, FedENS, Normalization, OneShot, RunOptions
 from strategies.core.errors import OptionError, QuorumError, StoreError
 from strategies.core.facts import UploadFacts
 from strategies.method import Job, Method, Outcome, Progress, Snapshot
-from strategies.methods.fens import FensConfig
 from strategies.run.files import read_weights, write_json
 from strategies.run.run_folder import RunFolder
-from strategies.run.stage import pin_clients
 
 START = ArrayRecord(weights(5))
 
@@ -209,24 +204,6 @@ def test_start_when_a_stored_upload_is_damaged_says_which(tmp_path: Path) -> Non
 TWO_ROUNDS = DenseConfig(rounds=2, **TINY)
 
 
-def test_start_with_two_rounds_sends_the_student_back(tmp_path: Path) -> None:
-    grid = FakeGrid(GRID)
-    found = dense(tmp_path / "run", config=TWO_ROUNDS)
-    result = found.start(grid, START, evaluate_fn=lambda number, _: None)
-    assert grid.of_type() == [1, 2, 1, 2]
-    first, second = grid.asked[0].content, grid.asked[2].content
-    assert equal(dict(first["arrays"].to_torch_state_dict()), weights(5))
-    assert [m.content["config"]["server-round"] for m in grid.asked] == [1, 1, 2, 2]
-    once = result_of(dense(tmp_path / "once"))
-    assert equal(dict(second["arrays"].to_torch_state_dict()), once)
-    assert not equal(dict(result.arrays.to_torch_state_dict()), once)
-    assert {path.name for path in (tmp_path / "run" / "round-2" / "uploads").iterdir()} == {
-        "alice.safetensors",
-        "bob.safetensors",
-    }
-    assert json.loads((tmp_path / "run" / "outcome.json").read_text())["round"] == 2
-
-
 def test_start_when_a_crash_split_the_second_rounds_outcome_ends_with_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -252,31 +229,3 @@ def test_start_when_a_crash_split_the_second_rounds_outcome_ends_with_the_same_b
         assert equal(result_of(dense(run, config=TWO_ROUNDS), grid), whole)
         assert grid.asked == []
         assert equal(read_weights(run / "student.safetensors"), whole)
-
-
-def test_a_client_whose_upload_came_during_the_stage_trains_no_aggregator_after_a_resume(
-    tmp_path: Path, said: list[str]
-) -> None:
-    def trainer(name: str, seed: int) -> Callable[[Message], Any]:
-        rng = torch.Generator().manual_seed(seed)
-        held = (torch.randn(20, *SHAPE, generator=rng), torch.randint(0, CLASSES, (20,), generator=rng))
-        local = Local(name, lambda _: held, lambda *_: net(), state_dir=str(tmp_path / "clients"))
-        upload = named(name, seed)
-        return lambda message: (
-            upload(message) if message.metadata.message_type == MessageType.TRAIN else answer(message, local)
-        )
-
-    def ended(run: str, *, late: bool) -> dict[str, torch.Tensor]:
-        nodes = {1: trainer("alice", 1), 2: trainer("bob", 2)}
-        found = strategy(Fens, tmp_path / run, config=FensConfig(aggregator="per-class", rounds=2, precision="float32"))
-        folder = found.folder.round(1)
-        for number, name in enumerate(("alice", "bob"), start=1):
-            folder.accept(UploadFacts(name, "model", 10), weights(number))
-        pin_clients(folder, folder.held())
-        if late:
-            folder.accept(UploadFacts("carol", "model", 10), weights(3))
-        found.start(FakeGrid({**nodes, 3: trainer("carol", 3)} if late else nodes), timeout=5.0)
-        return dict(found.report.outcome.ensemble.weights)
-
-    assert equal(ended("late", late=True), ended("without", late=False))
-    assert "refused node-3: it answers as 'carol', and no upload has this name: must have uploaded" in said

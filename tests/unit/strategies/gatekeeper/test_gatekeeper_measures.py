@@ -57,20 +57,6 @@ def test_pair_agreement_looks_at_classes_that_both_know_alone() -> None:
     assert agreed[2].isnan().all()
 
 
-def test_influence_of_equal_clients_is_nothing_and_of_an_odd_one_most() -> None:
-    same = torch.randn(5, 3, generator=rng())
-
-    assert measures.influence(torch.stack([same, same, same])) == pytest.approx([0.0] * 3, abs=1e-12)
-    one = measures.influence(torch.stack([same, same, -5 * same]))
-    assert one[2] > one[0] == one[1]
-
-
-def test_robust_scores_count_deviations_of_the_others_and_never_less_than_the_floor() -> None:
-    assert measures.robust_scores([1.0, 1.0, 3.0], 0.5)[2] == 4.0
-    spread = measures.robust_scores([0.0, 2.0, 4.0, 13.0], 0.01)[3]
-    assert spread == pytest.approx((13 - 2) / (2 * measures.MAD_TO_DEVIATION))
-
-
 @pytest.mark.parametrize(("size", "harm"), [(5.6, ""), (4.4, "backdoor")])
 def test_a_trigger_is_suspect_below_half_the_others(size: float, harm: str) -> None:
     triggers = [Trigger(0, pixels, torch.zeros(1, 2, 2), torch.zeros(1, 2, 2), 0.0) for pixels in (size, 10.0, 10.0)]
@@ -104,20 +90,3 @@ def test_measures_of_pairs_are_those_of_each_pair_also_of_copies_and_beside_a_hu
         assert bool(apart[k].isnan().sum() == len(vectors) - len(others))
         cosines = [float(torch.cosine_similarity(one.double(), other, dim=0)) for other in others.values()]
         assert alike[k] == pytest.approx(measures.median(cosines), abs=1e-12)
-
-
-def test_agreement_of_pairs_is_that_of_each_pair() -> None:
-    drawn = rng(1)
-    clients, classes = 6, 4
-    labels, makers = torch.randint(classes, (90,), generator=drawn), torch.randint(clients - 1, (90,), generator=drawn)
-    predictions = torch.randint(classes, (clients, 90), generator=drawn)
-    known = torch.rand(clients, classes, generator=drawn) < 0.6
-    found = measures.pair_agreement(predictions, labels, makers, known, least=3)
-    for k in range(clients):
-        for j in range(clients):
-            shares = []
-            for one, other in ((k, j), (j, k)):
-                mask = (makers == other) & known[one][labels]
-                enough = k != j and int(mask.sum()) >= 3
-                shares.append(float((predictions[one] == labels)[mask].double().mean()) if enough else math.nan)
-            assert float(found[k, j]) == pytest.approx(sum(shares) / 2, nan_ok=True)

@@ -1,14 +1,12 @@
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from forward_backward import answers
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
 from fl_app.models import build, builders
-from strategies.teacher.copies import FreshModules, built
 from strategies.teacher.frozen import lean_max_pool2d, simplified
 
 
@@ -32,34 +30,8 @@ def norms(model: nn.Module) -> int:
     return sum(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in model.modules())
 
 
-class Net(nn.Module):
-    """Convolution, normalisation and a linear layer, in a way that each test chooses."""
-
-    def __init__(self, way: Callable[["Net", Tensor], Tensor]) -> None:
-        super().__init__()
-        self.conv, self.norm, self.relu, self.pool = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2)
-        self.same = nn.Conv2d(4, 4, 3, padding=1)
-        self.fc = nn.LazyLinear(3)
-        self.way = way
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc(self.way(self, x).flatten(1))  # type: ignore[no-any-return]
-
-
-def net(way: Callable[[Net, Tensor], Tensor]) -> nn.Module:
-    torch.manual_seed(0)
-    model = Net(way)
-    model(images())
-    return lively(model)
-
-
 def images(side: int = 9) -> Tensor:
     return torch.randn(5, 1, side, side, generator=torch.Generator().manual_seed(0))
-
-
-def targets(model: nn.Module) -> list[object]:
-    assert isinstance(model, fx.GraphModule)
-    return [node.target for node in model.graph.nodes]
 
 
 LARGE = ("resnet18", "resnet34", "resnet18-imagenet", "resnet34-imagenet", "resnet8", "vgg11", "wrn40-1", "cnn5-wide")
@@ -82,26 +54,6 @@ def test_simplified_resnet_in_single_precision_agrees_and_has_no_normalisation_l
     assert norms(model) > 0
     assert norms(fast) == 0
     assert_equal(model, fast, images(16), tolerance=3e-6)
-
-
-WAYS: dict[str, Callable[[Net, Tensor], Tensor]] = {
-    "layers": lambda m, x: m.pool(m.relu(m.norm(m.conv(x)))),
-    "functions": lambda m, x: F.max_pool2d(F.relu(m.norm(m.conv(x))), 3, 2, 1),
-    "methods": lambda m, x: F.max_pool2d(input=m.conv(x).relu_(), kernel_size=(2, 3), ceil_mode=True),
-}
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_relu_before_max_pooling_moves_behind_it(way: str) -> None:
-    model = net(WAYS[way])
-    fast = simplified(model)
-    order = [
-        "relu" if "relu" in str(target) else "pool"
-        for target in targets(fast)
-        if "pool" in str(target) or "relu" in str(target)
-    ]
-    assert order == ["pool", "relu"]
-    assert_equal(model, fast, images(), tolerance=1e-6)
 
 
 WINDOWS: list[dict[str, Any]] = [
@@ -147,41 +99,3 @@ def test_pooling_keeps_a_twelfth_of_torch_s_memory() -> None:
 
 
 # Copies in place of built modules: equal, apart from each other, and refused where a copy would not be whole.
-
-
-class Tied(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.one, self.two = nn.Linear(3, 3), nn.Linear(3, 3)
-        self.two.weight = self.one.weight
-        self.register_buffer("noise", torch.randn(3), persistent=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.two(self.one(x)) + self.noise
-        return out
-
-
-def test_fresh_modules_are_equal_and_apart_and_built_once() -> None:
-    calls: list[int] = []
-
-    def builder() -> nn.Module:
-        calls.append(1)
-        return Tied()
-
-    torch.manual_seed(3)
-    before = torch.get_rng_state()
-    fresh = FreshModules({"tied": builder})
-    modules = [fresh("tied") for _ in range(4)]
-    assert len(calls) == 1
-    assert torch.equal(torch.get_rng_state(), before)
-    expected = built(Tied)
-    for module in modules:
-        assert isinstance(module, Tied)
-        assert module.one.weight is module.two.weight
-        assert torch.equal(module.noise, expected.noise)
-        assert module.state_dict().keys() == expected.state_dict().keys()
-        assert module.training
-    with torch.no_grad():
-        modules[0].one.weight.zero_()
-    assert all(module.one.weight.any() for module in modules[1:])
-    assert fresh("tied").one.weight.any()

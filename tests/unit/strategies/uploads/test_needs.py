@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from method_fakes import telling, tiny_job
+from method_fakes import tiny_job
 from torch import Tensor, nn
 
 from fl_app.models import builders
@@ -57,29 +56,6 @@ def test_method_that_makes_images_is_refused_for_other_examples(name: str, shape
     assert "fedens" in str(caught.value)
     assert "dense" not in str(caught.value).partition("Choose")[2]
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("name", ["fedavg", "feddf", "fedkd", "fedcvae-ens", "dense"])
-@pytest.mark.parametrize("shape", [(2, 8, 8), (2, 6, 6), ROW], ids=["image", "odd", "row"])
-def test_methods_that_a_refusal_recommends_do_not_lack_anything_either(name: str, shape: tuple[int, int, int]) -> None:
-    def flat() -> nn.Module:
-        return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), 2))
-
-    told, silent = (replace(upload, read=lambda: flat().state_dict()) for upload in job(shape).uploads)
-    uploads = (told, telling(silent, architecture="wide", label_counts=None))
-    poor = replace(job(shape), uploads=uploads, builders={"net": flat, "wide": flat})
-
-    try:
-        check_needs(METHODS[name], replace(poor, config=METHODS[name].config()))
-    except OptionError as error:
-        recommended = str(error).rpartition("method: ")[2].split(", ")
-    else:
-        assert (name, shape) == ("dense", (2, 8, 8))
-        return
-
-    assert {"fedens", "fedavg"} & set(recommended) == {"fedens"}
-    for other in recommended:
-        check_needs(METHODS[other], replace(poor, config=METHODS[other].config()))
 
 
 @pytest.mark.parametrize(

@@ -26,15 +26,13 @@ from flower_fakes import (
     weights,
 )  # fmt: skip
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
-from flwr.serverapp.strategy import FedAvg
 from torch import nn
 
 from strategies import Iterative, IterativeConfig
 from strategies.client import upload_facts
 from strategies.client.corrections import LocalUpdate, read_round
 from strategies.client.round_state import RoundState
-from strategies.core.errors import OneShotError, OptionError
-from strategies.flower.rounds.base import Base
+from strategies.core.errors import OptionError
 from strategies.rounds.config import TITLES
 from strategies.teacher.average import weighted_mean
 
@@ -160,29 +158,6 @@ def test_run_that_was_cut_off_goes_on_with_the_same_bits(tmp_path: Path, name: s
     assert [row["epoch"] for row in rows_of(run)] == [1, 2, 3, 4]
 
 
-def test_clients_numbers_take_no_name_of_a_row_of_metrics_and_a_resumed_run_keeps_its_rows(tmp_path: Path) -> None:
-    def telling(client: Client) -> Client:
-        def answer(message: Message) -> Message | None:
-            if (reply := client(message)) is not None and "metrics" in reply.content:
-                reply.content["metrics"].update({"epoch": 5, "accuracy": 0.9, "answers": 77.0})
-            return reply
-
-        return answer
-
-    told = {node: telling(client) for node, client in three().items()}
-    run, more = tmp_path / "run", {"observer": lambda number, model: {"accuracy": 50.0 + number}, "evaluate_every": 2}
-    with pytest.raises(KilledError):
-        result_of(iterative(run, **more), mortal(told, 3))
-    result_of(iterative(run, **more), told)
-    rows = rows_of(run)
-    assert [(row["epoch"], row["answers"], row.get("accuracy")) for row in rows] == [
-        (1, 3, None),
-        (2, 3, 52),
-        (3, 3, 53),
-    ]
-    assert {(row["train-epoch"], row["train-accuracy"], row["train-answers"]) for row in rows} == {(5, 0.9, 77)}
-
-
 def test_finished_run_is_read_and_no_client_asked(tmp_path: Path) -> None:
     whole = result_of(iterative(tmp_path / "run"), three())
     asked: Asked = []
@@ -270,18 +245,6 @@ def test_client_whose_answer_was_lost_is_asked_again_in_its_round(tmp_path: Path
     assert [row["answers"] for row in rows_of(tmp_path / "run")] == [3, 3, 3]
     assert not (tmp_path / "run" / "refusals.jsonl").exists()
     assert equal(dict(result.arrays.to_torch_state_dict()), result_of(iterative(tmp_path / "clean"), three()))
-
-
-def test_model_that_diverges_ends_the_run_in_one_line(tmp_path: Path) -> None:
-    class Diverging(FedAvg):
-        def aggregate_train(self, server_round: int, replies: Any) -> Any:
-            arrays, metrics = super().aggregate_train(server_round, replies)
-            state = arrays.to_torch_state_dict() if arrays else {}
-            return ArrayRecord({key: value * float("inf") for key, value in state.items()}), metrics
-
-    base = Base(Diverging(min_train_nodes=1, min_available_nodes=1))
-    with pytest.raises(OneShotError, match="round 1: the strategy's model holds NaN or Inf; lower"):
-        result_of(iterative(tmp_path / "run", base=base), three())
 
 
 # Who is asked, and with what.
