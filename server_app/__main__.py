@@ -19,10 +19,7 @@ def main() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         from server_app.cli import cli
-        from strategies.run.journal import LOG_VARIABLE
 
-        if sys.stdout.isatty():  # a bar moves more often than lines are printed
-            os.environ.setdefault(LOG_VARIABLE, "1")
         try:
             cli()
         finally:

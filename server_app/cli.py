@@ -27,7 +27,7 @@ from server_app.launch.arguments import (
     run_word,
     settings_of,
 )
-from server_app.launch.console import Format, errors, say
+from server_app.launch.console import Format, errors, progress_bar, say
 from server_app.launch.runs import print_runs
 from strategies.core.offline import switch_on
 from strategies.run import check_run_folder, runs_folder
@@ -143,7 +143,9 @@ def replay(
         from server_app.replay.stored import replay_run
 
         request = Request(folder, method, overrides, resume=resume, compute=compute, model=model, evaluate=evaluate)
-        print_result(replay_run(request, log=lambda line: say(line, format)), format)
+        with progress_bar(format):
+            result = replay_run(request, log=lambda line: say(line, format))
+        print_result(result, format)
 
 
 @cli.command(rich_help_panel=REUSE)
@@ -185,7 +187,8 @@ def compare(
         from server_app.compare.table import print_comparison
 
         asked = Comparison(tuple(runs), methods, seeds, overrides, out=out, model=model, evaluate=evaluate)
-        comparison = compare_runs(asked, log=lambda line: say(line, shown))
+        with progress_bar(shown):
+            comparison = compare_runs(asked, log=lambda line: say(line, shown))
         print_comparison(comparison, format)
     if "error" in comparison:
         sys.stderr.write(f"error: {comparison['error']}\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -26,7 +27,7 @@ from strategies.core.gpu import resolve_device
 from strategies.core.options import Scalar, listed, parse
 from strategies.core.places import expanded
 from strategies.run.files import read_json, write_json
-from strategies.run.journal import duration
+from strategies.run.journal import ProgressFile, duration
 from strategies.run.results import COMPARISON_FILE
 from strategies.run.run_folder import default_run_dir
 from strategies.run.stage import all_cores
@@ -105,6 +106,8 @@ def run_cells(cells: Sequence[Cell], jobs: int, log: Log) -> list[tuple[str, str
     known = [facts_of(cell) for cell in cells]
     took = [(cell.method, float(facts["total_s"])) for cell, facts in zip(cells, known, strict=True) if facts]
     todo = [cell for cell, facts in zip(cells, known, strict=True) if not facts]
+    if jobs > 1:  # a bar would jump from cell to cell
+        os.environ.pop(ProgressFile.VARIABLE, None)
     if done := len(cells) - len(todo):
         log(f"{done} cell{'s have' if done > 1 else ' has'} finished before")
     with ThreadPoolExecutor(jobs) as pool, guarded() as (_, token):

@@ -2,57 +2,75 @@
 
 from __future__ import annotations
 
-import functools
 import json
+import os
 import re
 import shlex
-import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Literal, NoReturn, TextIO
 
 import typer
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Column
+from rich.text import Text
 
 from strategies.core import offline
 from strategies.core.errors import OneShotError, printable
+from strategies.run.journal import ProgressFile
 
-# Progress on a terminal: one line with a bar, which the next progress replaces.
-
-
-# "tally: epoch 3 of 12, ..., about 30 s left": the lines of a stage under way; its last line stays.
-PROGRESS = re.compile(r"^[\w-]+: \w+ (\d+) of (\d+)(?:, step (\d+) of (\d+))?")
-CLEAR = "\r\x1b[K"
-WIDTH = 20
+WIDTH = 20  # of a bar
 
 
-class LiveBar:
-    """Turns lines into what a terminal gets: progress in place, every other line below the last."""
+class Bar(Progress):
+    """A bar on a terminal, with the state that a stage writes to a file; without a stage it shows nothing.
 
-    def __init__(self) -> None:
-        self._open = False  # the last line of the terminal is a bar
+    Args:
+        file: The file.
+        stream: The terminal.
+    """
 
-    def shown(self, line: str) -> str:
-        """Return the characters to write for a line."""
-        before, found = CLEAR if self._open else "", PROGRESS.match(line)
-        self._open = found is not None and int(found[1]) < int(found[2])
-        if found is None or not self._open:
-            return f"{before}{line}\n"
-        done, total = int(found[1]), int(found[2])
-        part = int(found[3]) / int(found[4]) if found[3] else 0.0
-        filled = int(WIDTH * (done + part) / total)
-        text = f"{'█' * filled}{'░' * (WIDTH - filled)} {printable(line)}"
-        return f"{before or CLEAR}{text[: shutil.get_terminal_size().columns - 1]}"
+    def __init__(self, file: ProgressFile, stream: TextIO) -> None:
+        self._file = file  # first, because a Progress asks at once what to show
+        text = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="crop"))
+        super().__init__(
+            BarColumn(WIDTH), text, console=Console(file=stream, force_terminal=True), refresh_per_second=4,
+            transient=True, redirect_stdout=False, redirect_stderr=False,
+        )  # fmt: skip
+        self._stage = self.add_task("", total=1.0)
 
-    def closed(self) -> str:
-        """Return the characters that end an open bar, before other output."""
-        was, self._open = self._open, False
-        return CLEAR if was else ""
+    def get_renderables(self) -> Iterator[RenderableType]:
+        """Yield the bar, as the file says."""
+        if (told := self._file.read()) is not None:
+            share, text = told
+            self.update(self._stage, completed=share, description=printable(text))
+            yield self.make_tasks_table(self.tasks)
 
 
-@functools.cache
-def bar_of(stream: TextIO) -> LiveBar:  # noqa: ARG001  one for each
-    """Return the bar of a stream."""
-    return LiveBar()
+_bars: list[Bar] = []  # the one that a terminal shows, if any
+
+
+@contextmanager
+def progress_bar(format: Format) -> Iterator[None]:  # noqa: A002
+    """Show a bar while a block works, if the log goes to a terminal; lines of the log stand above it."""
+    stream = _stream_of(format)
+    if not stream.isatty() or _bars:
+        yield
+        return
+    with tempfile.TemporaryDirectory(prefix="oneshot-") as folder:
+        path = Path(folder) / "progress.json"
+        os.environ[ProgressFile.VARIABLE] = str(path)
+        _bars.append(Bar(ProgressFile(path), stream))
+        try:
+            with _bars[0]:
+                yield
+        finally:
+            _bars.clear()
+            os.environ.pop(ProgressFile.VARIABLE, None)
 
 
 # Removes the noise from Flower's and Ray's log lines.
@@ -139,22 +157,22 @@ def say(line: str, format: Format) -> None:  # noqa: A002
 
 
 def _write(line: str, format: Format) -> None:  # noqa: A002
-    # When a program reads standard output, only the result goes there.
-    stream = sys.stderr if format == "json" else sys.stdout
-    stream.write(bar_of(stream).shown(line) if stream.isatty() else line + "\n")
+    if _bars:
+        _bars[0].console.print(Text.from_ansi(line), soft_wrap=True)
+        return
+    stream = _stream_of(format)
+    stream.write(line + "\n")
     stream.flush()
+
+
+def _stream_of(format: Format) -> TextIO:  # noqa: A002
+    # When a program reads standard output, only the result goes there.
+    return sys.stderr if format == "json" else sys.stdout
 
 
 def oneshot(*words: object) -> str:
     """Return one of our commands as a shell reads it, whatever the names of its folders; offline where this one is."""
     return shlex.join(["oneshot", *map(str, words), *(["--offline"] if offline.wanted() else [])])
-
-
-def end_bars() -> None:
-    """Remove a bar under way from the terminal, before output that is no line of the log."""
-    for stream in (sys.stdout, sys.stderr):
-        stream.write(bar_of(stream).closed())
-        stream.flush()
 
 
 def echo_to(format: Format) -> Callable[[str], None]:  # noqa: A002
@@ -191,7 +209,6 @@ class errors:  # noqa: N801  reads as a statement: with errors(format)
 
 
 def _fail(reason: str, format: Format, facts: Mapping[str, Any]) -> NoReturn:  # noqa: A002
-    end_bars()
     sys.stderr.write(f"error: {reason}\n")
     sys.stderr.flush()
     if format == "json":

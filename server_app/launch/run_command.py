@@ -14,7 +14,7 @@ from typing import Any
 import typer
 
 from fl_app.node_config import SUPERNODES_VARIABLE
-from server_app.launch.console import INTERRUPTED, echo_to, end_bars, errors, oneshot
+from server_app.launch.console import INTERRUPTED, echo_to, errors, oneshot, progress_bar
 from server_app.launch.result import print_result
 from server_app.settings.build import DEFAULT_SUPERNODES, check_before_start, number_of_clients
 from server_app.settings.commit import COMMIT_VARIABLE, commit_of
@@ -84,9 +84,9 @@ def launch_run(app: Path, given: Mapping[str, Scalar], num_supernodes: int, fail
     os.environ[SUPERNODES_VARIABLE] = str(num_supernodes)
     os.environ[COMMIT_VARIABLE] = commit_of(app)  # the app runs from a copy
     try:
-        launched = launch(app, settings=given, num_supernodes=num_supernodes, echo=echo_to(failing.format))
+        with progress_bar(failing.format):
+            launched = launch(app, settings=given, num_supernodes=num_supernodes, echo=echo_to(failing.format))
     except KeyboardInterrupt:
-        end_bars()
         sys.stderr.write(f"interrupted.{_how_to_go_on(folder)}\n")
         raise typer.Exit(INTERRUPTED) from None
     # An unchanged result belongs to an earlier attempt.

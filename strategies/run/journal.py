@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import fmean
 from time import monotonic
 from types import TracebackType
@@ -101,9 +104,46 @@ def _line(spans: Sequence[tuple[float, int]]) -> tuple[float, float]:
 
 
 LOG_EVERY_S = 5.0
-# The environment variable that replaces it, for a terminal that shows a live bar.
-LOG_VARIABLE = "ONESHOT_LOG_EVERY_S"
+BAR_EVERY_S = 0.25
 TICK_EVERY_S = 0.5
+
+
+class ProgressFile:
+    """Where a stage, in whatever process, writes how far it is, for the bar of a terminal; absent between stages.
+
+    ``oneshot`` names it to the processes that it starts by the environment variable :data:`VARIABLE`.
+    """
+
+    VARIABLE = "ONESHOT_PROGRESS"
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    @classmethod
+    def named(cls) -> ProgressFile | None:
+        """Return the file that the environment names; None where no terminal shows a bar."""
+        path = os.environ.get(cls.VARIABLE)
+        return cls(Path(path)) if path else None
+
+    def write(self, share: float, text: str) -> None:
+        """Replace the content: the share of the stage that is done, from 0 to 1, and the state in words."""
+        new = self._path.with_name(f"{self._path.name}.{os.getpid()}")
+        with suppress(OSError):  # the terminal's process has ended, or its disk is full
+            new.write_text(json.dumps([share, text]), encoding="utf-8")
+            new.replace(self._path)
+
+    def read(self) -> tuple[float, str] | None:
+        """Return what was written last; None if no stage is under way."""
+        try:
+            share, text = json.loads(self._path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        return share, text
+
+    def clear(self) -> None:
+        """Remove it: no stage is under way."""
+        with suppress(OSError):
+            self._path.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
@@ -154,7 +194,7 @@ class Journal:
         self.interval_s = interval_s
         self._heartbeat_s = heartbeat_s
         self._tick = tick
-        self._log_every_s = float(os.environ.get(LOG_VARIABLE, LOG_EVERY_S))
+        self._bar = ProgressFile.named()
         self._began = self._saved = self._logged = monotonic()
         self._ticked = float("-inf")
         self._last: _Report | None = None
@@ -177,6 +217,8 @@ class Journal:
         if self._heart is not None:
             self._heart.join()
             self._heart = None
+        if self._bar is not None:
+            self._bar.clear()
 
     def resume(self) -> Snapshot | None:
         """Return the folder's checkpoint, or None; metrics of later epochs are dropped, because these epochs repeat.
@@ -198,7 +240,10 @@ class Journal:
         return snapshot
 
     def report(self, step: int, total: int, values: Mapping[str, float] | None = None, part: Part = (0, 0)) -> None:
-        """Record that ``step`` of ``total`` epochs are done; the first, the last and one every 5 s are logged."""
+        """Record that ``step`` of ``total`` epochs are done; the first, the last and one every 5 s are logged.
+
+        With a terminal's bar the last alone is logged, and the bar shows the others.
+        """
         with self._lock:
             now = monotonic()
             # Between two epoch borders the values of the last one are still the newest.
@@ -206,8 +251,9 @@ class Journal:
             self._last = _Report(step, total, dict(values or known), part)
             self._pace.note(now, step, total, part)
             last = step >= total and self._said != (step, total)
-            if self._said is None or last or now - self._logged >= self._log_every_s:
-                self._say(self._line(now))
+            every = LOG_EVERY_S if self._bar is None else BAR_EVERY_S
+            if self._said is None or last or now - self._logged >= every:
+                self._show(now, last=last)
                 self._said = (step, total)
         self.tick()
 
@@ -254,10 +300,21 @@ class Journal:
             with self._lock:
                 silent = monotonic() - self._logged
                 if silent >= self._heartbeat_s:
-                    self._say(self._line(monotonic()))
+                    self._show(monotonic())
                     silent = 0.0
             if self._end.wait(self._heartbeat_s - silent):
                 return
+
+    def _show(self, now: float, *, last: bool = False) -> None:
+        if self._bar is None or last:
+            self._say(self._line(now))
+            if self._bar is not None:
+                self._bar.clear()
+            return
+        self._logged, report = now, self._last
+        done, of = report.part if report is not None else (0, 0)
+        share = (report.step + (done / of if of else 0.0)) / max(1, report.total) if report is not None else 0.0
+        self._bar.write(share, self._line(now))
 
     def _say(self, line: str) -> None:
         self._logged = monotonic()

@@ -1,59 +1,75 @@
-"""On a terminal progress moves in one line, and other lines stay whole."""
+"""On a terminal a bar shows how far a stage is, and lines of the log stay whole above it."""
 
 from __future__ import annotations
 
 import io
+import os
+from pathlib import Path
 
 import pytest
+from rich.text import Text
 
 from server_app.launch import console
-from server_app.launch.console import CLEAR, LiveBar
+from server_app.launch.console import Bar, progress_bar
+from strategies.run.journal import Journal, ProgressFile
 
 
-def test_progress_replaces_progress_and_other_lines_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
-    bar = LiveBar()
-
-    written = "".join(
-        map(bar.shown, ["a note", "tally: epoch 3 of 12, 5 s elapsed", "tally: epoch 6 of 12, step 3 of 6", "b", "c"])
-    )
-
-    assert written == (
-        f"a note\n{CLEAR}█████░░░░░░░░░░░░░░░ tally: epoch 3 of 12, 5 s elapsed"
-        f"{CLEAR}██████████░░░░░░░░░░ tally: epoch 6 of 12, step 3 of 6{CLEAR}b\nc\n"
-    )
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
 
-def test_last_progress_stays_as_a_line() -> None:
-    bar = LiveBar()
-    bar.shown("tally: epoch 3 of 12")
-
-    assert bar.shown("tally: epoch 12 of 12, 9 s elapsed") == f"{CLEAR}tally: epoch 12 of 12, 9 s elapsed\n"
-    assert bar.closed() == ""
-
-
-def test_bar_fits_the_terminal_and_writes_out_control_characters(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "40")
-
-    written = LiveBar().shown("tally: epoch 3 of 12, \x1b[2J" + "x" * 100)
-
-    assert len(written.removeprefix(CLEAR)) == 39
-    assert "\x1b" not in written.removeprefix(CLEAR)
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    stream = Terminal()
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.delenv(ProgressFile.VARIABLE, raising=False)
+    return stream
 
 
-@pytest.mark.parametrize(("terminal", "written"), [(True, f"{CLEAR}░"), (False, "tally: epoch 0 of 12\n")])
-def test_say_draws_a_bar_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch, terminal: bool, written: str) -> None:
-    stream = io.StringIO()
-    monkeypatch.setattr(stream, "isatty", lambda: terminal)
-    monkeypatch.setattr("sys.stdout", stream)
+def test_bar_shows_what_a_stage_reports_and_goes_with_its_last_report(terminal: Terminal, tmp_path: Path) -> None:
+    file = ProgressFile(tmp_path / "progress.json")
+    bar = Bar(file, terminal)
+    assert list(bar.get_renderables()) == []
 
-    console.say("tally: epoch 0 of 12", "text")
-    assert stream.getvalue().startswith(written)
-    console.end_bars()
-    assert stream.getvalue().endswith(CLEAR) == terminal
+    file.write(0.25, "tally: epoch 3 of 12\x1b[2J")
+    bar.console.print(next(iter(bar.get_renderables())))
+    assert r"tally: epoch 3 of 12\x1b[2J" in Text.from_ansi(terminal.getvalue()).plain
+    assert bar.tasks[0].percentage == 25.0
+
+    file.clear()
+    assert list(bar.get_renderables()) == []
 
 
-def test_say_writes_out_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
-    console.say("a note of \x1b[2J\nand another", "text")
+def test_journal_writes_to_the_bar_of_the_terminal_and_logs_its_last_line(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr("sys.stdout", terminal)
+    with progress_bar("text"):
+        file = ProgressFile.named()
+        assert file is not None
+        with Journal(None, lines.append, label="tally") as journal:
+            journal.report(3, 12, part=(1, 4))
+            assert lines == []
+            share, text = file.read() or (0.0, "")
+            assert share == pytest.approx(3.25 / 12)
+            assert text.startswith("tally: epoch 3 of 12, step 1 of 4")
+            journal.report(12, 12)
+            assert file.read() is None
+        assert lines == ["tally: epoch 12 of 12, 0 s elapsed"]
+        console.say("a note of \x1b[2J", "text")
+    assert r"a note of \x1b[2J" in terminal.getvalue()
+    assert ProgressFile.VARIABLE not in os.environ
+
+
+def test_without_a_terminal_there_is_no_bar(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(ProgressFile.VARIABLE, raising=False)
+    with progress_bar("text"):
+        assert ProgressFile.named() is None
+        console.say("a note of \x1b[2J\nand another", "text")
 
     assert capsys.readouterr().out == r"a note of \x1b[2J" + "\nand another\n"
