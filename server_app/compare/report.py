@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from server_app.compare.sources import info_of
-from server_app.compare.table import COLUMNS, TEXTS, Line, headline, notes_of, points_of_lines, times_of_lines
+from server_app.compare.table import Line, headline, points_of_lines, table_of, times_of_lines
 from server_app.report.communication import LEAST_SECONDS, differ_in_cost, plot_communication, plot_server_time
 from server_app.report.drawing import COLOURS, legend_beside, row_figure, save_all
-from server_app.report.page import Page, Table, known_facts, plots_of, software_facts
+from server_app.report.page import Page, known_facts, plots_of, software_facts
 from server_app.report.tables import setting_line
 from server_app.settings.text import to_toml
 
@@ -37,14 +38,11 @@ def comparison_page(facts: Mapping[str, Any], lines: Sequence[Line]) -> Page:
         facts: The content of compare.json, whose plots lie in its folder.
         lines: The lines of its table.
     """
-    folder, notes = Path(facts["compare_dir"]), notes_of(facts)
+    folder = Path(facts["compare_dir"])
     scored = [line for line in lines if line.accuracy is not None]
     best = max(scored, key=lambda line: line.accuracy or 0.0, default=None)
-    rows = [line.shown() for line in lines]
-    table = Table(
-        "Results", COLUMNS, rows, texts=TEXTS, note=" ".join(notes[1:]),
-        strong=frozenset(place for place, line in enumerate(lines) if line is best),
-    )  # fmt: skip
+    strong = frozenset(place for place, line in enumerate(lines) if line is best)
+    table = replace(table_of(facts, lines), heading="Results", strong=strong)
     figures = [] if best is None else [(best.accuracy_text + " %", f"{best.name}, the best here")]
     figures += [(str(len(facts["methods"])), "methods"), (str(len(facts["cells"])), "results computed")]
     settings = " ".join(f"{key}={to_toml(value)}" for key, value in facts["settings"].items())

@@ -5,14 +5,15 @@ from __future__ import annotations
 import shlex
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from server_app.compare.rounds_table import RoundsLine, columns_of, default_targets, line_of, notes_of
+from server_app.compare.rounds_table import RoundsLine, default_targets, line_of, table_of
 from server_app.compare.runs_in_rounds import RoundsRun, read_runs, settings_of
 from server_app.compare.sources import info_of
 from server_app.report.drawing import new_figure, save_all
-from server_app.report.page import PAGE_FILE, Page, Table, known_facts, plots_of, software_facts, write_page
+from server_app.report.page import PAGE_FILE, Page, known_facts, plots_of, software_facts, write_page
 from server_app.report.tables import setting_line
 from strategies.core.durable import make_folder, store_errors
 from strategies.core.errors import OptionError, StoreError
@@ -44,17 +45,13 @@ def rounds_page(facts: Mapping[str, Any], lines: Sequence[RoundsLine]) -> Page:
         facts: The content of rounds.json, whose plot lies in its folder.
         lines: The lines of its table.
     """
-    notes, runs = notes_of(facts["data"], lines), _runs(lines)
+    table, runs = table_of(facts, lines), _runs(lines)
     best = max(lines, key=lambda line: sum(run.last for run in line.runs) / len(line.runs))
-    table = Table(
-        "How soon an accuracy is reached", columns_of(facts["targets"]), [line.shown() for line in lines],
-        strong=frozenset({lines.index(best)}), note=" ".join(notes[1:]),
-    )  # fmt: skip
     words = ["oneshot", "rounds", *(str(run.path) for run in runs)]
     targets = ",".join(f"{target:g}" for target in facts["targets"]) or "50"
     return Page(
         kind="Rounds",
-        title=notes[0].partition(":")[0],
+        title=table.heading.partition(":")[0],
         setting=rounds_setting(lines),
         figures=[(f"{best.last_text} %", f"after the last round, {best.name}"), (str(len(runs)), "runs"),
                  (str(max(run.done for run in runs)), "rounds at most")],
@@ -62,7 +59,7 @@ def rounds_page(facts: Mapping[str, Any], lines: Sequence[RoundsLine]) -> Page:
                *software_facts(info_of(runs[0].path))],
         warnings=[f"unfinished: {run.path.name}, {run.done} of {run.planned} rounds"
                   for run in runs if run.done < run.planned],
-        tables=[table],
+        tables=[replace(table, heading="How soon an accuracy is reached", strong=frozenset({lines.index(best)}))],
         plots=plots_of(Path(facts["out"]), [facts["plot"]]),
         commands=[("Other targets", shlex.join([*words, "--targets", targets, "--out", facts["out"]])),
                   ("The table for a program", shlex.join([*words, "--format", "csv"]))],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ import pandas as pd
 
 from server_app.compare.runs_in_rounds import RoundsRun, Setting
 from server_app.launch.console import TableFormat
-from server_app.report.tables import csv_text, markdown_text, print_table
+from server_app.report.tables import Table, write_out
 
 STEP = 5.0  # %, between two default targets
 DEFAULT_TARGETS = 2  # as in the tables of FLBoost
@@ -143,20 +142,22 @@ def default_targets(settings: Sequence[Setting]) -> tuple[float, ...]:
     return tuple(target for target in found if target > 0)
 
 
-def columns_of(targets: Sequence[float]) -> list[str]:
-    """Return the column names of the printed table."""
+def table_of(facts: Mapping[str, Any], lines: Sequence[RoundsLine]) -> Table:
+    """Return the table of a report.
+
+    Args:
+        facts: The content of rounds.json.
+        lines: Its lines.
+    """
+    data, targets = facts["data"], facts["targets"]
     each = [name for target in targets for name in (f"to {target:g} %", "MiB")]
-    return ["setting", "n", *each, "last, %", "best, %", "refine, s", "server, s"]
-
-
-def notes_of(data: str | None, lines: Sequence[RoundsLine]) -> list[str]:
-    """Return the notes on the table; the first one stands before it."""
+    columns = ["setting", "n", *each, "last, %", "best, %", "refine, s", "server, s"]
     runs = [run for line in lines for run in line.runs]
     counts = ", ".join(f"{n} {what}{'s' * (n > 1)}" for n, what in ((len(lines), "setting"), (len(runs), "run")))
     every = sorted({str(value) for run in runs if (value := run.shared.get("iterative.evaluate-every", 1)) != 1})
     unfinished = [f"{run.path.name}, {run.done} of {run.planned} rounds" for run in runs if run.done < run.planned]
-    return [
-        f"Rounds to an accuracy on held-out examples{f' ({data})' if data else ''}: {counts}.",
+    heading = f"Rounds to an accuracy on held-out examples{f' ({data})' if data else ''}: {counts}."
+    notes = [
         "Mean ± sample standard deviation of n seeds. To an accuracy: the first tested round that reaches it, and the "
         "MiB that a client sent and received until then. >R (k of n): k of n runs reached it, another had not after R "
         "rounds.",
@@ -166,13 +167,10 @@ def notes_of(data: str | None, lines: Sequence[RoundsLine]) -> list[str]:
         *([f"Tested every {'/'.join(every)} rounds only."] if every else []),
         *([f"Unfinished: {'; '.join(unfinished)}."] if unfinished else []),
     ]
+    return Table(heading, columns, [line.shown() for line in lines], notes=notes)
 
 
-def print_rounds(
-    facts: Mapping[str, Any],
-    lines: Sequence[RoundsLine],
-    format: TableFormat,  # noqa: A002
-) -> None:
+def print_rounds(facts: Mapping[str, Any], lines: Sequence[RoundsLine], format: TableFormat) -> None:  # noqa: A002
     """Print a report; every format but text prints only the report on standard output.
 
     Args:
@@ -180,22 +178,10 @@ def print_rounds(
         lines: The lines of the table.
         format: ``"json"``, ``"csv"``, ``"md"``, or ``"text"`` for a table with notes.
     """
-    columns, rows = columns_of(facts["targets"]), [line.shown() for line in lines]
-    notes = notes_of(facts["data"], lines)
-    if format == "text":
-        print_table(columns, rows, texts=1, notes=notes)
-        if facts["out"]:
-            written = [what for what in ("page", "plot", "results") if facts[what]]
-            sys.stdout.write("".join(f"{what:<14} {facts['out']}/{facts[what]}\n" for what in written))
-        return
-    sys.stderr.flush()
-    texts = {
-        "json": lambda: json.dumps(facts) + "\n",
-        "csv": lambda: csv_text([line.flat() for line in lines]),
-        "md": lambda: markdown_text(columns, rows, texts=1, notes=notes),
-    }
-    sys.stdout.write(texts[format]())
-    sys.stdout.flush()
+    write_out(lambda: table_of(facts, lines), format, facts=facts, rows=lambda: [line.flat() for line in lines])
+    if format == "text" and facts["out"]:
+        written = [what for what in ("page", "plot", "results") if facts[what]]
+        sys.stdout.write("".join(f"{what:<14} {facts['out']}/{facts[what]}\n" for what in written))
 
 
 def _spread(values: Sequence[float], digits: int | None = 2) -> float | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,7 +12,7 @@ import pandas as pd
 
 from server_app.launch.console import TableFormat
 from server_app.report.communication import Curve, Point
-from server_app.report.tables import csv_text, markdown_text, print_table
+from server_app.report.tables import Table, write_out
 from server_app.settings.read import default_settings, scaled_line
 from server_app.settings.text import to_toml
 from strategies.run.results import COMPARISON_FILE
@@ -202,23 +201,6 @@ def _text(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
-def as_csv(lines: Sequence[Line]) -> str:
-    """Return the lines as CSV; an unknown value is empty."""
-    return csv_text([line.as_json() for line in lines])
-
-
-def as_markdown(lines: Sequence[Line], notes: Sequence[str]) -> str:
-    """Return the lines as a Markdown table with notes; its last columns are the work of the server stage.
-
-    Args:
-        lines: The lines.
-        notes: The first stands before the table, the others after it.
-    """
-    columns = [*COLUMNS, *(name.replace("_", " ") for name in WORK)]
-    rows = [(*line.shown(), *(_text(line.work.get(name), 0) for name in WORK)) for line in lines]
-    return markdown_text(columns, rows, texts=TEXTS, notes=notes)
-
-
 def headline(comparison: Mapping[str, Any]) -> str:
     """Return the title of a comparison: ``Methods on the same uploads (digits): 3 runs, 1 seed``."""
     data, runs, seeds = comparison["data"], len(comparison["runs"]), comparison["seeds"]
@@ -226,13 +208,18 @@ def headline(comparison: Mapping[str, Any]) -> str:
     return f"Methods on the same uploads{f' ({data})' if data else ''}: {counts}"
 
 
-def notes_of(comparison: Mapping[str, Any]) -> list[str]:
-    """Return the notes on the table; the first one stands before it."""
+def table_of(comparison: Mapping[str, Any], lines: Sequence[Line], *, work: bool = False) -> Table:
+    """Return the table of a comparison.
+
+    Args:
+        comparison: The content of compare.json.
+        lines: Its lines.
+        work: Whether the last columns are the work of the server stage.
+    """
     scored = comparison["data"] or comparison.get("evaluate")
     cells = [*comparison["cells"], *comparison.get("own", [])]
     threads = "/".join(map(str, sorted({cell["threads"] for cell in cells})))
-    return [
-        f"{headline(comparison)}.",
+    notes = [
         *([f"{differing_line(apart)}."] if (apart := comparison.get("differing")) else []),
         "Accuracy on held-out examples: mean ± sample standard deviation of n results."
         if scored
@@ -248,6 +235,10 @@ def notes_of(comparison: Mapping[str, Any]) -> list[str]:
         *_scaled(cells),
         *(f"Without {name}: {reason}." for name, reason in comparison["left_out"].items()),
     ]
+    more = WORK if work else ()
+    columns = (*COLUMNS, *(name.replace("_", " ") for name in more))
+    rows = [(*line.shown(), *(_text(line.work.get(name), 0) for name in more)) for line in lines]
+    return Table(f"{headline(comparison)}.", columns, rows, texts=TEXTS, notes=notes)
 
 
 def differing_line(settings: Mapping[str, Sequence[Any]]) -> str:
@@ -275,14 +266,15 @@ def _scaled(cells: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def print_comparison(comparison: Mapping[str, Any], format: TableFormat) -> None:  # noqa: A002
     """Print a comparison; every format but text prints only the comparison on standard output."""
-    lines, notes = lines_of([*comparison["cells"], *comparison.get("own", [])]), notes_of(comparison)
+    lines = lines_of([*comparison["cells"], *comparison.get("own", [])])
+    write_out(
+        lambda: table_of(comparison, lines, work=format == "md"),
+        format,
+        facts=comparison,
+        rows=lambda: [line.as_json() for line in lines],
+    )
     if format != "text":
-        sys.stderr.flush()
-        texts = {"json": json.dumps(comparison) + "\n", "csv": as_csv(lines), "md": as_markdown(lines, notes)}
-        sys.stdout.write(texts[format])
-        sys.stdout.flush()
         return
-    print_table(COLUMNS, [line.shown() for line in lines], texts=TEXTS, notes=notes)
     plots = {"page": "page", "plot": "plot", "communication": "communication_plot", "cost": "cost_plot"}
     found = ((what, comparison.get(key)) for what, key in plots.items())
     for what, path in (*found, ("results", COMPARISON_FILE)):

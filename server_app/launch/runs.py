@@ -5,8 +5,6 @@ Only the small JSON files of the run folders are read, without torch, so that th
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -39,21 +37,18 @@ def run_named(word: str) -> Path:
 
 def print_runs(folder: Path, format: TableFormat) -> None:  # noqa: A002
     """Print the runs of a folder as a table, or as rows for a program."""
-    from server_app.report.tables import csv_text, markdown_text, print_table
+    from server_app.report.tables import Table, write_out
 
     rows = list_runs(folder)
-    if format == "json":
-        sys.stdout.write(json.dumps(rows) + "\n")
-        return
-    if format == "csv":
-        sys.stdout.write(csv_text(rows))
-        return
-    cells = [[_shown(row, column) for column in COLUMNS] for row in rows]
-    notes = [f"{len(rows)} runs in {folder}" if len(rows) != 1 else f"1 run in {folder}"]
-    if format == "md":
-        sys.stdout.write(markdown_text(COLUMNS, cells, texts=4, notes=notes))
+
+    def table() -> Table:
+        heading = f"{len(rows)} run{'s' * (len(rows) != 1)} in {folder}"
+        return Table(heading, COLUMNS, [[_shown(row, column) for column in COLUMNS] for row in rows], texts=4)
+
+    if format == "text":
+        table().print(whole=1)  # a run's name is copied into the next command
     else:
-        print_table(COLUMNS, cells, texts=4, notes=notes, whole=1)  # a run's name is copied into the next command
+        write_out(table, format, facts=rows, rows=lambda: rows)
 
 
 def _shown(row: dict[str, Any], column: str) -> str:

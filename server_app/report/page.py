@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from server_app.report.tables import Table
 from strategies.core.durable import atomic_write
 
 # The template of a page; a Python file, because Flower's bundle of an app carries no HTML.
@@ -91,7 +92,7 @@ style="--share: {{ '%.3f' % table.shades[place][number] }}{% endif %}"{% endif %
 {% if table.bars %}<td class="bar"><i style="width: {{ '%.1f' % (100 * table.bars[place]) }}%"></i></td>{% endif %}</tr>
 {% endfor %}</tbody>
 </table></div>
-{% if table.note %}<p class="note">{{ table.note }}</p>
+{% if table.notes %}<p class="note">{{ table.notes | join(" ") }}</p>
 {% endif %}{% endmacro %}"""
 
 TEMPLATE = (
@@ -161,31 +162,6 @@ CAPTIONS = {
     "cost": "Accuracy over the CPU time of the server stage.",
     "learning_curves": "Accuracy round by round: the mean over the seeds, in a band of one sample standard deviation.",
 }
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table of a page.
-
-    Attributes:
-        heading: Its heading.
-        columns: Names of the columns.
-        rows: A text per column each.
-        texts: The number of leading columns that hold texts; the others hold numbers.
-        shades: Of every row the shares in 0 to 1 by which its cells of numbers are shaded; empty for none.
-        bars: Of every row the share in 0 to 1 of a bar behind its last number; empty for none.
-        strong: The rows in bold type.
-        note: A sentence below the table.
-    """
-
-    heading: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    texts: int = 1
-    shades: Sequence[Sequence[float]] = ()
-    bars: Sequence[float] = ()
-    strong: frozenset[int] = frozenset()
-    note: str = ""
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from typing import Any
 
 from server_app.report.communication import size_text
 from server_app.report.gatekeeping import attack_lines, verdict_lines
-from server_app.report.page import Page, Table, known_facts, plots_of, software_facts
-from server_app.report.tables import privacy_lines, refusal_lines, setting_line
+from server_app.report.page import Page, known_facts, plots_of, software_facts
+from server_app.report.tables import Table, privacy_lines, refusal_lines, setting_line
 from server_app.settings.choices import CHOICES
 from server_app.settings.read import default_settings, scaled_line
 from server_app.settings.text import to_toml
@@ -120,7 +120,7 @@ def _classes(folder: RunFolder, names: Sequence[str]) -> list[Table]:
     shades = [[*(count / largest for count in counts[client]), 0.0] for client in clients]
     columns = ("client", *(names or map(str, range(classes))), "all")
     return [Table("Who held which classes", columns, rows, shades=shades,
-                  note="Training examples per class, as the clients told them.")]  # fmt: skip
+                  notes=["Training examples per class, as the clients reported them."])]  # fmt: skip
 
 
 def _bytes(result: Mapping[str, Any]) -> list[Table]:
@@ -136,7 +136,7 @@ def _bytes(result: Mapping[str, Any]) -> list[Table]:
         "source": "The uploads were sent in another run.",
         "sizes": "The uploads count by the size of their files.",
     }
-    return [Table("What moved", columns, rows, note=counted.get(cost["counted"], ""))]
+    return [Table("What moved", columns, rows, notes=[counted[cost["counted"]]] if cost["counted"] in counted else [])]
 
 
 def _verdict(result: Mapping[str, Any]) -> list[Table]:
@@ -151,7 +151,7 @@ def _verdict(result: Mapping[str, Any]) -> list[Table]:
     suspects = frozenset(place for place, row in enumerate(clients) if row["verdict"] == SUSPECT)
     done = "left out" if result["gatekeeper"]["policy"] == "exclude" else "took part"
     note = f"Suspects {done}. An upload that looks harmless may still harm." if suspects else "No upload looks harmful."
-    return [Table("Gatekeeper", ("client", "verdict", "why"), rows, texts=3, strong=suspects, note=note)]
+    return [Table("Gatekeeper", ("client", "verdict", "why"), rows, texts=3, strong=suspects, notes=[note])]
 
 
 def _commands(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
+import rich.table
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
 from fl_app.privacy import PrivacyConfig
 from strategies.core.errors import printable
@@ -22,54 +24,87 @@ def output_console() -> Console:
     return Console(markup=False, emoji=False, highlight=False, width=None if sys.stdout.isatty() else _FILE_WIDTH)
 
 
-def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return rows with the same keys as CSV; None becomes an empty field."""
-    import pandas as pd
+@dataclass(frozen=True)
+class Table:
+    """A table of a page, a terminal or a Markdown file.
 
-    # Without a type of their own the columns keep their values: a whole number stays one beside an empty field.
-    return str(pd.DataFrame(rows, dtype=object).to_csv(index=False, lineterminator="\n"))
+    Attributes:
+        heading: What it shows, in a few words or a sentence.
+        columns: Names of the columns.
+        rows: A text per column each.
+        texts: The number of leading columns that hold texts; the others hold numbers.
+        notes: Sentences below the table.
+        shades: On a page, of every row the shares in 0 to 1 by which its cells of numbers are shaded; empty for none.
+        bars: On a page, of every row the share in 0 to 1 of a bar behind its last number; empty for none.
+        strong: On a page, the rows in bold type.
+    """
+
+    heading: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    texts: int = 1
+    notes: Sequence[str] = ()
+    shades: Sequence[Sequence[float]] = ()
+    bars: Sequence[float] = ()
+    strong: frozenset[int] = frozenset()
+
+    def markdown(self) -> str:
+        """Return heading, table and notes as Markdown."""
+        marks = ["---" if place < self.texts else "---:" for place in range(len(self.columns))]
+        lines = (self.columns, marks, *([cell.replace("|", "\\|") for cell in row] for row in self.rows))
+        table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        return f"{self.heading}\n\n{table}\n\n{' '.join(self.notes)}\n"
+
+    def print(self, *, whole: int = 0) -> None:
+        """Print heading, table and notes.
+
+        Where space is short, texts are broken before numbers, and the texts of the first ``whole`` columns never.
+        """
+        console = output_console()
+        columns = list(zip(self.columns, *self.rows, strict=True))
+        numbers = [whole <= place < self.texts for place in range(len(columns))]
+        least = [_least(cells, broken=broken) for cells, broken in zip(columns, numbers, strict=True)]
+        console.width = max(console.width, sum(2 + width for width in least))  # else numbers would be cut
+        shown = rich.table.Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+        for place, (name, width, broken) in enumerate(zip(self.columns, least, numbers, strict=True)):
+            shown.add_column(
+                name,
+                justify="left" if place < self.texts else "right",
+                min_width=None if broken else width,
+                no_wrap=place < whole,
+            )
+        for row in self.rows:
+            shown.add_row(*map(printable, row))
+        console.print(printable(self.heading), soft_wrap=True)
+        console.print(shown)
+        for note in self.notes:
+            console.print(printable(note), soft_wrap=True)
 
 
-def markdown_text(columns: Sequence[str], rows: Sequence[Sequence[str]], *, texts: int, notes: Sequence[str]) -> str:
-    """Return a Markdown table, the first note before it and the others after it.
+def write_out(
+    table: Callable[[], Table], form: str, *, facts: Any, rows: Callable[[], Sequence[Mapping[str, Any]]]
+) -> None:
+    """Write a result to standard output, for a reader or for a program.
 
     Args:
-        columns: The column names.
-        rows: One cell per column each.
-        texts: Number of leading columns that hold texts; the others hold numbers and are right-aligned.
-        notes: At least one sentence.
+        table: Returns the table, for the forms ``"text"`` and ``"md"``.
+        form: ``"text"``, ``"json"``, ``"csv"`` or ``"md"``.
+        facts: Everything, for ``"json"``.
+        rows: Returns rows with the same keys, for ``"csv"``; None becomes an empty field.
     """
-    marks = ["---" if place < texts else "---:" for place in range(len(columns))]
-    lines = (columns, marks, *([cell.replace("|", "\\|") for cell in row] for row in rows))
-    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    return f"{notes[0]}\n\n{table}\n\n{' '.join(notes[1:])}\n"
+    sys.stderr.flush()
+    if form == "text":
+        table().print()
+    elif form == "json":
+        sys.stdout.write(json.dumps(facts) + "\n")
+    elif form == "md":
+        sys.stdout.write(table().markdown())
+    else:
+        import pandas as pd
 
-
-def print_table(
-    columns: Sequence[str], rows: Sequence[Sequence[str]], *, texts: int, notes: Sequence[str], whole: int = 0
-) -> None:
-    """Print a table and its notes; the arguments are those of :func:`markdown_text`.
-
-    Where space is short, texts are broken before numbers, and the texts of the first ``whole`` columns never.
-    """
-    console = output_console()
-    console.width = max(console.width, _least_width([columns, *rows], texts, whole))  # else numbers would be cut
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
-    for place, column in enumerate(columns):
-        side: Literal["left", "right"] = "left" if place < texts else "right"
-        least = None if whole <= place < texts else _least([cells[place] for cells in (columns, *rows)], broken=False)
-        table.add_column(column, justify=side, min_width=least, no_wrap=place < whole)
-    for row in rows:
-        table.add_row(*map(printable, row))
-    console.print(printable(notes[0]), soft_wrap=True)
-    console.print(table)
-    for note in notes[1:]:
-        console.print(printable(note), soft_wrap=True)
-
-
-def _least_width(rows: Sequence[Sequence[str]], texts: int, whole: int) -> int:
-    """Return the width of a table in which texts alone are broken: between words, and within words that are long."""
-    return sum(2 + _least(cells, broken=whole <= place < texts) for place, cells in enumerate(zip(*rows, strict=True)))
+        # Without a type of their own the columns keep their values: a whole number stays one beside an empty field.
+        sys.stdout.write(pd.DataFrame(rows(), dtype=object).to_csv(index=False, lineterminator="\n"))
+    sys.stdout.flush()
 
 
 def _least(cells: Sequence[str], *, broken: bool) -> int:

@@ -26,7 +26,7 @@ from server_app.compare import comparison as comparing
 from server_app.compare import comparison as running
 from server_app.compare.cell import Cell, run_cell, work
 from server_app.compare.comparison import Comparison, compare_runs
-from server_app.compare.table import notes_of
+from server_app.compare.table import table_of
 from server_app.replay.request import Request
 from server_app.replay.stored import replay_run
 from strategies.core.errors import OneShotError, OptionError
@@ -253,9 +253,9 @@ def test_runs_whose_clients_differ_are_compared_with_a_warning_that_names_the_di
     said = "The runs differ in data.alpha (0.1, 0.3): a mean over them is not one over repetitions"
     assert apart["differing"] == {"data.alpha": [0.1, 0.3]}
     assert lines.count(f"note: {said}") == 1
-    assert f"{said}." in notes_of(apart)
+    assert f"{said}." in table_of(apart, []).notes
     assert alike["differing"] == {}
-    assert not any("differ" in note for note in notes_of(alike))
+    assert not any("differ" in note for note in table_of(alike, []).notes)
 
 
 def test_ctrl_c_says_how_to_go_on_and_that_command_does_the_rest(

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from server_app.compare.comparison import Comparison, compare_runs
-from server_app.compare.table import lines_of, notes_of
+from server_app.compare.table import lines_of, table_of
 from server_app.replay.request import Request
 from server_app.replay.stored import replay_run
 from strategies.core.errors import OptionError
@@ -157,5 +157,5 @@ def test_runs_of_another_project_are_compared_with_its_scores(run: Path, tmp_pat
     assert found["status"] == "finished", found.get("error")
     assert [line.accuracy for line in lines_of(found["cells"])] == [100.0, 100.0]
     assert "--evaluate scored_net:score" in found["command"]
-    assert any(note.startswith("Accuracy on held-out examples") for note in notes_of(found))
+    assert any(note.startswith("Accuracy on held-out examples") for note in table_of(found, []).notes)
     assert found["plot"] == "comparison.png"

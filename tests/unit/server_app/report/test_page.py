@@ -19,7 +19,8 @@ from server_app.cli import cli
 from server_app.replay.request import Request
 from server_app.replay.stored import unmet_need
 from server_app.report.finish import finish
-from server_app.report.page import Page, Plot, Table, write_page
+from server_app.report.page import Page, Plot, write_page
+from server_app.report.tables import Table
 from server_app.settings.catalogue import catalogue
 from strategies.run.run_folder import RunFolder
 from strategies.run.stage import keep_outcome
@@ -107,7 +108,7 @@ def test_page_of_a_run_needs_no_other_file_and_no_network(page: tuple[Path, dict
 
 def test_texts_of_clients_are_escaped(tmp_path: Path) -> None:
     evil = "<script>alert('x')</script>"
-    table = Table(evil, [evil], [[evil]], note=evil)
+    table = Table(evil, [evil], [[evil]], notes=[evil])
     page = Page(evil, evil, evil, [(evil, evil)], [(evil, evil)], [evil], [table], [Plot(evil, "png", evil)], evil,
                 [(evil, evil)])  # fmt: skip
 

@@ -17,13 +17,9 @@ def test_no_number_and_no_name_is_cut_however_narrow_the_window_is(width: int, m
     monkeypatch.setattr(tables, "output_console", lambda: console)
     name = "20261122-134426-tally-870bfc"
 
-    tables.print_table(
-        ["run", "data and split", "accuracy, %"],
-        [[name, "digits by dirichlet", "85.60"]],
-        texts=2,
-        whole=1,
-        notes=["One."],
-    )
+    columns = ["run", "data and split", "accuracy, %"]
+    rows = [[name, "digits by dirichlet", "85.60"]]
+    tables.Table("Runs", columns, rows, texts=2, notes=["One."]).print(whole=1)
 
     lines = said.getvalue().splitlines()
     assert any(name in line and "85.60" in line for line in lines)
