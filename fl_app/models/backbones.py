@@ -153,7 +153,8 @@ def _of_torchvision(name: str, weights: Path, sha256: str) -> Backbone:
     with torch.device("meta"):  # checks the weights' names and shapes without a second copy of them
         _, last = _last_linear(_loaded(architecture, weights, assign=True))
     build = functools.partial(_beheaded, architecture, weights)
-    return Backbone(f"{name} (torchvision {torchvision.__version__})", last.in_features, build)
+    release = torchvision.__version__.partition("+")[0]  # builds for CPUs and for GPUs have the same nets
+    return Backbone(f"{name} (torchvision {release})", last.in_features, build)
 
 
 def _last_linear(net: nn.Module) -> tuple[str, nn.Linear]:

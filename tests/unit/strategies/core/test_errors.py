@@ -13,7 +13,7 @@ import torch
 from strategies.core.bounds import MOST, bounded, bounded_step
 from strategies.core.durable import read_facts, sealed, unsealed, write_facts
 from strategies.core.errors import OneShotError, StoreError, UploadError, printable
-from strategies.core.fingerprint import SIZE, difference, packed, short, unpacked
+from strategies.core.fingerprint import SIZE, check_fingerprint, difference, packed, short, unpacked
 
 
 def test_an_error_is_one_line_whatever_it_quotes() -> None:
@@ -69,6 +69,17 @@ def test_bytes_from_outside_are_told_in_a_short_line(data: bytes) -> None:
     assert "backbone: " in text
     assert "expected is tiny 1.0" in text
     assert len(text) < 400
+
+
+def test_a_backbone_of_another_build_of_its_package_is_the_same_and_of_another_release_is_not() -> None:
+    own, built, newer = (
+        packed({**FIELDS, "backbone": f"net (torchvision {of})"}) for of in ("1.0", "1.0+cu130", "1.1")
+    )
+    check_fingerprint(built, own)
+    check_fingerprint(own, built)
+    for told, expected in ((newer, own), (newer, built), (raw(b""), own)):
+        with pytest.raises(UploadError, match="its features come from another function"):
+            check_fingerprint(told, expected)
 
 
 # The bound on a client's change of the parameters, against medians by hand.
