@@ -73,7 +73,7 @@ docs: $(READY)  ## write the documentation as a site; open build/site/index.html
 		--requirement requirements-docs.lock
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
-outdated: $(READY)  ## compare the versions of constraints.txt with the newest ones
+outdated: $(BIN)/uv  ## compare the versions of constraints.txt with the newest ones
 	@mkdir -p build && grep '==' constraints.txt | sort >build/tested
 	@sed 's/==.*//' build/tested | $(BIN)/uv pip compile --quiet --no-deps --python-version 3.11 $(BARE) - | sort | \
 		diff --side-by-side --suppress-common-lines --width 80 build/tested - || true
@@ -87,7 +87,7 @@ clean:  ## remove .venv and what was built
 BARE := --no-header --no-annotate --no-emit-find-links
 COMPILE := pip compile --quiet --universal --python-version 3.11 --generate-hashes --constraint constraints.txt \
 	--no-annotate --no-emit-find-links --custom-compile-command 'make lock'
-lock: $(READY)  ## carry constraints.txt to the lock files and to Flower's app format; ARGS=--upgrade lifts other packages too
+lock: $(BIN)/uv  ## carry constraints.txt to the lock files and to Flower's app format; ARGS=--upgrade lifts other packages too
 	$(BIN)/uv $(COMPILE) $(ARGS) pyproject.toml --extra dev --no-emit-package torch --output-file requirements.lock
 	$(BIN)/uv $(COMPILE) $(ARGS) --group docs --constraint requirements.lock --output-file requirements-docs.lock
 	sed -E -i.bak '/^(nvidia|cuda|triton)/,/[^\]$$/d' requirements.lock
@@ -104,6 +104,10 @@ define solved
 	sed -E -i.bak '/^(nvidia|cuda|triton)/d' build/$@/packages.txt
 	$(MAKE) --no-print-directory unit VENV=build/$@ LOCKED='--requirement build/$@/packages.txt'
 endef
+
+# Flower brings uv. Where it is there, a changed version needs no other installation before the lock is written.
+$(BIN)/uv:
+	@$(MAKE) --no-print-directory $(READY)
 
 $(READY): pyproject.toml constraints.txt requirements.lock
 	@test -n "$(PYTHON)" || { echo "no Python 3.11 to 3.14 was found: install one, or name it: make run PYTHON=/path/to/python3"; exit 1; }
