@@ -96,18 +96,16 @@ class PowerCuts:
         for handle in self._kept.values():
             os.close(handle)
 
-    def folders(self, target: Path, *, most: int, moments: int = 0, last: bool = False) -> Iterator[Path]:
+    def folders(self, target: Path, *, most: int, last: bool = False) -> Iterator[Path]:
         """Make the folders that a power cut may leave, one after the other, all different.
 
         Args:
             target: Where they are made.
             most: Of each moment.
-            moments: So many of them, evenly spaced; 0 for all.
             last: Only those after the block.
         """
         rng, seen = random.Random(0), set()
-        step = max(1, -(-len(self.moments) // moments)) if moments else 1
-        for moment in self.moments[-1:] if last else self.moments[::step]:
+        for moment in self.moments[-1:] if last else self.moments:
             for chosen, held in moment.draw(most, rng):
                 tree = tuple(sorted(_paths(self._top, chosen, held)))
                 if tree not in seen:
