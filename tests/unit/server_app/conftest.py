@@ -26,6 +26,7 @@ from strategies.run.stage import StageReport
 
 # As little work as every method can do.
 TINY: dict[str, Any] = {
+    "steps": 4,
     "epochs": 2,
     "generator-steps": 2,
     "inversion-steps": 2,
