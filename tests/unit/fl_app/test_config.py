@@ -146,10 +146,8 @@ MODULES = ("server_app.launch.run_command", "server_app.app", "client_app.work")
     ("own", "spins", "kept"),
     [
         ({}, SPINS, KEPT),
-        ({"GOMP_SPINCOUNT": "7"}, "7", KEPT),
-        ({"OMP_WAIT_POLICY": "passive"}, None, KEPT),
-        ({"MALLOC_TRIM_THRESHOLD_": "9"}, SPINS, "9"),
-        ({"MALLOC_ARENA_MAX": "1"}, SPINS, None),
+        ({"GOMP_SPINCOUNT": "7", "MALLOC_TRIM_THRESHOLD_": "9"}, "7", "9"),
+        ({"OMP_WAIT_POLICY": "passive", "MALLOC_ARENA_MAX": "1"}, None, None),
     ],
 )
 def test_a_process_of_the_app_sets_what_its_environment_does_not(

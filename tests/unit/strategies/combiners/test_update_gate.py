@@ -189,6 +189,7 @@ def test_tally_distils_the_gated_pool_and_says_where_there_is_none() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_tally_reads_spanned_images_beside_the_noise_and_says_where_there_are_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -305,6 +305,7 @@ def test_eager_optimisers_step_as_torchs_and_tell_their_hooks(kind: Any, options
     assert issubclass(eager(kind), kind)
 
 
+@pytest.mark.slow
 def test_a_training_does_not_load_torchs_compiler() -> None:
     code = (
         "import sys, torch; from strategies.core.gpu import adam, sgd\n"

@@ -72,6 +72,7 @@ def test_a_block_restores_what_was_set_before_it_also_after_an_error(before: boo
         torch.set_flush_denormal(False)
 
 
+@pytest.mark.slow
 def test_all_threads_of_a_process_that_begins_with_it_take_subnormal_numbers_for_zero() -> None:
     code = textwrap.dedent("""
         import torch

@@ -129,6 +129,7 @@ METHODS_WITH_MEMBERS: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS_WITH_MEMBERS)
 def test_a_method_with_shards_ends_as_without(name: str) -> None:
     config, method = METHODS_WITH_MEMBERS[name], METHODS[name]
