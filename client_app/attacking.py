@@ -21,7 +21,7 @@ from strategies.core.errors import UploadError
 from strategies.core.seeds import generator
 
 
-def poisoned(data: ImageData, attack: AttackConfig, *, client: str, num_classes: int, seed: int) -> ImageData:
+def poison(data: ImageData, attack: AttackConfig, *, client: str, num_classes: int, seed: int) -> ImageData:
     """Return a client's training examples: its own, poisoned if it is an attacker of that kind.
 
     Args:
@@ -47,12 +47,12 @@ def poisoned(data: ImageData, attack: AttackConfig, *, client: str, num_classes:
     return ImageData(images, labels)
 
 
-def scaled(state: dict[str, torch.Tensor], factor: float) -> dict[str, torch.Tensor]:
+def scale_weights(state: dict[str, torch.Tensor], factor: float) -> dict[str, torch.Tensor]:
     """Return a state_dict whose floating-point values are multiplied by ``factor``; counters stay unchanged."""
     return {key: value * factor if value.is_floating_point() else value for key, value in state.items()}
 
 
-def last_layer_scaled(model: torch.nn.Module, factor: float) -> None:
+def scale_last_layer(model: torch.nn.Module, factor: float) -> None:
     """Multiply the weights and the bias of a model's last linear layer by ``factor``, in place.
 
     Raises:
@@ -63,7 +63,7 @@ def last_layer_scaled(model: torch.nn.Module, factor: float) -> None:
             parameter.mul_(factor)
 
 
-def claimed(trained: Trained, attack: AttackConfig, client: str) -> Trained:
+def exaggerate_claims(trained: Trained, attack: AttackConfig, client: str) -> Trained:
     """Return the facts that a client reports of its training: the true ones, unless it is an attacker that claims more.
 
     A claim is ``attack.factor`` times the true number of examples. ``claim`` multiplies the count of every class that
@@ -80,7 +80,7 @@ def claimed(trained: Trained, attack: AttackConfig, client: str) -> Trained:
     return replace(trained, num_examples=sum(counts), label_counts=counts)
 
 
-def copied(node: Node, config: AppConfig) -> Node:
+def choose_victim(node: Node, config: AppConfig) -> Node:
     """Return the client whose upload an attacker copies: the next honest one in cyclic order.
 
     Only a simulation permits it: there every client can read the examples of all, and is named after its own part.

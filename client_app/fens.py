@@ -102,12 +102,15 @@ class FensHalf:
         Raises:
             UploadError: The client trained on other numbers of examples per class.
         """
-        from client_app.attacking import claimed
+        from client_app.attacking import exaggerate_claims
 
         if (kept := self._kept(told)) is None:
             return
         trained = replace(kept[0], label_counts=own.label_counts)
-        if claimed(trained, self._config().attack, client_name(self.facts)).label_counts != kept[0].label_counts:
+        if (
+            exaggerate_claims(trained, self._config().attack, client_name(self.facts)).label_counts
+            != kept[0].label_counts
+        ):
             raise UploadError(
                 "the client's examples are others than at its upload, so its model may know those that it would hold "
                 "out: it takes no part in the rounds"

@@ -22,7 +22,7 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from client_app.attacking import poisoned
+from client_app.attacking import poison
 from client_app.keeping import Keep
 from client_app.label_counts import check_numbers_told
 from client_app.node import Asked, Node, refuse
@@ -32,9 +32,9 @@ from client_app.work import Own, State, augmentation_of, own_examples, reporter
 from fl_app.data import ImageData, normalize
 from fl_app.models import build
 from fl_app.models.blocks import cut
-from strategies.client.fusefl import Frozen, above, summed
+from strategies.client.fusefl import Frozen, above, sum_members
 from strategies.core.errors import UploadError
-from strategies.core.processor import subnormals_as_zero
+from strategies.core.processor import flush_subnormals
 from strategies.core.seeds import derive_seed, seeded_torch
 from strategies.statistics.gaussians import Gaussians
 
@@ -47,7 +47,7 @@ MOST_KEPT = 2**30  # bytes of outputs that are kept; more are computed in every 
 FROZEN = "frozen."  # before the stage and the names of received blocks, in what a client keeps
 
 
-@subnormals_as_zero()
+@flush_subnormals()
 def answer(config: AppConfig, node: Node, said: Mapping[str, Any], sent: State, *, max_mib: float = 0.0) -> State:
     """Return a client's answer to one question.
 
@@ -75,7 +75,7 @@ def answer(config: AppConfig, node: Node, said: Mapping[str, Any], sent: State, 
         raise UploadError(f"the client does not hold the model that it trained up to block {stage - 1} of this run")
     (trained, kept), own = below, own_examples(config, node, asked)
     classes = own.split.num_classes
-    data = poisoned(own.split.take(own.train), config.attack, client=node.client, num_classes=classes, seed=asked.seed)
+    data = poison(own.split.take(own.train), config.attack, client=node.client, num_classes=classes, seed=asked.seed)
     received = {**part_of(kept, FROZEN), **{f"{stage - 1}.{key}": value for key, value in sent.items()}}
     with seeded_torch(asked.seed, "fusefl", stage):
         model = build(node.architecture, num_classes=classes, input_shape=own.split.input_shape)
@@ -132,7 +132,7 @@ def _moments(config: AppConfig, node: Node, own: Own, data: ImageData, frozen: F
         UploadError: The client does not tell its label counts, which are part of them.
     """
     check_numbers_told(config.client, node.policy, what="the calibration: needs fusefl.calibrate=false")
-    parts = [summed(_joined(frozen, own, images), frozen.members) for images in torch.split(data.images, BATCH)]
+    parts = [sum_members(_joined(frozen, own, images), frozen.members) for images in torch.split(data.images, BATCH)]
     found = Gaussians.of(torch.cat(parts), data.labels, own.split.num_classes)
     return {"counts": found.counts, "means": found.means.float(), "covariances": found.covariances.float()}
 

@@ -15,12 +15,12 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from client_app.attacking import check_rounds, poisoned
+from client_app.attacking import check_rounds, poison
 from client_app.keeping import Trained
 from client_app.node import Asked, Node, refuse
 from client_app.training.local import hits, minimise
 from client_app.training.losses import loss_of
-from client_app.training.widened import widened
+from client_app.training.widened import widen
 from client_app.work import State, own_examples
 from fl_app.config import AppConfig, ClientConfig
 from fl_app.data import augment, normalize
@@ -29,11 +29,11 @@ from strategies.client.corrections import LocalUpdate
 from strategies.client.round_state import RoundState
 from strategies.core.clients import real_of
 from strategies.core.errors import UploadError
-from strategies.core.processor import subnormals_as_zero
+from strategies.core.processor import flush_subnormals
 from strategies.core.seeds import derive_seed, initial_torch
 
 
-@subnormals_as_zero()
+@flush_subnormals()
 def local_round(
     config: AppConfig, node: Node, asked: Asked, said: Mapping[str, Any], sent: Mapping[str, State]
 ) -> tuple[Trained, dict[str, State], dict[str, float]]:
@@ -62,9 +62,9 @@ def local_round(
     momentum = client.momentum if client.optimizer == "sgd" else 0.0
     update = LocalUpdate(model, said, sent, momentum=momentum, memory=memory, label_counts=own.label_counts)
     kind, classes = client.augmentation, split.num_classes
-    data = poisoned(split.take(own.train), config.attack, client=node.client, num_classes=classes, seed=asked.seed)
+    data = poison(split.take(own.train), config.attack, client=node.client, num_classes=classes, seed=asked.seed)
     criterion, kind = loss_of(client, data.labels), split.augmentation if kind == "data-set" else kind
-    forward = widened(model)
+    forward = widen(model)
 
     def objective(inputs: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         logits = forward(inputs)

@@ -18,7 +18,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
-from strategies.core.durable import atomic_write, read_facts, sealed, sha256_file
+from strategies.core.durable import atomic_write, read_facts, sha256_file, with_digest
 from strategies.core.errors import StoreError
 from strategies.core.places import check_round, forget_older_runs, is_ours, make_run_place, newest_first, run_place
 
@@ -114,7 +114,7 @@ class Keep:
         facts = {**asdict(trained), _WEIGHTS: hashlib.sha256(data).hexdigest()}
         facts |= {key: None for key in _MEASURED if not math.isfinite(facts[key])}  # JSON has no NaN and no infinity
         atomic_write(self._weights, data)
-        atomic_write(self._facts, json.dumps(sealed(facts)).encode())
+        atomic_write(self._facts, json.dumps(with_digest(facts)).encode())
         self._forget_older_rounds()
         forget_older_runs(self._folder)
 

@@ -18,7 +18,7 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from client_app.attacking import check_trains, claimed, copied, last_layer_scaled, poisoned, scaled
+from client_app.attacking import check_trains, choose_victim, exaggerate_claims, poison, scale_last_layer, scale_weights
 from client_app.keeping import Keep, Trained
 from client_app.label_counts import check_numbers_told
 from client_app.node import Asked, Node, check_question, refuse
@@ -41,7 +41,7 @@ from strategies.core.checkpoints import read_checkpoint
 from strategies.core.errors import UploadError
 from strategies.core.facts import STATISTICS, backbone_in, is_head, kind_of
 from strategies.core.places import expanded, state_root
-from strategies.core.processor import subnormals_as_zero
+from strategies.core.processor import flush_subnormals
 from strategies.core.seeds import derive_seed, generator, initial_torch, seeded_torch
 
 # The ranges of a client's activations on its own training examples, for INT8.
@@ -163,7 +163,7 @@ def _read(policy: NodePolicy, what: str, read: Read, positions: torch.Tensor) ->
         return read(positions)
 
 
-@subnormals_as_zero()
+@flush_subnormals()
 def trained_model(config: AppConfig, node: Node, asked: Asked, start: State) -> tuple[Trained | None, State]:
     """Return the model that a client sends: pretrained, kept from an earlier request, or trained now.
 
@@ -234,7 +234,7 @@ def _made(config: AppConfig, node: Node, asked: Asked, start: State) -> tuple[Tr
     """Return the model that a client trains, or copies if it is an attacker of that kind."""
     if config.attack.of(node.client) != "copy":
         return _train(config, node, asked, start)
-    trained, state = _train(config, copied(node, config), asked, start)
+    trained, state = _train(config, choose_victim(node, config), asked, start)
     own = own_examples(config, node, asked)
     return replace(trained, num_examples=len(own.train), label_counts=own.label_counts), state
 
@@ -245,7 +245,7 @@ def _train(config: AppConfig, node: Node, asked: Asked, start: State) -> tuple[T
     if _sends_sums(node, asked):
         check_enough(len(own.train), config.features.min_examples, node.client)
     split, classes = own.split, own.split.num_classes
-    data = poisoned(split.take(own.train), config.attack, client=node.client, num_classes=classes, seed=asked.seed)
+    data = poison(split.take(own.train), config.attack, client=node.client, num_classes=classes, seed=asked.seed)
     model, last, epsilon = _started(config, node, asked, split), UNTOLD, None
     how: dict[str, Any] = {
         "normalization": split.normalization,
@@ -260,9 +260,9 @@ def _train(config: AppConfig, node: Node, asked: Asked, start: State) -> tuple[T
             seed = derive_seed(asked.seed, "client", node.client, asked.server_round)
             last = task.train(model, data, node.training(config.client), seed=seed, **how)
     if attack == "scale":
-        model.load_state_dict(scaled(model.state_dict(), config.attack.factor))
+        model.load_state_dict(scale_weights(model.state_dict(), config.attack.factor))
     elif attack == "last-layer":
-        last_layer_scaled(model, config.attack.factor)
+        scale_last_layer(model, config.attack.factor)
     name = uploaded_name(asked.task, node.architecture)
     calibrates = asked.calibrate and task.calibrates
     ranges = activation_ranges(model, data, split.normalization, seed=asked.seed) if calibrates else None
@@ -270,7 +270,7 @@ def _train(config: AppConfig, node: Node, asked: Asked, start: State) -> tuple[T
     if isinstance(model, ClientSums):  # an example without features is not in the sums
         size, counts = model.examples, counts if config.privacy.on else model.label_counts
     trained = Trained(name, size, counts, last.loss, last.accuracy, ranges, epsilon)
-    return claimed(trained, config.attack, node.client), model.state_dict()
+    return exaggerate_claims(trained, config.attack, node.client), model.state_dict()
 
 
 def _sends_sums(node: Node, asked: Asked) -> bool:

@@ -151,10 +151,10 @@ def together(releases: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
     epsilon, delta = (math.fsum(row[key] for row in others) for key in BUDGET)
     if not gaussian:
         return epsilon, delta
-    from strategies.statistics.privacy import spent  # late: it imports torch
+    from strategies.statistics.privacy import spent_epsilon  # late: it imports torch
 
     least = min(row["delta"] for row in gaussian)
-    return epsilon + spent([row["mu"] for row in gaussian], least), delta + least
+    return epsilon + spent_epsilon([row["mu"] for row in gaussian], least), delta + least
 
 
 def _limits(privacy: PrivacyConfig, policy: NodePolicy) -> dict[str, tuple[str, float]]:
@@ -169,13 +169,13 @@ def _epsilon_left(before: Sequence[Mapping[str, Any]], asked: Mapping[str, float
     """Return the largest epsilon that an upload of the kind that is asked for may have."""
     if "mu" not in asked:
         return most - together(before)[0]
-    from strategies.statistics.privacy import noise_for, spent
+    from strategies.statistics.privacy import noise_for, spent_epsilon
 
     gaussian = [row for row in before if "mu" in row]
     room = most - together([row for row in before if "mu" not in row])[0]
     delta = min(row["delta"] for row in [*gaussian, asked])
     square = noise_for(room, delta) ** -2 - math.fsum(row["mu"] ** 2 for row in gaussian) if room > 0 else 0.0
-    return spent([math.sqrt(square)], asked["delta"]) if square > 0 else 0.0
+    return spent_epsilon([math.sqrt(square)], asked["delta"]) if square > 0 else 0.0
 
 
 def _is_release(row: object) -> bool:

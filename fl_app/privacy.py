@@ -69,9 +69,9 @@ class PrivacyConfig:
     @property
     def noise(self) -> float:
         """The deviation of the noise that the budget demands of sums of features; 0 without a budget."""
-        from strategies.statistics.privacy import deviation  # late: it imports torch
+        from strategies.statistics.privacy import noise_std  # late: it imports torch
 
-        return deviation(self.epsilon, self.delta)
+        return noise_std(self.epsilon, self.delta)
 
     @property
     def mu(self) -> float:

@@ -26,8 +26,8 @@ from server_app.settings.read import Settings, read_settings, scaled_line
 from server_app.settings.settled import check_adopted, check_same_run
 from strategies.core.durable import store_errors
 from strategies.core.errors import ComputeError, OneShotError, StoreError
-from strategies.core.processor import subnormals_as_zero
-from strategies.flower.run import say
+from strategies.core.processor import flush_subnormals
+from strategies.flower.run import log_info
 from strategies.run.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def main(grid: Grid, context: Context) -> None:
         raise
 
 
-@subnormals_as_zero()
+@flush_subnormals()
 def _run(grid: Grid, given: dict[str, Any]) -> None:
     began = time.monotonic()
     settings = read_settings(given)
@@ -55,7 +55,7 @@ def _run(grid: Grid, given: dict[str, Any]) -> None:
     if not settings.app.resume:  # a resumed run has its copies already
         check_adopted(settings, int(os.environ.get(SUPERNODES_VARIABLE, 0)))
     if settings.scaled:
-        say(f"scaled: {scaled_line(settings.scaled)}")
+        log_info(f"scaled: {scaled_line(settings.scaled)}")
     if warning := attack_line(settings.app.attack):
         log(WARNING, "%s", warning)
     images, split = held_out(settings)
@@ -72,10 +72,10 @@ def _run(grid: Grid, given: dict[str, Any]) -> None:
             strategy.start(grid, timeout=settings.app.deadline_s)
             with RunFolder.open(folder.path) as finished, store_errors(folder.path):
                 seconds = {**strategy.account.seconds, "app": time.monotonic() - began}
-                result = finish(finished, settings, strategy.report, images, seconds=seconds, log=say)
+                result = finish(finished, settings, strategy.report, images, seconds=seconds, log=log_info)
     if SUPERNODES_VARIABLE not in os.environ:  # `oneshot run` prints the table itself
         for line in table_lines(result):
-            say(line)
+            log_info(line)
 
 
 @contextmanager
@@ -85,7 +85,7 @@ def _resumable(strategy: OneShot | Iterative, settings: Settings) -> Iterator[No
     deployed = SUPERNODES_VARIABLE not in os.environ  # `oneshot run` prints the command itself
     if deployed:
         leave_resume_file(folder, settings.flat)
-        say(f"if this run is interrupted, resume it with: {how_to_go_on(folder)}")
+        log_info(f"if this run is interrupted, resume it with: {how_to_go_on(folder)}")
     try:
         yield
     except OneShotError as error:

@@ -139,10 +139,12 @@ def replay(
         method = str(overrides.pop("method", ""))
         check_run_folder(folder)
         from server_app.launch.result import print_result
-        from server_app.replay.request import Request
+        from server_app.replay.request import ReplayRequest
         from server_app.replay.stored import replay_run
 
-        request = Request(folder, method, overrides, resume=resume, compute=compute, model=model, evaluate=evaluate)
+        request = ReplayRequest(
+            folder, method, overrides, resume=resume, compute=compute, model=model, evaluate=evaluate
+        )
         with progress_bar(format):
             result = replay_run(request, log=lambda line: say(line, format))
         print_result(result, format)
@@ -265,9 +267,9 @@ def import_folder(
         switch_on()
     with errors(format):
         given = settings_of(settings)
-        from server_app.replay.imports import Request, import_checkpoints, import_lines
+        from server_app.replay.imports import ImportRequest, import_checkpoints, import_lines
 
-        request = Request(folder, architecture, given, map, out, skip_bad)
+        request = ReplayRequest(folder, architecture, given, map, out, skip_bad)
         result = import_checkpoints(request, log=lambda line: say(line, format))
     typer.echo(json.dumps(result) if format == "json" else "\n".join(import_lines(result)))
 

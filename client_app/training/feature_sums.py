@@ -15,8 +15,8 @@ from fl_app.models.features import FeatureFunction
 from fl_app.privacy import PrivacyConfig
 from strategies.core.errors import UploadError
 from strategies.core.facts import GRAM
-from strategies.statistics.moments import Moments
-from strategies.statistics.privacy import released
+from strategies.statistics.moments import FeatureMoments
+from strategies.statistics.privacy import release_sums
 from strategies.statistics.sums import Statistics
 from strategies.statistics.uploaded import FeatureSums, examples_of
 
@@ -90,7 +90,7 @@ def add_up_privately(
     if model.second != (GRAM,):
         raise UploadError("the server asks for sums of squares: must be Gram matrices alone with privacy.epsilon")
     exact = Statistics.of(_features(model, data, normalization), *model.get_buffer("sums").shape)
-    model.fill(released(exact, privacy.epsilon, privacy.delta), noise=privacy.noise)
+    model.fill(release_sums(exact, privacy.epsilon, privacy.delta), noise=privacy.noise)
     return privacy.epsilon
 
 
@@ -105,7 +105,7 @@ def check_enough(examples: int, least: int, client: str) -> None:
         raise UploadError(f"it has fewer examples than 'features.min-examples', {least}, so it sends nothing")
 
 
-def _sums(model: ClientSums, data: ImageData, normalization: Normalization) -> list[Statistics | Moments]:
+def _sums(model: ClientSums, data: ImageData, normalization: Normalization) -> list[Statistics | FeatureMoments]:
     """Add up all features in one pass.
 
     Raises:

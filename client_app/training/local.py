@@ -16,13 +16,13 @@ import torch
 from torch import nn
 
 from client_app.training.losses import loss_of, sharpen
-from client_app.training.widened import widened
+from client_app.training.widened import widen
 from fl_app.config import ClientConfig
 from fl_app.data import ImageData, Normalization, augment, normalize
 from strategies.core.errors import DataError
 from strategies.core.gpu import Graphed, adam, has_hooks, resolve_device, sgd
 from strategies.core.layout import fast_layout, tensors_of
-from strategies.core.processor import kept_memory
+from strategies.core.processor import keep_freed_memory
 from strategies.core.seeds import derive_seed, seeded_torch
 
 
@@ -68,7 +68,7 @@ def train(
     """
     device = resolve_device(config.device, "'client.device', or the node's own 'device',")
     data = ImageData(data.images.to(device), data.labels.to(device))
-    forward = widened(model) if device == "cpu" else model.to(device)
+    forward = widen(model) if device == "cpu" else model.to(device)
     criterion = loss_of(config, data.labels)
 
     def objective(inputs: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -147,7 +147,7 @@ def minimise(
     fast_layout(model, data.images[:2].float())
     model.train()
     epoch = Epoch(0, float("nan"), 0.0)
-    with seeded_torch(seed, "dropout"), kept_memory():
+    with seeded_torch(seed, "dropout"), keep_freed_memory():
         for number, length in enumerate(lengths, start=1):
             forget_momentum(optimizer, config, number)
             order = torch.randperm(len(data.labels), generator=generator).to(data.labels.device)

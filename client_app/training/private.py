@@ -3,7 +3,7 @@
 Paper: Abadi et al., Deep Learning with Differential Privacy, CCS 2016, https://arxiv.org/abs/1607.00133, Algorithm 1.
 Symbols: q = L / N -> Plan.rate; sigma -> Plan.noise; C -> privacy.clip; T -> Plan.steps; L -> the mean batch size.
 Where: Algorithm 1 -> train; one step -> _private_gradient; the accountant -> plan_of.
-Deviations: opacus computes the gradients of single examples, clips them (GradSampleModule, DPOptimizer), and accounts
+Deviations: opacus computes per-sample gradients, clips them (GradSampleModule, DPOptimizer), and accounts
     by Renyi differential privacy (Mironov 2017; Mironov, Talwar, Zhang 2019). Its bound is tighter than the paper's
     moments. SGD with momentum, or Adam, steps on the noisy gradient, which is post-processing.
 
@@ -39,13 +39,13 @@ from strategies.core.seeds import system_normal, system_uniform
 
 # Orders of Renyi divergence beyond opacus' own. With those, up to 63, no noise meets epsilon = log(1 / delta) / 63.
 HIGH_ORDERS = (64, 80, 96, 128, 192, 256, 384, 512, 768, 1024)
-UNKNOWN = "privacy.epsilon: opacus cannot compute the gradients of single examples of this model"
-# Bytes: the most memory for gradients of single examples at once.
-HELD = 2**28
+UNKNOWN = "privacy.epsilon: opacus cannot compute per-sample gradients of this model"
+# Bytes: the most memory for per-sample gradients at once.
+MAX_GRAD_BYTES = 2**28
 
 
 @dataclass(frozen=True)
-class Plan:
+class PrivacyPlan:
     """How a training spends its privacy budget.
 
     Attributes:
@@ -63,7 +63,7 @@ class Plan:
     epsilon: float
 
 
-def plan_of(privacy: PrivacyConfig, config: ClientConfig, size: int) -> Plan:
+def plan_privacy(privacy: PrivacyConfig, config: ClientConfig, size: int) -> PrivacyPlan:
     """Return how a client spends its privacy budget.
 
     Args:
@@ -83,7 +83,7 @@ def plan_of(privacy: PrivacyConfig, config: ClientConfig, size: int) -> Plan:
             f"privacy.delta is {privacy.delta:g}: must be less than 1 / {size}, the client's number of examples"
         )
     batch, steps = min(config.batch_size, size), sum(epoch_lengths(config, size))
-    return Plan(batch / size, steps, batch, *_noise(privacy.epsilon, privacy.delta, batch / size, steps))
+    return PrivacyPlan(batch / size, steps, batch, *_noise(privacy.epsilon, privacy.delta, batch / size, steps))
 
 
 @cache
@@ -141,13 +141,13 @@ def train(
     """
     if mixes_examples(model):
         raise UploadError("privacy.epsilon: the model must have no batch normalisation, by which examples interact")
-    plan = plan_of(privacy, config, len(data.labels))
+    plan = plan_privacy(privacy, config, len(data.labels))
     from opacus.optimizers import DPOptimizer
 
     base = optimizer_of(model, config)
     lengths = epoch_lengths(config, len(data.labels))
     cosine = schedule_of(base, config, len(lengths))
-    module = _by_example(model)
+    module = _with_per_sample_gradients(model)
     # opacus only clips and sums; _private_gradient adds the noise and divides.
     clipping = DPOptimizer(
         base, noise_multiplier=0.0, max_grad_norm=privacy.clip, expected_batch_size=None, loss_reduction="sum"
@@ -158,7 +158,7 @@ def train(
         return normalize(augment(images, augmentation, drawn), *normalization)
 
     model.train()
-    with torch.random.fork_rng(devices=[]), hooked(model), _same_buffers(model):
+    with torch.random.fork_rng(devices=[]), prepare_for_hooks(model), _same_buffers(model):
         _try_out(module, clipping.params, prepare(_random_examples(data.images)))
         for number, length in enumerate(lengths, start=1):
             forget_momentum(base, config, number)
@@ -176,7 +176,7 @@ def train(
 
 
 @contextmanager
-def hooked(model: nn.Module) -> Iterator[None]:
+def prepare_for_hooks(model: nn.Module) -> Iterator[None]:
     """Switch in-place activations off, because opacus' hooks need each layer's output."""
     overwriting = [module for module in model.modules() if getattr(module, "inplace", False) is True]
     for module in overwriting:
@@ -196,7 +196,7 @@ def _private_gradient(
     data: ImageData,
     *,
     prepare: Callable[[torch.Tensor], torch.Tensor],
-    plan: Plan,
+    plan: PrivacyPlan,
 ) -> None:
     """Draw a batch [b], b perhaps 0, and set every parameter's gradient to ``(sum_i clip(g_i) + sigma C z) / L``.
 
@@ -211,9 +211,9 @@ def _private_gradient(
     for parameter in parameters:
         parameter.summed_grad = torch.zeros_like(parameter)
     chosen = (system_uniform(len(data.labels)) <= plan.rate).nonzero().flatten()
-    most = max(1, HELD // (4 * sum(parameter.numel() for parameter in parameters)))
+    most = max(1, MAX_GRAD_BYTES // (4 * sum(parameter.numel() for parameter in parameters)))
     for part in torch.split(chosen, most) if len(chosen) else ():
-        _of_examples(module, parameters, prepare(data.images[part]), data.labels[part])
+        _set_per_sample_gradients(module, parameters, prepare(data.images[part]), data.labels[part])
         for parameter in parameters:  # NaN and infinity cannot be clipped, and no noise would hide them in the sum
             parameter.grad_sample.nan_to_num_(0.0, 0.0, 0.0)
         clipping.clip_and_accumulate()
@@ -224,8 +224,8 @@ def _private_gradient(
         parameter.grad_sample = parameter.summed_grad = None
 
 
-def _by_example(model: nn.Module) -> Any:
-    """Return the model as opacus' module, which computes the gradients of single examples."""
+def _with_per_sample_gradients(model: nn.Module) -> Any:
+    """Return the model as opacus' module, which computes per-sample gradients."""
     from opacus import GradSampleModule
 
     try:
@@ -234,7 +234,9 @@ def _by_example(model: nn.Module) -> Any:
         raise UploadError(f"{UNKNOWN}: {one_line(error)}") from error
 
 
-def _of_examples(module: nn.Module, parameters: list[Any], inputs: torch.Tensor, labels: torch.Tensor) -> None:
+def _set_per_sample_gradients(
+    module: nn.Module, parameters: list[Any], inputs: torch.Tensor, labels: torch.Tensor
+) -> None:
     """Set every parameter's ``grad`` and its ``grad_sample`` [b, ...]; zeros where it has no part in the answer."""
     for parameter in parameters:
         parameter.grad = parameter.grad_sample = None
@@ -255,14 +257,14 @@ def _random_examples(images: torch.Tensor) -> torch.Tensor:
 
 
 def _try_out(module: nn.Module, parameters: list[Any], inputs: torch.Tensor) -> None:
-    """Refuse a model whose gradients of single examples opacus misses, or with statistics of them, by two examples.
+    """Refuse a model whose per-sample gradients opacus misses, or with statistics of them, by two examples.
 
     Raises:
         UploadError: It fails, the gradients do not add up to that of the sum, or a buffer changes.
     """
     try:
         with _same_buffers(module):
-            _of_examples(module, parameters, inputs, torch.zeros(2, dtype=torch.int64))
+            _set_per_sample_gradients(module, parameters, inputs, torch.zeros(2, dtype=torch.int64))
         if any(parameter.grad_sample is None for parameter in parameters):
             raise ValueError("a function reads a layer's weights in place of the layer")
         for parameter in parameters:

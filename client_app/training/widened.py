@@ -19,7 +19,7 @@ REGISTERS = {"AVX2": 8}
 _CHANNELWISE = (nn.MaxPool2d, nn.AvgPool2d, nn.ReLU)
 
 
-def widened(model: nn.Module) -> Callable[[Tensor], Tensor]:
+def widen(model: nn.Module) -> Callable[[Tensor], Tensor]:
     """Return the model's function, in which neighbouring convolutions exchange as many channels as fill a register.
 
     The kernels of convolutions and pooling treat a register of channels at a time. LeNet-5's six channels leave a

@@ -21,7 +21,7 @@ DAMAGE = (RuntimeError, OSError, ValueError, TypeError, AssertionError, EOFError
 
 
 @dataclass(frozen=True)
-class Known:
+class TorchvisionSet:
     """A data set of torchvision.
 
     Attributes:
@@ -50,20 +50,20 @@ class Known:
 CLOTHES = "T-shirt/top trouser pullover dress coat sandal shirt sneaker bag ankle-boot"
 THINGS = "airplane automobile bird cat deer dog frog horse ship truck"
 
-KNOWN: Mapping[str, Known] = {
-    "mnist": Known("MNIST", "MNIST", *PIXELS["mnist"], channels=1),
-    "fashion-mnist": Known(
+KNOWN: Mapping[str, TorchvisionSet] = {
+    "mnist": TorchvisionSet("MNIST", "MNIST", *PIXELS["mnist"], channels=1),
+    "fashion-mnist": TorchvisionSet(
         "FashionMNIST", "FashionMNIST", *PIXELS["fashion-mnist"], channels=1, classes=(*CLOTHES.split(),)
     ),
-    "svhn": Known("SVHN", "{split}_32x32.mat", *PIXELS["svhn"]),
-    "cifar10": Known(
+    "svhn": TorchvisionSet("SVHN", "{split}_32x32.mat", *PIXELS["svhn"]),
+    "cifar10": TorchvisionSet(
         "CIFAR10",
         "cifar-10-batches-py",
         *PIXELS["cifar10"],
         augmentation="crop-flip",
         classes=(*THINGS.split(),),
     ),
-    "cifar100": Known(
+    "cifar100": TorchvisionSet(
         "CIFAR100",
         "cifar-100-python",
         *PIXELS["cifar100"],
@@ -121,7 +121,7 @@ def _obtain(name: str, split: str, root: Path, *, download: bool) -> None:
     )
 
 
-def _download(known: Known, split: str, root: Path) -> None:
+def _download(known: TorchvisionSet, split: str, root: Path) -> None:
     """Download beside the target and move it there whole, so that no other process sees half a set."""
     place = known.place.format(split=split)
     root.mkdir(parents=True, exist_ok=True)
@@ -135,7 +135,7 @@ def _download(known: Known, split: str, root: Path) -> None:
                 raise
 
 
-def _read(known: Known, split: str, root: Path) -> tuple[torch.Tensor, torch.Tensor]:
+def _read(known: TorchvisionSet, split: str, root: Path) -> tuple[torch.Tensor, torch.Tensor]:
     """Return uint8 images [N, ch, H, W] and int64 labels [N] as stored on disk.
 
     Raises:
@@ -158,12 +158,12 @@ def _read(known: Known, split: str, root: Path) -> tuple[torch.Tensor, torch.Ten
     return images, labels
 
 
-def _construct(known: Known, split: str, root: Path, *, download: bool) -> Any:
+def _construct(known: TorchvisionSet, split: str, root: Path, *, download: bool) -> Any:
     from fl_app.vision import torchvision
 
     half = {"split": split} if known.factory == "SVHN" else {"train": split == "train"}
     return getattr(torchvision.datasets, known.factory)(str(root), download=download, **half)
 
 
-def _arguments(known: Known, split: str) -> str:
+def _arguments(known: TorchvisionSet, split: str) -> str:
     return f"root, split={split!r}" if known.factory == "SVHN" else "root"

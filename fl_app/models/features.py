@@ -16,10 +16,10 @@ from torch import nn
 
 from strategies.core.errors import OptionError
 from strategies.core.facts import GRAM, SQUARES, holds_images
-from strategies.core.fingerprint import PROBE, packed
+from strategies.core.fingerprint import PROBE, encode_fingerprint
 from strategies.core.seeds import derive_seed, seeded_torch
 from strategies.statistics.maps import ReluMap
-from strategies.statistics.privacy import normalised
+from strategies.statistics.privacy import normalize_features
 from strategies.statistics.sums import projection
 from strategies.statistics.uploaded import FeatureSums
 
@@ -202,7 +202,7 @@ class FeatureFunction:
     @property
     def fingerprint(self) -> torch.Tensor:
         """The fields as they travel, uint8 [1024]."""
-        return packed(self.fields)
+        return encode_fingerprint(self.fields)
 
     @property
     def probe(self) -> torch.Tensor:
@@ -337,8 +337,8 @@ class Extractor(nn.Module):
     def finished(self, pooled: torch.Tensor) -> torch.Tensor:
         """Map the backbone's features to those of the function: projected, mapped, of norm 1, in float64."""
         precise = pooled.double()
-        unit = normalised(precise if self._projection is None else precise @ self._projection)
-        return unit if self._map is None else normalised(self._map(unit))
+        unit = normalize_features(precise if self._projection is None else precise @ self._projection)
+        return unit if self._map is None else normalize_features(self._map(unit))
 
     def _batch(self, images: torch.Tensor) -> torch.Tensor:
         if self._texts:

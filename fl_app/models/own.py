@@ -11,7 +11,7 @@ from torch import nn
 
 from fl_app.project import FAILURES, called, function_of, one_line
 from strategies.core.errors import OptionError
-from strategies.core.facts import tried
+from strategies.core.facts import run_on_blanks
 from strategies.core.seeds import seeded_torch
 
 Shape = tuple[int, int, int]
@@ -57,7 +57,7 @@ class OwnArchitecture:
         with seeded_torch(0, "check"), torch.no_grad():
             model = self().eval()
             try:
-                found = tried(model, self.input_shape)
+                found = run_on_blanks(model, self.input_shape)
             except FAILURES as error:
                 reason = one_line(error)
                 raise OptionError(f"{what} does not take examples of shape {self.input_shape}: {reason}") from error

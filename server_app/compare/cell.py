@@ -21,7 +21,7 @@ from statistics import fmean
 from typing import Any
 
 from server_app.launch.guard import TOKEN_KEY
-from server_app.replay.request import Request
+from server_app.replay.request import ReplayRequest
 from server_app.replay.stored import replay_run
 from server_app.report.communication import cost_of_uploads, own_names
 from server_app.settings.choices import CHOICES
@@ -209,11 +209,11 @@ class Cell:
         """Whether an earlier process has begun it."""
         return is_run_folder(self.folder)
 
-    def request(self) -> Request:
+    def request(self) -> ReplayRequest:
         """Return the replay, which resumes if it has begun."""
         overrides = {**self.overrides, "seed": self.seed}
         resume = self.folder if self.begun else None
-        return Request(
+        return ReplayRequest(
             self.run,
             self.method,
             overrides,

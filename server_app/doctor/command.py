@@ -12,7 +12,7 @@ import typer
 from server_app.launch.console import Format, errors
 
 if TYPE_CHECKING:
-    from server_app.doctor.findings import Check, Finding
+    from server_app.doctor.findings import Check, DoctorFinding
     from server_app.doctor.node import NodeConfig
     from server_app.settings.read import Settings
 
@@ -115,7 +115,7 @@ def _machine_checks(role: str) -> list[Check]:
     ]
 
 
-def _server_models(settings: Settings, clients: int) -> Iterator[Finding]:
+def _server_models(settings: Settings, clients: int) -> Iterator[DoctorFinding]:
     """Check the run's models, and the room for their uploads."""
     from server_app.doctor import data, disk
 
@@ -128,7 +128,7 @@ def _server_models(settings: Settings, clients: int) -> Iterator[Finding]:
     yield from disk.run_folder(settings.app.run_dir, uploads, max(sizes.values()))
 
 
-def _node_model(settings: Settings, own: NodeConfig) -> Iterator[Finding]:
+def _node_model(settings: Settings, own: NodeConfig) -> Iterator[DoctorFinding]:
     """Check a node's model, its limits and budget, and the room for its files."""
     from server_app.doctor import data, disk
 
@@ -143,10 +143,10 @@ def _node_model(settings: Settings, own: NodeConfig) -> Iterator[Finding]:
     yield from own.budget()
 
 
-def _not_given(check: str, fix: str) -> Iterator[Finding]:
-    from server_app.doctor.findings import Finding
+def _not_given(check: str, fix: str) -> Iterator[DoctorFinding]:
+    from server_app.doctor.findings import DoctorFinding
 
-    yield Finding("skipped", check, "not given", fix=fix)
+    yield DoctorFinding("skipped", check, "not given", fix=fix)
 
 
 def _settings(given: Sequence[str] | None) -> Settings:

@@ -13,7 +13,7 @@ from fl_app.data import Split, data_root, open_data
 from fl_app.division import own_positions
 from fl_app.models.features import FeatureFunction, as_read
 from fl_app.models.uploaded import model_builders
-from server_app.doctor.findings import Finding
+from server_app.doctor.findings import DoctorFinding
 from server_app.doctor.node import NodeConfig
 from server_app.settings.read import Settings
 from strategies.core.checkpoints import read_checkpoint
@@ -36,7 +36,7 @@ def opened(settings: Settings, half: str, root: str | None = None) -> Split:
     return as_read(found, settings.app.features)
 
 
-def server_data(settings: Settings) -> Iterator[Finding]:
+def server_data(settings: Settings) -> Iterator[DoctorFinding]:
     """Open the test half of the data set, on which the server evaluates, and read some of it."""
     name = f"data {settings.app.data.name}, test half"
     yield from _readable(settings, "test", name)
@@ -44,19 +44,21 @@ def server_data(settings: Settings) -> Iterator[Finding]:
         yield from _readable(settings, "train", f"data {settings.app.data.name}, the server's share")
 
 
-def node_data(settings: Settings, node: NodeConfig) -> Iterator[Finding]:
+def node_data(settings: Settings, node: NodeConfig) -> Iterator[DoctorFinding]:
     """Open the training half of the node's data set, count the node's own part and read some of it."""
     name = f"data {settings.app.data.name}, training half"
     if node.facts.get("checkpoint") and not node.has_data:
-        yield Finding("skipped", name, "this node uploads a checkpoint and has no data")
+        yield DoctorFinding("skipped", name, "this node uploads a checkpoint and has no data")
         return
     yield from _readable(settings, "train", name, node)
 
 
-def architectures(names: tuple[str, ...], split: Split | None, settings: Settings) -> Iterator[Finding]:
+def architectures(names: tuple[str, ...], split: Split | None, settings: Settings) -> Iterator[DoctorFinding]:
     """Check that these architectures are known, and that they take the data set's examples."""
     if split is None:
-        yield Finding("skipped", "architectures", "unknown shape of the examples, because the data cannot be read")
+        yield DoctorFinding(
+            "skipped", "architectures", "unknown shape of the examples, because the data cannot be read"
+        )
         return
     for name in dict.fromkeys(names):
         check = f"architecture {name}"
@@ -64,16 +66,16 @@ def architectures(names: tuple[str, ...], split: Split | None, settings: Setting
         try:
             known = _known(split, name, settings)
         except OptionError as error:
-            yield Finding("error", check, str(error), shape, "correct the code, or the setting that names it")
+            yield DoctorFinding("error", check, str(error), shape, "correct the code, or the setting that names it")
             continue
         if name in known:
-            yield Finding("ok", check, f"known to the server; takes {shape}")
+            yield DoctorFinding("ok", check, f"known to the server; takes {shape}")
         else:
             fix = f"set model.name (or the node's architecture) to one of {', '.join(known)}"
-            yield Finding("error", check, "not in the zoo, or it does not take such examples", shape, fix)
+            yield DoctorFinding("error", check, "not in the zoo, or it does not take such examples", shape, fix)
 
 
-def checkpoint(path: Path, architecture: str, split: Split | None, settings: Settings) -> Iterator[Finding]:
+def checkpoint(path: Path, architecture: str, split: Split | None, settings: Settings) -> Iterator[DoctorFinding]:
     """Read a node's checkpoint, and compare it with its declared architecture.
 
     Args:
@@ -86,28 +88,30 @@ def checkpoint(path: Path, architecture: str, split: Split | None, settings: Set
     try:
         state = read_checkpoint(path)
     except UploadError as error:
-        yield Finding("error", name, str(error), fix="put the file there, or name it in the node's config (checkpoint)")
+        yield DoctorFinding(
+            "error", name, str(error), fix="put the file there, or name it in the node's config (checkpoint)"
+        )
         return
     size = sum(value.nbytes for value in state.values()) / 2**20
     if split is None:
         fix = "give the data set's settings by --run-config, or the data's folder, to compare it with its architecture"
         found = f"{path}: {len(state)} tensors, {size:.1f} MiB; not compared with {architecture}"
-        yield Finding("skipped", name, found, fix=fix)
+        yield DoctorFinding("skipped", name, found, fix=fix)
         return
     known: dict[str, Callable[[], nn.Module]] = {}
     with suppress(OptionError):  # the check of the architectures has the line
         known = _known(split, architecture, settings)
     if architecture not in known:
-        yield Finding("skipped", name, f"{path}: {len(state)} tensors, {size:.1f} MiB; unknown {architecture!r}")
+        yield DoctorFinding("skipped", name, f"{path}: {len(state)} tensors, {size:.1f} MiB; unknown {architecture!r}")
         return
     facts, form = UploadFacts("", architecture), tensor_form("its tensors", exact=True)
     try:
         check_upload(state, facts, Signatures(known)[architecture], form)
     except UploadError as error:
         fix = f"name its true architecture (architecture), or a checkpoint of {architecture} for this data set"
-        yield Finding("error", name, f"{path}: {error}", "a model that the server accepts", fix)
+        yield DoctorFinding("error", name, f"{path}: {error}", "a model that the server accepts", fix)
     else:
-        yield Finding("ok", name, f"{path}: {len(state)} tensors, {size:.1f} MiB, fit {architecture}")
+        yield DoctorFinding("ok", name, f"{path}: {len(state)} tensors, {size:.1f} MiB, fit {architecture}")
 
 
 def model_bytes(split: Split, names: tuple[str, ...], settings: Settings) -> dict[str, int]:
@@ -136,7 +140,7 @@ def upload_bytes(signature: Signature) -> int:
     return sum(prod(shape) * getattr(torch, dtype).itemsize for shape, dtype in signature.values())
 
 
-def _readable(settings: Settings, half: str, name: str, node: NodeConfig | None = None) -> Iterator[Finding]:
+def _readable(settings: Settings, half: str, name: str, node: NodeConfig | None = None) -> Iterator[DoctorFinding]:
     root = settings.app.data.root if node is None else node.data_root(settings.app.data.root)
     where = data_root(root)
     key = "data-root in the node's config" if node is not None else "data.root by --run-config"
@@ -149,13 +153,13 @@ def _readable(settings: Settings, half: str, name: str, node: NodeConfig | None 
             positions = own_positions(split, settings.app, partition_id=part, num_partitions=parts).tolist()
         split.take(positions[:_TRIED])
     except (DataError, OptionError) as error:
-        yield Finding("error", name, str(error), f"the data set, under {where}", fix)
+        yield DoctorFinding("error", name, str(error), f"the data set, under {where}", fix)
         return
     count = f"{len(split.labels)} examples of {split.num_classes} classes"
     if node is not None:
         count = f"{len(positions)} of {count} are this node's"
     place = "embedded in scikit-learn" if settings.app.data.name == "digits" else f"under {where}"
-    yield Finding("ok", name, f"{count}, {place}")
+    yield DoctorFinding("ok", name, f"{count}, {place}")
 
 
 def split_of(settings: Settings, halves: tuple[str, ...], root: str | None = None) -> Split | None:

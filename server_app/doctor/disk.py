@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from server_app.doctor.findings import Finding, Level
+from server_app.doctor.findings import DoctorFinding, Level
 from strategies.core.places import RUNS_KEPT, existing, state_root
 from strategies.run import RUNS_VARIABLE, runs_folder
 from strategies.uploads.checks import MIB
@@ -18,7 +18,7 @@ _STUDENT_COPIES = 8
 _LEAST_FREE_MIB = 256
 
 
-def run_folder(run_dir: str, uploads: int, student: int, free: int | None = None) -> Iterator[Finding]:
+def run_folder(run_dir: str, uploads: int, student: int, free: int | None = None) -> Iterator[DoctorFinding]:
     """Check the folder of runs: whether it can be written, and whether the uploads fit.
 
     Args:
@@ -33,13 +33,13 @@ def run_folder(run_dir: str, uploads: int, student: int, free: int | None = None
     if not run_dir and not os.environ.get(RUNS_VARIABLE):
         fix = f"export for example {RUNS_VARIABLE}=/srv/runs in the shell or unit that starts flower-superlink"
         found = f"{RUNS_VARIABLE} is not set: runs go to the folder in which flower-superlink is started"
-        yield Finding("warning", "run folder's place", found, "an absolute path", fix)
+        yield DoctorFinding("warning", "run folder's place", found, "an absolute path", fix)
     # Flower's SuperLink also stores every upload until the server has pulled it.
     needed = 2 * uploads + _STUDENT_COPIES * student + _LEAST_FREE_MIB * MIB
     yield _space(folder, "disk of the run folder", needed, uploads + student, free)
 
 
-def client_state(state_dir: str, model: int, free: int | None = None) -> Iterator[Finding]:
+def client_state(state_dir: str, model: int, free: int | None = None) -> Iterator[DoctorFinding]:
     """Check the folder of a node's trained models.
 
     Args:
@@ -53,33 +53,35 @@ def client_state(state_dir: str, model: int, free: int | None = None) -> Iterato
     yield _space(folder, "disk of the state folder", RUNS_KEPT * model + _LEAST_FREE_MIB * MIB, 2 * model, free)
 
 
-def upload_limit(models: Mapping[str, int], most_mib: float) -> Iterator[Finding]:
+def upload_limit(models: Mapping[str, int], most_mib: float) -> Iterator[DoctorFinding]:
     """Compare the largest accepted upload, in MiB, with the sizes of the models: architecture -> bytes."""
     largest = max(models, key=lambda name: models[name])
     size = models[largest] / MIB
     if size > most_mib:
         found = f"{most_mib:g} MiB, but an upload of {largest} is {size:.2f} MiB: the server would refuse it"
-        yield Finding("error", "max-upload-mib", found, fix=f"set max-upload-mib={int(size) + 1} or more")
+        yield DoctorFinding("error", "max-upload-mib", found, fix=f"set max-upload-mib={int(size) + 1} or more")
     else:
-        yield Finding("ok", "max-upload-mib", f"{most_mib:g} MiB; the largest model, {largest}, has {size:.2f} MiB")
+        yield DoctorFinding(
+            "ok", "max-upload-mib", f"{most_mib:g} MiB; the largest model, {largest}, has {size:.2f} MiB"
+        )
 
 
-def _writable(folder: Path, what: str, fix: str) -> Finding:
+def _writable(folder: Path, what: str, fix: str) -> DoctorFinding:
     """Check that a file can be written to a folder, or to the parent in which it will be created."""
     there = existing(folder)
     try:
         with tempfile.TemporaryFile(dir=there) as file:
             file.write(b"x")
     except OSError as error:
-        return Finding("error", what, f"{folder}: cannot be written ({there}: {error.strerror})", fix=fix)
-    return Finding("ok", what, f"{folder} can be written")
+        return DoctorFinding("error", what, f"{folder}: cannot be written ({there}: {error.strerror})", fix=fix)
+    return DoctorFinding("ok", what, f"{folder} can be written")
 
 
-def _space(folder: Path, name: str, needed: int, least: int, free: int | None) -> Finding:
+def _space(folder: Path, name: str, needed: int, least: int, free: int | None) -> DoctorFinding:
     """Compare the free bytes with the comfortable and the least amount."""
     found = shutil.disk_usage(existing(folder)).free if free is None else free
     level: Level = "ok" if found >= needed else "error" if found < least else "warning"
     shown = f"{found / MIB:,.0f} MiB free for {folder}"
-    return Finding(
+    return DoctorFinding(
         level, name, shown, f"about {needed / MIB:,.0f} MiB", "free space on this disk, or choose a folder on another"
     )

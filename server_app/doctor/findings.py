@@ -21,7 +21,7 @@ _STYLES: Mapping[Level, str] = {"ok": "green", "skipped": "dim", "warning": "yel
 
 
 @dataclass(frozen=True)
-class Finding:
+class DoctorFinding:
     """The result of one check.
 
     Attributes:
@@ -45,26 +45,26 @@ class Finding:
             object.__setattr__(self, name, " ".join(getattr(self, name).split())[:400])
 
 
-Check = tuple[str, Callable[[], Iterable[Finding]]]
+Check = tuple[str, Callable[[], Iterable[DoctorFinding]]]
 
 
-def run_checks(checks: Sequence[Check]) -> list[Finding]:
+def run_checks(checks: Sequence[Check]) -> list[DoctorFinding]:
     """Run checks one after another, each a name and a function; a check that fails is an error and ends no other."""
-    found: list[Finding] = []
+    found: list[DoctorFinding] = []
     for name, check in checks:
         try:
             found += check()
         except (OneShotError, OSError) as error:
-            found.append(Finding("error", name, str(error), fix="correct the reported problem, then check again"))
+            found.append(DoctorFinding("error", name, str(error), fix="correct the reported problem, then check again"))
     return found
 
 
-def has_errors(findings: Iterable[Finding]) -> bool:
+def has_errors(findings: Iterable[DoctorFinding]) -> bool:
     """Return whether any finding is an error."""
     return any(finding.level == "error" for finding in findings)
 
 
-def print_findings(role: str, findings: Sequence[Finding], format: Format) -> None:  # noqa: A002
+def print_findings(role: str, findings: Sequence[DoctorFinding], format: Format) -> None:  # noqa: A002
     """Print all findings of a role; the errors come last, where a terminal shows them."""
     if format == "json":
         status = "failed" if has_errors(findings) else "ok"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 
-from server_app.doctor.findings import Finding
+from server_app.doctor.findings import DoctorFinding
 from strategies.core.errors import OptionError
 from strategies.core.places import expanded
 
@@ -47,7 +47,7 @@ class Address:
 
 
 @dataclass(frozen=True)
-class Answer:
+class HealthAnswer:
     """A SuperLink's answer to a health request.
 
     Attributes:
@@ -65,7 +65,7 @@ class Answer:
     tls: str = ""
 
 
-def superlink(address: Address, ca: Path | None, wait_s: float = WAIT_S) -> Iterator[Finding]:
+def superlink(address: Address, ca: Path | None, wait_s: float = WAIT_S) -> Iterator[DoctorFinding]:
     """Connect to a SuperLink as a node does, and compare the clocks.
 
     Args:
@@ -78,20 +78,22 @@ def superlink(address: Address, ca: Path | None, wait_s: float = WAIT_S) -> Iter
         answer = ask(address, ca, wait_s)
     except (OSError, http.client.HTTPException) as error:
         yield _unreached(name, address, error, secure=ca is not None)
-        yield Finding("skipped", "clocks", "the SuperLink did not answer")
+        yield DoctorFinding("skipped", "clocks", "the SuperLink did not answer")
         return
     if answer.status != http.client.OK:
         fix = f"find the program that listens at {address}: it is no SuperLink, or the address is another machine's"
-        yield Finding("error", name, f"answers /health with {answer.status}", "200, as a SuperLink answers", fix)
+        yield DoctorFinding("error", name, f"answers /health with {answer.status}", "200, as a SuperLink answers", fix)
     elif ca is None:
         fix = "give --root-certificates ca.crt; without TLS, others on the network path can read the models"
-        yield Finding("warning", name, "answers, without TLS", "TLS, unless all processes are on one machine", fix)
+        yield DoctorFinding(
+            "warning", name, "answers, without TLS", "TLS, unless all processes are on one machine", fix
+        )
     else:
-        yield Finding("ok", name, f"answers over {answer.tls}, and {ca.name} signed its certificate")
+        yield DoctorFinding("ok", name, f"answers over {answer.tls}, and {ca.name} signed its certificate")
     yield clocks(answer)
 
 
-def ask(address: Address, ca: Path | None, wait_s: float) -> Answer:
+def ask(address: Address, ca: Path | None, wait_s: float) -> HealthAnswer:
     """Request a SuperLink's /health without any proxy; the arguments are those of :func:`superlink`.
 
     Raises:
@@ -109,15 +111,15 @@ def ask(address: Address, ca: Path | None, wait_s: float) -> Answer:
         sent = time.time()
         connection.request("GET", "/health")
         response = connection.getresponse()
-        return Answer(response.status, _date(response.getheader("date")), sent, time.time(), tls)
+        return HealthAnswer(response.status, _date(response.getheader("date")), sent, time.time(), tls)
     finally:
         connection.close()
 
 
-def clocks(answer: Answer) -> Finding:
+def clocks(answer: HealthAnswer) -> DoctorFinding:
     """Compare this machine's clock with the SuperLink's, by the date of its answer."""
     if answer.date is None:
-        return Finding("skipped", "clocks", "the SuperLink's answer has no date")
+        return DoctorFinding("skipped", "clocks", "the SuperLink's answer has no date")
     # The SuperLink's clock was in [date, date + 1) when this machine's was in [sent, received].
     least, most = answer.sent - answer.date - 1, answer.received - answer.date
     ahead = least if least > 0 else most if most < 0 else 0.0
@@ -127,13 +129,13 @@ def clocks(answer: Answer) -> Finding:
     )
     fix = "set the clocks of both machines (timedatectl set-ntp true)"
     if ahead >= AHEAD_S or ahead <= -BEHIND_S:
-        return Finding("error", "clocks", shown, needed, fix)
+        return DoctorFinding("error", "clocks", shown, needed, fix)
     if abs(ahead) > _NOTICED_S:
-        return Finding("warning", "clocks", shown, needed, fix)
-    return Finding("ok", "clocks", shown, needed)
+        return DoctorFinding("warning", "clocks", shown, needed, fix)
+    return DoctorFinding("ok", "clocks", shown, needed)
 
 
-def port_free(address: Address, ca: Path | None, wait_s: float = 3.0) -> Iterator[Finding]:
+def port_free(address: Address, ca: Path | None, wait_s: float = 3.0) -> Iterator[DoctorFinding]:
     """Check that a SuperLink can listen on a port of this machine, or does so already.
 
     Args:
@@ -147,29 +149,29 @@ def port_free(address: Address, ca: Path | None, wait_s: float = 3.0) -> Iterato
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as uvicorn does
             probe.bind(("", address.port))
     except PermissionError:
-        yield Finding("error", name, "this user may not listen there", fix="choose a port above 1023")
+        yield DoctorFinding("error", name, "this user may not listen there", fix="choose a port above 1023")
     except OSError:
         yield _taken(name, address, ca, wait_s)
     else:
-        yield Finding("ok", name, "free")
+        yield DoctorFinding("ok", name, "free")
 
 
-def _taken(name: str, address: Address, ca: Path | None, wait_s: float) -> Finding:
+def _taken(name: str, address: Address, ca: Path | None, wait_s: float) -> DoctorFinding:
     for host in ("127.0.0.1", address.host):
         try:
             if ask(Address(host, address.port), ca, wait_s).status == http.client.OK:
-                return Finding("ok", name, "a SuperLink listens there already")
+                return DoctorFinding("ok", name, "a SuperLink listens there already")
         except (OSError, http.client.HTTPException):  # perhaps a TLS server under its other name
             continue
     fix = f"end the program that listens there (ss -ltnp 'sport = :{address.port}' names it), or choose another port"
     if ca is None:
         fix += "; give --certificates, which identify a SuperLink"
-    return Finding(
+    return DoctorFinding(
         "error" if ca else "warning", name, "taken by a program that does not answer as a SuperLink", fix=fix
     )
 
 
-def _unreached(name: str, address: Address, error: BaseException, *, secure: bool) -> Finding:
+def _unreached(name: str, address: Address, error: BaseException, *, secure: bool) -> DoctorFinding:
     """Return the reason why a SuperLink could not be reached, and the remedy."""
     found, fix = f"{type(error).__name__}: {error}", "correct the reported problem"
     if isinstance(error, ssl.SSLCertVerificationError):
@@ -183,7 +185,7 @@ def _unreached(name: str, address: Address, error: BaseException, *, secure: boo
         fix = f"start flower-superlink, and open port {address.port} in every firewall on the way"
     elif isinstance(error, http.client.HTTPException | ConnectionResetError) and not secure:
         fix = "give --root-certificates ca.crt: it requires TLS, or it is no SuperLink"
-    return Finding("error", name, found, "a SuperLink that answers", fix)
+    return DoctorFinding("error", name, found, "a SuperLink that answers", fix)
 
 
 def _date(text: str | None) -> float | None:

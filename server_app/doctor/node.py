@@ -13,7 +13,7 @@ from fl_app.config import AppConfig
 from fl_app.ledger import Ledger
 from fl_app.node_config import checked_facts, checkpoint_path, client_name, node_policy
 from fl_app.node_policy import NodePolicy
-from server_app.doctor.findings import Finding
+from server_app.doctor.findings import DoctorFinding
 from strategies.core.errors import OptionError, StoreError, UploadError
 from strategies.core.places import expanded, state_root
 from strategies.core.toml import read_toml, read_toml_file
@@ -71,7 +71,7 @@ class NodeConfig:
         """Return the folder of its data: its own, else that of the run's settings if it may read it, else empty."""
         return self.policy.data_root(str(self.facts.get("data-root", "")), of_run)
 
-    def refusals(self, app: AppConfig, architecture: str) -> Iterator[Finding]:
+    def refusals(self, app: AppConfig, architecture: str) -> Iterator[DoctorFinding]:
         """Return what the node's own limits refuse of the planned run; a budget alone refuses nothing here."""
         policy, checks = self.policy, [("data source", partial(self.policy.check_source, app.data.name))]
         checks.append((f"architecture {architecture}", partial(policy.check_architecture, architecture)))
@@ -82,7 +82,9 @@ class NodeConfig:
             try:
                 check()
             except UploadError as error:
-                yield Finding("error", f"{name}: limits", str(error), fix="correct the node's config, or the setting")
+                yield DoctorFinding(
+                    "error", f"{name}: limits", str(error), fix="correct the node's config, or the setting"
+                )
 
     def filled(self, template: str) -> Path:
         """Return the path of a checkpoint with the node's name and the number of its part.
@@ -92,19 +94,19 @@ class NodeConfig:
         """
         return expanded(checkpoint_path(template, client=self.client, partition_id=self.partition_id) or "")
 
-    def look(self) -> Iterator[Finding]:
+    def look(self) -> Iterator[DoctorFinding]:
         """Check the node's name, and show its config."""
         if not CLIENT_NAME.fullmatch(self.client):
             wanted = f"a name that matches {CLIENT_NAME.pattern}"
-            yield Finding("error", "node config client", repr(self.client[:80]), wanted, "rename it")
+            yield DoctorFinding("error", "node config client", repr(self.client[:80]), wanted, "rename it")
         elif "client" not in self.facts:
             fix = 'for example client="hospital-a"; the server treats two nodes with one name as one client'
             found = f"no client: its name will be {self.client}"
-            yield Finding("warning", "node config", found, "its own name", fix)
+            yield DoctorFinding("warning", "node config", found, "its own name", fix)
         else:
-            yield Finding("ok", "node config", ", ".join(f"{key}={value}" for key, value in self.facts.items()))
+            yield DoctorFinding("ok", "node config", ", ".join(f"{key}={value}" for key, value in self.facts.items()))
 
-    def budget(self) -> Iterator[Finding]:
+    def budget(self) -> Iterator[DoctorFinding]:
         """Return how much of the node's privacy budget is spent; nothing without a budget."""
         if (most := self.policy.max_epsilon) is None:
             return
@@ -113,10 +115,10 @@ class NodeConfig:
             epsilon, delta = ledger.spent()
         except StoreError as error:
             fix = "put back a copy of this file; until then the node sends no private upload"
-            yield Finding("error", "privacy budget", str(error), "a ledger as it was written", fix)
+            yield DoctorFinding("error", "privacy budget", str(error), "a ledger as it was written", fix)
             return
         found = f"epsilon {epsilon:g} of {most:g} and delta {delta:g} of {self.policy.max_delta:g} are spent"
-        yield Finding("ok" if epsilon < most else "warning", "privacy budget", f"{found} ({ledger.path})")
+        yield DoctorFinding("ok" if epsilon < most else "warning", "privacy budget", f"{found} ({ledger.path})")
 
 
 def _values(given: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtensionOID
 
-from server_app.doctor.findings import Finding
+from server_app.doctor.findings import DoctorFinding
 from strategies.core.errors import OptionError
 from strategies.core.places import expanded
 
@@ -54,7 +54,9 @@ class ServerFiles:
         return cls(*parts)
 
 
-def server_certificate(files: ServerFiles, names: tuple[str, ...], now: datetime | None = None) -> Iterator[Finding]:
+def server_certificate(
+    files: ServerFiles, names: tuple[str, ...], now: datetime | None = None
+) -> Iterator[DoctorFinding]:
     """Check the server's certificate: its dates, names, CA and key.
 
     Args:
@@ -74,7 +76,7 @@ def server_certificate(files: ServerFiles, names: tuple[str, ...], now: datetime
     yield from _server_key(files, own)
 
 
-def root_certificate(path: Path, now: datetime | None = None) -> Iterator[Finding]:
+def root_certificate(path: Path, now: datetime | None = None) -> Iterator[DoctorFinding]:
     """Check a node's copy of the CA's certificate.
 
     Args:
@@ -85,12 +87,12 @@ def root_certificate(path: Path, now: datetime | None = None) -> Iterator[Findin
     yield _dates(path, found, now or datetime.now(UTC)) if isinstance(found, x509.Certificate) else found
 
 
-def node_key(path: Path) -> Iterator[Finding]:
+def node_key(path: Path) -> Iterator[DoctorFinding]:
     """Check a node's private key, which Flower reads as an OpenSSH key of a NIST curve without a password."""
     name, wanted = f"node key {path.name}", "an OpenSSH private key, of a NIST curve, without a password"
     make = f"ssh-keygen -t ecdsa -b 384 -N '' -f {path.name} (or deploy/make_keys.py), then register its .pub again"
     data = _read(path, name)
-    if isinstance(data, Finding):
+    if isinstance(data, DoctorFinding):
         yield data
         return
     try:
@@ -98,79 +100,81 @@ def node_key(path: Path) -> Iterator[Finding]:
     except UNREADABLE as error:
         what = "a PEM key, no OpenSSH key" if b"BEGIN" in data[:40] and b"OPENSSH" not in data[:40] else str(error)
         what = "a public key" if data.startswith(b"ecdsa-") else what
-        yield Finding("error", name, f"{path}: {what}", wanted, make)
+        yield DoctorFinding("error", name, f"{path}: {what}", wanted, make)
         return
     curve = key.curve.name if isinstance(key, ec.EllipticCurvePrivateKey) else type(key).__name__.strip("_")
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, CURVES):
-        yield Finding("error", name, f"{path}: a key of {curve}", wanted, make)
+        yield DoctorFinding("error", name, f"{path}: a key of {curve}", wanted, make)
     else:
-        yield Finding("ok", name, f"{path}: {curve}", wanted)
+        yield DoctorFinding("ok", name, f"{path}: {curve}", wanted)
     yield from _mode(path, name)
 
 
-def _certificate(path: Path) -> x509.Certificate | Finding:
+def _certificate(path: Path) -> x509.Certificate | DoctorFinding:
     data = _read(path, f"certificate {path.name}")
-    if isinstance(data, Finding):
+    if isinstance(data, DoctorFinding):
         return data
     try:
         found = x509.load_pem_x509_certificate(data)
         found.public_key()  # raises for a key of an unknown kind
         return found
     except UNREADABLE:
-        return Finding("error", f"certificate {path.name}", f"{path}: not a certificate", "a PEM certificate", MAKE)
+        return DoctorFinding(
+            "error", f"certificate {path.name}", f"{path}: not a certificate", "a PEM certificate", MAKE
+        )
 
 
-def _read(path: Path, name: str) -> bytes | Finding:
+def _read(path: Path, name: str) -> bytes | DoctorFinding:
     try:
         return expanded(path).read_bytes()
     except OSError as error:
         fix = f"put it there, readable for this user; {MAKE}"
-        return Finding("error", name, f"{path}: {error.strerror}", "a readable file", fix)
+        return DoctorFinding("error", name, f"{path}: {error.strerror}", "a readable file", fix)
 
 
-def _dates(path: Path, found: x509.Certificate, now: datetime) -> Finding:
+def _dates(path: Path, found: x509.Certificate, now: datetime) -> DoctorFinding:
     name = f"certificate {path.name}"
     begin, end = found.not_valid_before_utc, found.not_valid_after_utc
     shown = f"{path}: valid from {begin:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M} UTC"
     if now < begin:
         fix = f"wait, or set this machine's clock, which shows {now:%Y-%m-%d %H:%M} UTC"
-        return Finding("error", name, f"{shown}: not yet valid", fix=fix)
+        return DoctorFinding("error", name, f"{shown}: not yet valid", fix=fix)
     if now > end:
-        return Finding("error", name, f"{shown}: expired", fix=MAKE)
+        return DoctorFinding("error", name, f"{shown}: expired", fix=MAKE)
     if end - now < SOON:
-        return Finding(
+        return DoctorFinding(
             "warning", name, f"{shown}: {(end - now).days} days left", "30 days", f"before it expires, {MAKE}"
         )
-    return Finding("ok", name, shown)
+    return DoctorFinding("ok", name, shown)
 
 
-def _issued(files: ServerFiles, ca: x509.Certificate, own: x509.Certificate) -> Finding:
+def _issued(files: ServerFiles, ca: x509.Certificate, own: x509.Certificate) -> DoctorFinding:
     try:
         own.verify_directly_issued_by(ca)
     except (*UNREADABLE, InvalidSignature):
         found = f"{files.certificate} was not signed by {files.ca}: nodes will refuse the server"
-        return Finding("error", "certificate's CA", found, fix=f"use two that belong together, or {MAKE}")
-    return Finding("ok", "certificate's CA", f"{files.certificate.name} is signed by {files.ca.name}")
+        return DoctorFinding("error", "certificate's CA", found, fix=f"use two that belong together, or {MAKE}")
+    return DoctorFinding("ok", "certificate's CA", f"{files.certificate.name} is signed by {files.ca.name}")
 
 
-def _names_of(path: Path, own: x509.Certificate, names: tuple[str, ...]) -> Finding:
+def _names_of(path: Path, own: x509.Certificate, names: tuple[str, ...]) -> DoctorFinding:
     known = _subject_names(own)
     shown, check = ", ".join(known) or "none", "certificate's names"
     if not names:
         fix = "give --address HOST:PORT" if known else MAKE
         level: str = "skipped" if known else "error"
-        return Finding(level, check, f"{path} is for {shown}", "the host that nodes connect to", fix)  # type: ignore[arg-type]
+        return DoctorFinding(level, check, f"{path} is for {shown}", "the host that nodes connect to", fix)  # type: ignore[arg-type]
     lost = [name for name in names if not any(_matches(name, entry) for entry in known)]
     if lost:
         fix = f"make a certificate for {', '.join(names)} (deploy/make_keys.py), or connect to {shown}"
-        return Finding("error", check, f"{path} is for {shown}, not for {', '.join(lost)}", fix=fix)
-    return Finding("ok", check, f"{path} is for {shown}")
+        return DoctorFinding("error", check, f"{path} is for {shown}, not for {', '.join(lost)}", fix=fix)
+    return DoctorFinding("ok", check, f"{path} is for {shown}")
 
 
-def _loopback(path: Path, own: x509.Certificate) -> Iterator[Finding]:
+def _loopback(path: Path, own: x509.Certificate) -> Iterator[DoctorFinding]:
     if not any(_matches("127.0.0.1", entry) for entry in _subject_names(own)):
         found = f"{path} is not for 127.0.0.1, by which the processes of a SuperLink with --host 0.0.0.0 reach it"
-        yield Finding("error", "certificate's loopback", found, fix=f"add 127.0.0.1 to its names; {MAKE}")
+        yield DoctorFinding("error", "certificate's loopback", found, fix=f"add 127.0.0.1 to its names; {MAKE}")
 
 
 def _subject_names(own: x509.Certificate) -> list[str]:
@@ -191,29 +195,29 @@ def _matches(name: str, entry: str) -> bool:
         return name == entry or (entry.startswith("*.") and name.partition(".")[2] == entry[2:])
 
 
-def _server_key(files: ServerFiles, own: x509.Certificate) -> Iterator[Finding]:
+def _server_key(files: ServerFiles, own: x509.Certificate) -> Iterator[DoctorFinding]:
     name = f"server key {files.key.name}"
     data = _read(files.key, name)
-    if isinstance(data, Finding):
+    if isinstance(data, DoctorFinding):
         yield data
         return
     try:
         key = serialization.load_pem_private_key(data, None)
     except UNREADABLE as error:
-        yield Finding("error", name, f"{files.key}: {error}", "a PEM private key without a password", MAKE)
+        yield DoctorFinding("error", name, f"{files.key}: {error}", "a PEM private key without a password", MAKE)
         return
     form = (serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
     if key.public_key().public_bytes(*form) != own.public_key().public_bytes(*form):
         found = f"{files.key} is not the key of {files.certificate}"
-        yield Finding("error", name, found, fix=f"use two that belong together, or {MAKE}")
+        yield DoctorFinding("error", name, found, fix=f"use two that belong together, or {MAKE}")
     else:
-        yield Finding("ok", name, f"{files.key} is the key of {files.certificate.name}")
+        yield DoctorFinding("ok", name, f"{files.key} is the key of {files.certificate.name}")
     yield from _mode(files.key, name)
 
 
-def _mode(path: Path, name: str) -> Iterator[Finding]:
+def _mode(path: Path, name: str) -> Iterator[DoctorFinding]:
     mode = expanded(path).stat().st_mode & 0o777
     if mode & 0o077:
         who = "every user of this machine" if mode & 0o007 else "its group"
         found, fix = f"{path}: mode {mode:o}, open to {who}", f"chmod 600 {shlex.quote(str(expanded(path)))}"
-        yield Finding("error" if mode & 0o007 else "warning", f"{name}: mode", found, "600: its owner only", fix)
+        yield DoctorFinding("error" if mode & 0o007 else "warning", f"{name}: mode", found, "600: its owner only", fix)

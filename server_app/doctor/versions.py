@@ -14,7 +14,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from server_app.doctor.findings import Finding, Level
+from server_app.doctor.findings import DoctorFinding, Level
 
 DISTRIBUTION = "oneshot-fl"
 # The packages of the exchange and the arithmetic; other packages may differ from machine to machine.
@@ -25,15 +25,15 @@ _LOCKED = "python -m pip install --require-hashes --no-deps --requirement requir
 _INSTALL = "python -m pip install --constraint constraints.txt --editable '.[dev]'"
 
 
-def python_version() -> Iterator[Finding]:
+def python_version() -> Iterator[DoctorFinding]:
     """Check the interpreter."""
     found, wanted = platform.python_version(), metadata.metadata(DISTRIBUTION)["Requires-Python"]
     fits = Requirement(f"python{wanted}").specifier.contains(found)
     fix = "" if fits else f"create a new environment with Python {wanted}, and install this package in it"
-    yield Finding("ok" if fits else "error", "Python", f"{found} at {sys.executable}", wanted, fix)
+    yield DoctorFinding("ok" if fits else "error", "Python", f"{found} at {sys.executable}", wanted, fix)
 
 
-def packages(installed: Callable[[str], str] | None = None, constraints: Path = CONSTRAINTS) -> Iterator[Finding]:
+def packages(installed: Callable[[str], str] | None = None, constraints: Path = CONSTRAINTS) -> Iterator[DoctorFinding]:
     """Check the packages against the ranges that this package declares and the versions that it was tested with.
 
     Args:
@@ -48,15 +48,15 @@ def packages(installed: Callable[[str], str] | None = None, constraints: Path = 
         name, found, wanted = requirement.name, version_of(requirement.name), str(requirement.specifier)
         if not found or not requirement.specifier.contains(found, prereleases=True):
             shown = found or "not installed"
-            yield Finding("error", name, shown, wanted, f"in this environment: {_INSTALL}")
+            yield DoctorFinding("error", name, shown, wanted, f"in this environment: {_INSTALL}")
         elif name in tested and Version(found).public != tested[name]:
             fix = f"nothing; for the tested versions: {_INSTALL}"
-            yield Finding("warning", name, found, f"tested with {tested[name]}", fix)
+            yield DoctorFinding("warning", name, found, f"tested with {tested[name]}", fix)
         else:
-            yield Finding("ok", name, found, wanted)
+            yield DoctorFinding("ok", name, found, wanted)
 
 
-def locked(installed: Callable[[str], str] | None = None, lock: Path = LOCK) -> Iterator[Finding]:
+def locked(installed: Callable[[str], str] | None = None, lock: Path = LOCK) -> Iterator[DoctorFinding]:
     """Compare every installed package with the lock file; packages that are not installed are not missed.
 
     Args:
@@ -65,7 +65,7 @@ def locked(installed: Callable[[str], str] | None = None, lock: Path = LOCK) -> 
     """
     version_of = installed or _installed
     if not lock.is_file():
-        yield Finding("skipped", "locked packages", "no lock file here: it lies in a checkout")
+        yield DoctorFinding("skipped", "locked packages", "no lock file here: it lies in a checkout")
         return
     pins = dict(_locked(lock.read_text(encoding="utf-8")))
     found = {name: version_of(name) for name in pins}
@@ -73,10 +73,10 @@ def locked(installed: Callable[[str], str] | None = None, lock: Path = LOCK) -> 
               if found[name] and Version(found[name]).public != version]  # fmt: skip
     if others:
         text = f"{len(others)} differ: {', '.join(others[:4])}"
-        yield Finding("warning", "locked packages", text, "the tested versions", f"nothing; for these: {_LOCKED}")
+        yield DoctorFinding("warning", "locked packages", text, "the tested versions", f"nothing; for these: {_LOCKED}")
     else:
         count = sum(map(bool, found.values()))
-        yield Finding("ok", "locked packages", f"{count} of {len(pins)} are installed, all as locked")
+        yield DoctorFinding("ok", "locked packages", f"{count} of {len(pins)} are installed, all as locked")
 
 
 def _locked(text: str) -> Iterator[tuple[str, str]]:
@@ -88,19 +88,21 @@ def _locked(text: str) -> Iterator[tuple[str, str]]:
                 yield requirement.name, str(requirement.specifier).removeprefix("==")
 
 
-def flower_commands(role: str) -> Iterator[Finding]:
+def flower_commands(role: str) -> Iterator[DoctorFinding]:
     """Check Flower's commands: its SuperLink and SuperNode start others by their bare names."""
     missing = [name for name in ("flwr", "flower-superlink", "flower-supernode", "flower-superexec")
                if shutil.which(name) is None]  # fmt: skip
     scripts = sysconfig.get_path("scripts")
     if not missing:
-        yield Finding("ok", "Flower's commands", "on the PATH")
+        yield DoctorFinding("ok", "Flower's commands", "on the PATH")
         return
     lost = "" if (Path(scripts) / missing[0]).exists() else f", and {scripts} does not hold {missing[0]} either"
     fix = f"export PATH={shlex.quote(scripts)}:$PATH (or activate the environment)"
     found = f"{', '.join(missing)} not on the PATH{lost}"
     level: Level = "warning" if role == "machine" else "error"  # `oneshot run` finds them without the PATH
-    yield Finding(level, "Flower's commands", found, "SuperLink and SuperNode start flower-superexec by its name", fix)
+    yield DoctorFinding(
+        level, "Flower's commands", found, "SuperLink and SuperNode start flower-superexec by its name", fix
+    )
 
 
 def _installed(name: str) -> str:

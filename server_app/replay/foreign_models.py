@@ -12,7 +12,7 @@ from torch import nn
 from fl_app.config import AppConfig
 from fl_app.data import images_in
 from fl_app.project import FAILURES, imported, one_line
-from server_app.replay.request import Request, upload_of_each
+from server_app.replay.request import ReplayRequest, upload_of_each
 from server_app.settings.choices import CHOICES, Choice
 from server_app.settings.read import Settings, known_settings
 from server_app.settings.settled import check_same_run
@@ -108,7 +108,7 @@ def _naming(text: str) -> Iterator[None]:
         raise OptionError(f"--model {text!r} fails: {one_line(error)}") from error
 
 
-def foreign_job(request: Request, info: Mapping[str, Any]) -> tuple[Settings, Job]:
+def foreign_job(request: ReplayRequest, info: Mapping[str, Any]) -> tuple[Settings, Job]:
     """Return the settings of the method and the job, without uploads, of a run of another project.
 
     Args:
@@ -128,7 +128,7 @@ def foreign_job(request: Request, info: Mapping[str, Any]) -> tuple[Settings, Jo
     return settings, job
 
 
-def _foreign_job(request: Request, info: Mapping[str, Any]) -> tuple[Settings, Job]:
+def _foreign_job(request: ReplayRequest, info: Mapping[str, Any]) -> tuple[Settings, Job]:
     name = request.method or (info["method"] if request.resume is not None else "")
     if not name or ":" not in request.model:
         raise OptionError(
@@ -165,6 +165,6 @@ def _foreign_job(request: Request, info: Mapping[str, Any]) -> tuple[Settings, J
     return Settings(app, method, config, None, flat, parse(GatekeeperConfig, chosen, "gatekeeper")), job
 
 
-def begun_options(request: Request, info: Mapping[str, Any]) -> dict[str, Any]:
+def begun_options(request: ReplayRequest, info: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that a replay of another project's run began with; empty for a new one."""
     return known_settings(info.get("options", {})) if request.resume is not None else {}

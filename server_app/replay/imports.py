@@ -39,7 +39,7 @@ from strategies.uploads.checks import (
     check_num_examples,
     check_size,
     check_upload,
-    some,
+    shorten_list,
 )
 from strategies.uploads.outputs import check_outputs
 from strategies.uploads.tensors import tensor_form
@@ -69,7 +69,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Known:
+class ServerModels:
     """The server's architectures and classes, which the map file has to fit.
 
     Attributes:
@@ -81,7 +81,7 @@ class Known:
     num_classes: int
 
 
-def list_checkpoints(folder: Path, map_file: Path | None, *, architecture: str, known: Known) -> list[Entry]:
+def list_checkpoints(folder: Path, map_file: Path | None, *, architecture: str, known: ServerModels) -> list[Entry]:
     """List the checkpoints of a folder, without its subfolders, by file name; no file is opened.
 
     Args:
@@ -138,7 +138,7 @@ def _read_map(map_file: Path, names: Sequence[str]) -> dict[str, dict[str, Any]]
     for name, table in tables.items():
         if name not in (*names, _KEYS):
             hint = f'; names with dots are quoted, ["{name}.pt"]' if not Path(name).suffix else ""
-            raise OptionError(f"map {map_file} names {name!r}: must be the checkpoints {some(names)}{hint}")
+            raise OptionError(f"map {map_file} names {name!r}: must be the checkpoints {shorten_list(names)}{hint}")
         if not isinstance(table, dict):
             raise OptionError(f"map {map_file}: {name!r} is {type(table).__name__}: must be a table of facts")
         if name != _KEYS and (unknown := sorted(set(table) - set(_FACTS))):
@@ -146,7 +146,7 @@ def _read_map(map_file: Path, names: Sequence[str]) -> dict[str, dict[str, Any]]
     return tables
 
 
-def _entry(path: Path, facts: Mapping[str, Any], known: Known, *, where: str) -> Entry:
+def _entry(path: Path, facts: Mapping[str, Any], known: ServerModels, *, where: str) -> Entry:
     if facts["architecture"] not in known.architectures:
         raise OptionError(
             f"{where} architecture is {facts['architecture']!r}: must be {', '.join(known.architectures)}"
@@ -200,7 +200,7 @@ def _refuse_same_names(entries: Sequence[Entry]) -> None:
 
 
 @dataclass(frozen=True)
-class Request:
+class ImportRequest:
     """The options of an import.
 
     Attributes:
@@ -220,7 +220,7 @@ class Request:
     skip_bad: bool = False
 
 
-def import_checkpoints(request: Request, *, log: Callable[[str], None]) -> dict[str, Any]:
+def import_checkpoints(request: ImportRequest, *, log: Callable[[str], None]) -> dict[str, Any]:
     """Store every checkpoint of a folder as an upload in a new run folder, which is made whole or not at all.
 
     Args:
@@ -239,7 +239,7 @@ def import_checkpoints(request: Request, *, log: Callable[[str], None]) -> dict[
     settings = _settings(request)
     images, split = held_out(settings)
     job = build_job(settings, split, images)
-    known = Known(tuple(job.builders), job.num_classes)
+    known = ServerModels(tuple(job.builders), job.num_classes)
     entries = list_checkpoints(request.folder, request.map_file, architecture=request.architecture, known=known)
     target, files = _target(request, settings), {entry.facts.client: entry.path.name for entry in entries}
     facts = {
@@ -303,7 +303,7 @@ def fit(
     return check_upload(named, facts, wanted, tensor_form("tensors", exact=False))
 
 
-def _settings(request: Request) -> Settings:
+def _settings(request: ImportRequest) -> Settings:
     if not known_name(request.architecture, sums=True):
         allowed = ", ".join((*ARCHITECTURES, SUMS, HEAD_FORM))
         raise OptionError(f"--architecture is {request.architecture!r}: must be {allowed}, or {OWN_FORM}")
@@ -325,7 +325,7 @@ def _settings(request: Request) -> Settings:
     return read_settings(chosen)
 
 
-def _target(request: Request, settings: Settings) -> Path:
+def _target(request: ImportRequest, settings: Settings) -> Path:
     folder = re.sub(r"[^A-Za-z0-9._-]+", "-", request.folder.absolute().name)
     target = default_run_dir(str(request.out or settings.app.run_dir), f"import-{folder}")
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
@@ -409,7 +409,7 @@ def _renamed(state: Mapping[str, torch.Tensor], prefixes: Mapping[str, str]) -> 
     return renamed
 
 
-def _refusal(request: Request, entries: Sequence[Entry], refused: Mapping[str, str]) -> str:
+def _refusal(request: ImportRequest, entries: Sequence[Entry], refused: Mapping[str, str]) -> str:
     all_of_them = "" if len(refused) == len(entries) else "; --skip-bad imports the others"
     what = f"{len(refused)} of {len(entries)} checkpoints in {request.folder} are refused, so nothing is imported"
     files: dict[str, list[str]] = {}  # a reason without the begin that names its file -> the files

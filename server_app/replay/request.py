@@ -14,7 +14,7 @@ from strategies.core.places import expanded
 from strategies.method import TEACHERS, Job, Upload
 from strategies.run.run_folder import RunFolder, StoredWeights, load_ensemble
 from strategies.run.stage import kept_round, usable_uploads
-from strategies.uploads.checks import some
+from strategies.uploads.checks import shorten_list
 from strategies.uploads.tensors import weights_sha256
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Request:
+class ReplayRequest:
     """The options of a replay.
 
     Attributes:
@@ -113,7 +113,7 @@ def _check_members(named: str, members: tuple[Upload, ...], run: Path) -> None:
     if others:
         raise OptionError(
             f"setting 'teacher-run' is {named!r}, whose ensemble has models that {run} does not hold, of "
-            f"{some(others)}: must be a replay of that run"
+            f"{shorten_list(others)}: must be a replay of that run"
         )
 
 

@@ -13,7 +13,7 @@ from fl_app.project import FAILURES
 from server_app.launch.console import oneshot
 from server_app.launch.guard import sigterm_as_interrupt
 from server_app.replay.foreign_models import foreign_job, of_the_app
-from server_app.replay.request import Request, stored_uploads, taught
+from server_app.replay.request import ReplayRequest, stored_uploads, taught
 from server_app.report.finish import bare_result, finish
 from server_app.settings.build import build_job, held_out
 from server_app.settings.choices import CHOICES
@@ -24,20 +24,22 @@ from server_app.settings.settled import check_same_run, check_settled
 from strategies.compute import ServerCompute, choose, named
 from strategies.core.errors import OneShotError, OptionError, StoreError
 from strategies.core.options import flatten
-from strategies.core.processor import subnormals_as_zero
+from strategies.core.processor import flush_subnormals
 from strategies.core.seeds import seeded_torch
 from strategies.method import METHODS, Job, Method
 from strategies.rounds.config import NEEDS_CLIENTS
-from strategies.run.quarantine import Door, guarded_replay
+from strategies.run.quarantine import Gatekeeper, guarded_replay
 from strategies.run.run_folder import RunFolder, default_run_dir
 from strategies.run.stage import joined, kept_round
-from strategies.uploads.needs import check_alone, fitting
+from strategies.uploads.needs import check_alone, list_fitting_methods
 
 LEAST_UPLOADS = 2  # the least number that a replay of another project's run needs after its gatekeeper
 
 
-@subnormals_as_zero()
-def replay_run(request: Request, *, log: Callable[[str], None], compute: ServerCompute | None = None) -> dict[str, Any]:
+@flush_subnormals()
+def replay_run(
+    request: ReplayRequest, *, log: Callable[[str], None], compute: ServerCompute | None = None
+) -> dict[str, Any]:
     """Run the method, keep its result in a run folder of its own, and return the result.
 
     Args:
@@ -91,7 +93,7 @@ def replay_run(request: Request, *, log: Callable[[str], None], compute: ServerC
         return result
 
 
-def check_replay(request: Request) -> str:
+def check_replay(request: ReplayRequest) -> str:
     """Refuse a replay with invalid settings, or one resumed under other settings than it began with.
 
     Returns:
@@ -110,7 +112,7 @@ def check_replay(request: Request) -> str:
     return settings.plan.mark
 
 
-def unmet_need(request: Request) -> str:
+def unmet_need(request: ReplayRequest) -> str:
     """Return the method's need that the run does not meet (label counts, real images), in one line, else "".
 
     Raises:
@@ -132,7 +134,7 @@ def unmet_need(request: Request) -> str:
     return ""
 
 
-def _method(name: str, request: Request, job: Job) -> Method:
+def _method(name: str, request: ReplayRequest, job: Job) -> Method:
     """Return the method of a replay.
 
     Raises:
@@ -142,7 +144,7 @@ def _method(name: str, request: Request, job: Job) -> Method:
     if method is None:
         raise OptionError(
             f"method {name!r} needs that {NEEDS_CLIENTS}: run it with 'oneshot run', or choose another "
-            f"method: {fitting(replace(job, uploads=stored_uploads(request.run)))}"
+            f"method: {list_fitting_methods(replace(job, uploads=stored_uploads(request.run)))}"
         )
     return method
 
@@ -164,7 +166,7 @@ class _Prepared:
     foreign: bool
 
 
-def _prepared(request: Request, info: Mapping[str, Any]) -> _Prepared:
+def _prepared(request: ReplayRequest, info: Mapping[str, Any]) -> _Prepared:
     settings = _settings(request, info)
     if settings is not None:
         _check_evaluate(request)
@@ -179,7 +181,7 @@ def _prepared(request: Request, info: Mapping[str, Any]) -> _Prepared:
     return _Prepared(settings, scorer, replace(job, observer=scorer), foreign=True)
 
 
-def _check_evaluate(request: Request) -> None:
+def _check_evaluate(request: ReplayRequest) -> None:
     if request.evaluate:
         raise OptionError(
             f"--evaluate is {request.evaluate!r}: must be '' for {request.run}, a run of this app, which is tested on "
@@ -187,7 +189,7 @@ def _check_evaluate(request: Request) -> None:
         )
 
 
-def _foreign(request: Request, info: Mapping[str, Any]) -> tuple[Settings, Job]:
+def _foreign(request: ReplayRequest, info: Mapping[str, Any]) -> tuple[Settings, Job]:
     settings, job = foreign_job(request, info)
     return settings, taught(job, settings.app, info)
 
@@ -198,7 +200,7 @@ def _job(settings: Settings, split: Split, images: HeldOut | None, info: Mapping
     return taught(job, settings.app, info)
 
 
-def _source(request: Request) -> dict[str, Any]:
+def _source(request: ReplayRequest) -> dict[str, Any]:
     """Return the facts of the run of the uploads, for its replay."""
     with RunFolder.open(request.run, write=False) as run:
         info, held = run.info, run.round(max(1, kept_round(run))).held()
@@ -213,7 +215,7 @@ def _source(request: Request) -> dict[str, Any]:
     return {**kept, "replay-of": str(request.run.resolve()), "data-seed": info["seed"]}
 
 
-def _begun(request: Request) -> dict[str, Any] | None:
+def _begun(request: ReplayRequest) -> dict[str, Any] | None:
     """Return the facts of the replay to resume, None for a new one."""
     if request.resume is None:
         return None
@@ -228,7 +230,7 @@ def _begun(request: Request) -> dict[str, Any] | None:
     return info
 
 
-def _settings(request: Request, info: Mapping[str, Any]) -> Settings | None:
+def _settings(request: ReplayRequest, info: Mapping[str, Any]) -> Settings | None:
     """Return the settings of a run of this app, or of its resumed replay; None for a run of another project."""
     stored = info.get("settings")
     if not isinstance(stored, dict):
@@ -245,7 +247,7 @@ def _settings(request: Request, info: Mapping[str, Any]) -> Settings | None:
     return settings
 
 
-def _facts(ready: _Prepared, request: Request, door: Door) -> dict[str, Any]:
+def _facts(ready: _Prepared, request: ReplayRequest, door: Gatekeeper) -> dict[str, Any]:
     settings, job = ready.settings, ready.job
     facts = {
         "method": settings.choice.name,
@@ -262,12 +264,12 @@ def _facts(ready: _Prepared, request: Request, door: Door) -> dict[str, Any]:
     return {**facts, "options": options, **scored}
 
 
-def _door(ready: _Prepared, log: Callable[[str], None]) -> Door:
+def _door(ready: _Prepared, log: Callable[[str], None]) -> Gatekeeper:
     least = LEAST_UPLOADS if ready.foreign else ready.settings.app.min_uploads
-    return Door(ready.settings.gatekeeper, least, log)
+    return Gatekeeper(ready.settings.gatekeeper, least, log)
 
 
-def _target(request: Request, info: Mapping[str, Any]) -> RunFolder:
+def _target(request: ReplayRequest, info: Mapping[str, Any]) -> RunFolder:
     if request.resume is not None:
         return RunFolder.open(request.resume)
     beside = request.run.absolute().parent

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 Scores = TypeVar("Scores")
 
 
-class Keep(Protocol):
+class ScoreCache(Protocol):
     """Returns scores, cached or computed."""
 
     def __call__(self, what: str, make: Callable[[], Scores]) -> Scores:
@@ -50,7 +50,7 @@ def fresh(what: str, make: Callable[[], Scores]) -> Scores:  # noqa: ARG001  the
 
 
 class KeptScores:
-    """A :class:`Keep` with a file.
+    """A :class:`ScoreCache` with a file.
 
     Cached scores hold for the same uploads, examples, student, normalisation, device and threads; for others they are
     computed again. Of two processes that write the file at once, one may lose what it wrote, and it is computed again.
@@ -163,7 +163,7 @@ def evaluate(
     return rows
 
 
-def result_table(report: StageReport, method_name: str, held_out: Scorer, *, keep: Keep = fresh) -> list[Row]:
+def result_table(report: StageReport, method_name: str, held_out: Scorer, *, keep: ScoreCache = fresh) -> list[Row]:
     """Compare the method's result with the baselines of the same uploads.
 
     Args:

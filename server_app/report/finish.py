@@ -31,7 +31,7 @@ from strategies.merging.card import CARD_FILE
 from strategies.method import Job, Outcome
 from strategies.run.run_folder import RunFolder
 from strategies.run.stage import StageReport, kept_digest, kept_round, pinned_clients
-from strategies.uploads.needs import permitted
+from strategies.uploads.needs import find_fitting_methods
 
 # The head of a model card as the Hugging Face Hub reads it: YAML between two lines of dashes.
 
@@ -150,7 +150,7 @@ def finish(
     result["plots"] = _reported(folder, settings, report, rows, result=result, cost=cost, log=log)
     spent = dict.fromkeys(("evaluation", "app"), time.monotonic() - began)
     result["seconds"] = _rounded({name: seconds.get(name, 0.0) + spent.get(name, 0.0) for name in {**seconds, **spent}})
-    write_page(folder.path / PAGE_FILE, run_page(folder, result, load_code(report), permitted(report.job)))
+    write_page(folder.path / PAGE_FILE, run_page(folder, result, load_code(report), find_fitting_methods(report.job)))
     _keep(folder, settings, result, log=log)
     return result
 

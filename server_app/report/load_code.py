@@ -10,11 +10,11 @@ from fl_app.models.feature_heads import FeatureHead
 from fl_app.models.features import FeatureFunction
 from server_app.report.drawing import COLOURS, new_figure, short
 from strategies.core.facts import CLASSIFIER, SUFFIXES, is_head, kind_of
-from strategies.core.fingerprint import short as short_name
+from strategies.core.fingerprint import short_fingerprint as short_name
 from strategies.core.options import is_own
 from strategies.method import Job
 from strategies.run.stage import StageReport
-from strategies.teacher.copies import built
+from strategies.teacher.copies import build_module
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -177,7 +177,7 @@ from oneshot_fl import load_ensemble_module
 {name} = load_ensemble_module(".", {{{models}}})"""
     own = ", own=[" + ", ".join(map(repr, found)) + "]" if (found := sorted(filter(is_own, names))) else ""
     if (kind := kind_of(first := job.uploads[0].architecture)) in SUFFIXES:
-        own += f", blocks={len(later)}" if (later := getattr(built(job.builders[first]), "later", ())) else ""
+        own += f", blocks={len(later)}" if (later := getattr(build_module(job.builders[first]), "later", ())) else ""
         return f"""from oneshot_fl import load_ensemble_module
 from oneshot_fl.fl_app.models.uploaded import uploaded_builders
 

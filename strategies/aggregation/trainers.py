@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from ..combiners.aggregators import aggregator_for, check_params
-from ..combiners.voting import merged, vote_counts
+from ..combiners.voting import sum_votes, vote_counts
 from ..core.bounds import Bound
 from ..core.clients import Question
 from ..core.errors import OptionError, QuorumError, UploadError
@@ -230,7 +230,7 @@ class Dialogue:
     def votes(self) -> np.ndarray[Any, Any]:
         """Ask every client for its counts of votes, and return their sum [M, C, C]."""
         answers = self._ask("votes", {}, {}, check=self._check_votes)
-        return merged([answer.arrays["counts"] for answer in answers.values()])
+        return sum_votes([answer.arrays["counts"] for answer in answers.values()])
 
     def _ask(self, step: str, facts: Mapping[str, Any], arrays: Params, check: Any) -> dict[str, Answer]:
         """Ask all clients; a client without the ensemble receives it and is asked once more."""
@@ -385,8 +385,8 @@ def _normalized(job: Job, examples: torch.Tensor) -> torch.Tensor:
 
 
 def _plain_ensemble(job: Job) -> Any:
-    from ..combiners.outcomes import ensemble_of
+    from ..combiners.outcomes import build_ensemble
     from ..method import EnsembleSpec
 
     clients = tuple(upload.client for upload in job.uploads)
-    return ensemble_of(job, EnsembleSpec(clients, "mean", precision=job.config.precision))
+    return build_ensemble(job, EnsembleSpec(clients, "mean", precision=job.config.precision))

@@ -38,7 +38,7 @@ from torch import nn
 from ..core.clients import real_of, whole_of
 from ..core.errors import UploadError
 from ..core.places import check_round
-from ..uploads.ternary import LEAST_DENSITY, VALUES, Compression, flat, unflat
+from ..uploads.ternary import LEAST_DENSITY, VALUES, Compression, flatten_arrays, unflatten_arrays
 from . import read_arrays
 from .generated import GeneratedExamples
 from .parameters import State, arrays_of, beside, inner, kept_or_zero, parameters_of, part_of, shapes_of, squared_way
@@ -220,7 +220,7 @@ class SparseUpdate:
 
     def finish(self, model: nn.Module) -> tuple[State, torch.Tensor]:
         """Return the code of the update, see :class:`strategies.uploads.ternary.Compression`, and its rest [n]."""
-        wanted = flat(arrays_of(parameters_of(model))) - flat(self._start) + self._left
+        wanted = flatten_arrays(arrays_of(parameters_of(model))) - flatten_arrays(self._start) + self._left
         sent = self._compression.compress(wanted)
         code = {name: torch.from_numpy(value) for name, value in self._compression.encode(sent).items()}
         return code, torch.from_numpy(wanted - sent.dense())
@@ -244,7 +244,9 @@ def load_start(model: nn.Module, sent: Mapping[str, State], compression: Compres
         if not before:
             raise UploadError("the client lacks the weights of the round before, which the server's update builds on")
         code = {name: value.numpy() for name, value in sent["ternary"].items()}
-        step = unflat(compression.decode(code, flat(before).size, "the server's update").dense(), before)
+        step = unflatten_arrays(
+            compression.decode(code, flatten_arrays(before).size, "the server's update").dense(), before
+        )
         state.update({name: torch.from_numpy(value + step[name]) for name, value in before.items()})
     if shapes_of(state) != shapes_of(model.state_dict()):
         raise UploadError("the server's weights have other names or shapes than this client's model")

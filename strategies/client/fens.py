@@ -30,7 +30,7 @@ from ..aggregation.steps import Sgd, round_steps, units
 from ..combiners.voting import vote_counts
 from ..core.clients import real_of, whole_of
 from ..core.errors import OneShotError, OptionError, UploadError
-from ..core.processor import subnormals_as_zero
+from ..core.processor import flush_subnormals
 from ..core.seeds import derive_seed
 from ..uploads.packed import PackedMember, ensemble_digest, from_wire, pack_member, unpack_member
 from . import answered, read_arrays
@@ -238,7 +238,7 @@ def _examples(asked: _Asked) -> tuple[Any, np.ndarray[Any, Any]]:
     return inputs, labels.astype(np.int64).reshape(-1)  # a column [n, 1] would pick rows by broadcasting
 
 
-@subnormals_as_zero()
+@flush_subnormals()
 def _compute(asked: _Asked) -> Said:
     """Compute the logits of every member on the held examples, of equal members once, and save them."""
     import torch

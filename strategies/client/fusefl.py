@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from ..combiners.fused_blocks import ADAPTERS, SideBySide, adapted
-from ..combiners.fused_blocks import summed as summed
+from ..combiners.fused_blocks import ADAPTERS, SideBySide, adapt_block
+from ..combiners.fused_blocks import sum_members as sum_members
 from ..core.errors import UploadError
 
 State = dict[str, Tensor]
@@ -46,7 +46,9 @@ class Frozen(nn.Sequential):
         first = next(iter(sent[0].values()))
         self.members, self.channels, joined = len(first) if first.ndim else 0, 0, torch.zeros(1, *input_shape)
         for number, (block, stacked) in enumerate(zip(blocks, sent, strict=False), 1):
-            template = adapted(block, adapter, members=self.members, channels=self.channels) if number > 1 else block
+            template = (
+                adapt_block(block, adapter, members=self.members, channels=self.channels) if number > 1 else block
+            )
             # Before M copies are made, so that the bytes that were sent bound those that they take.
             _check_fits(template, stacked, self.members, f"the server's blocks {number}")
             states = [{key: value[k] for key, value in stacked.items()} for k in range(self.members)]
@@ -87,7 +89,7 @@ def above(whole: nn.Sequential, stage: int, frozen: Frozen, adapter: str, kept: 
         net.load_state_dict({key: kept[key] for key in net.state_dict()})
     except (KeyError, RuntimeError) as error:
         raise UploadError(f"the client's own model lacks what follows block {stage - 1}: {_line(error)}") from error
-    net[0] = adapted(net[0], adapter, members=frozen.members, channels=frozen.channels)
+    net[0] = adapt_block(net[0], adapter, members=frozen.members, channels=frozen.channels)
     return net
 
 

@@ -21,7 +21,7 @@ from torch.func import functional_call
 from ..core.clients import whole_of
 from ..core.errors import OptionError, UploadError
 from ..core.seeds import generator, seeded_torch
-from ..distillation.lent import Lent, draw_noise
+from ..distillation.generator_spec import GeneratorSpec, draw_noise
 from ..distillation.losses import cross_entropy, soft_kl
 from ..teacher.heads import last_linear
 
@@ -55,12 +55,12 @@ class GeneratedExamples:
         server_round: int,
         label_counts: Sequence[int] | None = None,
     ) -> None:
-        self.lent = Lent.read(said)
-        self._head = _head_of(model, self.lent) if self.lent.level == "features" else None
-        self._generator = _generator(model, self.lent, self._head, sent)
+        self.spec = GeneratorSpec.read(said)
+        self._head = _head_of(model, self.spec) if self.spec.level == "features" else None
+        self._generator = _generator(model, self.spec, self._head, sent)
         self._rng = generator(whole_of(said, "seed", 0), "generated", client, server_round)
         counts = list(label_counts or ())
-        self._most = self.lent.epochs * sum(counts) if counts else float("inf")
+        self._most = self.spec.epochs * sum(counts) if counts else float("inf")
         self._seen, self._size, self._full = 0, 0, 0
 
     def penalty(self, model: nn.Module, logits: Tensor, labels: Tensor) -> Tensor:
@@ -74,28 +74,28 @@ class GeneratedExamples:
         Raises:
             UploadError: The generator has another number of classes than the model.
         """
-        lent = self.lent
+        spec = self.spec
         if self._seen >= self._most:
             return logits.new_zeros(())
-        if logits.shape[1] != lent.classes:
+        if logits.shape[1] != spec.classes:
             raise UploadError(
-                f"the server's generator has {lent.classes} classes, this client's model has {logits.shape[1]}"
+                f"the server's generator has {spec.classes} classes, this client's model has {logits.shape[1]}"
             )
         # b is the size of a full batch: the first batch of an epoch is full, the last may be smaller.
         self._size, self._full = len(labels), self._full or len(labels)
-        drawn = torch.randint(lent.classes, (lent.batch,), generator=self._rng).to(labels.device)
+        drawn = torch.randint(spec.classes, (spec.batch,), generator=self._rng).to(labels.device)
         with torch.no_grad():
             examples, others = self._make(drawn), self._make(labels)
             target = self._judge(model, others)
         classified = cross_entropy(self._judge(model, examples), drawn)
-        return lent.weight * (lent.batch / self._full * classified + soft_kl(logits, target))
+        return spec.weight * (spec.batch / self._full * classified + soft_kl(logits, target))
 
     def step(self) -> None:
         """Count the batch of the last :meth:`penalty` as trained on."""
         self._seen += self._size
 
     def _make(self, labels: Tensor) -> Tensor:
-        noise = draw_noise(self.lent.noise, len(labels), self.lent.latent, self._rng)
+        noise = draw_noise(self.spec.noise, len(labels), self.spec.latent, self._rng)
         made: Tensor = self._generator(noise.to(labels.device), labels)
         return made
 
@@ -107,26 +107,26 @@ class GeneratedExamples:
         return logits
 
 
-def _head_of(model: nn.Module, lent: Lent) -> str:
+def _head_of(model: nn.Module, spec: GeneratorSpec) -> str:
     """Return the name of the model's last linear layer."""
     try:
         name, head = last_linear(model)
     except OptionError as error:
         raise UploadError(f"the server's generator makes features, but {error}") from error
-    if head.out_features != lent.classes:
+    if head.out_features != spec.classes:
         raise UploadError(
-            f"the server's generator has {lent.classes} classes, this client's last layer has {head.out_features}"
+            f"the server's generator has {spec.classes} classes, this client's last layer has {head.out_features}"
         )
     return name
 
 
-def _generator(model: nn.Module, lent: Lent, head: str | None, sent: Mapping[str, Tensor]) -> nn.Module:
+def _generator(model: nn.Module, spec: GeneratorSpec, head: str | None, sent: Mapping[str, Tensor]) -> nn.Module:
     """Return the server's generator, frozen, on the model's device."""
     features = int(model.get_submodule(head).in_features) if head is not None else 0  # type: ignore[arg-type]
     try:
         # Shapes first, without memory: a false description could ask for gigabytes.
         with torch.device("meta"):
-            wanted = _signature(lent.build(features).state_dict().items())
+            wanted = _signature(spec.build(features).state_dict().items())
     except OptionError as error:
         raise UploadError(f"the server's generator cannot be built: {error}") from error
     if _signature(sent.items()) != wanted:
@@ -134,7 +134,7 @@ def _generator(model: nn.Module, lent: Lent, head: str | None, sent: Mapping[str
     if not all(bool(value.isfinite().all()) for value in sent.values()):
         raise UploadError("the server's generator holds NaN or Inf; must be finite values")
     with seeded_torch(0, "generator"):  # the fresh weights are overwritten; the caller's random state must not move
-        found = lent.build(features)
+        found = spec.build(features)
     found.load_state_dict(dict(sent))
     place = next(iter(model.parameters())).device
     return found.requires_grad_(False).eval().to(place)

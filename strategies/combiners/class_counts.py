@@ -20,7 +20,7 @@ def response_shares(logits: Tensor) -> Tensor:
     Returns:
         [M, C], rows that sum to 1.
     """
-    return normalised(torch.softmax(logits.double(), dim=2).square().mean(1).sqrt())
+    return normalize_rows(torch.softmax(logits.double(), dim=2).square().mean(1).sqrt())
 
 
 def row_shares(rows: Tensor) -> Tensor:
@@ -32,22 +32,22 @@ def row_shares(rows: Tensor) -> Tensor:
     Returns:
         [M, C], rows that sum to 1.
     """
-    return normalised(rows.double() ** 4)
+    return normalize_rows(rows.double() ** 4)
 
 
 def geometric_mean(one: Tensor, other: Tensor) -> Tensor:
     """Return ``sqrt(one * other)`` of two tables of shares [M, C], renormalised."""
-    return normalised((one.double() * other.double()).sqrt())
+    return normalize_rows((one.double() * other.double()).sqrt())
 
 
-def normalised(shares: Tensor) -> Tensor:
+def normalize_rows(shares: Tensor) -> Tensor:
     """Return non-negative rows [M, C] divided by their sums; a row of zeros or with NaN or Inf becomes uniform."""
     shares = torch.where(shares.isfinite().all(1, keepdim=True), shares, torch.zeros_like(shares))
     total = shares.sum(1, keepdim=True)
     return torch.where(total > 0, shares / torch.where(total > 0, total, 1.0), 1 / shares.shape[1])
 
 
-def capped(sizes: Tensor) -> Tensor:
+def cap_at_median(sizes: Tensor) -> Tensor:
     """Return numbers of examples [M], capped at the median of the positive ones: claiming too many gains nothing."""
     some = sizes[sizes > 0]
     return torch.minimum(sizes, some.median()) if len(some) else sizes
@@ -67,7 +67,7 @@ def capped(sizes: Tensor) -> Tensor:
 ENOUGH = 0.3  # median agreement of the others below which no client is judged
 
 
-def agreeing(logits: Tensor, least: float) -> Tensor:
+def find_agreeing(logits: Tensor, least: float) -> Tensor:
     """Return which members agree with the others.
 
     Members are removed one at a time, starting with the one that agrees least. Removal needs that the rest agree among
@@ -85,16 +85,16 @@ def agreeing(logits: Tensor, least: float) -> Tensor:
     keep = torch.ones(len(table), dtype=torch.bool)
     while 2 * (int(keep.sum()) - 1) > len(table) and int(keep.sum()) > 2:
         members = keep.nonzero().flatten()
-        worst = members[agreements(table[members][:, members]).argmin()]
+        worst = members[mean_correlations(table[members][:, members]).argmin()]
         rest = members[members != worst]
-        usual = float(agreements(table[rest][:, rest]).median())
+        usual = float(mean_correlations(table[rest][:, rest]).median())
         if usual < ENOUGH or float(table[worst, rest].mean()) >= least * usual:
             break
         keep[worst] = False
     return keep
 
 
-def agreements(table: Tensor) -> Tensor:
+def mean_correlations(table: Tensor) -> Tensor:
     """Return each member's mean correlation [M] with the others of a table [M, M], M >= 2."""
     return (table.sum(1) - table.diagonal()) / (len(table) - 1)
 

@@ -31,7 +31,7 @@ WEIGHT = "head.weight"
 BASIS = 512  # rows of the clients' heads that noise is made of, drawn where there are more
 
 
-def on_features(job: Job) -> Job:
+def to_feature_space(job: Job) -> Job:
     """Return the job in the space of features, where every upload and the student are heads on one frozen backbone.
 
     Its inputs are features times sqrt(d), [B, d, 1, 1], whose entries have a size near 1. Its weights are divided by
@@ -51,13 +51,13 @@ def on_features(job: Job) -> Job:
         builders={job.student: partial(_alone, job.builders[job.student])},
         input_shape=(width, 1, 1),
         normalization=Normalization((0.0,), (1.0,)),
-        start=None if job.start is None else scaled(job.start, 1 / math.sqrt(width)),
+        start=None if job.start is None else scale_head(job.start, 1 / math.sqrt(width)),
         observer=None if job.observer is None else partial(_observed, job.builders[job.student], job.observer),
     )
 
 
-def noise_for(job: Job, count: int, rng: torch.Generator) -> Iterator[Tensor]:
-    """Yield noise for a job's models in batches: images in [0, 1], or features of the form of :func:`on_features`.
+def generate_noise(job: Job, count: int, rng: torch.Generator) -> Iterator[Tensor]:
+    """Yield noise for a job's models in batches: images in [0, 1], or features of the form of :func:`to_feature_space`.
 
     Args:
         job: Its uploads are heads where its inputs are features.
@@ -84,18 +84,18 @@ def _spanning(heads: list[Tensor], rng: torch.Generator) -> Tensor:
     return functional.normalize(rows[chosen], dim=1)
 
 
-def scaled(state: Mapping[str, Tensor], factor: float) -> State:
+def scale_head(state: Mapping[str, Tensor], factor: float) -> State:
     """Return a head's weights, its rows times a factor."""
     return {key: value * factor if key == WEIGHT else value for key, value in state.items()}
 
 
-def on_images(state: Mapping[str, Tensor]) -> State:
-    """Return the weights of a head of a job that :func:`on_features` made, as its head on images has them."""
-    return scaled(state, math.sqrt(state[WEIGHT].shape[1]))
+def to_image_space(state: Mapping[str, Tensor]) -> State:
+    """Return the weights of a head of a job that :func:`to_feature_space` made, as its head on images has them."""
+    return scale_head(state, math.sqrt(state[WEIGHT].shape[1]))
 
 
 def _read(upload: Upload, factor: float) -> State:
-    return scaled(upload.read(), factor)
+    return scale_head(upload.read(), factor)
 
 
 def _alone(builder: ModelBuilder) -> nn.Module:
@@ -109,5 +109,5 @@ def _alone(builder: ModelBuilder) -> nn.Module:
 def _observed(builder: ModelBuilder, observer: Observer, epoch: int, model: nn.Module) -> Mapping[str, float]:
     """Show the observer of a job the head on images that a head on features stands for."""
     whole = builder()
-    whole.load_state_dict(on_images(model.state_dict()))
+    whole.load_state_dict(to_image_space(model.state_dict()))
     return observer(epoch, whole.eval())

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.seeds import seeded_torch
-from ..teacher.copies import built
+from ..teacher.copies import build_module
 from .trained import hold_as_buffers
 
 ADAPTERS = ("conv", "mean")
@@ -32,7 +32,7 @@ class MemberMean(nn.Module):
         return _by_member(joined, self.members).mean(1)
 
 
-def adapted(block: nn.Module, adapter: str, *, members: int, channels: int) -> nn.Sequential:
+def adapt_block(block: nn.Module, adapter: str, *, members: int, channels: int) -> nn.Sequential:
     """Return a block that takes joined maps [B, M C, ...].
 
     Args:
@@ -66,7 +66,7 @@ class SideBySide(nn.ModuleList):
         return torch.cat([block(x) for block in self], dim=1)
 
 
-def summed(joined: Tensor, members: int) -> Tensor:
+def sum_members(joined: Tensor, members: int) -> Tensor:
     """Return the sum over members of joined features: [B, M F] -> [B, F]."""
     return _by_member(joined, members).sum(1)
 
@@ -103,7 +103,7 @@ class FusedBlocks(nn.Module):
         Raises:
             ValueError: The member names no later blocks, or the tensors do not fit them.
         """
-        later: Sequence[nn.Module] = getattr(built(member), "later", ()) if member is not None else ()
+        later: Sequence[nn.Module] = getattr(build_module(member), "later", ()) if member is not None else ()
         members = len({key.split(".")[2] for key in weights if key.startswith("stages.0.")})
         if not later or not members:
             raise ValueError(f"combiner 'fused-blocks' cannot be built from tensors {sorted(weights)[:4]}")
@@ -113,7 +113,7 @@ class FusedBlocks(nn.Module):
             mixing = weights.get(f"stages.{number}.0.adapter.weight")
             adapter, channels = ("mean", 0) if mixing is None else ("conv", len(mixing))
             with seeded_torch(0, "fused-blocks"):  # its first weights do not matter
-                template = adapted(block, adapter, members=members, channels=channels)
+                template = adapt_block(block, adapter, members=members, channels=channels)
             stages.append(SideBySide(template, [template.state_dict()] * members))
         made = cls(stages, classifier)
         try:
@@ -124,7 +124,7 @@ class FusedBlocks(nn.Module):
 
     def features(self, outputs: Tensor) -> Tensor:
         """Return h(x), the sum of the members' last outputs [B, F], of their first blocks' outputs [M, B, C, ...]."""
-        return summed(self.stages(outputs.transpose(0, 1).flatten(1, 2)), len(outputs))
+        return sum_members(self.stages(outputs.transpose(0, 1).flatten(1, 2)), len(outputs))
 
     def forward(self, outputs: Tensor) -> Tensor:
         """Map the outputs of the members' first blocks [M, B, C, ...] to logits [B, C]."""

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..core.errors import UploadError
-from ..teacher.average import under_every_name
-from ..teacher.merged import began_from, linear_layers, merged_layers
+from ..teacher.average import repeat_tied_weights
+from ..teacher.merged import linear_layers, merge_layers, resembles_start
 from .update_gate import OTHER_START, UNKNOWN_START, start_model
 
 if TYPE_CHECKING:
     from ..method import Job, Progress, State, Upload
 
 
-def merged_uploads(
+def merge_uploads(
     job: Job, uploads: Sequence[Upload], weights: Sequence[float], progress: Progress, *, but: str = ""
 ) -> State:
     """Return the merged weights and biases of the linear layers; none, and a note why, if they cannot be merged.
@@ -44,10 +44,10 @@ def merged_uploads(
         progress.record({"note": f"linear layers are merged without {client}: {OTHER_START.format('it')}"})
     pairs = zip(uploads, weights, strict=True)
     heard = ((one.read(), weight) for one, weight in pairs if one.client not in others)
-    return under_every_name(model, merged_layers(start, heard, names))
+    return repeat_tied_weights(model, merge_layers(start, heard, names))
 
 
 def _began_from(upload: Upload, start: State, first: Sequence[str]) -> bool:
     """Return whether a client's first such layer is still like its start."""
     state = upload.read()
-    return all(began_from(state[f"{name}.weight"], start[f"{name}.weight"]) for name in first)
+    return all(resembles_start(state[f"{name}.weight"], start[f"{name}.weight"]) for name in first)

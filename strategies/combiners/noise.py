@@ -8,7 +8,7 @@ A 1987.
 
 Fields lack objects with edges that occlude one another, as in the dead-leaves model of natural images (Lee, Mumford and
 Huang, *Occlusion models for natural images*, IJCV 2001). Networks learn more from such images than from spectra alone
-(Baradad et al., *Learning to see by looking at noise*, NeurIPS 2021). :func:`overlaid` adds such shapes.
+(Baradad et al., *Learning to see by looking at noise*, NeurIPS 2021). :func:`overlay_shapes` adds such shapes.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def noise_batches(count: int, shape: Shape, rng: torch.Generator) -> Iterator[Te
         yield _batch(min(most, count - first), shape, rng)
 
 
-def overlaid(images: Tensor, layers: int, rng: torch.Generator) -> Tensor:
+def overlay_shapes(images: Tensor, layers: int, rng: torch.Generator) -> Tensor:
     """Return images with shapes laid over them in layers, each shape a part of another image or of one colour.
 
     In a layer seven of ten images get shapes: the regions where a smooth random field is high, less than half of the

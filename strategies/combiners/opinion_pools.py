@@ -135,7 +135,7 @@ class OpinionPool(nn.Module):
             answers: The members' logits on noise [M, P, C].
         """
         answers = self._heard(answers)
-        sizes = centred(answers).std((1, 2), correction=0)
+        sizes = center_logits(answers).std((1, 2), correction=0)
         # Unbounded, a model with tiny logits on noise would outweigh all others on other images.
         usual = float(sizes[self.weights > 0].median()) if bool((self.weights > 0).any()) else 1.0
         bounded = sizes.clamp_min(max(LEAST_SIZE * usual, 1e-12))
@@ -169,10 +169,10 @@ class OpinionPool(nn.Module):
         return torch.where(self.weights[:, None, None] > 0, logits, torch.zeros_like(logits))
 
     def _evidence(self, logits: Tensor) -> Tensor:
-        return torch.einsum("mc,mbc->bc", self.shares() * self.scales[:, None], centred(logits))
+        return torch.einsum("mc,mbc->bc", self.shares() * self.scales[:, None], center_logits(logits))
 
 
-def centred(logits: Tensor) -> Tensor:
+def center_logits(logits: Tensor) -> Tensor:
     """Return logits [M, B, C] less their mean over classes, which changes no prediction."""
     return logits - logits.mean(2, keepdim=True)
 

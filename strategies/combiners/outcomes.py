@@ -31,10 +31,10 @@ def load_model(outcome: Outcome, job: Job) -> nn.Module:
         return model.to(job.device).eval()
     if outcome.ensemble is None:
         raise OneShotError("the outcome holds neither a student nor an ensemble: nothing to load")
-    return ensemble_of(job, outcome.ensemble)
+    return build_ensemble(job, outcome.ensemble)
 
 
-def members_of(job: Job, spec: EnsembleSpec) -> tuple[Upload, ...]:
+def find_members(job: Job, spec: EnsembleSpec) -> tuple[Upload, ...]:
     """Return the uploads that a spec names, in its order.
 
     Raises:
@@ -46,12 +46,12 @@ def members_of(job: Job, spec: EnsembleSpec) -> tuple[Upload, ...]:
     return tuple(uploads[client] for client in spec.clients)
 
 
-def ensemble_of(job: Job, spec: EnsembleSpec) -> Ensemble:
+def build_ensemble(job: Job, spec: EnsembleSpec) -> Ensemble:
     """Build a spec's ensemble from a job's uploads, reading one at a time.
 
     Raises:
         OneShotError: The job lacks a member's upload.
     """
-    members = members_of(job, spec)
+    members = find_members(job, spec)
     combiner = build_combiner(spec.combiner, spec.weights, job.builders[members[0].architecture])
     return Ensemble.of_job(job, members, combiner, precision=spec.precision)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ..method import Job
 
 
-def sized_teacher(job: Job, *, fold: bool = True, precision: str = "float32") -> tuple[Ensemble, Weighted]:
+def build_sized_teacher(job: Job, *, fold: bool = True, precision: str = "float32") -> tuple[Ensemble, Weighted]:
     """Return the ensemble ``sum_k n_k f_k(x) / sum_k n_k`` of a job's uploads, and its combiner.
 
     Args:
@@ -47,4 +47,4 @@ def check_sizes(job: Job, key: str) -> None:
         )
 
 
-TEACHER = Teacher("dw-fedens", sized_teacher, check_sizes)
+TEACHER = Teacher("dw-fedens", build_sized_teacher, check_sizes)

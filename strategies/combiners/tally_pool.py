@@ -21,9 +21,9 @@ from ..teacher.augment import Standardize
 from ..teacher.ensemble import Ensemble
 from ..teacher.heads import head_keys
 from . import class_counts
-from .class_counts import agreeing
+from .class_counts import find_agreeing
 from .combiners import Mean
-from .feature_noise import noise_for
+from .feature_noise import generate_noise
 from .opinion_pools import RULES, SMOOTHING, OpinionPool, with_stand_ins
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class TallyPoolOptions:
     )
 
 
-def fitted_pool(job: Job, ensemble: Ensemble, options: TallyPoolOptions) -> OpinionPool:
+def fit_pool(job: Job, ensemble: Ensemble, options: TallyPoolOptions) -> OpinionPool:
     """Return Tally's combiner of a job's uploads.
 
     Args:
@@ -82,14 +82,14 @@ def fitted_pool(job: Job, ensemble: Ensemble, options: TallyPoolOptions) -> Opin
     Raises:
         UploadError: Every client has weight 0, or those with weight 1 have no examples.
     """
-    answers = probed(job, ensemble, options.probes)
+    answers = probe_members(job, ensemble, options.probes)
     keep = (answers.abs() <= LARGEST_LOGIT).all(2).all(1)  # false for NaN
     if not bool(keep.any()):
         raise UploadError(
             f"no client's model answers noise with finite logits up to {LARGEST_LOGIT:.0e}: nothing to combine"
         )
     if options.agreement > 0:
-        keep[keep.clone()] = agreeing(answers[keep], options.agreement)
+        keep[keep.clone()] = find_agreeing(answers[keep], options.agreement)
     counts = examples_per_class(job, answers, job.uploads, options)
     if not bool(counts[keep].any()):
         raise UploadError("no client whose model answers noise with finite logits has examples: nothing to combine")
@@ -115,19 +115,19 @@ def examples_per_class(job: Job, answers: Tensor, uploads: Sequence[Upload], opt
         options: How to count or estimate.
     """
     sizes = known_sizes(uploads)
-    sizes = class_counts.capped(sizes) if options.cap_examples else sizes
+    sizes = class_counts.cap_at_median(sizes) if options.cap_examples else sizes
     told = [upload.label_counts for upload in uploads]
     if options.counts == "uniform":
         shares = torch.full((len(uploads), job.num_classes), 1 / job.num_classes)
         return sizes[:, None] * shares
-    claimed = class_counts.normalised(torch.tensor([row or (0,) * job.num_classes for row in told]).double())
+    claimed = class_counts.normalize_rows(torch.tensor([row or (0,) * job.num_classes for row in told]).double())
     silent = torch.tensor([not row or not sum(row) for row in told])
     if options.counts == "auto" and not bool(silent.any()):
         return (sizes[:, None] * claimed).float()
     # With "auto" only clients without label counts are estimated.
     asked = silent if options.counts == "auto" else torch.ones_like(silent)
     found = claimed.clone()
-    found[asked] = estimated_shares(
+    found[asked] = estimate_shares(
         job, answers[asked], [u for u, one in zip(uploads, asked, strict=True) if one], options
     )
     if options.counts == "tempered":
@@ -135,21 +135,21 @@ def examples_per_class(job: Job, answers: Tensor, uploads: Sequence[Upload], opt
     return (sizes[:, None] * found).float()
 
 
-def estimated_shares(job: Job, answers: Tensor, uploads: Sequence[Upload], options: TallyPoolOptions) -> Tensor:
+def estimate_shares(job: Job, answers: Tensor, uploads: Sequence[Upload], options: TallyPoolOptions) -> Tensor:
     """Return the share of each class among a client's examples, estimated from its model [M, C]."""
     shares = class_counts.response_shares(answers)
     if options.counts != "noise":
         rows = class_counts.row_shares(row_norms(uploads, job.builders, job.num_classes))
         shares = rows if options.counts == "rows" else class_counts.geometric_mean(shares, rows)
     # Divided by the largest, so that a high power does not underflow for all classes.
-    return class_counts.normalised((shares / shares.amax(1, keepdim=True)) ** options.sharpness)
+    return class_counts.normalize_rows((shares / shares.amax(1, keepdim=True)) ** options.sharpness)
 
 
 @torch.no_grad()
-def probed(job: Job, ensemble: Ensemble, count: int) -> Tensor:
+def probe_members(job: Job, ensemble: Ensemble, count: int) -> Tensor:
     """Return the members' logits [M, count, C] on noise images or features, on the CPU."""
     standardize = Standardize(job.normalization)
-    batches = noise_for(job, count, generator(job.seed, "tally", "probes"))
+    batches = generate_noise(job, count, generator(job.seed, "tally", "probes"))
     parts = (standardize(part) for batch in batches for part in torch.split(batch, BATCH))
     return torch.cat([ensemble.member_logits(part.to(job.device)).float().cpu() for part in parts], dim=1)
 
@@ -188,7 +188,7 @@ def known_sizes(uploads: Sequence[Upload]) -> Tensor:
 # A job's uploads combined by Tally's pool: Tally's teacher, and the teacher or class shares of other methods.
 
 
-def tally_teacher(
+def build_tally_teacher(
     job: Job, options: TallyPoolOptions | None = None, *, fold: bool = True, precision: str = "float32"
 ) -> tuple[Ensemble, OpinionPool]:
     """Return the ensemble of a job's uploads under Tally's pool, and that pool, which is the ensemble's combiner.
@@ -206,7 +206,7 @@ def tally_teacher(
             C outputs, or no model answers noise with finite logits.
     """
     ensemble = Ensemble.of_job(job, job.uploads, Mean(), fold=fold, precision=precision)
-    pool = fitted_pool(job, ensemble, options or TallyPoolOptions())
+    pool = fit_pool(job, ensemble, options or TallyPoolOptions())
     if not bool((pool.weights > 0).all()):
         del ensemble  # two ensembles may not fit in memory
         ensemble = Ensemble.of_job(job, with_stand_ins(job.uploads, pool), Mean(), fold=fold, precision=precision)
@@ -231,4 +231,4 @@ def check_images(job: Job, key: str) -> None:
         )
 
 
-TEACHER = Teacher("tally", tally_teacher, check_images)
+TEACHER = Teacher("tally", build_tally_teacher, check_images)

@@ -30,9 +30,9 @@ from torch import Tensor, nn
 from ..core.errors import OptionError
 from ..core.gpu import has_hooks
 from ..core.seeds import initial_torch
-from ..teacher.copies import built
-from ..teacher.merged import began_from
-from .opinion_pools import RULES, UNHELD, OpinionPool, centred
+from ..teacher.copies import build_module
+from ..teacher.merged import resembles_start
+from .opinion_pools import RULES, UNHELD, OpinionPool, center_logits
 from .trained import hold_as_buffers, register
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class GatedPool(OpinionPool):
         mass = self.shares()[:, None] * self.densities(x).exp()[:, :, None]
         total = mass.sum(0)
         shares = mass / total.clamp_min(torch.finfo(mass.dtype).tiny)
-        evidence = (shares * self.scales[:, None, None] * centred(logits)).sum(0)
+        evidence = (shares * self.scales[:, None, None] * center_logits(logits)).sum(0)
         combined = RULES[self.rule](shares, self.opinions(logits)) + evidence + self.bias
         held = self.shares().sum(0) > 0
         explained = total.clamp_min(torch.finfo(mass.dtype).tiny).log()
@@ -128,7 +128,7 @@ class GatedPools:
         """
         own = {key.removeprefix(BELOW): value for key, value in weights.items() if key.startswith(BELOW)}
         rest = {key: value for key, value in weights.items() if not key.startswith(BELOW)}
-        below = lower_part(built(member))[1] if member is not None else None
+        below = lower_part(build_module(member))[1] if member is not None else None
         shapes = {key: value.shape for key, value in own.items()}
         if below is None or {key: value.shape for key, value in below.state_dict().items()} != shapes:
             raise ValueError(f"a gated pool needs members with the layers of its tensors {', '.join(own) or '(none)'}")
@@ -198,21 +198,21 @@ class Spans:
     change: float
 
 
-def gated_pool(job: Job, pool: OpinionPool) -> GatedPool | str:
+def gate_pool(job: Job, pool: OpinionPool) -> GatedPool | str:
     """Return a pool with the gate of its members' updates, or the reason why there is none.
 
     Args:
         job: Its uploads, one for each member of the pool and of one architecture; their start; their input space.
         pool: Of the job's uploads, on any device.
     """
-    spans = spans_of(job, (pool.weights > 0).tolist())
+    spans = find_spans(job, (pool.weights > 0).tolist())
     if isinstance(spans, str):
         return spans
     power = torch.tensor([POWER / max(spans.change, LEAST_CHANGE)])
     return GatedPool(pool.cpu(), spans.bases, power, spans.below).to(job.device).eval()
 
 
-def spans_of(job: Job, heard: Sequence[bool], *, share: float = SHARE) -> Spans | str:
+def find_spans(job: Job, heard: Sequence[bool], *, share: float = SHARE) -> Spans | str:
     """Return the spans of the clients' updates of their first linear layer, or the reason why there are none.
 
     Args:
@@ -231,11 +231,11 @@ def spans_of(job: Job, heard: Sequence[bool], *, share: float = SHARE) -> Spans 
     for upload, read in zip(job.uploads, heard, strict=True):
         state = upload.read() if read else start
         weight, began = state[f"{name}.weight"].double(), start[f"{name}.weight"].double()
-        if read and not began_from(weight, began):
+        if read and not resembles_start(weight, began):
             return OTHER_START.format(upload.client)
         bases.append(span(weight - began, share))
         if read:
-            changes.append(change(state, {key: start[key] for key in below.state_dict()}))
+            changes.append(mean_relative_change(state, {key: start[key] for key in below.state_dict()}))
     return Spans(below, torch.stack(bases), float(torch.tensor(changes).mean()))
 
 
@@ -266,7 +266,7 @@ def span(update: Tensor, share: float = SHARE) -> Tensor:
     return basis
 
 
-def change(state: State, start: State) -> float:
+def mean_relative_change(state: State, start: State) -> float:
     """Return the mean relative change of the weights, not biases, that ``start`` names; 0 without any."""
     keys = [key for key, value in start.items() if value.dim() > 1]
     moves = [float((state[key] - start[key]).norm() / start[key].norm().clamp_min(1e-12)) for key in keys]

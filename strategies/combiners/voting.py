@@ -38,7 +38,7 @@ def vote_counts(logits: Array, labels: Array) -> npt.NDArray[np.int64]:
     return np.bincount(cells.ravel(), minlength=members * classes**2).reshape(members, classes, classes)
 
 
-def merged(counts: Iterable[Array]) -> Array:
+def sum_votes(counts: Iterable[Array]) -> Array:
     """Return the counts of the pooled examples, the sum over clients.
 
     Args:

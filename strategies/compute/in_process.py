@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.errors import OptionError
 from ..core.gpu import resolve_device
-from ..core.processor import kept_memory, subnormals_as_zero
-from ..core.work import Counting, Work, counted, work
+from ..core.processor import flush_subnormals, keep_freed_memory
+from ..core.work import Counting, Work, count_work, work
 from ..method import Job, Method, Outcome, Progress
 from ..uploads.needs import check_needs
 
@@ -36,7 +36,7 @@ class InProcess:
         """
         check_needs(method, job)
         job = replace(job, device=resolve_device(job.device))
-        with torch_as_usual(job.threads), kept_memory(), counted(Work()) as counts:
+        with torch_as_usual(job.threads), keep_freed_memory(), count_work(Work()) as counts:
             outcome = method.fit(job, Counting(progress, counts))
         return replace(outcome, work=counts.as_dict())
 
@@ -58,7 +58,7 @@ def torch_as_usual(count: int) -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
-        with torch.inference_mode(False), torch.enable_grad(), subnormals_as_zero():
+        with torch.inference_mode(False), torch.enable_grad(), flush_subnormals():
             yield
     finally:
         torch.set_num_threads(before)
@@ -88,7 +88,7 @@ class WithClients:
             raise OptionError(f"method {method.name!r} sends its clients no questions after their upload")
         check_needs(method, job)
         job = replace(job, device=resolve_device(job.device))
-        with torch_as_usual(job.threads), kept_memory(), counted(Work()) as counts:
+        with torch_as_usual(job.threads), keep_freed_memory(), count_work(Work()) as counts:
             outcome = method.client_phase.fit(job, Counting(progress, counts), _Counted(self._clients))
         return replace(outcome, work=counts.as_dict())
 

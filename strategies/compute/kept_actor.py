@@ -16,10 +16,10 @@ from ..core.errors import ComputeError
 from ..core.facts import UploadFacts
 from ..method import Job, Method, Outcome, Upload
 from .by_value import LIBRARY
-from .ray_shards import Loading, Plan, ShardActors, ShardLostError, method_share, plan_of
-from .ray_start import NoRoomError, Session, Terms
+from .ray_shards import Loading, ShardActors, ShardLostError, ShardPlan, method_share, plan_shards
+from .ray_start import ActorTerms, NoRoomError, Session
 from .relay import Relay
-from .task import Sent, Task, pack, unpack
+from .task import ActorTask, SentParts, pack, unpack
 from .worker import Failure
 
 _log = logging.getLogger(__name__)
@@ -42,10 +42,10 @@ class _Parcel:
         plan: The plan of its teachers' shards.
     """
 
-    task: Task
+    task: ActorTask
     uploads: tuple[tuple[UploadFacts, list[Any]], ...]
     job: Job
-    plan: Plan
+    plan: ShardPlan
 
 
 class KeptActor:
@@ -56,12 +56,12 @@ class KeptActor:
         terms: Its resources and limits.
     """
 
-    def __init__(self, session: Session, terms: Terms) -> None:
+    def __init__(self, session: Session, terms: ActorTerms) -> None:
         self._session, self._terms = session, terms
         self._actor: Any = None
         self._granted: tuple[bool, float | None] = (False, None)
         self._shards = ShardActors(session, terms.wait_s)
-        self._sent = Sent()
+        self._sent = SentParts()
 
     def run(self, method: Method, job: Job, relay: Relay) -> Outcome:
         """Run a method on a job; see :meth:`.ray_actors.RayActors.run`."""
@@ -90,7 +90,7 @@ class KeptActor:
     def end(self) -> None:
         """Kill the actor, if one exists, whatever it is doing."""
         actor, self._actor = self._actor, None
-        self._sent = Sent()
+        self._sent = SentParts()
         self._shards.end()
         if actor is not None and self._session.lasts():
             self._session.ray.kill(actor)
@@ -107,7 +107,7 @@ class KeptActor:
 
     def _parcel(self, method: Method, job: Job, relay: Relay) -> _Parcel:
         ray = self._session.ray
-        task, plan = Task.of(method, job, ray.cloudpickle), plan_of(ray, job, self._terms.shards)
+        task, plan = ActorTask.of(method, job, ray.cloudpickle), plan_shards(ray, job, self._terms.shards)
         if plan.reason:
             where = f"in {plan.shards} shards" if plan.sharded else "on one device"
             relay.deliver("record", ({"note": f"the clients' models are held {where}: {plan.reason}"},))

@@ -20,7 +20,7 @@ from ..core.offline import ray_token
 from ..uploads.needs import check_needs
 from .in_process import InProcess
 from .kept_actor import KeptActor
-from .ray_start import NoRoomError, Session, Terms, start_ray
+from .ray_start import ActorTerms, NoRoomError, Session, start_ray
 from .relay import Relay
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class RayActors:
             return kept.run(method, job, progress)
 
     @contextmanager
-    def kept(self) -> Iterator[_Kept]:
+    def kept(self) -> Iterator[_KeptRay]:
         """Yield a place whose runs share one actor, and a Ray of this process's own if it has to start one.
 
         The first run makes both, and the block ends both. A run that finds no room logs it once; that run and all later
@@ -84,7 +84,7 @@ class RayActors:
         tensors, or if torch has written into them. With a GPU, the actor holds its share from run to run, but no
         memory.
         """
-        kept = _Kept(self)
+        kept = _KeptRay(self)
         try:
             yield kept
         finally:
@@ -133,7 +133,7 @@ class RayActors:
             time.sleep(0.05)
 
 
-class _Kept:
+class _KeptRay:
     """The place that the runs of one block use."""
 
     def __init__(self, place: RayActors) -> None:
@@ -158,7 +158,7 @@ class _Kept:
         return InProcess().run(method, job, progress)
 
     @contextmanager
-    def kept(self) -> Iterator[_Kept]:
+    def kept(self) -> Iterator[_KeptRay]:
         """Yield this place, which is already kept."""
         yield self
 
@@ -177,7 +177,7 @@ class _Kept:
             _log.warning("Ray has ended since the last run: a new one replaces it")
         if self._actor is None:
             session = self._open.enter_context(place.session(tick))
-            self._actor = KeptActor(session, Terms(place.num_gpus, place.max_restarts, place.wait_s, place.shards))
+            self._actor = KeptActor(session, ActorTerms(place.num_gpus, place.max_restarts, place.wait_s, place.shards))
             self._open.callback(self._actor.end)
         return self._actor
 

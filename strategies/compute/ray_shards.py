@@ -21,7 +21,7 @@ from .task import pack
 
 if TYPE_CHECKING:
     from ..method import Job, Upload
-    from ..teacher.sharded import Answer, Array, Request
+    from ..teacher.sharded import Array, ShardAnswer, ShardRequest
     from .ray_start import Session
     from .relay import Relay
     from .worker import Failure
@@ -46,7 +46,7 @@ class RayShard:
     ray: Any
     actor: Any
 
-    def forward(self, images: Any, request: Request) -> Callable[[], Answer]:
+    def forward(self, images: Any, request: ShardRequest) -> Callable[[], ShardAnswer]:
         """Start a forward pass; ``images`` is a reference to the object store."""
         return partial(self._got, self.actor.forward.remote(images, request))
 
@@ -99,9 +99,9 @@ class ShardActors:
     def __init__(self, session: Session, wait_s: float) -> None:
         self._session, self._wait_s = session, wait_s
         self._actors: list[Any] = []
-        self._plan: Plan | None = None
+        self._plan: ShardPlan | None = None
 
-    def load(self, loading: Loading, plan: Plan, relay: Relay) -> list[Loaded]:
+    def load(self, loading: Loading, plan: ShardPlan, relay: Relay) -> list[Loaded]:
         """Load members into shards; start new shards where the plan has none yet.
 
         Raises:
@@ -115,10 +115,10 @@ class ShardActors:
         except (exceptions.RayActorError, exceptions.OutOfMemoryError) as error:
             raise ShardLostError(f"a shard of the teachers died: {error}") from error
 
-    def _load(self, loading: Loading, plan: Plan, relay: Relay) -> list[Loaded]:
-        from ..teacher.shard import divided
+    def _load(self, loading: Loading, plan: ShardPlan, relay: Relay) -> list[Loaded]:
+        from ..teacher.shard import divide_evenly
 
-        parts = divided(len(loading.uploads), plan.shards)
+        parts = divide_evenly(len(loading.uploads), plan.shards)
         if self._actors and (plan != self._plan or not self._alive(relay)):
             self.end()
         if not self._actors:
@@ -140,7 +140,7 @@ class ShardActors:
             for actor in actors:
                 self._session.ray.kill(actor)
 
-    def _start(self, plan: Plan, relay: Relay) -> None:
+    def _start(self, plan: ShardPlan, relay: Relay) -> None:
         ray, session = self._session.ray, self._session
         new = ray.remote(session.shard).options
         self._plan = plan
@@ -205,7 +205,7 @@ METHOD_SHARE = 0.1
 
 
 @dataclass(frozen=True)
-class Plan:
+class ShardPlan:
     """The places of the members.
 
     Attributes:
@@ -247,7 +247,7 @@ class Plan:
         ]
 
 
-def plan_of(ray: Any, job: Job, shards: int) -> Plan:
+def plan_shards(ray: Any, job: Job, shards: int) -> ShardPlan:
     """Plan the shards of a job.
 
     Args:
@@ -257,7 +257,7 @@ def plan_of(ray: Any, job: Job, shards: int) -> Plan:
     """
     members = len(job.uploads)
     if shards == 1 or members < 2:
-        return Plan(1)
+        return ShardPlan(1)
     nodes, gpus = _nodes(ray), 0 if job.device == "cpu" else int(ray.cluster_resources().get("GPU", 0))
     if shards > 1:
         return _placed(min(shards, members), f"setting 'shards' is {shards}", nodes, gpus)
@@ -265,27 +265,27 @@ def plan_of(ray: Any, job: Job, shards: int) -> Plan:
         return _placed(min(gpus, members), f"there are {gpus} GPUs", nodes, gpus)
     needed, free = teacher_bytes(job), _free_bytes(gpus)
     if needed <= free:
-        return Plan(1)
+        return ShardPlan(1)
     says = f"{members} teachers need {_gib(needed)}, and {_gib(free)} are free on one device"
     rooms = sorted((room for room in nodes.values() if room), reverse=True)
     if gpus or sum(rooms) < needed or len(rooms) < 2:
-        return Plan(1, f"{says}; the cluster has no other devices with room")
+        return ShardPlan(1, f"{says}; the cluster has no other devices with room")
     count = next(n for n in range(2, len(rooms) + 1) if rooms[n - 1] * n >= needed or n == len(rooms))
     return _placed(min(count, members), says, nodes, 0)
 
 
 def teacher_bytes(job: Job) -> int:
     """Estimate the memory of all uploads as teachers on one device: their weights times :data:`FACTOR`."""
-    from ..teacher.copies import built
+    from ..teacher.copies import build_module
 
     sizes: dict[str, int] = {}
     for name in {upload.architecture for upload in job.uploads}:
-        model = built(job.builders[name])
+        model = build_module(job.builders[name])
         sizes[name] = sum(tensor.nbytes for tensor in model.state_dict().values())
     return int(FACTOR * sum(sizes[upload.architecture] for upload in job.uploads))
 
 
-def method_share(plan: Plan, own: float | None) -> float | None:
+def method_share(plan: ShardPlan, own: float | None) -> float | None:
     """Return the GPU share of the method's own actor.
 
     Args:
@@ -295,10 +295,10 @@ def method_share(plan: Plan, own: float | None) -> float | None:
     return METHOD_SHARE if own is None and plan.sharded and plan.num_gpus else own
 
 
-def _placed(shards: int, reason: str, nodes: Mapping[str, float], gpus: int) -> Plan:
+def _placed(shards: int, reason: str, nodes: Mapping[str, float], gpus: int) -> ShardPlan:
     # Ray counts in ten-thousandths; rounded up, the last of seven shards would find no room.
     share = math.floor(SHARD_SHARE / math.ceil(shards / gpus) * 1e4) / 1e4 if gpus else 0.0
-    return Plan(shards, reason, share, tuple(nodes))
+    return ShardPlan(shards, reason, share, tuple(nodes))
 
 
 def _nodes(ray: Any) -> dict[str, float]:

@@ -172,7 +172,7 @@ class Session:
 
 
 @dataclass(frozen=True)
-class Terms:
+class ActorTerms:
     """An actor's resources and limits; see :class:`.ray_actors.RayActors`."""
 
     num_gpus: float | None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.errors import OneShotError
 from ..core.gpu import resolve_device
-from ..core.processor import subnormals_as_zero
+from ..core.processor import flush_subnormals
 from ..method import Upload
 from .task import unpack
 from .worker import Failure
@@ -16,7 +16,7 @@ from .worker import Failure
 if TYPE_CHECKING:
     from ..core.facts import UploadFacts
     from ..teacher.shard import HeldShard
-    from ..teacher.sharded import Answer, Array, Request
+    from ..teacher.sharded import Array, ShardAnswer, ShardRequest
 
 
 class ShardWorker:
@@ -68,12 +68,12 @@ class ShardWorker:
         """Finish loading; return whether a member keeps batch-normalisation statistics."""
         return self._open.close()
 
-    @subnormals_as_zero()
-    def forward(self, images: Array, request: Request) -> Answer:
+    @flush_subnormals()
+    def forward(self, images: Array, request: ShardRequest) -> ShardAnswer:
         """Make a forward pass, see :class:`strategies.teacher.sharded.Shard`."""
         return self._open.forward(images, request)
 
-    @subnormals_as_zero()
+    @flush_subnormals()
     def backward(self, ticket: int, logits: Array, watched: Array | None) -> Array | None:
         """Make a backward pass, see :class:`strategies.teacher.sharded.Shard`."""
         return self._open.backward(ticket, logits, watched)

@@ -100,7 +100,7 @@ _OF_THE_RUN = ("start", "memory", "teacher")
 
 
 @dataclass(frozen=True)
-class Task:
+class ActorTask:
     """A method and its job in the form that travels; uploads follow one by one.
 
     Attributes:
@@ -118,7 +118,7 @@ class Task:
     state: Mapping[str, Any]
 
     @classmethod
-    def of(cls, method: Method, job: Job, cloudpickle: Any) -> Task:
+    def of(cls, method: Method, job: Job, cloudpickle: Any) -> ActorTask:
         """Pickle the user's code and values.
 
         Args:
@@ -153,7 +153,7 @@ class Task:
         state = {name: getattr(job, name) for name in _OF_THE_RUN}
         return cls(method.name, replace(job, device=device, **bare), parts, state)
 
-    def packed(self, sent: Sent) -> Task:
+    def packed(self, sent: SentParts) -> ActorTask:
         """Return the task for an actor, without the parts that the actor already has; the tensors are shared."""
         return replace(self, parts=sent.lacks(self.parts), state=pack(self.state, copy=False))
 
@@ -178,7 +178,7 @@ class Task:
         return method, job
 
 
-class Sent:
+class SentParts:
     """The parts that an actor already has."""
 
     def __init__(self) -> None:
@@ -198,7 +198,7 @@ class Sent:
         self._marks = {name: _mark(part) for name, part in parts.items()}
 
 
-class _Seen:
+class _TensorMark:
     """A tensor at a moment: equal to itself until torch writes into it.
 
     A tensor of inference mode does not count the writes, and so equals none.
@@ -209,7 +209,7 @@ class _Seen:
         self._tensor, self._version = tensor, math.nan if tensor.is_inference() else tensor._version
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Seen) and self._tensor is other._tensor and self._version == other._version
+        return isinstance(other, _TensorMark) and self._tensor is other._tensor and self._version == other._version
 
     __hash__ = None  # type: ignore[assignment]  # it changes with its tensor
 
@@ -218,7 +218,7 @@ def _mark(part: Any) -> Any:
     import torch
 
     if isinstance(part, torch.Tensor):
-        return _Seen(part)
+        return _TensorMark(part)
     return tuple(map(_mark, part)) if isinstance(part, tuple) else part
 
 

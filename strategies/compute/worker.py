@@ -20,7 +20,7 @@ from ..core import errors
 from ..core.errors import ComputeError, OneShotError, UploadError
 from ..method import Part, Snapshot, Upload
 from .in_process import InProcess
-from .task import Task, pack, unpack
+from .task import ActorTask, pack, unpack
 
 if TYPE_CHECKING:
     from ..core.facts import UploadFacts
@@ -185,7 +185,7 @@ class Worker:
         self._outbox.put("ask", what, *args)
         return self._told.get()
 
-    def start(self, task: Task, snapshot: Any, interval_s: float, *, sharded: bool = False) -> None:
+    def start(self, task: ActorTask, snapshot: Any, interval_s: float, *, sharded: bool = False) -> None:
         """Start a task and return at once.
 
         Args:
@@ -214,7 +214,7 @@ class Worker:
             self._outbox.put("failed", Failure.of(error))
 
 
-def _work(task: Task, uploads: list[Upload], progress: OutboxProgress, shards: AskedShards | None) -> Any:
+def _work(task: ActorTask, uploads: list[Upload], progress: OutboxProgress, shards: AskedShards | None) -> Any:
     method, job = task.open(uploads)
     try:
         return pack(InProcess().run(method, replace(job, shards=shards), progress), copy=False)

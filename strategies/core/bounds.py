@@ -16,7 +16,7 @@ MOST = 5.0  # times the median norm of the round; honest clients at alpha 0.05 a
 FEWEST = 3  # of two changes neither tells which one is too long
 
 
-def bounded(
+def shorten_changes(
     start: Mapping[str, np.ndarray[Any, Any]],
     ends: Sequence[Mapping[str, np.ndarray[Any, Any]]],
     per: Sequence[float] = (),
@@ -41,7 +41,7 @@ def bounded(
     ], ratios
 
 
-def bounded_step(
+def shorten_step(
     start: Mapping[str, np.ndarray[Any, Any]],
     step: Mapping[str, np.ndarray[Any, Any]],
     ends: Sequence[Mapping[str, np.ndarray[Any, Any]]],
@@ -53,7 +53,7 @@ def bounded_step(
         start: The parameters at the start of the round.
         step: The server's step from there, float64: it may be longer than the parameters' own type can hold.
         ends: Those of every client.
-        most: The longest step, in medians of the norms of the clients' changes; see :func:`bounded`.
+        most: The longest step, in medians of the norms of the clients' changes; see :func:`shorten_changes`.
 
     Returns:
         The step; one within the bound is returned as given.
@@ -86,7 +86,7 @@ class Bound:
         ends: Mapping[str, Mapping[str, Any]],
         per: Sequence[float] = (),
     ) -> list[Mapping[str, np.ndarray[Any, Any]]]:
-        """Return the parameters of one round's clients within the bound, in their order; see :func:`bounded`.
+        """Return the parameters of one round's clients within the bound, in their order; see :func:`shorten_changes`.
 
         Args:
             number: The round, for the note.
@@ -94,7 +94,7 @@ class Bound:
             ends: Client -> its parameters.
             per: Divides the norm of each client's change; empty for 1 each.
         """
-        found, ratios = bounded(start, list(ends.values()), per)
+        found, ratios = shorten_changes(start, list(ends.values()), per)
         for client, ratio in zip(ends, ratios, strict=True):
             if ratio > MOST and client not in self._known:
                 self._known.add(client)

@@ -163,8 +163,8 @@ def sha256_file(path: Path) -> str:
     return digest.hexdigest()
 
 
-def sealed(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return JSON facts with their digest as the last entry, the place in which :func:`unsealed` reads it.
+def with_digest(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return JSON facts with their digest as the last entry, the place in which :func:`verify_digest` reads it.
 
     Args:
         facts: JSON values with finite numbers; keys are texts.
@@ -177,7 +177,7 @@ def sealed(facts: Mapping[str, Any]) -> dict[str, Any]:
     return {**body, DIGEST: _digest_of(body)}
 
 
-def unsealed(facts: Mapping[str, Any]) -> dict[str, Any]:
+def verify_digest(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return JSON facts without their digest, after the comparison; facts without a digest are returned as they are.
 
     Raises:
@@ -209,7 +209,7 @@ def write_facts(path: Path, facts: Any) -> None:
         StoreError: The disk refuses, or a value has no form in JSON.
     """
     try:
-        text = json.dumps(sealed(facts) if isinstance(facts, Mapping) else facts, indent=2, allow_nan=False)
+        text = json.dumps(with_digest(facts) if isinstance(facts, Mapping) else facts, indent=2, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise StoreError(f"{path}: {error}") from error
     with store_errors(path):
@@ -226,6 +226,6 @@ def read_facts(path: Path) -> Any:
         data = Path(path).read_bytes()
     try:
         facts = json.loads(data)
-        return unsealed(facts) if isinstance(facts, dict) else facts
+        return verify_digest(facts) if isinstance(facts, dict) else facts
     except (ValueError, RecursionError) as error:
         raise StoreError(f"{path}: damaged, no JSON that was written whole ({error})") from error

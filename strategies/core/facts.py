@@ -168,7 +168,7 @@ def default_normalization(input_shape: tuple[int, int, int]) -> Normalization:
     return Normalization.half(channels) if holds_images(input_shape) else Normalization.identity(channels)
 
 
-def tried(model: Callable[..., Any], input_shape: tuple[int, int, int]) -> Any:
+def run_on_blanks(model: Callable[..., Any], input_shape: tuple[int, int, int]) -> Any:
     """Return what a model makes of two blank examples; texts that it refuses as floats are whole numbers.
 
     Raises:

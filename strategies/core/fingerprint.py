@@ -29,7 +29,7 @@ _SHOWN = 80  # letters of a value in a message
 _NONE = "nothing"
 
 
-def packed(fields: Mapping[str, Any]) -> Tensor:
+def encode_fingerprint(fields: Mapping[str, Any]) -> Tensor:
     """Return the fields of a feature function as they travel: JSON, filled up with zeros, uint8 [1024].
 
     Args:
@@ -44,7 +44,7 @@ def packed(fields: Mapping[str, Any]) -> Tensor:
     return torch.tensor(list(data.ljust(SIZE, b"\0")), dtype=torch.uint8)
 
 
-def unpacked(fingerprint: Tensor) -> dict[str, Any]:
+def decode_fingerprint(fingerprint: Tensor) -> dict[str, Any]:
     """Return the fields of a fingerprint from outside; empty if it holds none."""
     try:
         found = json.loads(bytes(fingerprint.flatten().tolist()).rstrip(b"\0"))
@@ -53,14 +53,14 @@ def unpacked(fingerprint: Tensor) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def short(fingerprint: Tensor) -> str:
+def short_fingerprint(fingerprint: Tensor) -> str:
     """Return the name of a fingerprint: the first eight digits of its sha256."""
     return hashlib.sha256(bytes(fingerprint.flatten().tolist())).hexdigest()[:8]
 
 
-def difference(told: Tensor, expected: Tensor) -> str:
+def describe_difference(told: Tensor, expected: Tensor) -> str:
     """Return the fields in which two fingerprints differ, with both values; the first three of them."""
-    one, other = unpacked(told), unpacked(expected)
+    one, other = decode_fingerprint(told), decode_fingerprint(expected)
     names = [name for name in dict.fromkeys([*other, *one]) if _value(one, name) != _value(other, name)]
     parts = [f"{name[:_SHOWN]}: {_value(one, name)}, expected is {_value(other, name)}" for name in names[:3]]
     more = [f"{len(names) - 3} more"] if len(names) > 3 else []
@@ -75,8 +75,8 @@ def check_fingerprint(told: Tensor, expected: Tensor) -> None:
     """
     if _without_build(told) != _without_build(expected):
         raise UploadError(
-            f"its features come from another function: fingerprint {short(told)}, expected is {short(expected)}; they "
-            f"differ in {difference(told, expected)}"
+            f"its features come from another function: fingerprint {short_fingerprint(told)}, expected is "
+            f"{short_fingerprint(expected)}; they differ in {describe_difference(told, expected)}"
         )
 
 
@@ -87,7 +87,7 @@ def probe_warning(upload: Mapping[str, Tensor], expected: Tensor) -> str:
         upload: The client's ``probe`` [16], finite, and its ``fingerprint``, which equals the server's.
         expected: The server's own [16].
     """
-    told, precision = upload["probe"], str(unpacked(upload["fingerprint"]).get("precision"))
+    told, precision = upload["probe"], str(decode_fingerprint(upload["fingerprint"]).get("precision"))
     apart = float((told.double() - expected.double()).norm() / expected.double().norm().clamp_min(1e-12))
     if apart <= TOLERANCE.get(precision, TOLERANCE["float32"]):
         return ""

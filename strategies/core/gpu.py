@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from .errors import ComputeError, OptionError
-from .work import Work, counted, work
+from .work import Work, count_work, work
 
 if TYPE_CHECKING:
     import torch
@@ -217,7 +217,7 @@ class Graphed:
         capturing = torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local")
         outer, device = torch.cuda.current_stream(self._stream.device), torch.cuda.current_device()
         try:
-            with counted(counts), _undisturbed(), capturing:
+            with count_work(counts), _undisturbed(), capturing:
                 output = self._function(*inputs)
         except RuntimeError:  # the function does what a graph cannot
             _failed.append(graph)

@@ -30,12 +30,13 @@ def fast_layout(module: Module, images: Tensor | None = None) -> Module:
 
     Args:
         module: Changed in place.
-        images: Images that it takes [B, ch, H, W], for :func:`settle`; None for a module that is known to take them.
+        images: Images that it takes [B, ch, H, W], for :func:`settle_input`; None for a module that is known to
+            take them.
     """
     if all(parameter.device.type == "cpu" for parameter in module.parameters()):
         _store(module, channels_last=True)
     if images is not None:
-        settle(module, images)
+        settle_input(module, images)
     return module
 
 
@@ -46,7 +47,7 @@ def channels_last(images: Tensor) -> Tensor:
     return images.contiguous(memory_format=torch.channels_last) if images.dim() == 4 and not images.is_cuda else images
 
 
-def settle(module: nn.Module, images: Tensor) -> None:
+def settle_input(module: nn.Module, images: Tensor) -> None:
     """Let a module that anybody may have written read images that others read too, in channels-last memory.
 
     A module that flattens by ``view`` gets the default layout, and one that changes its input gets a copy. It is asked

@@ -27,7 +27,7 @@ _USUAL = {M_MMAP_MAX: 65536, M_MMAP_THRESHOLD: 32 * 2**20, M_TRIM_THRESHOLD: 64 
 
 
 @contextmanager
-def kept_memory() -> Iterator[None]:
+def keep_freed_memory() -> Iterator[None]:
     """Keep freed memory in the process during a block and release it after; without glibc on Linux do nothing.
 
     It changes no result. It holds for the whole process, so that such blocks must not overlap. Outside the main thread,
@@ -48,7 +48,7 @@ def kept_memory() -> Iterator[None]:
 
 
 @contextmanager
-def subnormals_as_zero() -> Iterator[None]:
+def flush_subnormals() -> Iterator[None]:
     """Take subnormal numbers for zero during a block, in the calling thread and in the workers that it starts.
 
     Workers that it started earlier keep theirs, so that a process begins with this block.

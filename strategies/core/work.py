@@ -45,14 +45,14 @@ class Work:
         if logits.requires_grad:
             logits.register_hook(backward)  # type: ignore[no-untyped-call]
 
-    def generator_stepped(self, half: bool = False) -> None:
+    def generator_stepped(self, bf16: bool = False) -> None:
         """Count a step of a generator.
 
         Args:
-            half: Whether the generator computed in bfloat16.
+            bf16: Whether the generator computed in bfloat16.
         """
         self.generator_steps += 1
-        self.bfloat16_steps += half
+        self.bfloat16_steps += bf16
 
     def include(self, counts: Mapping[str, int]) -> None:
         """Add counts of an earlier process."""
@@ -73,7 +73,7 @@ def work() -> Work:
 
 
 @contextmanager
-def counted(counts: Work) -> Iterator[Work]:
+def count_work(counts: Work) -> Iterator[Work]:
     """Count the work of a block."""
     token = _CURRENT.set(counts)
     try:

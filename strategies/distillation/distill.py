@@ -101,10 +101,10 @@ class Distillation:
 
     def _stepped(self, images: Tensor, answers: Tensor) -> Tensor:
         value = self._loss(self._student(images), answers)
-        return stepped(value, self._student, self._optimizer, clip=self._clip)
+        return take_step(value, self._student, self._optimizer, clip=self._clip)
 
 
-def stepped(loss: Tensor, module: nn.Module, optimizer: torch.optim.Optimizer, *, clip: float) -> Tensor:
+def take_step(loss: Tensor, module: nn.Module, optimizer: torch.optim.Optimizer, *, clip: float) -> Tensor:
     """Take a step of a module's optimiser down a loss, a scalar, and return the loss without its gradient.
 
     Args:

@@ -24,7 +24,7 @@ SHOWN = 64  # images in the report
 
 
 @contextmanager
-def clocked(seconds: dict[str, float], phase: str) -> Iterator[None]:
+def clock_block(seconds: dict[str, float], phase: str) -> Iterator[None]:
     """Add the seconds of a block to a phase."""
     begin = time.perf_counter()
     yield
@@ -57,7 +57,7 @@ class Stage:
 
     def clock(self, phase: str) -> AbstractContextManager[None]:
         """Add the seconds of a block to a phase."""
-        return clocked(self.seconds, phase)
+        return clock_block(self.seconds, phase)
 
     def ticks(self, progress: Progress, epoch: int, epochs: int, *, of: int = 0) -> Callable[[], None]:
         """Begin the steps of an epoch, and return the function to call after each, which reports it.
@@ -79,15 +79,15 @@ class Stage:
         return tick
 
     def sample(self) -> Tensor | None:
-        """Return :func:`sampled` images of the pool, a sample from the last epoch; None without any."""
+        """Return :func:`sample_images` images of the pool, a sample from the last epoch; None without any."""
         if not len(self.pool):
             return None
         images = self.pool.columns["images"]
-        return sampled(images if self.store_images else images[-self.made :], self.store_images)
+        return sample_images(images if self.store_images else images[-self.made :], self.store_images)
 
     def snapshot(self, epoch: int) -> Snapshot:
         """Return copies of the state after ``epoch`` epochs, and mark the pool's rows as saved."""
-        states = {name: weights_of(module) for name, module in self.modules.items()}
+        states = {name: copy_weights(module) for name, module in self.modules.items()}
         snapshot = Snapshot(
             epoch, {"modules": states, "optimizer": _optimizer_state(self.optimizer)}, self.pool.unsaved()
         )
@@ -127,10 +127,10 @@ def run_epochs(
         progress.record({"epoch": done, **values})
         progress.report(done, epochs, values, (0, stage.steps[-1] if stage.steps else 0))
         progress.checkpoint(lambda done=done: stage.snapshot(done))  # type: ignore[misc]
-    return Outcome(student=weights_of(stage.modules["student"]), timings=stage.seconds, images=stage.sample())
+    return Outcome(student=copy_weights(stage.modules["student"]), timings=stage.seconds, images=stage.sample())
 
 
-def sampled(images: Tensor, most: int = 0) -> Tensor:
+def sample_images(images: Tensor, most: int = 0) -> Tensor:
     """Return the images that an outcome holds, on the CPU.
 
     Args:
@@ -164,7 +164,7 @@ def learning_rate(schedule: str, lr: float, position: float, epochs: float) -> f
     return lr * (1 + math.cos(math.pi * math.floor(position) / epochs)) / 2 if schedule == "cosine" else lr
 
 
-def weights_of(module: nn.Module) -> State:
+def copy_weights(module: nn.Module) -> State:
     """Return a module's state dict in contiguous copies on the CPU."""
     return {name: _copy(tensor) for name, tensor in module.state_dict().items()}
 

@@ -69,7 +69,7 @@ def jitter(images: Tensor, most: int, rng: torch.Generator) -> Tensor:
     return images.roll((down, across), dims=(2, 3))
 
 
-def inverted_images(
+def invert_images(
     job: Job,
     teacher: Ensemble,
     shares: Tensor,

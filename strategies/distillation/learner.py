@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..combiners.combiners import Mean, build_combiner
 from ..combiners.opinion_pools import OpinionPool, with_stand_ins
-from ..combiners.outcomes import members_of
+from ..combiners.outcomes import find_members
 from ..core.gpu import Graphed, make_optimizer, set_rate
 from ..core.seeds import generator
 from ..method import TEACHERS
@@ -35,7 +35,7 @@ Make = Callable[[int, Callable[[], None]], Batch]
 Perturb = Callable[[Tensor, torch.Generator], Tensor]
 
 
-def teacher_of(
+def build_teacher(
     job: Job, combiner: nn.Module | None = None, *, precision: str = "float32", watched: bool = False
 ) -> Ensemble:
     """Return the ensemble that a job's student learns from.
@@ -58,7 +58,7 @@ def teacher_of(
         teacher: Ensemble = TEACHERS[job.teacher].build(job, fold=not watched, precision=precision)[0]
         return teacher
     if (spec := job.teacher) is not None:
-        uploads = members_of(job, spec)
+        uploads = find_members(job, spec)
         combiner = build_combiner(spec.combiner, spec.weights, job.builders[uploads[0].architecture])
         if isinstance(combiner, OpinionPool):
             uploads = with_stand_ins(uploads, combiner)
@@ -102,7 +102,7 @@ class Learner:
             weight_decay=recipe.weight_decay,
         )
         self._augment, self.reads_unchanged = AUGMENTATIONS[augmentation], augmentation == "none"
-        self._known_for_ever = self.reads_unchanged or asked_once
+        self._cache_logits = self.reads_unchanged or asked_once
         loss = loss or partial(soft_kl, temperature=recipe.kd_temperature)
         self._distillation = Distillation(
             self.student, self.optimizer, loss=loss, clip=recipe.student_clip, frozen_statistics=frozen_statistics
@@ -140,7 +140,7 @@ class Learner:
             rows: A table with ``images`` [N, ch, H, W].
             tick: Called after each batch that the teacher answers.
         """
-        if not self._known_for_ever:
+        if not self._cache_logits:
             return dict(rows)
         parts = []
         for part in torch.split(rows["images"], self.recipe.batch_size):
@@ -179,7 +179,7 @@ class Learner:
             inputs = self._inputs(rows["images"], rng)
             if perturb is not None:
                 inputs = perturb(inputs, rng)
-            known = rows.get("logits") if perturb is None and self._known_for_ever else None
+            known = rows.get("logits") if perturb is None and self._cache_logits else None
             answers = self._teach(inputs) if known is None else known
             yield from zip(torch.split(inputs, sizes), torch.split(answers, sizes), strict=True)
 

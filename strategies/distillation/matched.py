@@ -13,8 +13,8 @@ from ..core.errors import OptionError
 from ..core.facts import holds_images
 from ..core.seeds import seeded_torch
 from ..method import TEACHERS
-from ..teacher.ensemble import Ensemble, member_of
-from ..teacher.heads import features_of, last_linear
+from ..teacher.ensemble import Ensemble, load_member
+from ..teacher.heads import count_features, last_linear
 from ..teacher.student import fast_student
 from ..uploads.needs import check_gradients
 from .generators import ConditionalGenerator, FeatureGenerator
@@ -65,10 +65,10 @@ class Matched:
         # A teacher's pool is fitted on whole models, not on their last layers.
         pool = TEACHERS[job.teacher].build(job)[1] if isinstance(job.teacher, str) else None
         members = job.uploads if pool is None else with_stand_ins(job.uploads, pool)
-        heads = [last_linear(member_of(upload, job.builders))[1].to(job.device) for upload in members]
+        heads = [last_linear(load_member(upload, job.builders))[1].to(job.device) for upload in members]
         judge = last_linear(student)[1]
         owners = ["the student", *(upload.client for upload in job.uploads)]
-        features = features_of([judge, *heads], job.num_classes, owners)
+        features = count_features([judge, *heads], job.num_classes, owners)
         return cls(student, judge, Ensemble(heads, pool or Mean()), _generator(job, latent, width, features, table))
 
 
@@ -87,7 +87,7 @@ def check_level(job: Job, level: str, *, table: str) -> None:
     if level == "features":
         with seeded_torch(job.seed, "head"):
             head = last_linear(job.builders[job.student]())[1]
-        features_of([head], job.num_classes, [job.student])
+        count_features([head], job.num_classes, [job.student])
     elif not holds_images(job.input_shape) or any(side % 4 for side in job.input_shape[1:]):
         raise OptionError(
             f"setting '{table}.level' is 'images', and the examples' shape is {tuple(job.input_shape)}: must be that "

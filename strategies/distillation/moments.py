@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from ..core.errors import OptionError
 from ..core.pixels import PIXELS
-from ..teacher.copies import built
-from ..teacher.ensemble import member_of
+from ..teacher.copies import build_module
+from ..teacher.ensemble import load_member
 
 if TYPE_CHECKING:
     from ..method import Job, Progress
@@ -28,7 +28,7 @@ NEIGHBOURS = 0.9  # guessed correlation of neighbouring pixels, and of a pixel's
 
 
 @dataclass(frozen=True)
-class Moments:
+class ImageMoments:
     """The moments of images in the models' input space.
 
     Attributes:
@@ -44,7 +44,7 @@ class Moments:
         return images * self.deviation + self.mean
 
     @classmethod
-    def of(cls, job: Job, named: str, progress: Progress) -> Moments | None:
+    def of(cls, job: Job, named: str, progress: Progress) -> ImageMoments | None:
         """Return the moments for a job; None for "none".
 
         Args:
@@ -59,7 +59,7 @@ class Moments:
             return None
         check_moments(job, named)
         if named == "models":
-            found = read_off((member_of(upload, job.builders) for upload in job.uploads), job.input_shape[0])
+            found = read_off((load_member(upload, job.builders) for upload in job.uploads), job.input_shape[0])
             assert found is not None  # noqa: S101  the check has looked at the same layers
             mean, deviation = found
             progress.record({
@@ -86,7 +86,7 @@ def check_moments(job: Job, named: str) -> None:
         OptionError: Names the possible values.
     """
     names = sorted({upload.architecture for upload in job.uploads} or job.builders)
-    if named == "models" and read_off((built(job.builders[name]) for name in names), job.input_shape[0]) is None:
+    if named == "models" and read_off((build_module(job.builders[name]) for name in names), job.input_shape[0]) is None:
         raise OptionError(
             "setting 'flboost.moments' is 'models', and no client's model begins with a convolution without bias and "
             "a batch normalisation: must be 'none', or the name of a data set"

@@ -14,7 +14,7 @@ from torch import Tensor
 PERTURBATION_TEMPERATURE = 4.0  # of the softened probabilities in both published codes
 
 
-def drawn_directions(count: int, classes: int, rng: torch.Generator) -> Tensor:
+def draw_directions(count: int, classes: int, rng: torch.Generator) -> Tensor:
     """Return u [B, C] drawn from U[-1, 1] by a generator on the CPU, for B images and C classes."""
     return torch.rand((count, classes), generator=rng).mul_(2).sub_(1)
 
@@ -27,7 +27,7 @@ def prediction_gradient(
     Args:
         predict: Normalised images [B, ch, H, W] -> logits z [B, C].
         inputs: x [B, ch, H, W], normalised.
-        directions: u [B, C], see :func:`drawn_directions`.
+        directions: u [B, C], see :func:`draw_directions`.
         softened: False takes the logits themselves, as the text of Co-Boosting.
 
     Returns:
@@ -41,6 +41,6 @@ def prediction_gradient(
     return gradient
 
 
-def moved_by_sign(inputs: Tensor, gradient: Tensor, size: float) -> Tensor:
+def step_by_sign(inputs: Tensor, gradient: Tensor, size: float) -> Tensor:
     """Return ``x + size * sign(gradient)``: where the gradient is not 0, each pixel moves by ``size``."""
     return torch.add(inputs.detach(), gradient.sign(), alpha=size)

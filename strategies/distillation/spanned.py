@@ -25,13 +25,13 @@ from torch.nn import functional as F
 
 from ..combiners.update_gate import Spans, lower_part, residual
 from ..core.gpu import eager, has_hooks
-from ..core.layout import fast_layout, settle
+from ..core.layout import fast_layout, settle_input
 from ..core.work import work
 from ..teacher.augment import Standardize, dequantize
-from ..teacher.calls import evaluated, one_by_one, together
-from ..teacher.copies import built
-from ..teacher.ensemble import sparing
-from ..teacher.frozen import simplified
+from ..teacher.calls import evaluate_calls, group_calls, single_calls
+from ..teacher.copies import build_module
+from ..teacher.ensemble import disable_inplace
+from ..teacher.frozen import simplify
 from .pool import quantize
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def blur_matrix(size: int) -> Tensor:
     )
 
 
-def spanned_images(
+def move_into_spans(
     job: Job,
     spans: Spans,
     examples: Tensor,
@@ -126,26 +126,26 @@ class Objective(nn.Module):
     def __init__(self, job: Job, spans: Spans, k: int) -> None:
         super().__init__()
         upload = job.uploads[k]
-        model = built(job.builders[upload.architecture])
+        model = build_module(job.builders[upload.architecture])
         model.load_state_dict(upload.read())
         _, below = lower_part(model)
         assert isinstance(model, nn.Sequential)  # noqa: S101  the architecture has spans
         assert below is not None  # noqa: S101  as above
         self.above = nn.Sequential(*[*model][len(below) :])
-        self.start, self.below = (simplified(sparing(part)) for part in (copy.deepcopy(spans.below), below))
+        self.start, self.below = (simplify(disable_inplace(part)) for part in (copy.deepcopy(spans.below), below))
         self.standardize = Standardize(job.normalization)
         self.register_buffer("basis", spans.bases[k : k + 1])
         fast_layout(self.to(job.device).eval().requires_grad_(False))
         parts = [self.start, self.below]
         for part in parts:
-            settle(part, torch.zeros(2, *job.input_shape, device=job.device))
+            settle_input(part, torch.zeros(2, *job.input_shape, device=job.device))
         # Both read the same images, so that on a CPU a narrow first layer is one for both.
         joint = job.device == "cpu" and not any(map(has_hooks, parts))
-        self._calls = together(parts, ["", ""], stack=False) if joint else one_by_one(parts)
+        self._calls = group_calls(parts, ["", ""], stack=False) if joint else single_calls(parts)
 
     def forward(self, pixels: Tensor, labels: Tensor) -> Tensor:
         """Return the sum over images [B, ch, H, W] in [0, 1] of classes [B]; a scalar."""
-        before, after = evaluated(self._calls, self.standardize(pixels))
+        before, after = evaluate_calls(self._calls, self.standardize(pixels))
         outside = residual(before, self.basis).log() + residual(after, self.basis).log()
         logits = self.above(after)[None]
         work().passed(logits)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..core.errors import OptionError
 from ..core.gpu import Graphed, eager
 from ..core.work import work
-from .distill import stepped
+from .distill import take_step
 
 ARITHMETICS = ("auto", "float32", "bfloat16")
 # Each makes bfloat16 faster than float32: two sets of x86's instructions, and ARM's.
@@ -139,16 +139,16 @@ def synthesize(
     on_gpu = leaves[0].is_cuda
     optimizer = eager(torch.optim.Adam)(leaves, lr=recipe.lr, betas=recipe.betas, fused=True, capturable=on_gpu)
     generator.train()
-    half = in_bfloat16(recipe.precision, leaves[0].device.type)
-    kept = _Kept()
+    bf16 = in_bfloat16(recipe.precision, leaves[0].device.type)
+    kept = _BestImages()
 
     def step() -> Tensor:
-        images = generate(generator, noise, half=half)
+        images = generate(generator, noise, bf16=bf16)
         view = look(images)
         losses = {term.name: term.loss(view) for term in terms}
         total = _total(terms, losses)
-        stepped(total, generator, optimizer, clip=recipe.clip)
-        work().generator_stepped(half)
+        take_step(total, generator, optimizer, clip=recipe.clip)
+        work().generator_stepped(bf16)
         kept.offer(images.detach(), total.detach())
         return torch.stack([total.new_zeros(()) + loss.detach() for loss in (*losses.values(), total)])
 
@@ -159,11 +159,11 @@ def synthesize(
     images = kept.images
     if recipe.keep == "last" or images is None:
         with torch.no_grad():
-            images = generate(generator, noise, half=half)
+            images = generate(generator, noise, bf16=bf16)
     return images, dict(zip([*(term.name for term in terms), "generator"], values.tolist(), strict=False))
 
 
-class _Kept:
+class _BestImages:
     """The images of the lowest loss so far."""
 
     def __init__(self) -> None:
@@ -180,16 +180,16 @@ class _Kept:
         self._loss.copy_(torch.where(better, loss, self._loss))
 
 
-def generate(generator: nn.Module, noise: Tensor, *labels: Tensor, half: bool) -> Tensor:
+def generate(generator: nn.Module, noise: Tensor, *labels: Tensor, bf16: bool) -> Tensor:
     """Return what a generator makes of noise, in the type of its weights.
 
     Args:
         generator: Takes the noise, and labels if it is conditional.
         noise: z [B, Z].
         labels: The classes [B] of a conditional generator.
-        half: Whether it computes in bfloat16.
+        bf16: Whether it computes in bfloat16.
     """
-    with torch.autocast(noise.device.type, torch.bfloat16, enabled=half):
+    with torch.autocast(noise.device.type, torch.bfloat16, enabled=bf16):
         made: Tensor = generator(noise, *labels)
     return made.float() if made.dtype == torch.bfloat16 else made
 

@@ -74,8 +74,8 @@ def absolute(run_dir: str | Path | None) -> Path | None:
     return expanded(run_dir).absolute() if run_dir else None
 
 
-def scored_by(evaluate_fn: EvaluateFn | None) -> EvaluateFn | None:
-    """Return a project's own function as one whose scores a run can keep, see :func:`told_scores`; None for none."""
+def keep_plain_scores(evaluate_fn: EvaluateFn | None) -> EvaluateFn | None:
+    """Return a project's own function as one whose scores a run can keep, see :func:`scores_by_name`; None for none."""
     if evaluate_fn is None:
         return None
 
@@ -86,16 +86,16 @@ def scored_by(evaluate_fn: EvaluateFn | None) -> EvaluateFn | None:
 
 
 def kept_scores(what: str, found: Any) -> MetricRecord | None:
-    """Return the scores that a project's own function returned; None if it returned none, see :func:`told_scores`.
+    """Return the scores that a project's own function returned; None if it returned none, see :func:`scores_by_name`.
 
     Numbers of numpy and torch become Python's, and their rows lists, as a checkpoint holds them.
     """
     if found is None:
         return None
-    return told_scores(what, found, lambda value: value.tolist() if hasattr(value, "tolist") else value) or None
+    return scores_by_name(what, found, lambda value: value.tolist() if hasattr(value, "tolist") else value) or None
 
 
-def told_scores(what: str, found: Any, read: Callable[[Any], Any] = float) -> MetricRecord:
+def scores_by_name(what: str, found: Any, read: Callable[[Any], Any] = float) -> MetricRecord:
     """Return the scores that a project's own function returned; none, and a warning, if they are not by name.
 
     The result of a run matters more than its scores.

@@ -21,7 +21,7 @@ from flwr.common.logger import log
 
 from ..core.errors import UploadError
 from .messages import count_bytes
-from .nodes import Nodes, Sent
+from .nodes import Nodes, SentQuestion
 
 POLL_S = 0.1
 DEPLOYED_POLL_S = 0.2
@@ -40,7 +40,7 @@ LOST_CODES = {
 
 
 @dataclass(frozen=True)
-class Pace:
+class PollPace:
     """How often an exchange looks for answers and nodes.
 
     Attributes:
@@ -78,14 +78,14 @@ class Exchange:
         phase: str,
         *,
         question: Callable[[int], Message | None],
-        receive: Callable[[Message, Sent], bool],
+        receive: Callable[[Message, SentQuestion], bool],
         unneeded: Callable[[int], bool] = lambda node: False,  # noqa: ARG005  no client runs two nodes as far as known
-        pace: Pace | None = None,
+        pace: PollPace | None = None,
     ) -> None:
         self._nodes, self._phase = nodes, phase
         self._question, self._receive, self._unneeded = question, receive, unneeded
-        self._pace = pace or Pace(POLL_S if nodes.simulated else DEPLOYED_POLL_S)
-        self._pending: dict[str, Sent] = {}
+        self._pace = pace or PollPace(POLL_S if nodes.simulated else DEPLOYED_POLL_S)
+        self._pending: dict[str, SentQuestion] = {}
         self._asked: set[int] = set()
         self.questions: Counter[int] = Counter()
         self._away: dict[int, str] = {}
@@ -153,10 +153,10 @@ class Exchange:
             self._nodes.traffic.add(self._phase, self._nodes.names.call(node), down=size)
         self._nodes.save_traffic()
 
-    def close(self, hear: Callable[[Message, Sent], object]) -> None:
+    def close(self, hear: Callable[[Message, SentQuestion], object]) -> None:
         """Leave missing answers to ``hear``, and do not disturb their nodes until then."""
 
-        def late(reply: Message, sent: Sent) -> None:
+        def late(reply: Message, sent: SentQuestion) -> None:
             if not _lost(reply):  # the client has not failed
                 hear(reply, sent)
 
@@ -225,7 +225,7 @@ class Exchange:
         self._asked.add(node)
         self._away.pop(node, None)
         self.questions[node] += 1
-        sent = Sent(node, self._phase, count_bytes(message.content), activated)
+        sent = SentQuestion(node, self._phase, count_bytes(message.content), activated)
         if message_id := self._nodes.push(message):
             self._pending[message_id] = sent
             self.sent_bytes[node] += sent.size

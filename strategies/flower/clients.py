@@ -15,10 +15,10 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from ..core.clients import Answer, Question
 from ..core.errors import QuorumError, UploadError
 from ..uploads.checks import CLIENT_NAME, check_size
-from .asking import DEPLOYED_POLL_S, Exchange, Pace
+from .asking import DEPLOYED_POLL_S, Exchange, PollPace
 from .decoding import decode_array
 from .messages import count_bytes
-from .nodes import Limits, Nodes, Sent, own_error
+from .nodes import Limits, Nodes, SentQuestion, own_error
 
 if TYPE_CHECKING:
     import numpy as np
@@ -98,7 +98,7 @@ class GridClients:
             question=self._question(contents),
             receive=lambda reply, sent: self._take(reply, sent, check, answers),
             unneeded=lambda node: self._nodes.names.name_of(node) in answers,
-            pace=Pace(SIMULATION_POLL_S if self._nodes.simulated else DEPLOYED_POLL_S, JOIN_S),
+            pace=PollPace(SIMULATION_POLL_S if self._nodes.simulated else DEPLOYED_POLL_S, JOIN_S),
         )
 
         def enough() -> bool:
@@ -146,7 +146,9 @@ class GridClients:
 
         return message
 
-    def _take(self, reply: Message, sent: Sent, check: Callable[[Answer], None], answers: dict[str, Answer]) -> bool:
+    def _take(
+        self, reply: Message, sent: SentQuestion, check: Callable[[Answer], None], answers: dict[str, Answer]
+    ) -> bool:
         answer = self._read(reply, sent)
         if answer.client in answers:
             raise UploadError("two nodes answer under this name, the second is refused", answer.client)
@@ -155,7 +157,7 @@ class GridClients:
             answers[answer.client] = answer
         return True
 
-    def _read(self, reply: Message, sent: Sent) -> Answer:
+    def _read(self, reply: Message, sent: SentQuestion) -> Answer:
         sender = self._nodes.names.call(sent.node)
         if reply.has_error():
             self._failures[sent.node] += 1

@@ -18,9 +18,9 @@ from ..run.stage import TRAFFIC_FILE
 from ..run.traffic import MIB, UPLOAD_PHASE, Traffic
 from ..uploads.checks import Signature
 from .asking import Exchange
-from .messages import Reply, Request, count_bytes, is_anonymous, read_reply, sent_by_most
+from .messages import Reply, Request, common_to_most, count_bytes, is_anonymous, read_reply
 from .names import Names
-from .nodes import Nodes, Refusals, Sent, own_error
+from .nodes import Nodes, Refusals, SentQuestion, own_error
 
 if TYPE_CHECKING:
     from ..core.facts import UploadFacts
@@ -132,11 +132,11 @@ class Collector:
         """Check an answer that the caller has pulled, and store its upload or refuse it."""
         node = reply.metadata.src_node_id
         try:
-            self.receive(reply, Sent(node, UPLOAD_PHASE, 0))
+            self.receive(reply, SentQuestion(node, UPLOAD_PHASE, 0))
         except UploadError as error:
             self._refusals.add(self._names.call(node, error.client), error.reason)
 
-    def receive(self, reply: Message, sent: Sent) -> bool:
+    def receive(self, reply: Message, sent: SentQuestion) -> bool:
         """Check one answer and store its upload.
 
         Args:
@@ -180,12 +180,12 @@ class Collector:
         """
         reports = [report for _, report in sorted(self._reported.items()) if report[0]]
         means = {}
-        for key in sorted(sent_by_most([metrics.keys() for _, metrics in reports])):
+        for key in sorted(common_to_most([metrics.keys() for _, metrics in reports])):
             told = [(examples, metrics[key]) for examples, metrics in reports if key in metrics]
             means[key] = sum(n * value for n, value in told) / sum(n for n, _ in told)
         return means
 
-    def _accept(self, reply: Message, sent: Sent) -> None:
+    def _accept(self, reply: Message, sent: SentQuestion) -> None:
         classes, most, sender = self._num_classes, self._max_bytes, self._names.call(sent.node)
         checked = read_reply(reply.content, self._signatures, num_classes=classes, max_bytes=most, sender=sender)
         name = checked.facts.client

@@ -23,7 +23,7 @@ from ..core.errors import UploadError
 from .arguments import kept_scores
 from .asking import Exchange, to_each
 from .messages import count_bytes, is_weight
-from .nodes import Nodes, Sent, own_error
+from .nodes import Nodes, SentQuestion, own_error
 from .surroundings import ShownNodes, seeded_strategy
 
 EVALUATION = "evaluation"
@@ -167,7 +167,7 @@ class ClientEvaluation:
         contents = {message.metadata.dst_node_id: message.content for message in messages}
         replies: list[Message] = []
 
-        def receive(reply: Message, sent: Sent) -> bool:
+        def receive(reply: Message, sent: SentQuestion) -> bool:
             if reply.has_error():
                 raise UploadError(f"scores: {own_error(reply)}")
             nodes.traffic.add(EVALUATION, nodes.names.call(sent.node), up=count_bytes(reply.content))

@@ -226,7 +226,7 @@ def metrics_of(content: RecordDict) -> MetricRecord:
     return content.metric_records.get(metrics_name(content), MetricRecord())
 
 
-def sent_by_most(told: Sequence[Collection[H]]) -> set[H]:
+def common_to_most(told: Sequence[Collection[H]]) -> set[H]:
     """Return what more than half of the clients tell; each client's own are different from each other."""
     counts = Counter(chain.from_iterable(told))
     return {each for each, count in counts.items() if 2 * count > len(told)}

@@ -42,7 +42,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Sent:
+class SentQuestion:
     """A question on its way.
 
     Attributes:
@@ -120,7 +120,7 @@ class Nodes:
         self.grid, self.refusals, self.traffic, self.max_bytes = grid, refusals, traffic, max_bytes
         self.names = Names() if names is None else names
         self.simulated = is_simulation(grid)
-        self._late: dict[str, tuple[Sent, Callable[[Message, Sent], object]]] = {}
+        self._late: dict[str, tuple[SentQuestion, Callable[[Message, SentQuestion], object]]] = {}
         self._seen: set[int] = set()
         self._joined = time.monotonic()
         self._puller = Puller(grid, max_bytes)
@@ -203,7 +203,7 @@ class Nodes:
                 log(WARNING, "late: %s", error.of(self.names.call(sent.node)))
         return {sent.node for sent, _ in self._late.values()}
 
-    def leave(self, message_id: str, sent: Sent, hear: Callable[[Message, Sent], object]) -> None:
+    def leave(self, message_id: str, sent: SentQuestion, hear: Callable[[Message, SentQuestion], object]) -> None:
         """Stop waiting for an answer; ``hear`` receives it if it arrives after all."""
         self._late[message_id] = sent, hear
 

@@ -23,8 +23,8 @@ from ..run.identity import open_run
 from ..run.quarantine import guarded_replay
 from ..run.run_folder import RunFolder, default_run_dir
 from ..run.stage import StageReport, all_cores
-from ..uploads.builders import chosen_config, chosen_student, named_builders
-from .arguments import absolute, check_arguments, check_start, scored_by, told_scores
+from ..uploads.builders import choose_config, choose_student, named_builders
+from .arguments import absolute, check_arguments, check_start, keep_plain_scores, scores_by_name
 from .evaluation import ClientEvaluation
 from .messages import Request
 from .run import Account, Rounds, RunOptions, signature_of
@@ -95,11 +95,11 @@ class OneShot(Strategy):
         self.job = Job(
             uploads=(),
             builders=builders,
-            student=chosen_student(student, builders),
+            student=choose_student(student, builders),
             num_classes=num_classes,
             input_shape=shape,
             normalization=normalization or default_normalization(shape),
-            config=chosen_config(config, method),
+            config=choose_config(config, method),
             seed=seed,
             clients_seed=seed,
             threads=options.threads or all_cores(),
@@ -187,7 +187,7 @@ class OneShot(Strategy):
             StoreError: The run folder cannot be used.
         """
         check_start(self, OneShot, timeout)
-        evaluate_fn = scored_by(evaluate_fn)
+        evaluate_fn = keep_plain_scores(evaluate_fn)
         if self._assumed:
             log(INFO, "%s", ASSUMED)
         if num_rounds not in (self.method.plan(self.job.config).rounds, FLOWER_DEFAULT_ROUNDS):
@@ -285,7 +285,7 @@ class OneShot(Strategy):
         elif evaluate_fn:
             scores = evaluate_fn(server_round, arrays) or scores
         if self.evaluate_model is not None:
-            scores.update(told_scores("evaluate_model", self.evaluate_model(self.outcome)))
+            scores.update(scores_by_name("evaluate_model", self.evaluate_model(self.outcome)))
         if scores:
             result.evaluate_metrics_serverapp[server_round] = scores
 

@@ -18,7 +18,7 @@ from ..core.facts import CLASSIFIER
 from ..core.options import check, check_device, option
 from ..gatekeeper.config import GatekeeperConfig
 from ..method import TEACHERS, Job, Method
-from ..run.quarantine import Door, quarantined
+from ..run.quarantine import Gatekeeper, quarantined
 from ..run.stage import (
     TRAFFIC_FILE,
     StageReport,
@@ -31,7 +31,7 @@ from ..run.stage import (
     unpin_clients,
 )
 from ..run.traffic import Traffic
-from ..uploads.builders import accepted_of, check_student, of_kind
+from ..uploads.builders import accepted_builders, builders_of_kind, check_student
 from ..uploads.checks import MIB, Signature, Signatures
 from ..uploads.needs import check_needs
 from ..uploads.outputs import check_outputs
@@ -133,10 +133,10 @@ class Rounds:
         self._method = method
         self._job = job
         self.min_uploads = min_uploads
-        self.door = Door(options.gatekeeper, min_uploads, say)
+        self.door = Gatekeeper(options.gatekeeper, min_uploads, log_info)
         self._options = options
         self._signatures = Signatures(job.builders)
-        self._sendable = Signatures(accepted_of(of_kind(job.builders, method.uploads), options.accepted))
+        self._sendable = Signatures(accepted_builders(builders_of_kind(job.builders, method.uploads), options.accepted))
 
     def run(
         self, folder: RunFolder, grid: Grid, arrays: ArrayRecord, *, timeout: float, train_config: ConfigRecord
@@ -278,7 +278,7 @@ class Rounds:
         job = replace(self._job, uploads=uploads, start=self._student_start(arrays))
         check_needs(self._method, job)
         self.report = run_stage(
-            self._method, job, place, round_folder, log=say, tick=tick, checkpoint_s=self._options.checkpoint_s
+            self._method, job, place, round_folder, log=log_info, tick=tick, checkpoint_s=self._options.checkpoint_s
         )
         self.account.traffic.save(lambda line: log(WARNING, "%s", line))
         keep_outcome(folder, self.report, server_round)
@@ -294,6 +294,6 @@ def signature_of(arrays: ArrayRecord) -> Signature:
     return {key: (tuple(array.shape), array.dtype) for key, array in arrays.items()}
 
 
-def say(line: str) -> None:
+def log_info(line: str) -> None:
     """Log a line for the user."""
     log(INFO, "%s", line)

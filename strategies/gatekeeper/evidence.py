@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..combiners.combiners import Mean
 from ..core.facts import CLASSIFIER, holds_images, is_head, kind_of
-from ..core.layout import settle
+from ..core.layout import settle_input
 from ..core.seeds import generator
 from ..teacher.augment import Standardize
 from ..teacher.ensemble import Ensemble
@@ -171,7 +171,7 @@ class _Gatherer:
         ensemble = Ensemble.from_uploads([upload], self.job.builders, Mean(), device=self.job.device, fold=False)
         model = ensemble.get_submodule("members.0")
         if self.images:  # called past the ensemble, which settles its members at their first images
-            settle(model, torch.zeros(2, *self.job.input_shape, device=self.job.device))
+            settle_input(model, torch.zeros(2, *self.job.input_shape, device=self.job.device))
         return model
 
     def tick(self, images: int) -> None:

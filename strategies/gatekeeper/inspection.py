@@ -35,7 +35,7 @@ from .measures import (
     variation,
 )
 from .sums import inspect_sums
-from .verdicts import MEASURES, RATIOS, Inspection, Row
+from .verdicts import MEASURES, RATIOS, Inspection, VerdictRow
 
 if TYPE_CHECKING:
     from ..core.facts import Upload
@@ -72,7 +72,7 @@ def inspect(
         return Inspection(tuple(by_client[one.client] for one in job.uploads), notes, time.monotonic() - began)
     if count < FEWEST:
         note = f"{count} upload{'s' * (count != 1)} cannot be judged: a client is compared with at least 2 others"
-        return Inspection(tuple(Row(u.client, u.architecture, {}, {}) for u in job.uploads), (note,))
+        return Inspection(tuple(VerdictRow(u.client, u.architecture, {}, {}) for u in job.uploads), (note,))
     if all(kind_of(upload.architecture) == STATISTICS for upload in job.uploads):
         builder = job.builders.get(job.uploads[0].architecture)
         probe = getattr(builder(), "probe", None) if builder is not None else None
@@ -84,7 +84,7 @@ def inspect(
     names = [name for name in MEASURES if not all(math.isnan(v) for v in cohort.measures[name])]
     scores = {name: _scores(name, cohort.measures[name]) for name in names}
     rows = tuple(
-        Row(
+        VerdictRow(
             client,
             evidence.architectures[k],
             {name: cohort.measures[name][k] for name in names},

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..core.fingerprint import probe_warning
 from .measures import NAN, median, robust_scores
-from .verdicts import COPY, LABEL_FLIP, RANDOM, SCALED, Finding, Inspection, Row, some_pairs
+from .verdicts import COPY, LABEL_FLIP, RANDOM, SCALED, Finding, Inspection, VerdictRow, some_pairs
 
 if TYPE_CHECKING:
     from ..method import Progress, Upload
@@ -101,7 +101,7 @@ def inspect_sums(
         for key, found in measures.items()
     }
     rows = tuple(
-        Row(
+        VerdictRow(
             upload.client,
             upload.architecture,
             {key: found.get(upload.client, NAN) for key, found in measures.items()},

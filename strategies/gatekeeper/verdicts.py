@@ -42,7 +42,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Row:
+class VerdictRow:
     """The inspection's result for one client.
 
     Attributes:
@@ -85,7 +85,7 @@ class Inspection:
         seconds: Wall time of the inspection.
     """
 
-    rows: tuple[Row, ...]
+    rows: tuple[VerdictRow, ...]
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
 
@@ -114,7 +114,7 @@ class Inspection:
     def from_json(cls, value: Mapping[str, Any]) -> Inspection:
         """Return the inspection whose :meth:`as_json` is given."""
         rows = tuple(
-            Row(
+            VerdictRow(
                 row["client"],
                 row["architecture"],
                 _numbers(row["measures"]),
@@ -136,7 +136,7 @@ class Inspection:
         return lines
 
 
-def _of(row: Row, name: str) -> float:
+def _of(row: VerdictRow, name: str) -> float:
     return row.measures.get(name, math.nan)
 
 

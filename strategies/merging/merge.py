@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import torch
 from torch import nn
 
-from ..combiners.outcomes import ensemble_of, load_model
+from ..combiners.outcomes import build_ensemble, load_model
 from ..compute.in_process import InProcess
 from ..core.checkpoints import read_checkpoint
 from ..core.durable import atomic_write, make_folder, store_errors
@@ -28,7 +28,7 @@ from ..run.files import save_weights
 from ..run.journal import Journal
 from ..run.run_folder import STUDENT_FILE
 from ..run.stage import all_cores, checked
-from ..uploads.builders import check_student, chosen_config, chosen_student, named_builders
+from ..uploads.builders import check_student, choose_config, choose_student, named_builders
 from ..uploads.checks import Signatures, check_facts, check_upload
 from ..uploads.tensors import tensor_form
 from .card import CARD_FILE, merged_card
@@ -120,7 +120,7 @@ class Result:
     @cached_property
     def ensemble(self) -> Ensemble | None:
         """The resulting ensemble, from normalised examples [B, ...] to logits [B, C]; None if the method has none."""
-        return None if self.outcome.ensemble is None else ensemble_of(self.job, self.outcome.ensemble)
+        return None if self.outcome.ensemble is None else build_ensemble(self.job, self.outcome.ensemble)
 
     def evaluate(self, loader: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> dict[str, float]:
         """Return the accuracies of ``student`` and ``ensemble``, those that there are, in %.
@@ -211,7 +211,7 @@ def merge(
     _check_further(further, chosen)
     named = named_models(models)
     sizes = further.pop("num_examples", None)
-    config = chosen_config(further.get("config"), chosen)
+    config = choose_config(further.get("config"), chosen)
     facts = _facts(named, label_counts, sizes, num_classes)
     kept = {client: kept_weights(client, one) for client, one in named.items()}
     copies = _copies(named, model, chosen, config)
@@ -257,7 +257,7 @@ def _student(asked: str | None, method: Method, uploads: Sequence[Upload], copie
     if asked is None and method.kind == "ensemble":
         asked = next((name for name in (base_of(own), own) if name in students), None)
     try:
-        return chosen_student(asked, students)
+        return choose_student(asked, students)
     except OptionError as error:
         why = f", because {copies.difference}; or give model=, if one nn.Module serves all" if copies.difference else ""
         raise OptionError(f"{error}{why}") from error

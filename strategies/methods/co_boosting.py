@@ -31,11 +31,11 @@ from ..core.gpu import Graphed
 from ..core.options import check, option, presets
 from ..core.seeds import generator
 from ..distillation import settings
-from ..distillation.epochs import Stage, run_epochs, weights_of
+from ..distillation.epochs import Stage, copy_weights, run_epochs
 from ..distillation.generated import GeneratedImages
-from ..distillation.learner import Learner, teacher_of
+from ..distillation.learner import Learner, build_teacher
 from ..distillation.losses import hard_cross_entropy, soft_kl
-from ..distillation.perturbation import drawn_directions, moved_by_sign, prediction_gradient
+from ..distillation.perturbation import draw_directions, prediction_gradient, step_by_sign
 from ..distillation.pool import Pool, shuffled_groups
 from ..distillation.settings import StudentOptions, TextOrCodeOptions
 from ..distillation.synthesis import Batch, Term, View
@@ -99,20 +99,20 @@ class CoBoostingConfig(StudentOptions, TextOrCodeOptions):
 
 def fit(job: Job, progress: Progress) -> Outcome:
     """Run the server stage; the results are the last epoch's student and the ensemble with its final weights."""
-    server = _Server(job, progress)
+    server = CoBoostingServer(job, progress)
     outcome = run_epochs(job, progress, server.stage, epochs=job.config.epochs, step=server.epoch)
     clients = tuple(upload.client for upload in job.uploads)
-    return replace(outcome, ensemble=EnsembleSpec(clients, name_of(server.combiner), weights_of(server.combiner)))
+    return replace(outcome, ensemble=EnsembleSpec(clients, name_of(server.combiner), copy_weights(server.combiner)))
 
 
-class _Server:
+class CoBoostingServer:
     """The state of one run of Co-Boosting, and the steps of an epoch."""
 
     def __init__(self, job: Job, progress: Progress) -> None:
         config: CoBoostingConfig = job.config
         self.job, self.config, self.progress = job, config, progress
         equal = Weighted([1 / len(job.uploads)] * len(job.uploads))
-        self.teacher = teacher_of(job, equal, precision=config.teacher_precision)
+        self.teacher = build_teacher(job, equal, precision=config.teacher_precision)
         self.combiner = self.teacher.combiner
         if not isinstance(self.combiner, Weighted):
             self.weights.div_(self.weights.sum())  # the size that mu is made for
@@ -224,14 +224,14 @@ class _Server:
 
     def perturb(self, inputs: Tensor, rng: torch.Generator) -> Tensor:
         """Move normalised images [B, ch, H, W] to where the ensemble's prediction changes most, Eq. (10)."""
-        directions = drawn_directions(len(inputs), self.job.num_classes, rng)
+        directions = draw_directions(len(inputs), self.job.num_classes, rng)
         return self._moved(inputs, directions.to(inputs.device))
 
     def _perturbed(self, inputs: Tensor, directions: Tensor) -> Tensor:
         by_sign, size = self.config.perturbation == "sign", self.config.perturbation_size
         gradient = prediction_gradient(self.teacher, inputs, directions, softened=by_sign)
         if by_sign:
-            return moved_by_sign(inputs, gradient, size)
+            return step_by_sign(inputs, gradient, size)
         norms = torch.linalg.vector_norm(gradient, dim=(1, 2, 3), keepdim=True).clamp_min(1e-12)
         return torch.addcdiv(inputs.detach(), gradient, norms, value=size)
 

@@ -25,7 +25,7 @@ from ..core.options import check, option, presets
 from ..distillation import settings
 from ..distillation.epochs import Stage, run_epochs
 from ..distillation.generated import GeneratedImages
-from ..distillation.learner import Learner, add_to_pool, image_epoch, teacher_of
+from ..distillation.learner import Learner, add_to_pool, build_teacher, image_epoch
 from ..distillation.losses import adversarial_divergence, cross_entropy
 from ..distillation.pool import Pool
 from ..distillation.settings import AUGMENTATION_NAMES, StudentOptions, TextOrCodeOptions
@@ -102,11 +102,11 @@ def plan(config: DenseConfig) -> Plan:
 
 def fit(job: Job, progress: Progress) -> Outcome:
     """Run the server stage: T epochs of synthesis and distillation; the result is the last epoch's student."""
-    server = Server(job, progress)
+    server = DenseServer(job, progress)
     return run_epochs(job, progress, server.stage, epochs=job.config.epochs, step=server.epoch)
 
 
-class Server:
+class DenseServer:
     """The state of one run of DENSE, and the steps of an epoch.
 
     Attributes:
@@ -117,7 +117,7 @@ class Server:
     def __init__(self, job: Job, progress: Progress) -> None:
         config: DenseConfig = job.config
         self.config, self.progress = config, progress
-        self.teacher = teacher_of(
+        self.teacher = build_teacher(
             job, precision=config.teacher_precision, watched=reads_statistics(job, config.bn_weight)
         )
         if config.bn_weight:

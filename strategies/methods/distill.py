@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 
 from ..core.options import check, option
 from ..distillation.distill import DistillRecipe
-from ..distillation.learner import Learner, learn_from_images, teacher_of
+from ..distillation.learner import Learner, build_teacher, learn_from_images
 from ..distillation.pool import batch_count
 from ..distillation.settings import SCHEDULES
 from ..method import ENSEMBLES, Method, Need
-from ..teacher.average import average_of
+from ..teacher.average import average_uploads
 
 if TYPE_CHECKING:
     from ..method import Job, Outcome, Progress
@@ -47,7 +47,7 @@ def fit(job: Job, progress: Progress) -> Outcome:
     """Take S steps on the job's images, as many passes as that needs; the result is the last step's student."""
     config: DistillConfig = job.config
     if config.start == "average" and not job.refines:
-        job = replace(job, start=average_of(job, "setting 'distill.start' is 'average' and not 'fresh'"))
+        job = replace(job, start=average_uploads(job, "setting 'distill.start' is 'average' and not 'fresh'"))
     assert job.proxy is not None  # noqa: S101  the need is checked before a method starts
     recipe = DistillRecipe(
         epochs=-(-config.steps // batch_count(len(job.proxy), config.batch_size)),
@@ -58,7 +58,7 @@ def fit(job: Job, progress: Progress) -> Outcome:
         schedule=config.schedule,
         student_lr=config.student_lr,
     )
-    return learn_from_images(job, progress, Learner(job, teacher_of(job), recipe))
+    return learn_from_images(job, progress, Learner(job, build_teacher(job), recipe))
 
 
 METHOD = Method(

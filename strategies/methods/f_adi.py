@@ -29,7 +29,7 @@ from ..core.seeds import generator
 from ..distillation import settings
 from ..distillation.epochs import Stage
 from ..distillation.inverted import Pixels, jitter
-from ..distillation.learner import Learner, learn_from_made, teacher_of
+from ..distillation.learner import Learner, build_teacher, learn_from_made
 from ..distillation.losses import cross_entropy, jensen_shannon, total_variation
 from ..distillation.pool import Pool
 from ..distillation.settings import PoolOptions, StudentOptions
@@ -64,17 +64,17 @@ class FAdiConfig(StudentOptions, PoolOptions):
 
 def fit(job: Job, progress: Progress) -> Outcome:
     """Run the server stage: T epochs of inversion and distillation; the result is the last epoch's student."""
-    server = _Server(job, progress)
+    server = FAdiServer(job, progress)
     return learn_from_made(job, progress, server.stage, server.learner, make=server.synthesize, options=job.config)
 
 
-class _Server:
+class FAdiServer:
     """The state of one run of F-ADI."""
 
     def __init__(self, job: Job, progress: Progress) -> None:
         config: FAdiConfig = job.config
         self.job, self.config, self.progress = job, config, progress
-        self.teacher = teacher_of(
+        self.teacher = build_teacher(
             job, precision=config.teacher_precision, watched=reads_statistics(job, config.bn_weight)
         )
         if config.bn_weight:

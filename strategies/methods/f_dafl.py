@@ -28,7 +28,7 @@ from ..core.options import check, option
 from ..distillation import settings
 from ..distillation.epochs import Stage
 from ..distillation.generated import GeneratedImages
-from ..distillation.learner import Learner, learn_from_made, teacher_of
+from ..distillation.learner import Learner, build_teacher, learn_from_made
 from ..distillation.losses import cross_entropy, information
 from ..distillation.pool import Pool
 from ..distillation.settings import PoolOptions, StudentOptions, SynthesisOptions
@@ -60,18 +60,18 @@ class FDaflConfig(StudentOptions, PoolOptions, SynthesisOptions):
 
 def fit(job: Job, progress: Progress) -> Outcome:
     """Run the server stage: T epochs of synthesis and distillation; the result is the last epoch's student."""
-    server = _Server(job, progress)
+    server = FDaflServer(job, progress)
     return learn_from_made(job, progress, server.stage, server.learner, make=server.synthesize, options=job.config)
 
 
-class _Server:
+class FDaflServer:
     """The state of one run of F-DAFL."""
 
     def __init__(self, job: Job, progress: Progress) -> None:
         config: FDaflConfig = job.config
         self.config, self.progress = config, progress
         watched = config.activation_weight > 0
-        self.teacher = teacher_of(job, precision=config.teacher_precision, watched=watched)
+        self.teacher = build_teacher(job, precision=config.teacher_precision, watched=watched)
         self.learner = Learner(job, self.teacher, config.distill_recipe(), augmentation=config.pool_augmentation)
         self.images = GeneratedImages(
             job, config.recipe(), latent=config.latent, batch_size=config.synthesis_batch_size

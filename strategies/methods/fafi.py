@@ -27,7 +27,7 @@ from ..core.options import check, option
 from ..core.seeds import generator
 from ..method import TRANSDUCTIVE, EnsembleSpec, Method, Need, Outcome, Plan
 from ..teacher.average import recorded_weights
-from ..teacher.ensemble import member_of
+from ..teacher.ensemble import load_member
 from ..teacher.frozen import forget_statistics
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def fit(job: Job, progress: Progress) -> Outcome:
 @torch.no_grad()
 def noise_direction(job: Job, upload: Upload) -> Tensor:
     """Return the mean of ``e_k(n) / ||e_k(n)||`` over normal noise n [F], so that ``cos(e_k(x), .)`` is a mean too."""
-    encoder = member_of(upload, job.builders).to(job.device)
+    encoder = load_member(upload, job.builders).to(job.device)
     if job.config.bn == TEST_BATCH:
         forget_statistics([encoder])
     images = torch.randn(NOISE_IMAGES, *job.input_shape, generator=generator(job.seed, "fafi", "noise"))

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.options import check, option
-from ..distillation.learner import Learner, learn_from_images, teacher_of
+from ..distillation.learner import Learner, build_teacher, learn_from_images
 from ..distillation.losses import cross_entropy
 from ..distillation.settings import OPTIMIZER, ProxyStudentOptions
 from ..method import POOLS, Method, Need, Outcome
@@ -47,7 +47,7 @@ class FedEtConfig(ProxyStudentOptions):
 def fit(job: Job, progress: Progress) -> Outcome:
     """Run the server stage: T epochs over the proxy images; the result is the last epoch's student."""
     config: FedEtConfig = job.config
-    teacher = teacher_of(job, Judgement(config.kd_temperature))
+    teacher = build_teacher(job, Judgement(config.kd_temperature))
     if job.teacher is not None:
         teacher.combiner = Judgement(config.kd_temperature, teacher.combiner)
     loss = partial(transfer_loss, weight=config.diversity_weight, temperature=config.kd_temperature)

@@ -9,11 +9,11 @@ Symbols: G -> generator; f_k -> teacher.members; n_k^y - 1 -> Upload.label_count
     local_batch_size; gamma_t -> gamma.
 Where: sum_k mean_i(w_{y_i,k} NLL_k) + eta R -> _Server.loss with consensus.weighted_cross_entropy; w ->
     label_draws.class_weights; R -> losses.diversity; the clients' half -> client/generated.py; its description
-    -> lent.py.
+    -> generator_spec.py.
 Deviations: the model itself stays the combined one. The defaults are those of Zhang et al.'s comparison, except for
     their width of 8192, with which the generator has 72 million weights for 512 features (preset "cvpr2022"). Preset
     "original" has Zhu et al.'s numbers in that generator's shape, with as many hidden units. Adam begins anew in every
-    round, for only weights travel. t counts from 0, so that the first generator, lent in the second round, has
+    round, for only weights travel. t counts from 0, so that the first generator, shared in the second round, has
     gamma_1. The KL term, whose weight in the published code is 0, is left out.
 """
 
@@ -33,13 +33,13 @@ from ..core.options import check, option, presets
 from ..core.seeds import generator
 from ..core.work import work
 from ..distillation.consensus import CE_FORMS, weighted_cross_entropy
-from ..distillation.epochs import weights_of
+from ..distillation.epochs import copy_weights
+from ..distillation.generator_spec import LEVELS, NOISES, GeneratorSpec, draw_noise
 from ..distillation.label_draws import class_weights
-from ..distillation.lent import LEVELS, NOISES, Lent, draw_noise
 from ..distillation.losses import diversity
 from ..distillation.matched import Matched, check_level
 from ..method import InRounds, Method, Need, Outcome
-from ..teacher.average import average_of
+from ..teacher.average import average_uploads
 
 if TYPE_CHECKING:
     from ..method import Job, Progress
@@ -115,20 +115,20 @@ def fit(job: Job, progress: Progress) -> Outcome:
     """Train the generator for a round; the student is the combined model as it was given, else the uploads' average."""
     begin = time.perf_counter()
     if job.start is None:
-        job = replace(job, start=average_of(job, "method 'fed-gen' has no model to start from"))
-    server = _Server(job, progress)
+        job = replace(job, start=average_uploads(job, "method 'fed-gen' has no model to start from"))
+    server = FedGenServer(job, progress)
     combined = time.perf_counter()
     server.train()
     timings = {"average": combined - begin, "generator": time.perf_counter() - combined}
-    return Outcome(student=dict(job.start or {}), memory=weights_of(server.generator), timings=timings)
+    return Outcome(student=dict(job.start or {}), memory=copy_weights(server.generator), timings=timings)
 
 
 def describe_generator(job: Job) -> Mapping[str, str | int | float]:
     """Return the description of the generator that the clients of a round receive."""
-    return _described(job).told()
+    return _described(job).as_config()
 
 
-class _Server:
+class FedGenServer:
     """The training set-up of a round's generator."""
 
     def __init__(self, job: Job, progress: Progress) -> None:
@@ -192,9 +192,9 @@ class _Server:
         return held if len(held) else every, class_weights(begun) if config.weights == "counts" else equal
 
 
-def _described(job: Job) -> Lent:
+def _described(job: Job) -> GeneratorSpec:
     config: FedGenConfig = job.config
-    return Lent(
+    return GeneratorSpec(
         level=config.level,
         noise=config.noise,
         latent=config.latent,

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..combiners.merged_uploads import merged_uploads
+from ..combiners.merged_uploads import merge_uploads
 from ..core.options import check, option
 from ..core.seeds import seeded_torch
 from ..method import Method, Need, Outcome
@@ -57,7 +57,7 @@ def fit(job: Job, progress: Progress) -> Outcome:
         first = job.uploads[0].read()
         student |= {name: first[name] for name in _buffers(job)}
     if job.config.linear == "merged":
-        student |= merged_uploads(job, job.uploads, weights, progress)
+        student |= merge_uploads(job, job.uploads, weights, progress)
     return Outcome(student=student, timings={"average": time.perf_counter() - begin})
 
 

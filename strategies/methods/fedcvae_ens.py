@@ -25,12 +25,12 @@ from ..core.gpu import adam
 from ..core.options import check, option
 from ..core.seeds import generator
 from ..distillation.distill import Distillation
-from ..distillation.epochs import Stage, run_epochs, sampled
+from ..distillation.epochs import Stage, run_epochs, sample_images
 from ..distillation.losses import cross_entropy
 from ..distillation.pool import Pool, batch_count, quantize, shuffled_batches
 from ..method import Method, Need, Outcome
 from ..teacher.augment import Standardize, dequantize
-from ..teacher.ensemble import member_of
+from ..teacher.ensemble import load_member
 from ..teacher.student import fast_student
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class FedCvaeEnsConfig:
         check(self, "fedcvae-ens")
 
 
-class Decoder(Protocol):
+class UploadedDecoder(Protocol):
     """The upload of a client: a module that makes images.
 
     Attributes:
@@ -68,12 +68,12 @@ class Decoder(Protocol):
 
 def fit(job: Job, progress: Progress) -> Outcome:
     """Run the server stage: draw the images, then train; the result is the last epoch's student."""
-    server = _Server(job, progress)
+    server = FedCvaeServer(job, progress)
     outcome = run_epochs(job, progress, server.stage, epochs=job.config.epochs, step=server.epoch)
-    return replace(outcome, images=sampled(server.table["images"], job.store_images))
+    return replace(outcome, images=sample_images(server.table["images"], job.store_images))
 
 
-class _Server:
+class FedCvaeServer:
     """The state of one run of FedCVAE-Ens, and the steps of an epoch."""
 
     def __init__(self, job: Job, progress: Progress) -> None:
@@ -152,7 +152,7 @@ def truncated_normal(shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
 def _images_of(upload: Upload, count: int, job: Job) -> tuple[Tensor, Tensor]:
     """Return images uint8 [count, ch, H, W] of one client's decoder, and their labels [count]."""
     rng = generator(job.seed, "images", upload.client)
-    decoder: Decoder = member_of(upload, job.builders).to(job.device).eval()  # type: ignore[assignment]
+    decoder: UploadedDecoder = load_member(upload, job.builders).to(job.device).eval()  # type: ignore[assignment]
     frequencies = torch.tensor(upload.label_counts, dtype=torch.float64)
     labels = torch.multinomial(frequencies, count, replacement=True, generator=rng).to(job.device)
     noise = truncated_normal((count, decoder.latent), rng).to(job.device)

@@ -18,10 +18,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..core.options import check, option, presets
-from ..distillation.learner import Learner, learn_from_images, teacher_of
+from ..distillation.learner import Learner, build_teacher, learn_from_images
 from ..distillation.settings import AUGMENTATION_NAMES, StudentOptions
 from ..method import ENSEMBLES, Method, Need, Outcome
-from ..teacher.average import average_of
+from ..teacher.average import average_uploads
 
 if TYPE_CHECKING:
     from ..method import Job, Progress
@@ -63,8 +63,8 @@ def fit(job: Job, progress: Progress) -> Outcome:
     """Run the server stage: T epochs over the proxy images; the result is the last epoch's student."""
     config: FedDfConfig = job.config
     if config.start == "average" and not job.refines:
-        job = replace(job, start=average_of(job, "setting 'feddf.start' is 'average' and not 'fresh'"))
-    teacher = teacher_of(job, precision=config.teacher_precision)
+        job = replace(job, start=average_uploads(job, "setting 'feddf.start' is 'average' and not 'fresh'"))
+    teacher = build_teacher(job, precision=config.teacher_precision)
     learner = Learner(job, teacher, config.distill_recipe(), augmentation=config.augmentation)
     return learn_from_images(job, progress, learner)
 

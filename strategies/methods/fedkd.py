@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from ..combiners.combiners import LabelCount
 from ..core.options import check, option
-from ..distillation.learner import Learner, learn_from_images, teacher_of
+from ..distillation.learner import Learner, build_teacher, learn_from_images
 from ..distillation.losses import logit_distance
 from ..distillation.settings import OPTIMIZER, ProxyStudentOptions
 from ..method import ENSEMBLES, Method, Need, Outcome
@@ -47,7 +47,7 @@ def fit(job: Job, progress: Progress) -> Outcome:
     counts = [upload.label_counts or (0,) * job.num_classes for upload in job.uploads]
     loss = logit_distance if config.loss == "l1" else None
     recipe = config.distill_recipe(optimizer=OPTIMIZER)
-    teacher = teacher_of(job, LabelCount(counts))
+    teacher = build_teacher(job, LabelCount(counts))
     # The ensemble judges every image once, unchanged; the student sees the augmented copies.
     learner = Learner(job, teacher, recipe, augmentation=config.augmentation, loss=loss, asked_once=True)
     return learn_from_images(job, progress, learner)

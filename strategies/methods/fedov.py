@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ..core.errors import OptionError
 from ..core.options import check, option
 from ..method import EnsembleSpec, Method, Need, Outcome
-from ..teacher.ensemble import member_of
+from ..teacher.ensemble import load_member
 
 if TYPE_CHECKING:
     from ..method import Job, Progress, Upload
@@ -85,7 +85,7 @@ def fit(job: Job, progress: Progress) -> Outcome:
 @torch.no_grad()
 def _check_outputs(job: Job, upload: Upload) -> None:
     """Refuse a model of C outputs, whose last class would be taken for "unknown"."""
-    outputs = member_of(upload, job.builders).eval()(torch.zeros(1, *job.input_shape)).shape[1]
+    outputs = load_member(upload, job.builders).eval()(torch.zeros(1, *job.input_shape)).shape[1]
     if outputs != job.num_classes + 1:
         raise OptionError(
             f"the model of {upload.client} has {outputs} outputs: method 'fedov' needs {job.num_classes + 1}, one per "

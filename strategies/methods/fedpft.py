@@ -3,8 +3,10 @@
 Paper: Beitollahi, Bie, Hemati, Brunswic, Li, Chen, Zhang, Parametric Feature Transfer: One-shot Federated Learning with
     Foundation Models, 2024, https://arxiv.org/abs/2402.01862. Read version: notes on the paper, on Flower's baseline,
     and on the copy in FedCGS's code.
-Symbols: n_kc, mu_kc, Sigma_kc -> statistics.moments.Moments of client k; K = 1 component per class; h -> the result.
-Where: the clients' Gaussians -> statistics.moments.Moments.variances; the draws -> drawn; the head -> trained.
+Symbols: n_kc, mu_kc, Sigma_kc -> statistics.moments.FeatureMoments of client k; K = 1 component per class;
+    h -> the result.
+Where: the clients' Gaussians -> statistics.moments.FeatureMoments.variances; the draws -> drawn; the head ->
+    trained.
 Deviations: one component, for which EM is the mean and the variance, so that n, S and the sums of squares suffice and
     clients fit nothing. They travel in float32, not float16, and with the classes that a client lacks. Features have
     norm 1; draws do not. AdamW with rate 1e-3 and a cosine over few epochs on features times sqrt(d), from a head of
@@ -34,8 +36,8 @@ from ..distillation.pool import shuffled_batches
 from ..method import Method, Need, Outcome
 from ..statistics.choice import max_share
 from ..statistics.heads import Head
-from ..statistics.moments import Moments, mean_variance, moments_from_arrays
-from ..statistics.uploaded import Uploaded, check_second, head_state
+from ..statistics.moments import FeatureMoments, mean_variance, moments_from_arrays
+from ..statistics.uploaded import ClientSumsOnServer, check_second, head_state
 
 if TYPE_CHECKING:
     from ..method import Job, Progress
@@ -68,7 +70,7 @@ def fit(job: Job, progress: Progress) -> Outcome:
         OptionError: The uploads carry noise.
     """
     begin = time.perf_counter()
-    clients = Uploaded(job.uploads, job.config.max_share)
+    clients = ClientSumsOnServer(job.uploads, job.config.max_share)
     if any(clients.noises()):
         raise OptionError("method 'fedpft' cannot use sums with noise: must be 'ridge'")
     rows, labels = drawn(clients, job.config, seed=job.seed)
@@ -79,7 +81,7 @@ def fit(job: Job, progress: Progress) -> Outcome:
     return Outcome(student=head_state(job, head.weight, head.bias), timings=timings)
 
 
-def drawn(clients: Uploaded, config: FedPftConfig, *, seed: int) -> tuple[Tensor, Tensor]:
+def drawn(clients: ClientSumsOnServer, config: FedPftConfig, *, seed: int) -> tuple[Tensor, Tensor]:
     """Draw ``n_kc`` features from the Gaussian of every client and class, at most ``limit`` in all.
 
     Each draw has its own seed, by client and class, so that no client changes another's.
@@ -130,7 +132,7 @@ def numbers_within(claimed: Tensor, limit: int) -> Tensor:
     return numbers.long()
 
 
-def _moments(clients: Uploaded, name: str, config: FedPftConfig) -> Moments:
+def _moments(clients: ClientSumsOnServer, name: str, config: FedPftConfig) -> FeatureMoments:
     arrays = clients.arrays(name)
     if config.covariance == "spherical":
         arrays = {key: value for key, value in arrays.items() if key != SQUARES}

@@ -196,12 +196,12 @@ class _Scores:
 
     def _observed(self, number: int, params: Params) -> dict[str, float]:
         from ..combiners.combiners import build_combiner
-        from ..combiners.outcomes import ensemble_of
+        from ..combiners.outcomes import build_ensemble
         from ..teacher.student import observe
 
         spec = _spec(self._job, self._aggregator, params)
         if self._scored is None:
-            self._scored = Remembered(ensemble_of(self._job, spec))
+            self._scored = Remembered(build_ensemble(self._job, spec))
         self._scored.ensemble.combiner = build_combiner(spec.combiner, spec.weights).to(self._job.device)
         return observe(self._job, number, self._scored)
 

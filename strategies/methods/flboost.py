@@ -32,16 +32,16 @@ from ..core.options import check, option, presets
 from ..core.seeds import generator, seeded_torch
 from ..core.work import work
 from ..distillation import consensus
-from ..distillation.epochs import clocked, sampled, weights_of
+from ..distillation.epochs import clock_block, copy_weights, sample_images
 from ..distillation.label_draws import DRAWS, draw_labels, shares_of
 from ..distillation.losses import diversity
 from ..distillation.matched import LEVELS, Matched, check_level
-from ..distillation.moments import MOMENTS, Moments, check_moments
+from ..distillation.moments import MOMENTS, ImageMoments, check_moments
 from ..distillation.pool import quantize
 from ..distillation.synthesis import ARITHMETICS, generate, in_bfloat16
 from ..method import POOLS, InRounds, Method, Outcome
 from ..teacher.augment import AUGMENTATIONS, Standardize
-from ..teacher.average import average_of
+from ..teacher.average import average_uploads
 from ..teacher.student import frozen, observe
 
 if TYPE_CHECKING:
@@ -137,8 +137,8 @@ def fit(job: Job, progress: Progress) -> Outcome:
     # In rounds names are in order already; the steps per client are not to depend on it.
     job = replace(job, uploads=tuple(sorted(job.uploads, key=lambda upload: upload.client)))
     if job.start is None:
-        job = replace(job, start=average_of(job, "method 'flboost' has no model to start from"))
-    server, iterations = _Server(job, progress), job.config.iterations
+        job = replace(job, start=average_uploads(job, "method 'flboost' has no model to start from"))
+    server, iterations = FlBoostServer(job, progress), job.config.iterations
     with seeded_torch(job.seed, "flboost", job.server_round):
         for number in range(iterations):
             server.iteration(number)
@@ -147,7 +147,7 @@ def fit(job: Job, progress: Progress) -> Outcome:
     return server.outcome()
 
 
-class _Server:
+class FlBoostServer:
     """The state of a call of FLBoost, and one of its iterations."""
 
     def __init__(self, job: Job, progress: Progress) -> None:
@@ -161,7 +161,7 @@ class _Server:
             self.judge.parameters(), config.student_lr * decay, weight_decay=config.weight_decay
         )
         self._learn = eager(torch.optim.Adam)(self.generator.parameters(), config.generator_lr * decay, fused=True)
-        self._half = in_bfloat16(config.generator_precision, job.device)
+        self._bf16 = in_bfloat16(config.generator_precision, job.device)
         self._standardize = Standardize(job.normalization).to(job.device)
         self._lesson = partial(
             consensus.Lesson.of_ensemble,
@@ -170,12 +170,12 @@ class _Server:
             direction=config.student_divergence,
             per_class=config.per_class,
         )
-        self._moments = Moments.of(job, config.moments, progress)
+        self._moments = ImageMoments.of(job, config.moments, progress)
         self._labels, self._weights = self._draw()
         self._made: Tensor | None = None
         self._sums: dict[str, Tensor] = {}
         self._seconds = dict.fromkeys(("synthesis", "distillation"), 0.0)
-        self._clock = partial(clocked, self._seconds)
+        self._clock = partial(clock_block, self._seconds)
 
     def iteration(self, number: int) -> None:
         """Let the generator learn, then the model, on one batch of noise and labels."""
@@ -216,7 +216,7 @@ class _Server:
         self._learn.zero_grad()
         terms["generator"].backward()  # type: ignore[no-untyped-call]
         self._learn.step()
-        work().generator_stepped(self._half)
+        work().generator_stepped(self._bf16)
         for name, term in terms.items():
             self._add(name, term / (config.iterations * config.generator_steps))
 
@@ -242,7 +242,7 @@ class _Server:
         return self.teacher.member_logits(images, part if part.stop - part.start < len(self.teacher.members) else None)
 
     def _make(self, noise: Tensor, labels: Tensor, *, training: bool) -> Tensor:
-        made = generate(self.generator.train(training), noise, labels, half=self._half)
+        made = generate(self.generator.train(training), noise, labels, bf16=self._bf16)
         return made if self._moments is None else self._moments(made)
 
     def _look(self, made: Tensor, rng: torch.Generator) -> Tensor:
@@ -273,9 +273,12 @@ class _Server:
         """Return the model, the generator, and a sample of the last images."""
         images = None
         if self.config.level == "images" and self._made is not None:
-            images = sampled(quantize(self._standardize.inverse(self._made)), self.job.store_images)
+            images = sample_images(quantize(self._standardize.inverse(self._made)), self.job.store_images)
         return Outcome(
-            student=weights_of(self.student), timings=self._seconds, images=images, memory=weights_of(self.generator)
+            student=copy_weights(self.student),
+            timings=self._seconds,
+            images=images,
+            memory=copy_weights(self.generator),
         )
 
 

@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ..combiners.fused_blocks import ADAPTERS, FusedBlocks, SideBySide, adapted
+from ..combiners.fused_blocks import ADAPTERS, FusedBlocks, SideBySide, adapt_block
 from ..core.clients import Question
 from ..core.errors import OptionError, UploadError
 from ..core.facts import BLOCK, SUFFIXES, base_of
@@ -37,8 +37,8 @@ from ..distillation.pool import shuffled_batches
 from ..method import ClientPhase, EnsembleSpec, Method, Need, Outcome, Plan, Snapshot
 from ..statistics.gaussians import LARGEST, Gaussians
 from ..teacher.average import weighted_mean
-from ..teacher.copies import built
-from ..uploads.builders import of_kind
+from ..teacher.copies import build_module
+from ..uploads.builders import builders_of_kind
 from ..uploads.checks import Signature, check_arrays
 from ..uploads.outputs import check_answers
 from ..uploads.tensors import tensor_form
@@ -79,8 +79,10 @@ def check_job(job: Job) -> None:
     Raises:
         OptionError: The error names the models that are.
     """
-    if not hasattr(built(_builder_of(job)), "later"):
-        known = sorted(base_of(name) for name in of_kind(job.builders, BLOCK) if name.endswith(SUFFIXES[BLOCK]))
+    if not hasattr(build_module(_builder_of(job)), "later"):
+        known = sorted(
+            base_of(name) for name in builders_of_kind(job.builders, BLOCK) if name.endswith(SUFFIXES[BLOCK])
+        )
         raise OptionError(
             f"method 'fusefl' cannot cut model {job.student!r} into so many blocks (setting 'client.blocks'): must be "
             f"one of {', '.join(known) or 'those of this app'}"
@@ -111,7 +113,7 @@ def fit_with_clients(job: Job, progress: Progress, clients: Clients) -> Outcome:
     Raises:
         QuorumError: A client that uploaded does not answer.
     """
-    server, began = _Server(job, progress, clients), time.monotonic()
+    server, began = FuseFlServer(job, progress, clients), time.monotonic()
     blocks, heads = server.blocks()
     classifier = copy.deepcopy(server.classifier)
     classifier.load_state_dict(weighted_mean(heads, [1.0] * len(heads)))
@@ -124,7 +126,7 @@ def fit_with_clients(job: Job, progress: Progress, clients: Clients) -> Outcome:
     return Outcome(ensemble=spec, timings={"blocks": middle - began, "calibration": time.monotonic() - middle})
 
 
-class _Server:
+class FuseFlServer:
     """The server's side of the exchanges after the upload.
 
     Args:
@@ -139,14 +141,14 @@ class _Server:
 
     def __init__(self, job: Job, progress: Progress, clients: Clients) -> None:
         self._job, self._progress, self._clients = job, progress, clients
-        first, self.templates = built(_builder_of(job)), list[nn.Sequential]()
+        first, self.templates = build_module(_builder_of(job)), list[nn.Sequential]()
         self._inputs = list[tuple[int, ...]]()  # the shapes of joined maps that they take
         *blocks, self.classifier = cast("Sequence[nn.Module]", first.later)
         with torch.no_grad(), seeded_torch(0, "fusefl"):
             maps = first.eval()(torch.zeros(1, *job.input_shape))
             for block in blocks:
                 how = {"members": len(job.uploads), "channels": maps.shape[1]}
-                self.templates.append(adapted(block, job.config.adapter, **how))
+                self.templates.append(adapt_block(block, job.config.adapter, **how))
                 self._inputs.append((len(job.uploads) * maps.shape[1], *maps.shape[2:]))
                 maps = block.eval()(maps)
         self._features = maps.shape[1]

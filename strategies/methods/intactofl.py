@@ -34,11 +34,11 @@ from ..core.options import Always, check, option, presets
 from ..core.seeds import derive_seed, generator
 from ..core.work import work
 from ..distillation import settings
-from ..distillation.distill import stepped
+from ..distillation.distill import take_step
 from ..distillation.epochs import Stage, learning_rate, run_epochs
 from ..distillation.generated import GeneratedImages
 from ..distillation.losses import adversarial_divergence, cross_entropy, soft_kl
-from ..distillation.perturbation import drawn_directions, moved_by_sign, prediction_gradient
+from ..distillation.perturbation import draw_directions, prediction_gradient, step_by_sign
 from ..distillation.pool import Pool, shuffled_batches
 from ..distillation.settings import PRECISIONS, PoolOptions, SynthesisOptions
 from ..distillation.synthesis import Batch, Term, View
@@ -265,7 +265,7 @@ class ByPixels(Experts):
     def moved(self, x: Tensor, size: float, directions: Tensor) -> Tensor:
         """Return images moved to where the plain mean's prediction changes most."""
         gradient = prediction_gradient(lambda moving: self._members[0](moving).mean(0), x, directions)
-        return moved_by_sign(x, gradient, size)
+        return step_by_sign(x, gradient, size)
 
     def loss(self, logits: Tensor, x: Tensor, labels: Tensor) -> Tensor:
         """Return ``CE(A, y) + 0.01 std(g) + 16 KL(sm(e / 4) || sm(A / 4))``, std that of all B M weights."""
@@ -359,7 +359,7 @@ class IntactOflConfig(PoolOptions, SynthesisOptions):
 
 def fit(job: Job, progress: Progress) -> Outcome:
     """Make images and train the gate on them, epoch by epoch; the result is the ensemble under the last gate."""
-    server = _Server(job, progress)
+    server = IntactOflServer(job, progress)
     outcome = run_epochs(job, progress, server.stage, epochs=job.config.epochs, step=server.epoch)
     clients = tuple(upload.client for upload in job.uploads)
     return replace(
@@ -367,7 +367,7 @@ def fit(job: Job, progress: Progress) -> Outcome:
     )
 
 
-class _Server:
+class IntactOflServer:
     """The state of one run of IntactOFL, and the steps of an epoch."""
 
     def __init__(self, job: Job, progress: Progress) -> None:
@@ -434,7 +434,7 @@ class _Server:
         for rows in shuffled_batches(self.stage.pool.columns, config.batch_size, rng, most=config.steps_per_epoch):
             inputs = self.standardize(augment(dequantize(rows["images"]), rng))
             if self.experts.moves:
-                directions = drawn_directions(len(inputs), self.job.num_classes, rng)
+                directions = draw_directions(len(inputs), self.job.num_classes, rng)
                 inputs = self._move(inputs, directions.to(inputs.device))
             logits = rows["members"].transpose(0, 1) if "members" in rows else self._answer(inputs)
             losses.append(self._step(logits, inputs, rows["labels"]))
@@ -452,7 +452,7 @@ class _Server:
 
     def _stepped(self, logits: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
         loss = self.experts.loss(logits, inputs, labels)
-        return stepped(loss, self.experts, self.stage.optimizer, clip=self.experts.clip)
+        return take_step(loss, self.experts, self.stage.optimizer, clip=self.experts.clip)
 
 
 METHOD = Method(

@@ -22,7 +22,7 @@ from ..method import Method, Need, Outcome, Plan
 from ..statistics.choice import choose_shrinkage, max_share
 from ..statistics.heads import Lda
 from ..statistics.sums import Statistics
-from ..statistics.uploaded import Uploaded, check_second, head_state
+from ..statistics.uploaded import ClientSumsOnServer, check_second, head_state
 
 if TYPE_CHECKING:
     from ..method import Job, Progress
@@ -49,7 +49,7 @@ def fit(job: Job, progress: Progress) -> Outcome:
         OptionError: The uploads carry noise.
     """
     begin = time.perf_counter()
-    config, clients = job.config, Uploaded(job.uploads, job.config.max_share)
+    config, clients = job.config, ClientSumsOnServer(job.uploads, job.config.max_share)
     if any(clients.noises()):
         raise OptionError("method 'lda' cannot use sums with noise: must be 'ridge', which is better there")
     shrinkage = config.shrinkage

@@ -28,7 +28,7 @@ from ..method import Method, Outcome, Plan
 from ..statistics.choice import choose_penalty, max_share, values_of
 from ..statistics.heads import Head, Ridge, balanced
 from ..statistics.sums import Statistics
-from ..statistics.uploaded import Uploaded, check_second, head_state
+from ..statistics.uploaded import ClientSumsOnServer, check_second, head_state
 
 if TYPE_CHECKING:
     from ..method import Job, Progress
@@ -79,7 +79,7 @@ class RidgeConfig:
 def fit(job: Job, progress: Progress) -> Outcome:
     """Add up the uploads, choose lambda, and solve the head."""
     begin = time.perf_counter()
-    clients = Uploaded(job.uploads, job.config.max_share)
+    clients = ClientSumsOnServer(job.uploads, job.config.max_share)
     if any(clients.noises()):
         head = noisy_head(Statistics.total(clients.values()), clients.noises())
         exact, usual = ("penalty", "balance", "values"), RidgeConfig()
@@ -92,7 +92,7 @@ def fit(job: Job, progress: Progress) -> Outcome:
     return Outcome(student=head_state(job, head.weight, head.bias), timings={"solve": time.perf_counter() - begin})
 
 
-def _exact(job: Job, progress: Progress, clients: Uploaded) -> Head:
+def _exact(job: Job, progress: Progress, clients: ClientSumsOnServer) -> Head:
     config, penalty = job.config, job.config.penalty
     if not penalty:
         choice = choose_penalty(clients, seed=job.seed)

@@ -20,25 +20,32 @@ import torch
 from torch import Tensor
 
 from ..combiners.combiners import name_of
-from ..combiners.feature_noise import noise_for, on_features, on_images
-from ..combiners.merged_uploads import merged_uploads
-from ..combiners.noise import noise_batches, overlaid
+from ..combiners.feature_noise import generate_noise, to_feature_space, to_image_space
+from ..combiners.merged_uploads import merge_uploads
+from ..combiners.noise import noise_batches, overlay_shapes
 from ..combiners.opinion_pools import class_shares
-from ..combiners.tally_pool import READ_OFF_ROWS, TallyPoolOptions, tally_teacher
-from ..combiners.update_gate import check_gate, gated_pool, spans_of
+from ..combiners.tally_pool import READ_OFF_ROWS, TallyPoolOptions, build_tally_teacher
+from ..combiners.update_gate import check_gate, find_spans, gate_pool
 from ..core.errors import OptionError
 from ..core.facts import holds_images
 from ..core.options import check, option
 from ..core.seeds import generator, seeded_torch
-from ..distillation.epochs import sampled, weights_of
-from ..distillation.inverted import inverted_images
+from ..distillation.epochs import copy_weights, sample_images
+from ..distillation.inverted import invert_images
 from ..distillation.learner import Learner, learn_from_table
 from ..distillation.pool import quantize
 from ..distillation.settings import DistillOptions
-from ..distillation.spanned import DIRECTIONS, spanned_images
+from ..distillation.spanned import DIRECTIONS, move_into_spans
 from ..method import EnsembleSpec, Method, Need, Outcome
-from ..teacher.average import LARGEST, norms_of, shrinkage, shrunk, under_every_name, weighted_mean
-from ..teacher.copies import built
+from ..teacher.average import (
+    LARGEST,
+    find_shrink_factors,
+    repeat_tied_weights,
+    shrink_tensors,
+    tensor_norms,
+    weighted_mean,
+)
+from ..teacher.copies import build_module
 from ..teacher.heads import head_keys
 from ..uploads.needs import check_gradients
 
@@ -91,8 +98,8 @@ class TallyConfig(TallyPoolOptions, DistillOptions):
 def fit(job: Job, progress: Progress) -> Outcome:
     """Combine the uploads, and distil them; the results are the last epoch's student and the ensemble."""
     config: TallyConfig = job.config
-    job = on_features(job)
-    teacher, pool = tally_teacher(job, config)
+    job = to_feature_space(job)
+    teacher, pool = build_tally_teacher(job, config)
     if left_out := [one.client for one, weight in zip(job.uploads, pool.weights.tolist(), strict=True) if not weight]:
         why = "they do not agree with the others on noise, or their logits on it are not finite, or too large"
         progress.record({"note": f"left out are {', '.join(left_out)}: {why}"})
@@ -117,15 +124,15 @@ def fit(job: Job, progress: Progress) -> Outcome:
         return {name: torch.cat([column, *2 * [made[name]]]) if made else column for name, column in noise.items()}
 
     outcome = learn_from_table(job, progress, learner, table)
-    spec = EnsembleSpec(tuple(upload.client for upload in job.uploads), name_of(pool), weights_of(pool))
+    spec = EnsembleSpec(tuple(upload.client for upload in job.uploads), name_of(pool), copy_weights(pool))
     if not holds_images(job.input_shape):
-        return replace(outcome, student=on_images(outcome.student or {}), ensemble=spec)
-    return replace(outcome, ensemble=spec, images=sampled(torch.cat(shown), job.store_images))
+        return replace(outcome, student=to_image_space(outcome.student or {}), ensemble=spec)
+    return replace(outcome, ensemble=spec, images=sample_images(torch.cat(shown), job.store_images))
 
 
 def _gated(job: Job, pool: OpinionPool, progress: Progress) -> OpinionPool:
     """Return the pool with the gate of the clients' updates, or the pool itself and a note why there is none."""
-    gated = gated_pool(job, pool)
+    gated = gate_pool(job, pool)
     if not isinstance(gated, str):
         return gated
     progress.record({"note": f"the clients' updates do not gate: {gated}"})
@@ -136,24 +143,24 @@ def noise_of(job: Job) -> Tensor:
     """Return the noise images as bytes [N, ch, H, W], or noise features [N, d, 1, 1]."""
     config: TallyConfig = job.config
     if not holds_images(job.input_shape):
-        return torch.cat(list(noise_for(job, config.images, generator(job.seed, "tally", "noise"))))
+        return torch.cat(list(generate_noise(job, config.images, generator(job.seed, "tally", "noise"))))
     shapes = generator(job.seed, "tally", "shapes")
     made, first = torch.empty(config.images, *job.input_shape, dtype=torch.uint8), 0
     for batch in noise_batches(config.images, job.input_shape, generator(job.seed, "tally", "noise")):
-        made[first : first + len(batch)] = quantize(overlaid(batch, config.layers, shapes))
+        made[first : first + len(batch)] = quantize(overlay_shapes(batch, config.layers, shapes))
         first += len(batch)
     return made
 
 
 def _spanned(job: Job, pool: OpinionPool, images: Tensor, progress: Progress, tick: Callable[[], None]) -> Tensor:
     """Return noise images in the spans of the clients' updates; none, and a note why, if there are no spans."""
-    spans = spans_of(job, (pool.weights > 0).tolist(), share=DIRECTIONS)
+    spans = find_spans(job, (pool.weights > 0).tolist(), share=DIRECTIONS)
     if isinstance(spans, str):
         progress.record({"note": f"no images in the spans of updates: {spans}"})
         return images[:0]
     first = images[torch.arange(job.config.spanned) % len(images)]
     rng = generator(job.seed, "tally", "spanned")
-    return spanned_images(job, spans, pool.examples().cpu(), first, steps=SPAN_STEPS, rng=rng, tick=tick)
+    return move_into_spans(job, spans, pool.examples().cpu(), first, steps=SPAN_STEPS, rng=rng, tick=tick)
 
 
 def _inverted(job: Job, learner: Learner, pool: OpinionPool, tick: Callable[[], None]) -> dict[str, Tensor]:
@@ -162,7 +169,7 @@ def _inverted(job: Job, learner: Learner, pool: OpinionPool, tick: Callable[[], 
     held = pool.examples().sum(0).cpu()
     rng = generator(job.seed, "tally", "inverted")
     labels = torch.multinomial(held, config.inverted, replacement=True, generator=rng)
-    images = inverted_images(job, learner.teacher, pool.shares(), labels, steps=INVERSION_STEPS, rng=rng, tick=tick)
+    images = invert_images(job, learner.teacher, pool.shares(), labels, steps=INVERSION_STEPS, rng=rng, tick=tick)
     rows = learner.with_logits({"images": images}, tick=tick)
     wanted = torch.nn.functional.one_hot(labels, job.num_classes).to(rows["logits"])
     rows["logits"] = (0.5 * wanted + 0.5 * torch.softmax(rows["logits"], dim=1)).clamp_min(1e-8).log()
@@ -179,14 +186,14 @@ def start_of(job: Job, pool: OpinionPool, progress: Progress) -> State | None:
     # The number of examples that the pool counts: examples that it caps or leaves out stay out of the start, too.
     sizes = pool.examples().sum(1).round().tolist()
     alike = [k for k, upload in enumerate(job.uploads) if upload.architecture == job.student and sizes[k] > 0]
-    norms = {k: norms_of(job.uploads[k].read()) for k in alike}
+    norms = {k: tensor_norms(job.uploads[k].read()) for k in alike}
     if broken := [k for k in alike if not all(map(math.isfinite, norms[k].values()))]:
         names = ", ".join(job.uploads[k].client for k in broken)
         progress.record({"note": f"the student's start leaves out {names}: their weights are not finite"})
         alike = [k for k in alike if k not in broken]
     if not alike:
         return job.start
-    factors = dict(zip(alike, shrinkage([norms[k] for k in alike]), strict=True))
+    factors = dict(zip(alike, find_shrink_factors([norms[k] for k in alike]), strict=True))
     if large := [job.uploads[k].client for k in alike if factors[k]]:
         why = f"they have tensors more than {LARGEST:g} times as large as the clients' median"
         progress.record({"note": f"the student's start takes {', '.join(large)} for as large as the others: {why}"})
@@ -202,14 +209,14 @@ def start_of(job: Job, pool: OpinionPool, progress: Progress) -> State | None:
     start = weighted_mean(states(), [sizes[k] for k in alike])
     if job.config.start == "merged":
         read = [replace(job.uploads[k], read=partial(_shrunk, job.uploads[k], factors[k])) for k in alike]
-        start |= merged_uploads(job, read, [sizes[k] for k in alike], progress, but=keys[0])
+        start |= merge_uploads(job, read, [sizes[k] for k in alike], progress, but=keys[0])
     shares = class_shares(pool.examples().cpu()[alike])
     rows = {key: class_weighted([head[key] for head in heads], shares, start[key]) for key in heads[0]}
-    return start | under_every_name(built(job.builders[job.student]), rows)
+    return start | repeat_tied_weights(build_module(job.builders[job.student]), rows)
 
 
 def _shrunk(upload: Upload, factors: Mapping[str, float]) -> State:
-    return shrunk(upload.read(), factors)
+    return shrink_tensors(upload.read(), factors)
 
 
 def check_last_layer(job: Job) -> None:

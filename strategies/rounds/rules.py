@@ -64,7 +64,7 @@ def fednova_change(
     shares = [weight / travel for weight, travel in zip(weights, travels, strict=True)]
     # sum_i p_i (x_i - x) / travel_i, with the shares' own sum taken out of the mean again.
     scale = server_lr * effective * sum(shares) / float(sum(weights))
-    mean = weighted_mean([moved(start, end) for end in ends], shares)
+    mean = weighted_mean([subtract_models(start, end) for end in ends], shares)
     return {name: scale * value for name, value in mean.items()}
 
 
@@ -76,7 +76,7 @@ def scaffold_step(start: Arrays, ends: Sequence[Arrays], *, server_lr: float = 1
         ends: Their models y_i.
         server_lr: eta_g.
     """
-    return plus(start, weighted_mean([moved(start, end) for end in ends], [1.0] * len(ends)), server_lr)
+    return add_step(start, weighted_mean([subtract_models(start, end) for end in ends], [1.0] * len(ends)), server_lr)
 
 
 def next_control(control: Arrays, changes: Sequence[Arrays], *, num_clients: int) -> dict[str, npt.NDArray[Any]]:
@@ -87,7 +87,7 @@ def next_control(control: Arrays, changes: Sequence[Arrays], *, num_clients: int
         changes: ``c_i+ - c_i`` of the clients of this round.
         num_clients: N, the number of all clients, in this round or not.
     """
-    return plus(control, weighted_mean(changes, [1.0] * len(changes)), len(changes) / num_clients)
+    return add_step(control, weighted_mean(changes, [1.0] * len(changes)), len(changes) / num_clients)
 
 
 def feddyn_step(
@@ -105,16 +105,16 @@ def feddyn_step(
         drift: mean_h before the round.
         num_clients: N, the number of all clients, in this round or not.
     """
-    mean = weighted_mean([moved(start, end) for end in ends], [1.0] * len(ends))
-    now = plus(drift, mean, len(ends) / num_clients)
-    return plus(start, {name: step + now[name] for name, step in mean.items()}), now
+    mean = weighted_mean([subtract_models(start, end) for end in ends], [1.0] * len(ends))
+    now = add_step(drift, mean, len(ends) / num_clients)
+    return add_step(start, {name: step + now[name] for name, step in mean.items()}), now
 
 
-def moved(start: Arrays, end: Arrays) -> dict[str, npt.NDArray[np.float64]]:
+def subtract_models(start: Arrays, end: Arrays) -> dict[str, npt.NDArray[np.float64]]:
     """Return ``end - start`` in double precision."""
     return {name: end[name].astype(np.float64) - start[name] for name in start}
 
 
-def plus(start: Arrays, step: Arrays, scale: float = 1.0) -> dict[str, npt.NDArray[Any]]:
+def add_step(start: Arrays, step: Arrays, scale: float = 1.0) -> dict[str, npt.NDArray[Any]]:
     """Return ``start + scale * step`` in the dtypes of ``start``."""
     return {name: (value + scale * step[name]).astype(value.dtype) for name, value in start.items()}

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..core.durable import atomic_write, make_folder, sealed, store_errors
+from ..core.durable import atomic_write, make_folder, store_errors, with_digest
 from ..core.errors import StoreError
 from ..method import Snapshot
 from .files import WrittenFile, read_json, read_weights, save_weights
@@ -143,7 +143,7 @@ class CheckpointFolder:
             if rows:
                 chunks = [*chunks, {"names": sorted(rows), **self._write("rows", rows)}]
             index = {"step": snapshot.step, "state": tree, "tensors": self._write("state", tensors), "chunks": chunks}
-            atomic_write(self.path / _INDEX, json.dumps(sealed(index), allow_nan=False).encode())
+            atomic_write(self.path / _INDEX, json.dumps(with_digest(index), allow_nan=False).encode())
         self._remove_all_but({_INDEX, index["tensors"]["file"], *(chunk["file"] for chunk in chunks)})
 
     def load(self) -> Snapshot | None:

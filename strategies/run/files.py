@@ -17,7 +17,16 @@ import numpy as np
 import safetensors.torch
 import torch
 
-from ..core.durable import DIGEST, atomic_write, read_facts, sealed, store_errors, sync_folder, unsealed, write_facts
+from ..core.durable import (
+    DIGEST,
+    atomic_write,
+    read_facts,
+    store_errors,
+    sync_folder,
+    verify_digest,
+    with_digest,
+    write_facts,
+)
 from ..core.errors import StoreError
 from ..uploads.tensors import Weights, dense, weights_sha256
 
@@ -168,7 +177,7 @@ class JsonLines:
         Raises:
             OSError: The disk refuses.
         """
-        line = json.dumps(sealed(plain(row)), allow_nan=False).encode() + b"\n"
+        line = json.dumps(with_digest(plain(row)), allow_nan=False).encode() + b"\n"
         with self.path.open("a+b", buffering=0) as file:
             end = _end_of_lines(file.read, file.seek)
             try:
@@ -251,7 +260,7 @@ def row_of(line: bytes) -> dict[str, Any] | None:
     """Return the row of a line without its newline; None if it is cut off or damaged."""
     try:
         row = json.loads(line)
-        return unsealed(row) if isinstance(row, dict) else None
+        return verify_digest(row) if isinstance(row, dict) else None
     except (ValueError, RecursionError):
         return None
 

@@ -27,7 +27,7 @@ GATEKEEPER_FILE = "gatekeeper.json"  # one per round of uploads
 
 
 @dataclass(frozen=True)
-class Door:
+class Gatekeeper:
     """The tests that a round's uploads have to pass before the server stage.
 
     Attributes:
@@ -136,7 +136,7 @@ def quarantined(folder: RoundFolder) -> tuple[str, ...]:
 
 
 def guarded_replay(
-    door: Door,
+    door: Gatekeeper,
     method: Method,
     job: Job,
     source: Path,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..core.errors import UploadError
-from .moments import Moments
+from .moments import FeatureMoments
 from .privacy import COUNT_WEIGHT, SUM_WEIGHT
 from .sums import Statistics
 
@@ -70,7 +70,7 @@ def check_gram(found: Statistics) -> None:
     _check_spectrum(found, slack)
 
 
-def check_squares(found: Moments) -> None:
+def check_squares(found: FeatureMoments) -> None:
     """Refuse squares that no examples with these counts and sums have.
 
     The squares of a class sum to n_c. By Cauchy and Schwarz ``Q_cj >= S_cj^2 / n_c``.
@@ -95,7 +95,7 @@ def check_squares(found: Moments) -> None:
         )
 
 
-def check_diagonal(found: Moments, gram: Statistics) -> None:
+def check_diagonal(found: FeatureMoments, gram: Statistics) -> None:
     """Refuse squares that are not the diagonal of the Gram matrix of the same examples.
 
     Raises:

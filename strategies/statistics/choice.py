@@ -24,7 +24,7 @@ TIE = 1e-6
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChosenPenalty:
     """A penalty, chosen by the loss of held-out clients.
 
     Attributes:
@@ -67,7 +67,7 @@ def with_share(config: Any) -> Any:
     return config if config.max_share else replace(config, max_share=GUARDED_SHARE)
 
 
-def choose_penalty(clients: Mapping[str, Statistics], *, seed: int, grid: Sequence[float] = LAMBDAS) -> Choice:
+def choose_penalty(clients: Mapping[str, Statistics], *, seed: int, grid: Sequence[float] = LAMBDAS) -> ChosenPenalty:
     """Choose ridge's lambda by the squared error of every fold under the head of the others.
 
     Args:
@@ -83,7 +83,9 @@ def choose_penalty(clients: Mapping[str, Statistics], *, seed: int, grid: Sequen
     return _choose(clients, grid, losses, seed=seed, alone=0)
 
 
-def choose_shrinkage(clients: Mapping[str, Statistics], *, seed: int, grid: Sequence[float] = SHRINKAGES) -> Choice:
+def choose_shrinkage(
+    clients: Mapping[str, Statistics], *, seed: int, grid: Sequence[float] = SHRINKAGES
+) -> ChosenPenalty:
     """Choose LDA's shrinkage by the negative log-likelihood of every fold under the others.
 
     Args:
@@ -153,7 +155,7 @@ def _choose(
     *,
     seed: int,
     alone: int,
-) -> Choice:
+) -> ChosenPenalty:
     total = Statistics.total(clients[name] for name in sorted(clients))
     folds = folds_of(list(clients), seed)
     found: dict[str, tuple[list[float], float]] = {}
@@ -161,8 +163,8 @@ def _choose(
         held_out = Statistics.total(clients[name] for name in fold)
         found[" ".join(fold)] = losses(total - held_out, held_out), held_out.examples
     if not found:
-        return Choice(fallback(total)[alone], {}, {})
+        return ChosenPenalty(fallback(total)[alone], {}, {})
     mean = [sum(row[k] for row, _ in found.values()) / total.examples for k in range(len(grid))]
     best = max(k for k, loss in enumerate(mean) if loss <= min(mean) + TIE)
     by_client = {fold: row[best] / max(1.0, examples) for fold, (row, examples) in found.items()}
-    return Choice(grid[best], dict(zip(grid, mean, strict=True)), by_client)
+    return ChosenPenalty(grid[best], dict(zip(grid, mean, strict=True)), by_client)

@@ -17,12 +17,12 @@ import torch
 
 from ..core.errors import OptionError
 from ..core.facts import GRAM, STATISTICS, Upload, UploadFacts, backbone_in, is_head, kind_of
-from ..core.fingerprint import short
+from ..core.fingerprint import short_fingerprint
 from ..core.seeds import seeded_torch
 from .choice import choose_penalty
 from .heads import Head, Ridge
 from .sums import Statistics
-from .uploaded import Uploaded
+from .uploaded import ClientSumsOnServer
 
 if TYPE_CHECKING:
     from ..core.facts import State
@@ -52,7 +52,7 @@ def with_heads(job: Job, log: Callable[[str], None] = lambda _: None) -> Job:
     heads, taken = _heads_of(job.builders), {upload.client for upload in rest}
     for fingerprint, group in groups.items():
         if fingerprint not in heads:
-            told = short(torch.tensor(list(fingerprint), dtype=torch.uint8))
+            told = short_fingerprint(torch.tensor(list(fingerprint), dtype=torch.uint8))
             raise OptionError(
                 f"the sums of {group[0].client} have fingerprint {told}: must be that of a head among the architectures"
             )
@@ -74,7 +74,7 @@ def _heads_of(builders: Mapping[str, ModelBuilder]) -> dict[bytes, str]:
 
 
 def _solved(group: list[Upload], architecture: str, taken: set[str], *, seed: int) -> Upload:
-    clients = Uploaded(group)
+    clients = ClientSumsOnServer(group)
     if any(clients.noises()):
         raise OptionError(f"the sums of {group[0].client} carry noise: must be exact where they join an ensemble")
     if GRAM not in group[0].read():

@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Moments:
+class FeatureMoments:
     """Sums over N examples with features f in R^d and labels of C classes, in float64.
 
     Attributes:
@@ -24,7 +24,7 @@ class Moments:
     squares: Tensor
 
     @classmethod
-    def zeros(cls, classes: int, features: int) -> Moments:
+    def zeros(cls, classes: int, features: int) -> FeatureMoments:
         """Return the moments of no example."""
         empty = torch.zeros(classes, features, dtype=torch.float64)
         return cls(torch.zeros(classes, dtype=torch.float64), empty, empty.clone())
@@ -59,7 +59,7 @@ class Moments:
         return torch.where(several[:, None], self.deviations / self.counts.clamp_min(1.0)[:, None], mean)
 
 
-def mean_variance(clients: Iterable[Moments]) -> Tensor:
+def mean_variance(clients: Iterable[FeatureMoments]) -> Tensor:
     """Return the variance of every feature within classes [d], over all clients' classes of at least two examples.
 
     It is zero if there is no such class.
@@ -74,7 +74,7 @@ def mean_variance(clients: Iterable[Moments]) -> Tensor:
     return deviations / max(1.0, examples)
 
 
-def moments_to_arrays(moments: Moments) -> dict[str, Tensor]:
+def moments_to_arrays(moments: FeatureMoments) -> dict[str, Tensor]:
     """Return moments as they travel: ``counts`` float64 [C], ``sums`` and ``squares`` float32 [C, d]."""
     return {
         "counts": moments.counts.clone(),
@@ -83,7 +83,7 @@ def moments_to_arrays(moments: Moments) -> dict[str, Tensor]:
     }
 
 
-def moments_from_arrays(arrays: Mapping[str, Tensor]) -> Moments:
+def moments_from_arrays(arrays: Mapping[str, Tensor]) -> FeatureMoments:
     """Return the moments of an upload whose shapes have been checked.
 
     An upload without ``squares`` has spherical ones: all features have norm 1, so that the squares of a class sum to
@@ -94,5 +94,5 @@ def moments_from_arrays(arrays: Mapping[str, Tensor]) -> Moments:
     if squares is None:
         means = sums / counts.clamp_min(1.0)[:, None]
         rest = (1.0 - means.square().sum(1)).clamp_min(0.0) / sums.shape[1]
-        return Moments(counts, sums, counts[:, None] * (means.square() + rest[:, None]))
-    return Moments(counts, sums, squares.to(torch.float64))
+        return FeatureMoments(counts, sums, counts[:, None] * (means.square() + rest[:, None]))
+    return FeatureMoments(counts, sums, squares.to(torch.float64))

@@ -68,12 +68,12 @@ def noise_for(epsilon: float, delta: float) -> float:
     return high
 
 
-def deviation(epsilon: float, delta: float) -> float:
+def noise_std(epsilon: float, delta: float) -> float:
     """Return sigma, the deviation of the noise on the diagonal of G, for a budget; 0 for epsilon 0, without noise."""
     return noise_for(epsilon, delta) * sensitivity() if epsilon else 0.0
 
 
-def spent(mechanisms: list[float], delta: float) -> float:
+def spent_epsilon(mechanisms: list[float], delta: float) -> float:
     """Return the epsilon of several Gaussian mechanisms on the same examples.
 
     They compose exactly: ``mu = sqrt(sum mu_i^2)`` with ``mu_i = D / sigma_i``.
@@ -94,14 +94,14 @@ def spent(mechanisms: list[float], delta: float) -> float:
     return high
 
 
-def normalised(features: Tensor) -> Tensor:
+def normalize_features(features: Tensor) -> Tensor:
     """Return features [B, d] with norms just below 1, in float64; a zero row stays zero."""
     precise = features.to(torch.float64)
     norms = precise.norm(dim=1, keepdim=True)
     return torch.where(norms > 0, precise / (norms.clamp_min(1e-300) * (1.0 + MARGIN)), precise)
 
 
-def released(statistics: Statistics, epsilon: float, delta: float) -> Statistics:
+def release_sums(statistics: Statistics, epsilon: float, delta: float) -> Statistics:
     """Return noisy statistics that keep a budget, for features of norm at most 1.
 
     Off-diagonal entries of G stand twice in its Frobenius norm, so their noise has half the variance of the diagonal.
@@ -113,7 +113,7 @@ def released(statistics: Statistics, epsilon: float, delta: float) -> Statistics
         epsilon: Greater than 0.
         delta: Between 0 and 1.
     """
-    scale = deviation(epsilon, delta)
+    scale = noise_std(epsilon, delta)
     step = 2.0 ** (math.floor(math.log2(scale)) - GRID_BITS)
 
     def draw(like: Tensor, factor: float) -> Tensor:

@@ -172,7 +172,7 @@ def from_arrays(arrays: Mapping[str, Tensor]) -> Statistics:
     return Statistics(arrays["counts"].to(torch.float64), arrays["sums"].to(torch.float64), gram)
 
 
-def merged(uploads: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+def merge_sums(uploads: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """Return the upload of a node that adds up the uploads of its own clients.
 
     It passes the checks of an upload and leads to the same head. To the server the node is one client: one fold in the

@@ -16,7 +16,7 @@ from ..core.facts import GRAM, SQUARES
 from ..core.fingerprint import PROBE, check_fingerprint, probe_warning
 from ..core.seeds import seeded_torch
 from .bounds import check_counts, check_diagonal, check_gram, check_noisy, check_non_negative, check_squares, check_sums
-from .moments import Moments, moments_from_arrays, moments_to_arrays
+from .moments import FeatureMoments, moments_from_arrays, moments_to_arrays
 from .sums import Statistics, from_arrays, to_arrays
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class FeatureSums(nn.Module):
     Args:
         classes: C.
         features: d.
-        fingerprint: The fields of the feature function, see :func:`..core.fingerprint.packed`.
+        fingerprint: The fields of the feature function, see :func:`..core.fingerprint.encode_fingerprint`.
         probe: Features of a fixed input [16], float32.
         non_negative: Whether no feature is negative.
         noise: sigma, the deviation of the noise that the run's budget demands on the diagonal of ``gram``; 0: none.
@@ -66,12 +66,12 @@ class FeatureSums(nn.Module):
         self.register_buffer("probe", torch.zeros(PROBE) if probe is None else probe.clone())
         self._non_negative, self._noise = non_negative, noise
 
-    def empty(self) -> list[Statistics | Moments]:
+    def empty(self) -> list[Statistics | FeatureMoments]:
         """Return sums over no example, of each kind that :attr:`second` needs."""
-        kinds: dict[str, type[Statistics] | type[Moments]] = {GRAM: Statistics, SQUARES: Moments}
+        kinds: dict[str, type[Statistics] | type[FeatureMoments]] = {GRAM: Statistics, SQUARES: FeatureMoments}
         return [kinds[name].zeros(*self._shape) for name in self.second]
 
-    def fill(self, *sums: Statistics | Moments, noise: float = 0.0) -> None:
+    def fill(self, *sums: Statistics | FeatureMoments, noise: float = 0.0) -> None:
         """Take sums over the same examples, one of each kind, and the deviation of the noise in them."""
         state = {**_arrays(sums), "noise": torch.tensor([noise], dtype=torch.float64)}
         self.load_state_dict({**state, "fingerprint": self.fingerprint, "probe": self.probe})
@@ -121,7 +121,7 @@ class FeatureSums(nn.Module):
 
 
 @dataclass(frozen=True)
-class Uploaded(Mapping[str, Statistics]):
+class ClientSumsOnServer(Mapping[str, Statistics]):
     """The statistics of uploads by client, read anew at each access, so that one is in memory at a time.
 
     Attributes:
@@ -154,7 +154,7 @@ class Uploaded(Mapping[str, Statistics]):
         """The factor of each client whose claimed share of the examples exceeds the largest one."""
         if not self.max_share:
             return {}
-        return capped({u.client: examples_of(u.read()["counts"]) for u in self.uploads}, self.max_share)
+        return cap_shares({u.client: examples_of(u.read()["counts"]) for u in self.uploads}, self.max_share)
 
     def noises(self) -> list[float]:
         """Return the deviation of the noise in every client's sums, which are scaled down with their noise."""
@@ -179,7 +179,7 @@ def check_second(job: Job, method: str, name: str) -> None:
         )
 
 
-def capped(sizes: Mapping[str, float], share: float) -> dict[str, float]:
+def cap_shares(sizes: Mapping[str, float], share: float) -> dict[str, float]:
     """Return the factors that bring every claimed size to at most a share of the resulting total.
 
     Args:
@@ -210,10 +210,10 @@ def _check_claim(counts: Tensor, num_examples: int | None) -> None:
         raise UploadError(f"counts sum to {total:.6g}, but num-examples is {num_examples}: must be equal")
 
 
-def _arrays(sums: Iterable[Statistics | Moments]) -> dict[str, Tensor]:
+def _arrays(sums: Iterable[Statistics | FeatureMoments]) -> dict[str, Tensor]:
     found = dict[str, Tensor]()
     for part in sums:
-        found |= moments_to_arrays(part) if isinstance(part, Moments) else to_arrays(part)
+        found |= moments_to_arrays(part) if isinstance(part, FeatureMoments) else to_arrays(part)
     return found
 
 

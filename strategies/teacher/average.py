@@ -53,7 +53,7 @@ def _double(tensor: Tensor) -> torch.dtype:
     return torch.complex128 if tensor.is_complex() else torch.float64
 
 
-def under_every_name(model: nn.Module, changed: State) -> State:
+def repeat_tied_weights(model: nn.Module, changed: State) -> State:
     """Return some weights of a model under all names that it has for them: a layer or a tensor may have several.
 
     Args:
@@ -65,12 +65,12 @@ def under_every_name(model: nn.Module, changed: State) -> State:
     return changed | {name: new[parameter] for name, parameter in every.items() if parameter in new}
 
 
-def norms_of(state: Mapping[str, Tensor]) -> dict[str, float]:
+def tensor_norms(state: Mapping[str, Tensor]) -> dict[str, float]:
     """Return the Euclidean norm of every floating-point tensor, in double precision."""
     return {name: float(value.double().norm()) for name, value in state.items() if value.is_floating_point()}
 
 
-def shrinkage(norms: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
+def find_shrink_factors(norms: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
     """Return factors that shrink oversized tensors, so that no client dominates an average by the scale of its weights.
 
     A tensor whose norm exceeds ``LARGEST`` times the clients' median is scaled to the median, even if the median is 0.
@@ -85,8 +85,8 @@ def shrinkage(norms: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
     return [{name: usual[name] / norm for name, norm in one.items() if norm > LARGEST * usual[name]} for one in norms]
 
 
-def shrunk(state: Mapping[str, Tensor], factors: Mapping[str, float]) -> dict[str, Tensor]:
-    """Return a state, or a part of it, with its tensors multiplied by the factors of :func:`shrinkage`."""
+def shrink_tensors(state: Mapping[str, Tensor], factors: Mapping[str, float]) -> dict[str, Tensor]:
+    """Return a state, or a part of it, with its tensors multiplied by the factors of :func:`find_shrink_factors`."""
     return {name: value * factors[name] if name in factors else value for name, value in state.items()}
 
 
@@ -105,7 +105,7 @@ def recorded_weights(job: Job, progress: Progress) -> list[float]:
     return counts or [1.0] * len(job.uploads)
 
 
-def average_of(job: Job, why: str) -> dict[str, Tensor]:
+def average_uploads(job: Job, why: str) -> dict[str, Tensor]:
     """Return the average of the uploads that have the student's architecture.
 
     Uploads are weighted by their numbers of examples if all of them report one, else equally.

@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..core.shards import HeldMembers
 from .calls import running_again
-from .copies import built
+from .copies import build_module
 from .sharded import STATISTICS
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def note_without_statistics(members: Iterable[nn.Module] | HeldMembers, progress
 def reads_statistics(job: Job, weight: float) -> bool:
     """Return whether L_BN of this weight reads layers of the uploads; without it they may be rewritten to be faster."""
     kinds = dict.fromkeys(upload.architecture for upload in job.uploads)
-    return bool(weight) and keeps_statistics(built(job.builders[kind]) for kind in kinds)
+    return bool(weight) and keeps_statistics(build_module(job.builders[kind]) for kind in kinds)
 
 
 def keeps_statistics(members: Iterable[nn.Module] | HeldMembers) -> bool:

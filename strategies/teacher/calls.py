@@ -17,7 +17,7 @@ from torch.func import functional_call, vmap
 from torch.utils.checkpoint import checkpoint
 
 from ..core.facts import REFUSALS
-from .copies import copies_whole
+from .copies import can_deepcopy
 from .frozen import lean_max_pool2d
 
 # Several members of one architecture in one call: stacked, or with one first convolution.
@@ -42,7 +42,7 @@ class StackedMembers:
     with the gradient to them; if the stack fails or differs, the members are called one after another from then on.
 
     Args:
-        members: m :func:`stackable` modules [B, ch, H, W] -> [B, C] that differ only in the values of their weights.
+        members: m :func:`can_stack` modules [B, ch, H, W] -> [B, C] that differ only in the values of their weights.
     """
 
     def __init__(self, members: Sequence[nn.Module]) -> None:
@@ -73,7 +73,7 @@ class StackedMembers:
         return logits
 
 
-def stackable(member: nn.Module) -> bool:
+def can_stack(member: nn.Module) -> bool:
     """Return whether a copy of a member without its weights is whole: weights are not tied, nor held by functions."""
     held = [
         id(tensor)
@@ -81,7 +81,7 @@ def stackable(member: nn.Module) -> bool:
         for tensors in (layer.named_parameters, layer.named_buffers)
         for _, tensor in tensors(recurse=False, remove_duplicate=False)
     ]
-    return len(held) == len({*held}) and copies_whole(member)
+    return len(held) == len({*held}) and can_deepcopy(member)
 
 
 def _same(stacked: Callable[[Tensor], Tensor], one_by_one: Callable[[Tensor], Tensor], x: Tensor) -> bool:
@@ -217,18 +217,18 @@ _RUNNING_AGAIN = ContextVar("running_again", default=False)
 Call = tuple[Sequence[int], Callable[[Tensor], Tensor]]
 
 
-def one_by_one(members: Sequence[nn.Module]) -> list[Call]:
+def single_calls(members: Sequence[nn.Module]) -> list[Call]:
     """Return a call for every member."""
     return [_alone(number, member) for number, member in enumerate(members)]
 
 
-def together(members: Sequence[nn.Module], kinds: Sequence[str], *, stack: bool) -> list[Call]:
+def group_calls(members: Sequence[nn.Module], kinds: Sequence[str], *, stack: bool) -> list[Call]:
     """Return the calls that take the least time, each of at most :data:`KEPT` members.
 
     Args:
         members: The M members.
         kinds: The kind of each member [M]; members of one kind differ only in the values of their weights.
-        stack: Stacks members of one kind that are :func:`.grouped.stackable`, and calls others one by one. Without it
+        stack: Stacks members of one kind that are :func:`can_stack`, and calls others one by one. Without it
             they share a narrow first layer if they have one, and are called one by one if not: on a CPU that beats
             every stacked form.
     """
@@ -236,7 +236,7 @@ def together(members: Sequence[nn.Module], kinds: Sequence[str], *, stack: bool)
     for numbers in _of_one_kind(kinds):
         group = [members[number] for number in numbers]
         traced = [member for member in group if isinstance(member, fx.GraphModule)]
-        if stack and stackable(group[0]):
+        if stack and can_stack(group[0]):
             calls.append((numbers, StackedMembers(group)))
         elif not stack and len(traced) == len(group) > 1 and all(map(narrow_layer, traced)):
             calls.append((numbers, NarrowMembers(traced)))
@@ -245,7 +245,7 @@ def together(members: Sequence[nn.Module], kinds: Sequence[str], *, stack: bool)
     return calls
 
 
-def evaluated(calls: Sequence[Call], x: Tensor) -> Tensor:
+def evaluate_calls(calls: Sequence[Call], x: Tensor) -> Tensor:
     """Return all members' logits [M, B, C], in the order of their numbers.
 
     If a gradient is to flow to x, the first :data:`KEPT` members keep their activations.
@@ -253,12 +253,12 @@ def evaluated(calls: Sequence[Call], x: Tensor) -> Tensor:
     backward = torch.is_grad_enabled() and x.requires_grad
     rows: dict[int, Tensor] = {}
     for numbers, call in calls:
-        found = recomputed(call, x) if backward and len(rows) + len(numbers) > KEPT else call(x)
+        found = recompute_backward(call, x) if backward and len(rows) + len(numbers) > KEPT else call(x)
         rows.update(zip(numbers, found.unbind(), strict=True))
     return torch.stack([rows[number] for number in range(len(rows))])
 
 
-def recomputed(forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+def recompute_backward(forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """Return ``forward(x)``, keeping only x for the backward pass.
 
     Values and gradients equal those of a plain call bit for bit. Hooks inside ``forward`` run twice; the second time
@@ -269,7 +269,7 @@ def recomputed(forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
 
 def running_again() -> bool:
-    """Return whether this is the second run of a :func:`recomputed` forward pass, whose results are discarded.
+    """Return whether this is the second run of a :func:`recompute_backward` forward pass, whose results are discarded.
 
     In the second run a hook must repeat the differentiable arithmetic of the first, but store nothing.
     """

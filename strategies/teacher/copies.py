@@ -43,19 +43,19 @@ class FreshModules:
         """
         if (model := self._models.get(architecture)) is not None:
             return copy.deepcopy(model)
-        module = built(self._builders[architecture])
+        module = build_module(self._builders[architecture])
         if architecture not in self._models:
-            self._models[architecture] = copy.deepcopy(module) if copies_whole(module) else None
+            self._models[architecture] = copy.deepcopy(module) if can_deepcopy(module) else None
         return module
 
 
-def built(builder: ModelBuilder) -> nn.Module:
+def build_module(builder: ModelBuilder) -> nn.Module:
     """Return a module whose weights the caller overwrites; the caller's random state does not change."""
     with seeded_torch(0, "member"):
         return builder()
 
 
-def copies_whole(module: nn.Module) -> bool:
+def can_deepcopy(module: nn.Module) -> bool:
     """Return whether ``copy.deepcopy`` yields an independent module; false if in doubt."""
     try:
         _Visitor(io.BytesIO()).dump(module)

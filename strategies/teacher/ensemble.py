@@ -12,13 +12,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..core.errors import UploadError
 from ..core.gpu import has_hooks
-from ..core.layout import channels_last, fast_layout, settle
+from ..core.layout import channels_last, fast_layout, settle_input
 from ..core.shards import HeldMembers
 from ..core.work import work
-from ..uploads.quantization import as_int8
-from .calls import Call, evaluated, one_by_one, together
-from .copies import FreshModules, built
-from .frozen import forget_statistics, simplified
+from ..uploads.quantization import simulate_int8
+from .calls import Call, evaluate_calls, group_calls, single_calls
+from .copies import FreshModules, build_module
+from .frozen import forget_statistics, simplify
 
 if TYPE_CHECKING:
     from ..method import Job, ModelBuilder, Upload
@@ -47,7 +47,8 @@ class Ensemble(nn.Module):
             always called one by one.
         kinds: The kind of each member [M]: members of one kind differ only in the values of their weights. Without
             kinds nothing is called together.
-        foreign: Whether members may be anybody's code, which the first images settle (:func:`..core.layout.settle`).
+        foreign: Whether members may be anybody's code, which the first images settle
+            (:func:`..core.layout.settle_input`).
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class Ensemble(nn.Module):
         if isinstance(members, HeldMembers):
             self.members = members
         else:
-            self.members = nn.ModuleList([fast_layout(_cast(sparing(member), precision)) for member in members])
+            self.members = nn.ModuleList([fast_layout(_cast(disable_inplace(member), precision)) for member in members])
         self.combiner = combiner
         if _by_batch(combiner) and isinstance(self.members, nn.ModuleList):
             forget_statistics(self.members)
@@ -97,7 +98,7 @@ class Ensemble(nn.Module):
             builders: Architecture -> a module with fresh weights.
             combiner: A module [M, B, C] -> [B, C].
             device: The device of the ensemble.
-            fold: Whether members may be rewritten (:func:`.frozen.simplified`); false if the caller reads their batch
+            fold: Whether members may be rewritten (:func:`.frozen.simplify`); false if the caller reads their batch
                 normalisation or the names of their weights.
             precision: ``"float32"``, ``"bfloat16"`` or ``"int8"``. With int8 each member computes like its quantised
                 form (:mod:`strategies.uploads.quantization`), with the weights that clients receive; it is neither
@@ -108,7 +109,7 @@ class Ensemble(nn.Module):
             UploadError: An upload's weights do not fit its architecture.
         """
         fold = fold and not _by_batch(combiner)
-        loader = Loader(builders, device=device, fold=fold, precision=precision)
+        loader = MemberLoader(builders, device=device, fold=fold, precision=precision)
         for upload in uploads:
             loader.add(upload)
         return loader.ensemble(combiner, form=form)
@@ -182,12 +183,12 @@ class Ensemble(nn.Module):
         if not self._settled and not torch.compiler.is_compiling() and len(x):
             self._settled = True
             for member in self.members:
-                settle(member, x[:2])
+                settle_input(member, x[:2])
         if part is not None:
             return torch.stack([member(x) for member in list(self.members)[part]]).to(torch.get_default_dtype())
         x = channels_last(x)  # once for all members
         alone = not self._together or any(map(has_hooks, self.members))
-        logits = evaluated(one_by_one(list(self.members)) if alone else self._together, x)
+        logits = evaluate_calls(single_calls(list(self.members)) if alone else self._together, x)
         return logits.to(torch.get_default_dtype())
 
     def _join(self, _: object = None) -> None:
@@ -198,7 +199,7 @@ class Ensemble(nn.Module):
         self._together: list[Call] = []
         if isinstance(self.members, nn.ModuleList) and self._joined:
             on_gpu = any(parameter.is_cuda for parameter in self.members.parameters())
-            self._together = together(list(self.members), self._joined, stack=self._stacked or on_gpu)
+            self._together = group_calls(list(self.members), self._joined, stack=self._stacked or on_gpu)
 
     def _apply(self, *args: Any, **how: Any) -> Ensemble:
         """Move or cast the weights as any module's; the copies follow."""
@@ -217,7 +218,7 @@ class Ensemble(nn.Module):
         return combined
 
 
-class Loader:
+class MemberLoader:
     """Loads uploads one by one as members of an ensemble; see :meth:`Ensemble.from_uploads`.
 
     Args:
@@ -245,9 +246,9 @@ class Loader:
         """
         member = _loaded(upload, self._fresh(upload.architecture))
         if self._precision == "int8":
-            as_int8(member, upload.ranges)
+            simulate_int8(member, upload.ranges)
         elif self._fold:
-            member = simplified(member)
+            member = simplify(member)
         self.members.append(member.to(self._device))
         self._kinds.append(upload.architecture)
 
@@ -259,7 +260,7 @@ class Loader:
         return Ensemble(self.members, combiner, precision=self._precision, form=form, kinds=self._kinds, foreign=True)
 
 
-def sparing(module: Module) -> Module:
+def disable_inplace(module: Module) -> Module:
     """Stop a module's first layers from changing its input in place: other members read the same images."""
     # A layer without weights may pass the images on as a view of them.
     leaves = (layer for layer in module.modules() if not [*layer.children()])
@@ -269,13 +270,13 @@ def sparing(module: Module) -> Module:
     return module
 
 
-def member_of(upload: Upload, builders: Mapping[str, ModelBuilder]) -> nn.Module:
+def load_member(upload: Upload, builders: Mapping[str, ModelBuilder]) -> nn.Module:
     """Return one upload as a module in training mode, on the CPU; the caller's random state does not change.
 
     Raises:
         UploadError: Its weights do not fit its architecture.
     """
-    return _loaded(upload, built(builders[upload.architecture]))
+    return _loaded(upload, build_module(builders[upload.architecture]))
 
 
 def _loaded(upload: Upload, module: nn.Module) -> nn.Module:

@@ -100,7 +100,7 @@ _UPDATES = (
 )  # fmt: skip
 
 
-def simplified(model: nn.Module) -> nn.Module:
+def simplify(model: nn.Module) -> nn.Module:
     """Return an equal model that needs less time and memory, for eval mode without gradients of weights.
 
     - Batch normalisation is folded into the convolution before it: equal up to rounding, about 1e-6 relative.

@@ -54,7 +54,7 @@ def head_keys(model: nn.Module, classes: int) -> tuple[str, str]:
     return f"{prefix}weight", f"{prefix}bias"
 
 
-def features_of(heads: Sequence[nn.Linear], classes: int, owners: Sequence[str]) -> int:
+def count_features(heads: Sequence[nn.Linear], classes: int, owners: Sequence[str]) -> int:
     """Return the number of features F that all the given last layers take.
 
     Args:

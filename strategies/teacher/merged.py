@@ -39,7 +39,7 @@ def linear_layers(model: nn.Module) -> list[str]:
     return [name for name in own if stored[f"{name}.weight"].shape[1] <= MOST_INPUTS]
 
 
-def began_from(weight: Tensor, start: Tensor) -> bool:
+def resembles_start(weight: Tensor, start: Tensor) -> bool:
     """Return whether a trained weight is still like a start; of two independent starts it is not."""
     flat = weight.double().flatten(), start.double().flatten()
     return float(nn.functional.cosine_similarity(*flat, dim=0)) >= ALIKE
@@ -76,7 +76,7 @@ class _Sums:
         return solution
 
 
-def merged_layers(
+def merge_layers(
     start: Mapping[str, Tensor], clients: Iterable[tuple[Mapping[str, Tensor], float]], names: Sequence[str]
 ) -> State:
     """Return the merged weights and biases of some linear layers, in the dtypes of the start, on the CPU.

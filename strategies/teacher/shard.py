@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from .batchnorm import BatchNormLoss, keeps_statistics
-from .ensemble import Ensemble, Loader
+from .ensemble import Ensemble, MemberLoader
 from .heads import penultimate_features
-from .sharded import FEATURES, NOTHING, STATISTICS, Answer, Array, Request
+from .sharded import FEATURES, NOTHING, STATISTICS, Array, ShardAnswer, ShardRequest
 
 if TYPE_CHECKING:
     from ..method import ModelBuilder, Upload
@@ -33,7 +33,7 @@ class HeldShard:
     """
 
     def __init__(self, builders: Mapping[str, ModelBuilder], *, device: str, fold: bool, precision: str) -> None:
-        self._loader: Loader | None = Loader(builders, device=device, fold=fold, precision=precision)
+        self._loader: MemberLoader | None = MemberLoader(builders, device=device, fold=fold, precision=precision)
         self._device = device
         self._ensemble: Ensemble | None = None
         self._members: list[nn.Module] = []
@@ -56,7 +56,7 @@ class HeldShard:
             self._ensemble, self._loader = self._loader.ensemble(nn.Identity()), None
         return keeps_statistics(self._members)
 
-    def forward(self, images: Array, request: Request) -> Answer:
+    def forward(self, images: Array, request: ShardRequest) -> ShardAnswer:
         """Run a forward pass, see :class:`.sharded.Shard`."""
         x = torch.tensor(images).to(self._device)
         keep = request.ticket > 0
@@ -69,7 +69,7 @@ class HeldShard:
                 logits, watched = self._pass(x, part, request.watch, hooks)
             if keep:  # with the hooks, because the backward pass runs some members again
                 self._kept = (request.ticket, x, logits, watched, hooks.pop_all())
-        return Answer(_array(logits), None if watched is None else _array(watched))
+        return ShardAnswer(_array(logits), None if watched is None else _array(watched))
 
     def backward(self, ticket: int, logits: Array, watched: Array | None) -> Array | None:
         """Run the backward pass of the forward pass with this ticket and drop its graph; None if it is not kept."""
@@ -112,7 +112,7 @@ class HeldShard:
         return logits, None if mean is None else mean * len(some)
 
 
-def divided(count: int, shards: int) -> list[slice]:
+def divide_evenly(count: int, shards: int) -> list[slice]:
     """Divide members among shards: in order, with sizes that differ by at most one, no shard empty.
 
     Args:

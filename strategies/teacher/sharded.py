@@ -27,7 +27,7 @@ FEATURES = "features"
 
 
 @dataclass(frozen=True)
-class Request:
+class ShardRequest:
     """The members and the outputs that one forward pass requests of a shard.
 
     Attributes:
@@ -45,7 +45,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Answer:
+class ShardAnswer:
     """A shard's answer to a request.
 
     Attributes:
@@ -66,7 +66,7 @@ class Answer:
 class Shard(Protocol):
     """Some members, in any process. Both calls start the work and return a callable that waits for its result."""
 
-    def forward(self, images: Any, request: Request) -> Callable[[], Answer]:
+    def forward(self, images: Any, request: ShardRequest) -> Callable[[], ShardAnswer]:
         """Start a forward pass.
 
         Args:
@@ -148,7 +148,7 @@ class ShardedMembers:
         """Have the shards watch their members' layers during a block.
 
         Args:
-            what: ``"statistics"`` or ``"features"``, see :class:`Request`.
+            what: ``"statistics"`` or ``"features"``, see :class:`ShardRequest`.
 
         Yields:
             A callable that returns the sum over all members for each forward pass since its last call.
@@ -164,16 +164,16 @@ class ShardedMembers:
         finally:
             self._watch, self._seen = before, []
 
-    def _asked(self, part: slice, watch: str) -> list[tuple[Shard, Request]]:
+    def _asked(self, part: slice, watch: str) -> list[tuple[Shard, ShardRequest]]:
         found, begin = [], 0
         for each in self._parts:
             first, last = max(part.start - begin, 0), min(part.stop - begin, each.members)
             if first < last:
-                found.append((each.shard, Request(first, last, watch)))
+                found.append((each.shard, ShardRequest(first, last, watch)))
             begin += each.members
         return found
 
-    def forward(self, x: Tensor, asked: Sequence[tuple[Shard, Request]]) -> list[Answer]:
+    def forward(self, x: Tensor, asked: Sequence[tuple[Shard, ShardRequest]]) -> list[ShardAnswer]:
         """Run a forward pass through the shards; called by autograd."""
         array = _array(x)
         images = self._share(array)
@@ -185,7 +185,7 @@ class ShardedMembers:
     def backward(
         self,
         x: Tensor,
-        asked: Sequence[tuple[Shard, Request]],
+        asked: Sequence[tuple[Shard, ShardRequest]],
         gradients: Sequence[tuple[Array, Array | None]],
     ) -> Tensor:
         """Return the gradient by the images, the sum over the shards; called by autograd."""
@@ -210,10 +210,10 @@ class ShardedMembers:
         self.moved += sum(logits.nbytes for logits, _ in gradients)
         return whole.to(x.device, x.dtype)
 
-    def tickets(self, asked: Sequence[tuple[Shard, Request]]) -> list[tuple[Shard, Request]]:
+    def tickets(self, asked: Sequence[tuple[Shard, ShardRequest]]) -> list[tuple[Shard, ShardRequest]]:
         """Return the same requests with a new ticket, for a forward pass that a backward pass may follow."""
         ticket = next(self._tickets)
-        return [(shard, Request(request.first, request.last, request.watch, ticket)) for shard, request in asked]
+        return [(shard, ShardRequest(request.first, request.last, request.watch, ticket)) for shard, request in asked]
 
 
 class _Pass(torch.autograd.Function):
@@ -221,7 +221,7 @@ class _Pass(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, members: ShardedMembers, asked: Sequence[tuple[Shard, Request]]
+        ctx: Any, x: Tensor, members: ShardedMembers, asked: Sequence[tuple[Shard, ShardRequest]]
     ) -> tuple[Tensor, Tensor]:
         if ctx.needs_input_grad[0]:
             asked = members.tickets(asked)

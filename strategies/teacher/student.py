@@ -11,7 +11,7 @@ from torch import nn
 
 from ..core.layout import evaluating, fast_layout
 from ..core.seeds import seeded_torch
-from ..core.work import Work, counted
+from ..core.work import Work, count_work
 
 if TYPE_CHECKING:
     from ..method import Job
@@ -36,7 +36,7 @@ def observe(job: Job, epoch: int, module: nn.Module) -> dict[str, float]:
     """Return the observer's scores, without changing the module's mode or torch's random state."""
     if job.observer is None:
         return {}
-    with seeded_torch(job.seed, "observer", epoch), frozen(module), torch.no_grad(), counted(Work()):
+    with seeded_torch(job.seed, "observer", epoch), frozen(module), torch.no_grad(), count_work(Work()):
         return dict(job.observer(epoch, module))
 
 

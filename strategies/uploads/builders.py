@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import OptionError
-from ..core.facts import CLASSIFIER, REFUSALS, STATISTICS, base_of, kind_of, tried
+from ..core.facts import CLASSIFIER, REFUSALS, STATISTICS, base_of, kind_of, run_on_blanks
 from ..core.options import listed
 from ..core.seeds import seeded_torch
 
@@ -39,7 +39,7 @@ def named_builders(model: Model) -> dict[str, ModelBuilder]:
     return builders
 
 
-def chosen_student(student: str | None, builders: Mapping[str, ModelBuilder]) -> str:
+def choose_student(student: str | None, builders: Mapping[str, ModelBuilder]) -> str:
     """Return the architecture of the result; a single model leaves no choice.
 
     Raises:
@@ -97,7 +97,7 @@ def _check_outputs(model: nn.Module, job: Job, mode: str) -> None:
 
     who = f"model {job.student!r}{mode}"
     try:
-        found = tried(model, job.input_shape)
+        found = run_on_blanks(model, job.input_shape)
     except REFUSALS as error:
         raise OptionError(f"input_shape is {job.input_shape}, and {who} does not take such images: {error}") from error
     if not isinstance(found, Tensor):
@@ -109,7 +109,7 @@ def _check_outputs(model: nn.Module, job: Job, mode: str) -> None:
         )
 
 
-def chosen_config(config: Any, method: Method) -> Any:
+def choose_config(config: Any, method: Method) -> Any:
     """Return a method's config; None: its defaults.
 
     Raises:
@@ -123,7 +123,7 @@ def chosen_config(config: Any, method: Method) -> Any:
 # The architectures that a run accepts, and those of one kind.
 
 
-def of_kind(builders: Mapping[str, ModelBuilder], kind: str) -> Mapping[str, ModelBuilder]:
+def builders_of_kind(builders: Mapping[str, ModelBuilder], kind: str) -> Mapping[str, ModelBuilder]:
     """Return the models that a client may send; all of them where no name says that it is of this kind.
 
     Sums of features join an ensemble of classifiers as heads.
@@ -132,7 +132,7 @@ def of_kind(builders: Mapping[str, ModelBuilder], kind: str) -> Mapping[str, Mod
     return {name: builder for name, builder in builders.items() if kind_of(name) in kinds} or builders
 
 
-def accepted_of(builders: Mapping[str, ModelBuilder], accepted: str) -> Mapping[str, ModelBuilder]:
+def accepted_builders(builders: Mapping[str, ModelBuilder], accepted: str) -> Mapping[str, ModelBuilder]:
     """Return the models that a run accepts.
 
     Args:

@@ -117,7 +117,7 @@ def check_arrays(
         if form.misfit is not None and (found := form.misfit(arrays[key], shape, dtype))
     ]
     if misfits:
-        raise UploadError(f"{form.what} do not fit architecture {architecture!r}: {some(misfits, 160)}")
+        raise UploadError(f"{form.what} do not fit architecture {architecture!r}: {shorten_list(misfits, 160)}")
     values = {}
     for key, (shape, dtype) in signature.items():
         what = form.one.format(key)
@@ -183,7 +183,7 @@ def _check_keys(found: Iterable[str], wanted: Iterable[str], what: str) -> None:
     names, expected = set(found), set(wanted)
     missing, extra = sorted(expected - names), sorted(names - expected)
     if missing or extra:
-        raise UploadError(f"{what}: missing {some(missing)}; not expected {some(extra)}")
+        raise UploadError(f"{what}: missing {shorten_list(missing)}; not expected {shorten_list(extra)}")
 
 
 def _label_counts(counts: object, num_classes: int, what: str) -> tuple[int, ...]:
@@ -222,7 +222,7 @@ def check_ranges(layers: object, bounds: object, what: str) -> dict[str, tuple[f
     return {name: (low, high) for name, (low, high) in zip(names, pairs, strict=True)}
 
 
-def some(names: Sequence[str], width: int = 80) -> str:
+def shorten_list(names: Sequence[str], width: int = 80) -> str:
     """Return the first few names for a message, each cut to ``width`` letters, and how many more there are."""
     shown = ", ".join(name[:width] for name in names[:_SHOWN])
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""

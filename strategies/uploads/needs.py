@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from ..core.errors import OptionError
 from ..core.facts import STATISTICS, base_of, holds_images, is_head, kind_of
 from ..method import GIVEN, METHODS, TEACHERS, EnsembleSpec, Need
-from .builders import of_kind
-from .checks import some
+from .builders import builders_of_kind
+from .checks import shorten_list
 
 if TYPE_CHECKING:
     from ..method import Job, Method
@@ -32,25 +32,25 @@ def check_needs(method: Method, job: Job) -> None:
     missing = method.needs & _lacking(job)
     _check_examples(method, job)
     if Need.IMAGE_GRADIENTS in missing:
-        check_gradients(job, f"method {method.name!r}", f"Choose another method: {fitting(job)}")
+        check_gradients(job, f"method {method.name!r}", f"Choose another method: {list_fitting_methods(job)}")
     if Need.SIDES_OF_FOUR in missing:
         raise OptionError(
             f"the images' shape is {tuple(job.input_shape)}: method {method.name!r} needs that "
-            f"{Need.SIDES_OF_FOUR.value}. Choose another size or another method: {fitting(job)}"
+            f"{Need.SIDES_OF_FOUR.value}. Choose another size or another method: {list_fitting_methods(job)}"
         )
     if Need.SAME_ARCHITECTURE in missing:
         base = base_of(job.student)
         others = [f"{u.client} ({u.architecture})" for u in job.uploads if base_of(u.architecture) != base]
         raise OptionError(
             f"method {method.name!r} needs one architecture for all, {job.student!r}; different are "
-            f"{', '.join(others)}. Choose another method: {fitting(job)}"
+            f"{', '.join(others)}. Choose another method: {list_fitting_methods(job)}"
         )
     if Need.PROXY_IMAGES in missing:
         found = "none" if job.proxy is None else f"images of shape {tuple(job.proxy.shape)}, {job.proxy.dtype}"
         raise OptionError(
             f"method {method.name!r} needs that {Need.PROXY_IMAGES.value}; here it holds {found}: must be at least "
             f"2 of shape {tuple(job.input_shape)}, {' or '.join(_proxy_kinds(job))}. Choose another method: "
-            f"{fitting(job)}"
+            f"{list_fitting_methods(job)}"
         )
     if method.check is not None:
         method.check(job)
@@ -59,7 +59,7 @@ def check_needs(method: Method, job: Job) -> None:
         if silent:
             raise OptionError(
                 f"method {method.name!r} needs label counts, which these clients did not send: {', '.join(silent)}. "
-                f"Choose another method: {fitting(job)}"
+                f"Choose another method: {list_fitting_methods(job)}"
             )
 
 
@@ -77,8 +77,8 @@ def check_gradients(job: Job, who: str, remedy: str) -> None:
     if Need.IMAGE_GRADIENTS in _lacking(job):
         heads = sorted({u.architecture for u in job.uploads if _on_features(u.architecture)} or {job.student})
         raise OptionError(
-            f"{some(heads)} reads features of a frozen backbone, through which no gradient reaches the images: {who} "
-            f"makes images by that gradient. {remedy}"
+            f"{shorten_list(heads)} reads features of a frozen backbone, through which no gradient reaches the images: "
+            f"{who} makes images by that gradient. {remedy}"
         )
 
 
@@ -92,18 +92,18 @@ def _check_kind(method: Method, job: Job) -> None:
     Raises:
         OptionError: Names both kinds and the clients.
     """
-    fitting = of_kind(job.builders, method.uploads)
+    builders = builders_of_kind(job.builders, method.uploads)
     wrong = {
         f"{upload.client} ({upload.architecture})": kind_of(upload.architecture)
         for upload in job.uploads
-        if upload.architecture not in fitting and kind_of(upload.architecture) != method.uploads
+        if upload.architecture not in builders and kind_of(upload.architecture) != method.uploads
     }
     if wrong:
         kinds = " and ".join(repr(kind) for kind in sorted(set(wrong.values())))
         others = [name for name in METHODS if METHODS[name].uploads in wrong.values()]
         raise OptionError(
             f"method {method.name!r} works on uploads of kind {method.uploads!r}; of kind {kinds} are those of "
-            f"{some(list(wrong))}. Choose another method: {', '.join(others)}"
+            f"{shorten_list(list(wrong))}. Choose another method: {', '.join(others)}"
         )
 
 
@@ -137,7 +137,7 @@ def _check_examples(method: Method, job: Job) -> None:
     if method.needs & IMAGES_ONLY:
         raise OptionError(
             f"the examples' shape is {shape}: method {method.name!r} needs that {Need.IMAGES.value}. Choose another "
-            f"method: {fitting(job)}"
+            f"method: {list_fitting_methods(job)}"
         )
     if (augmentation := getattr(job.config, "augmentation", "none")) != "none":
         raise OptionError(
@@ -160,9 +160,9 @@ def _proxy_fits(job: Job) -> bool:
     return len(job.proxy) > 1 and same_shape and kind in _proxy_kinds(job)
 
 
-def fitting(job: Job) -> str:
+def list_fitting_methods(job: Job) -> str:
     """Name the methods that, as they are by default, would take a job, for the end of an error line."""
-    return ", ".join(permitted(job))
+    return ", ".join(find_fitting_methods(job))
 
 
 def check_alone(method: Method, job: Job) -> None:
@@ -176,7 +176,7 @@ def check_alone(method: Method, job: Job) -> None:
         method.client_phase.check_alone(job)
 
 
-def permitted(job: Job) -> list[str]:
+def find_fitting_methods(job: Job) -> list[str]:
     """Return the methods that, as they are by default and without clients in reach, would take a job."""
     kinds, lacking = {kind_of(upload.architecture) for upload in job.uploads}, _lacking(job)
 

@@ -65,9 +65,9 @@ def pack_member(
         ranges: Activation ranges; without them int8 quantises the weights only.
     """
     if precision == "int8":
-        from .quantization import quantized
+        from .quantization import quantize_state
 
-        return PackedMember(architecture, precision, quantized(state), dict(ranges or {}))
+        return PackedMember(architecture, precision, quantize_state(state), dict(ranges or {}))
     return PackedMember(architecture, precision, {key: value.numpy() for key, value in state.items()})
 
 
@@ -84,9 +84,9 @@ def unpack_member(packed: PackedMember, builder: ModelBuilder) -> nn.Module:
     with seeded_torch(0, "member"):
         module = builder()
     if packed.precision == "int8":
-        from .quantization import dequantized
+        from .quantization import dequantize_state
 
-        state = dequantized(packed.arrays)
+        state = dequantize_state(packed.arrays)
     else:
         state = {key: torch.from_numpy(np.array(value)) for key, value in packed.arrays.items()}
     try:

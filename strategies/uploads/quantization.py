@@ -52,7 +52,7 @@ _ACTIVATIONS = (
 _LAYERS = (_ConvNd, nn.Linear, _BatchNorm, *_ACTIVATIONS)
 
 
-def quantized(state: State) -> dict[str, npt.NDArray[Any]]:
+def quantize_state(state: State) -> dict[str, npt.NDArray[Any]]:
     """Return weights as they are sent; equal weights give equal bits on every machine.
 
     Args:
@@ -80,8 +80,8 @@ def quantized(state: State) -> dict[str, npt.NDArray[Any]]:
     return arrays
 
 
-def dequantized(arrays: Arrays) -> State:
-    """Return float weights, the inverse of :func:`quantized` up to half a step of each grid.
+def dequantize_state(arrays: Arrays) -> State:
+    """Return float weights, the inverse of :func:`quantize_state` up to half a step of each grid.
 
     Raises:
         UploadError: An int8 array has no positive scale, a scale has no int8 array, or an array is no tensor.
@@ -140,7 +140,7 @@ def calibrate(model: nn.Module, batches: Iterable[Tensor]) -> dict[str, tuple[fl
     return ranges
 
 
-def as_int8(model: nn.Module, ranges: Ranges | None = None) -> nn.Module:
+def simulate_int8(model: nn.Module, ranges: Ranges | None = None) -> nn.Module:
     """Let a model compute like its quantised form from now on, in eval mode.
 
     In place, because a copy would not be whole where a function of the model closes over it.
@@ -152,7 +152,7 @@ def as_int8(model: nn.Module, ranges: Ranges | None = None) -> nn.Module:
     Returns:
         The model. It can be copied and pickled as before, and its gradients reach the input.
     """
-    model.load_state_dict(dequantized(quantized(model.state_dict())))
+    model.load_state_dict(dequantize_state(quantize_state(model.state_dict())))
     quantize_activations(model, ranges or {})
     return model.eval()
 

@@ -163,13 +163,13 @@ def golomb_bits(density: float) -> int:
     return max(0, 1 + math.floor(math.log2(math.log(GOLDEN - 1) / math.log1p(-density))))
 
 
-def flat(arrays: Mapping[str, npt.NDArray[Any]]) -> Vector:
+def flatten_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> Vector:
     """Return all values in one vector, in the order of names; float32 [n]."""
     return np.concatenate([np.asarray(arrays[name], np.float32).ravel() for name in sorted(arrays)])
 
 
-def unflat(values: Vector, like: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[np.float32]]:
-    """Return a vector as arrays of the shapes of ``like``, the inverse of :func:`flat`."""
+def unflatten_arrays(values: Vector, like: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[np.float32]]:
+    """Return a vector as arrays of the shapes of ``like``, the inverse of :func:`flatten_arrays`."""
     ends = np.cumsum([like[name].size for name in sorted(like)])
     pieces = np.split(values, ends[:-1])
     return {name: piece.reshape(like[name].shape) for name, piece in zip(sorted(like), pieces, strict=True)}

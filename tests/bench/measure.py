@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from strategies.core.processor import kept_memory
+from strategies.core.processor import keep_freed_memory
 from strategies.run.files import read_json, write_json
 
 Row = Mapping[str, Any]
@@ -37,7 +37,7 @@ def cpu_seconds(work: Callable[[], object]) -> float:
 
 def cpu_seconds_in_a_stage(work: Callable[[], object]) -> float:
     """Return the CPU seconds of some work in the midst of a server stage, which keeps its memory from step to step."""
-    with kept_memory():
+    with keep_freed_memory():
         work()
         return cpu_seconds(work)
 

@@ -21,7 +21,7 @@ import strategies
 from strategies.combiners.outcomes import load_model
 from strategies.core.errors import OptionError
 from strategies.core.facts import SUFFIXES, UploadFacts
-from strategies.core.fingerprint import packed
+from strategies.core.fingerprint import encode_fingerprint
 from strategies.core.options import flatten, options_of, parse
 from strategies.method import (
     GIVEN,
@@ -162,7 +162,7 @@ class Head(nn.Module):
 
 
 def feature_sums() -> nn.Module:
-    return FeatureSums(4, 5, packed({"backbone": "tiny"}), second=("gram", "squares"))
+    return FeatureSums(4, 5, encode_fingerprint({"backbone": "tiny"}), second=("gram", "squares"))
 
 
 BUILDERS: dict[str, Callable[[], nn.Module]] = {

@@ -392,8 +392,8 @@ def test_the_commands_of_flboost_s_rows_are_the_rows_of_its_tables() -> None:
     ]  # fmt: skip
     runs = [*run_by(rows), *run_by(combined)]
     assert {run.method_config.mu for run in runs if run.method_config.strategy == "fedprox"} == {1e-4}
-    lent = [run.refiner.config for run in runs if run.method_config.refiner == "fed-gen" and run.refiner is not None]
-    assert [(config.level, config.generator_width) for config in lent] == [("features", 8192), ("images", 8192)] * 2
+    spec = [run.refiner.config for run in runs if run.method_config.refiner == "fed-gen" and run.refiner is not None]
+    assert [(config.level, config.generator_width) for config in spec] == [("features", 8192), ("images", 8192)] * 2
     last = runs[-1].refiner
     assert last == Refiner.of("flboost", level="features", generator_width=8192, per_class=True)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from strategies.core.durable import unsealed
+from strategies.core.durable import verify_digest
 
 pytestmark = pytest.mark.slow
 
@@ -76,7 +76,7 @@ def run_folder(folder: Path) -> Path:
 
 def rows(path: Path) -> list[dict[str, Any]]:
     """The rows of a file that is being written: those that are whole by now."""
-    return [unsealed(json.loads(line)) for line in path.read_text().split("\n")[:-1]] if path.exists() else []
+    return [verify_digest(json.loads(line)) for line in path.read_text().split("\n")[:-1]] if path.exists() else []
 
 
 def written(folder: Path, name: str) -> list[dict[str, Any]]:

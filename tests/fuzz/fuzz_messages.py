@@ -20,18 +20,18 @@ from torch import nn
 from strategies.client import upload_facts
 from strategies.client.corrections import LocalUpdate
 from strategies.client.fens import Local, Own, Told, respond
-from strategies.distillation.lent import Lent
+from strategies.distillation.generator_spec import GeneratorSpec
 from strategies.flower.clients import GridClients
 from strategies.flower.messages import read_reply
-from strategies.flower.nodes import Limits, Nodes, Refusals, Sent
+from strategies.flower.nodes import Limits, Nodes, Refusals, SentQuestion
 from strategies.flower.rounds.answers import checked_record
 from strategies.flower.rounds.stc import Stc
 from strategies.run.round_folder import RoundFolder
 from strategies.run.traffic import Traffic
 from strategies.uploads.checks import Signatures
 from strategies.uploads.packed import ensemble_digest, from_wire, pack_member, to_wire, unpack_member
-from strategies.uploads.quantization import dequantized, quantized
-from strategies.uploads.ternary import Compression, flat
+from strategies.uploads.quantization import dequantize_state, quantize_state
+from strategies.uploads.ternary import Compression, flatten_arrays
 
 CLASSES = 4
 
@@ -155,7 +155,7 @@ def _read_answer(content: RecordDict) -> Any:
         limits=Limits(1.0, 10**6),
     )
     reply: Any = SimpleNamespace(has_error=lambda: False, content=content)
-    return clients._read(reply, Sent(7, "fens", 10))
+    return clients._read(reply, SentQuestion(7, "fens", 10))
 
 
 def _read_record(content: RecordDict) -> Any:
@@ -165,7 +165,7 @@ def _read_record(content: RecordDict) -> Any:
 WEIGHTS = {key: value.numpy() for key, value in STATE.items() if value.is_floating_point()}
 DENSITY = 0.1
 STC = Compression(DENSITY)
-CODE = STC.encode(STC.compress(flat(WEIGHTS)))
+CODE = STC.encode(STC.compress(flatten_arrays(WEIGHTS)))
 
 
 @st.composite
@@ -180,7 +180,7 @@ def codes(draw: st.DrawFn) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def _read_code(code: dict[str, np.ndarray[Any, Any]]) -> Any:
-    return STC.decode(code, flat(WEIGHTS).size, "alice: ternary").dense()
+    return STC.decode(code, flatten_arrays(WEIGHTS).size, "alice: ternary").dense()
 
 
 def _read_sparse(content: RecordDict) -> Any:
@@ -276,10 +276,10 @@ def _unpack(sent: tuple[dict[str, Any], dict[str, Any]]) -> Any:
     return unpack_member(packed, net)
 
 
-LENT = Lent("images", "normal", 8, CLASSES, 16, (1, 8, 8), 4, 1.0, 2).told()
+SPEC = GeneratorSpec("images", "normal", 8, CLASSES, 16, (1, 8, 8), 4, 1.0, 2).told()
 with torch.random.fork_rng():
-    GENERATOR = Lent.read(LENT).build(0).state_dict()
-ROUND: dict[str, Any] = {"server-round": 2, "last-round": 1, "safe-round": 1, "seed": 0, **LENT}
+    GENERATOR = GeneratorSpec.read(SPEC).build(0).state_dict()
+ROUND: dict[str, Any] = {"server-round": 2, "last-round": 1, "safe-round": 1, "seed": 0, **SPEC}
 
 
 @st.composite
@@ -331,9 +331,9 @@ MESSAGES: dict[str, Decoder] = {
     "round record": Decoder(st.builds(lambda r: RecordDict({"control": r}), records(GOOD)), _read_record),
     "ternary code": Decoder(codes(), _read_code),
     "ternary answer": Decoder(sparse_answers(), _read_sparse),
-    "int8 weights": Decoder(wires().map(lambda sent: {**sent, **quantized(STATE)}), dequantized),
+    "int8 weights": Decoder(wires().map(lambda sent: {**sent, **quantize_state(STATE)}), dequantize_state),
     "fens question": Decoder(questions(), _respond, look=_told),
     "ensemble member": Decoder(members(), _unpack),
     "round request": Decoder(rounds(), _start_round),
-    "lent generator": Decoder(changed(dict(LENT)), Lent.read),
+    "spec generator": Decoder(changed(dict(SPEC)), GeneratorSpec.read),
 }

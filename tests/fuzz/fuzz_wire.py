@@ -45,9 +45,9 @@ from strategies.core.facts import UploadFacts
 from strategies.flower.asking import MOST_QUESTIONS, Exchange, to_each
 from strategies.flower.clients import GridClients
 from strategies.flower.messages import read_reply
-from strategies.flower.nodes import Limits, Nodes, Refusals, Sent
+from strategies.flower.nodes import Limits, Nodes, Refusals, SentQuestion
 from strategies.flower.rounds.answers import checked_record
-from strategies.flower.rounds.round_trip import RoundTrip, Terms
+from strategies.flower.rounds.round_trip import RoundTerms, RoundTrip
 from strategies.flower.rounds.stc import Stc
 from strategies.flower.rounds.stepped import FedNova
 from strategies.method import Job, Normalization, Upload
@@ -57,7 +57,7 @@ from strategies.run.traffic import Traffic
 HONEST = 1  # the node whose answer arrives beside every hostile one
 MOST_BYTES = 10**6
 LIMITS = Limits(1.0, MOST_BYTES)
-Receive = Callable[[Message, Sent], Any]
+Receive = Callable[[Message, SentQuestion], Any]
 
 
 def identity() -> AbstractContextManager[Any]:
@@ -331,7 +331,7 @@ class Sitting:
             SimpleNamespace(refused=list, refuse=lambda *row: heard.refused.append(row))  # type: ignore[arg-type]
         )
 
-        def receive(reply: Message, sent: Sent) -> bool:
+        def receive(reply: Message, sent: SentQuestion) -> bool:
             heard.taken[sent.node] = read(reply, sent)
             return True
 
@@ -359,7 +359,9 @@ def reader(kind: str, nodes: Nodes) -> Receive:
         }
         return lambda reply, sent: _answered(clients, dialogue, checks[kind], reply, sent)
     if kind in ("scaffold", "fednova", "stc"):
-        trip = RoundTrip(nodes, run_id="ab", signatures={"net": SIGNATURES["net"]}, terms=Terms(1, LIMITS, CLASSES))
+        trip = RoundTrip(
+            nodes, run_id="ab", signatures={"net": SIGNATURES["net"]}, terms=RoundTerms(1, LIMITS, CLASSES)
+        )
         return lambda reply, sent: _trained(trip, _check_of(kind), reply, sent)
     return lambda reply, sent: _scored(nodes, reply, sent)
 
@@ -370,7 +372,7 @@ def _upload(reply: Message, sender: str) -> Any:
     return read_reply(reply.content, SIGNATURES, num_classes=CLASSES, max_bytes=MOST_BYTES, sender=sender).state
 
 
-def _answered(clients: GridClients, dialogue: Dialogue, check: Any, reply: Message, sent: Sent) -> Any:
+def _answered(clients: GridClients, dialogue: Dialogue, check: Any, reply: Message, sent: SentQuestion) -> Any:
     found: dict[str, Any] = {}
     clients._take(reply, sent, check, found)
     ((_, answer),) = found.items()
@@ -392,14 +394,14 @@ def _arrays(content: RecordDict, wanted: Mapping[str, Any]) -> dict[str, Array]:
     return {name: Array(value) for name, value in checked_record(content, "control", wanted).items()}
 
 
-def _trained(trip: RoundTrip, check: Any, reply: Message, sent: Sent) -> Any:
+def _trained(trip: RoundTrip, check: Any, reply: Message, sent: SentQuestion) -> Any:
     answers: dict[str, Any] = {}
     trip._take(reply, sent.node, check, answers)
     ((_, answer),) = answers.items()
     return answer.reply.state
 
 
-def _scored(nodes: Nodes, reply: Message, sent: Sent) -> Any:
+def _scored(nodes: Nodes, reply: Message, sent: SentQuestion) -> Any:
     nodes.names.hear([(sent.node, reply)])
     return {}
 

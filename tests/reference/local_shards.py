@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from strategies.teacher.shard import HeldShard, divided
-from strategies.teacher.sharded import Answer, Array, Part, Request, Shard
+from strategies.teacher.shard import HeldShard, divide_evenly
+from strategies.teacher.sharded import Array, Part, Shard, ShardAnswer, ShardRequest
 
 if TYPE_CHECKING:
     from strategies.method import ModelBuilder, Upload
@@ -22,7 +22,7 @@ class LocalShard:
     def __init__(self, held: HeldShard) -> None:
         self.held = held
 
-    def forward(self, images: Array, request: Request) -> Callable[[], Answer]:
+    def forward(self, images: Array, request: ShardRequest) -> Callable[[], ShardAnswer]:
         """See :class:`.sharded.Shard`."""
         return lambda: self.held.forward(images, request)
 
@@ -44,12 +44,12 @@ def local_shards(
     Args:
         uploads: The members.
         builders: Architecture -> a module with fresh weights.
-        shards: Number of shards; see :func:`divided`.
+        shards: Number of shards; see :func:`divide_evenly`.
         fold: See :meth:`.ensemble.Ensemble.from_uploads`.
         precision: See :meth:`.ensemble.Ensemble.from_uploads`.
     """
     parts = []
-    for part in divided(len(uploads), shards):
+    for part in divide_evenly(len(uploads), shards):
         held = HeldShard(builders, device="cpu", fold=fold, precision=precision)
         for upload in uploads[part]:
             held.add(upload)

@@ -40,7 +40,7 @@ from torch import Tensor, nn
 
 from fl_app.models import build
 from strategies.combiners.combiners import Weighted, weighted_mean_gradient
-from strategies.combiners.outcomes import ensemble_of, load_model
+from strategies.combiners.outcomes import build_ensemble, load_model
 from strategies.core.seeds import generator
 from strategies.distillation import generators
 from strategies.method import Silent
@@ -205,7 +205,7 @@ def test_whole_runs_reach_the_same_accuracies(
         outcome = shipped_method(method).fit(job, Silent())
         ours["student"].append(accuracy(load_model(outcome, job)))
         if outcome.ensemble is not None:
-            ours["ensemble"].append(accuracy(ensemble_of(job, outcome.ensemble)))
+            ours["ensemble"].append(accuracy(build_ensemble(job, outcome.ensemble)))
     assert ours["student"]
     for name, values in ours.items():
         if values:  # DENSE ends with a student only

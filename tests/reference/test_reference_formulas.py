@@ -20,7 +20,7 @@ from strategies.distillation.losses import (
     total_variation,
 )
 from strategies.method import Job, Normalization, Silent, Upload
-from strategies.methods.co_boosting import CoBoostingConfig, _Server
+from strategies.methods.co_boosting import CoBoostingConfig, CoBoostingServer
 from strategies.teacher.augment import Standardize
 from strategies.teacher.average import weighted_mean
 from strategies.teacher.batchnorm import statistics_distance
@@ -188,14 +188,16 @@ class Linear:
         return {"1.weight": tensor(self.weight).float(), "1.bias": tensor(self.bias).float()}
 
 
-def co_boosting(clients: list[Linear], **options: object) -> _Server:
+def co_boosting(clients: list[Linear], **options: object) -> CoBoostingServer:
     def build() -> torch.nn.Module:
         return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, len(clients[0].bias)))
 
     uploads = tuple(Upload(UploadFacts(f"c{k}", "linear"), client) for k, client in enumerate(clients))
     config = CoBoostingConfig(latent=4, **options)  # type: ignore[arg-type]
     space = Normalization((0.0,), (1.0,))
-    return _Server(Job(uploads, {"linear": build}, "linear", len(clients[0].bias), (1, 4, 4), space, config), Silent())
+    return CoBoostingServer(
+        Job(uploads, {"linear": build}, "linear", len(clients[0].bias), (1, 4, 4), space, config), Silent()
+    )
 
 
 @pytest.mark.parametrize("form", ["sign", "l2"])

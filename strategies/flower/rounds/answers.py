@@ -17,7 +17,7 @@ from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 from ...core.errors import UploadError, printable
 from ...uploads.checks import check_arrays
 from ..decoding import array_form
-from ..messages import Reply, arrays_name, is_weight, metrics_name, metrics_of, sent_by_most
+from ..messages import Reply, arrays_name, common_to_most, is_weight, metrics_name, metrics_of
 from ..surroundings import within
 
 EXAMPLES = "num-examples"
@@ -25,7 +25,7 @@ OURS = f"{__name__.partition('.')[0]}."  # the package, which is installed under
 
 
 @dataclass(frozen=True)
-class Answered:
+class CheckedAnswer:
     """One checked answer of a round.
 
     Attributes:
@@ -86,7 +86,7 @@ def checked_by(strategy: Strategy, content: RecordDict) -> RecordDict:
     return RecordDict({**content, metrics_name(content): MetricRecord({**metrics, EXAMPLES: metrics[weight]})})
 
 
-def of_one_form(strategy: Strategy, answers: Sequence[Answered]) -> tuple[list[Answered], dict[int, str]]:
+def drop_incomplete(strategy: Strategy, answers: Sequence[CheckedAnswer]) -> tuple[list[CheckedAnswer], dict[int, str]]:
     """Return the answers that a project's own code can compute with, and why the others cannot be used.
 
     Such code may read any number that the clients send. So a client that leaves out one which most of them send costs
@@ -103,7 +103,7 @@ def of_one_form(strategy: Strategy, answers: Sequence[Answered]) -> tuple[list[A
     if not any(_reads_numbers(each) for _, each in within(strategy)):
         return list(answers), {}
     forms = [_form(answer) for answer in answers]
-    common = sent_by_most(forms)
+    common = common_to_most(forms)
     usable = [answer for answer, form in zip(answers, forms, strict=True) if common <= form]
     others = {
         answer.message.metadata.src_node_id: f"its numbers lack {', '.join(sorted(key for key, _ in common - form))}, "
@@ -120,7 +120,7 @@ def _reads_numbers(strategy: Strategy) -> bool:
     return not known or average is not aggregate_metricrecords
 
 
-def _form(answer: Answered) -> set[tuple[str, int]]:
+def _form(answer: CheckedAnswer) -> set[tuple[str, int]]:
     """Return the names of an answer's numbers, with the length of each list; NaN and infinity are no numbers."""
     return {
         (key, len(value) if isinstance(value, list) else -1)
@@ -129,7 +129,7 @@ def _form(answer: Answered) -> set[tuple[str, int]]:
     }
 
 
-def _numbers(strategy: Strategy, answers: Sequence[Answered]) -> list[MetricRecord]:
+def _numbers(strategy: Strategy, answers: Sequence[CheckedAnswer]) -> list[MetricRecord]:
     """Return of each answer the numbers that most clients send.
 
     Where a client does not send one, the mean of the others stands in its place. So Flower's average is that of the
@@ -138,7 +138,7 @@ def _numbers(strategy: Strategy, answers: Sequence[Answered]) -> list[MetricReco
     weight, forms = getattr(strategy, "weighted_by_key", EXAMPLES), [_form(answer) for answer in answers]
     records = [metrics_of(answer.content) for answer in answers]
     found = [MetricRecord() for _ in answers]
-    for number in sorted(sent_by_most(forms)):
+    for number in sorted(common_to_most(forms)):
         key, has = number[0], [number in form for form in forms]
         mean = None if all(has) else _mean(list(compress(records, has)), key, weight)
         for into, record, own in zip(found, records, has, strict=True):
@@ -151,7 +151,7 @@ def _mean(records: Sequence[MetricRecord], key: str, weight: str) -> int | float
     return aggregate_metricrecords(alone, weight)[key]
 
 
-def show(strategy: Strategy, answers: Sequence[Answered], names: Collection[str]) -> list[Message]:
+def show_to_strategy(strategy: Strategy, answers: Sequence[CheckedAnswer], names: Collection[str]) -> list[Message]:
     """Return the replies of a round as strategies expect them: alike, whatever one client's records are called.
 
     Each has the checked arrays and one record of numbers, under the same two names, and the client's config records.

@@ -89,7 +89,7 @@ def facts_of(base: Base) -> dict[str, Any]:
 _WAITING = ("min_available_nodes", "min_evaluate_nodes")
 
 
-def base_of(config: IterativeConfig) -> Base:
+def configured_base(config: IterativeConfig) -> Base:
     """Return the configured strategy: Flower's own where Flower has it."""
     lr = config.server_lr or OWN_LR.get(config.strategy, 1.0)
     adaptive: dict[str, Any] = {

@@ -12,7 +12,7 @@ from flwr.serverapp.exception import AggregationError, InconsistentMessageReplie
 
 from ...core.errors import QuorumError, printable
 from ..evaluation import average_scores, scores_check
-from ..run import say
+from ..run import log_info
 
 if TYPE_CHECKING:
     from .base import Base
@@ -58,7 +58,7 @@ class ClientScores:
         self.found[server_round] = scores
         numbers = {key: float(value) for key, value in scores.items() if isinstance(value, int | float)}
         values = {f"clients_{printable(key)}": value for key, value in numbers.items()}
-        say(f"round {server_round}: " + ", ".join(f"{name} {value:.4g}" for name, value in values.items()))
+        log_info(f"round {server_round}: " + ", ".join(f"{name} {value:.4g}" for name, value in values.items()))
         return values
 
     def average(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:

@@ -22,10 +22,10 @@ from flwr.serverapp.exception import AggregationError, InconsistentMessageReplie
 from ...core.errors import OneShotError
 from ...core.seeds import seeded_torch
 from ...teacher.average import weighted_mean
-from ...uploads.checks import some
+from ...uploads.checks import shorten_list
 from ..messages import in_order
 from ..surroundings import ShownNodes, seeded_strategy, within
-from .answers import Answered, checked_by, show, to_numpy, to_record
+from .answers import CheckedAnswer, checked_by, show_to_strategy, to_numpy, to_record
 from .base import Base
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ class GlobalModel:
         """
         return checked_by(self._base.strategy, content)
 
-    def take(self, server_round: int, answers: Sequence[Answered]) -> dict[str, float] | None:
+    def take(self, server_round: int, answers: Sequence[CheckedAnswer]) -> dict[str, float] | None:
         """Move to the next model.
 
         Args:
@@ -141,7 +141,7 @@ class GlobalModel:
         Raises:
             OneShotError: The strategy's model is invalid: other names or shapes, or NaN or infinities.
         """
-        replies, reason = show(self._base.strategy, answers, self._seen), "it returned none"
+        replies, reason = show_to_strategy(self._base.strategy, answers, self._seen), "it returned none"
         try:
             with seeded_strategy(self._seed, "combine", server_round):
                 arrays, metrics = self._base.strategy.aggregate_train(server_round, replies)
@@ -217,10 +217,11 @@ class GlobalModel:
             strategy = type(self._base.strategy).__name__
             raise OneShotError(
                 f"round {server_round}: strategy {strategy} returned arrays that do not fit model {self._student!r}: "
-                f"missing {some(missing)}; not expected {some(extra)}; of another shape {some(other)}"
+                f"missing {shorten_list(missing)}; not expected {shorten_list(extra)}; of another shape "
+                f"{shorten_list(other)}"
             )
 
-    def _mean_buffers(self, answers: Sequence[Answered]) -> State:
+    def _mean_buffers(self, answers: Sequence[CheckedAnswer]) -> State:
         buffers = [{n: v for n, v in answer.reply.state.items() if n not in self._moved} for answer in answers]
         alike = getattr(self._base.strategy, "equal_buffers", False)
         weights = [1.0 if alike else float(answer.reply.facts.num_examples or 0) for answer in answers]

@@ -24,8 +24,8 @@ from ...rounds.config import NAME, IterativeConfig
 from ...run.identity import open_run
 from ...run.run_folder import RunFolder, default_run_dir
 from ...run.stage import StageReport, all_cores, kept_report, kept_round
-from ...uploads.builders import check_student, chosen_student, named_builders
-from ..arguments import absolute, check_arguments, check_start, scored_by
+from ...uploads.builders import check_student, choose_student, named_builders
+from ..arguments import absolute, check_arguments, check_start, keep_plain_scores
 from ..messages import in_order
 from ..run import Account, RunOptions
 from .base import Base, facts_of
@@ -106,7 +106,7 @@ class Iterative(Strategy):
         self.job = Job(
             uploads=(),
             builders=builders,
-            student=chosen_student(student, builders),
+            student=choose_student(student, builders),
             num_classes=num_classes,
             input_shape=check_arguments(input_shape, seed=seed, min_uploads=min_uploads),
             normalization=normalization or default_normalization(input_shape),
@@ -208,7 +208,7 @@ class Iterative(Strategy):
                     grid,
                     timeout=timeout,
                     config=train_config or {},
-                    evaluate_fn=scored_by(evaluate_fn),
+                    evaluate_fn=keep_plain_scores(evaluate_fn),
                     evaluate_config=evaluate_config,
                 )
         finally:

@@ -30,13 +30,13 @@ from ...teacher.student import fresh_student, observe
 from ...uploads.checks import Signatures
 from ..messages import metrics_of
 from ..nodes import Limits, Nodes, Refusals
-from ..run import Account, say, signature_of
-from .answers import Answered, in_row, to_numpy, to_record
-from .base import Base, base_of
+from ..run import Account, log_info, signature_of
+from .answers import CheckedAnswer, in_row, to_numpy, to_record
+from .base import Base, configured_base
 from .client_scores import ClientScores
 from .global_model import GlobalModel
 from .refined import RefinedRounds
-from .round_trip import RoundTrip, Terms
+from .round_trip import RoundTerms, RoundTrip
 
 if TYPE_CHECKING:
     from flwr.serverapp.strategy import Strategy
@@ -77,14 +77,14 @@ class Attendance:
         """Continue from a result of :meth:`snapshot`."""
         self._last, self._safe = dict(rounds), dict(rounds)
 
-    def told(self, client: str) -> dict[str, int]:
+    def last_rounds(self, client: str) -> dict[str, int]:
         """Return the rounds of a client's last answer that counted, and of the last that every resume counts.
 
         Both are 0 for a client without one. The client no longer needs its state of rounds before ``safe-round``.
         """
         return {"last-round": self._last.get(client, 0), "safe-round": self._safe.get(client, 0)}
 
-    def tell(
+    def with_last_rounds(
         self, contents: Mapping[int, RecordDict], name_of: Callable[[int], str | None], key: str = "config"
     ) -> dict[int, RecordDict]:
         """Return requests with their clients' rounds; a client without a name gets none.
@@ -97,8 +97,8 @@ class Attendance:
         found = {}
         for node, content in contents.items():
             name = name_of(node)
-            told = self.told(name) if name is not None else {}
-            config = ConfigRecord({**content.config_records.get(key, ConfigRecord()), **told})
+            last = self.last_rounds(name) if name is not None else {}
+            config = ConfigRecord({**content.config_records.get(key, ConfigRecord()), **last})
             found[node] = RecordDict({**content, key: config})
         return found
 
@@ -134,7 +134,7 @@ class RoundBounds:
         records, divisor = getattr(strategy, "bounded_records", ()), getattr(strategy, "bounded_divisor", "")
         return cls(module, records, divisor)
 
-    def apply(self, number: int, start: State, answers: Sequence[Answered]) -> list[Answered]:
+    def apply(self, number: int, start: State, answers: Sequence[CheckedAnswer]) -> list[CheckedAnswer]:
         """Return a round's answers within the bounds; an answer within them is returned as given.
 
         Args:
@@ -158,8 +158,8 @@ class RoundBounds:
         return list(answers)
 
     def _models(
-        self, number: int, what: str, start: State, answers: Sequence[Answered], per: Sequence[float] = ()
-    ) -> list[Answered]:
+        self, number: int, what: str, start: State, answers: Sequence[CheckedAnswer], per: Sequence[float] = ()
+    ) -> list[CheckedAnswer]:
         begin = _as_numpy(start)
         ends = {answer.client: _as_numpy({name: answer.reply.state[name] for name in start}) for answer in answers}
         found = self._bounds[what].apply(number, begin, ends, per)
@@ -168,7 +168,7 @@ class RoundBounds:
             for answer, near, end in zip(answers, found, ends.values(), strict=True)
         ]
 
-    def _changes(self, number: int, record: str, answers: Sequence[Answered]) -> list[Answered]:
+    def _changes(self, number: int, record: str, answers: Sequence[CheckedAnswer]) -> list[CheckedAnswer]:
         ends = {answer.client: to_numpy(answer.content[record]) for answer in answers}
         zeros = {name: np.zeros_like(value) for name, value in next(iter(ends.values()), {}).items()}
         found = self._bounds[record].apply(number, zeros, ends)
@@ -182,7 +182,7 @@ def _as_numpy(state: State) -> dict[str, np.ndarray[Any, Any]]:
     return {name: value.detach().cpu().numpy() for name, value in state.items()}
 
 
-def _with_model(answer: Answered, near: Mapping[str, np.ndarray[Any, Any]]) -> Answered:
+def _with_model(answer: CheckedAnswer, near: Mapping[str, np.ndarray[Any, Any]]) -> CheckedAnswer:
     moved = {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in near.items()}
     return replace(answer, reply=replace(answer.reply, state={**answer.reply.state, **moved}))
 
@@ -222,7 +222,7 @@ class IterativeRounds:
         refiner: Refiner | None = None,
         compute: str | ServerCompute | None = None,
     ) -> None:
-        self.base = base or base_of(job.config)
+        self.base = base or configured_base(job.config)
         self.account = Account()
         self.train_metrics: dict[int, dict[str, float]] = {}
         self.scores: dict[int, MetricRecord] = {}
@@ -278,7 +278,7 @@ class IterativeRounds:
         self.client_scores = ClientScores(self.base, self._model, evaluate_config or {})
         with (
             torch_as_usual(job.threads),
-            Journal(kept, say, label=job.config.label, unit="round") as journal,
+            Journal(kept, log_info, label=job.config.label, unit="round") as journal,
             self._refined.held_open(grid, journal.tick) if self._refined is not None else nullcontext(),
         ):
             trip = self.begin(folder, grid, timeout)
@@ -307,7 +307,7 @@ class IterativeRounds:
             kept = folder.round(1)
             self.account.traffic = Traffic.read(kept.path / TRAFFIC_FILE)
             nodes = Nodes(grid, Refusals(kept), self.account.traffic, max_bytes=self._max_bytes)
-            terms = Terms(self._min_uploads, Limits(timeout, self._max_bytes), self._job.num_classes)
+            terms = RoundTerms(self._min_uploads, Limits(timeout, self._max_bytes), self._job.num_classes)
             self._trip = RoundTrip(nodes, run_id=folder.id, signatures=self._signatures, terms=terms)
         return self._trip
 
@@ -330,7 +330,7 @@ class IterativeRounds:
         self._wanted, contents = len(contents), trip.free(contents)
         if self._refined is not None:
             contents = self._refined.share_generator(server_round, contents, self._config_key)
-        return self._attendance.tell(contents, trip.name_of, self._config_key) if remember else contents
+        return self._attendance.with_last_rounds(contents, trip.name_of, self._config_key) if remember else contents
 
     def start_from(self, arrays: ArrayRecord) -> bool:
         """Replace the weights; False if the new ones are not of this architecture."""
@@ -363,7 +363,7 @@ class IterativeRounds:
         if len(answers) < (needed := self._quorum(trip)):
             line = f"round {number}: {len(answers)} usable answers, needs {needed}"
             self._lose(line)
-            say(f"{line}: the model stays unchanged")
+            log_info(f"{line}: the model stays unchanged")
         elif (moved := self._move(number, answers)) is None:  # which the log has noted, with the reason
             self._lose(f"round {number}: no model of {len(answers)} answers")
         else:
@@ -373,7 +373,7 @@ class IterativeRounds:
             values |= self._test(number, evaluate_fn)
         return values
 
-    def _move(self, number: int, answers: Sequence[Answered]) -> dict[str, float] | None:
+    def _move(self, number: int, answers: Sequence[CheckedAnswer]) -> dict[str, float] | None:
         """Combine a round's models, and refine the result; return the round's numbers, None without a model."""
         answers = self._bounds.apply(number, self._model.state, answers)
         metrics = self._model.take(number, answers)
@@ -382,7 +382,7 @@ class IterativeRounds:
         self.train_metrics[number] = metrics
         self._attendance.accept(number, (answer.client for answer in answers))
         if anew := [answer.client for answer in answers if answer.reply.metrics.get("restarted")]:
-            say(f"round {number}: {', '.join(anew)} had lost its state of earlier rounds, and continues from zero")
+            log_info(f"round {number}: {', '.join(anew)} had lost its state of earlier rounds, and continues from zero")
         if self._refined is None:
             return dict(self.train_metrics[number])
         self._model.state, losses = self._refined.run(number, answers, self.state)

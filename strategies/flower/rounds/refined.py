@@ -14,14 +14,14 @@ from ...compute import choose
 from ...method import Upload
 from ...rounds.refinement import Refinement, Refiner
 from ..nodes import is_simulation
-from ..run import say
+from ..run import log_info
 
 if TYPE_CHECKING:
     import torch
 
     from ...compute import ServerCompute
     from ...method import Job, State
-    from .answers import Answered
+    from .answers import CheckedAnswer
 
 GENERATOR = "generator"
 
@@ -68,10 +68,10 @@ class RefinedRounds:
         """
         place = self._place(owns_ray=not is_simulation(grid))
         with place.kept() as kept:
-            self._refinement = Refinement(self._refiner, self._job, kept, say=say, tick=tick)
+            self._refinement = Refinement(self._refiner, self._job, kept, say=log_info, tick=tick)
             yield
 
-    def run(self, server_round: int, answers: Sequence[Answered], start: State) -> tuple[State, dict[str, float]]:
+    def run(self, server_round: int, answers: Sequence[CheckedAnswer], start: State) -> tuple[State, dict[str, float]]:
         """Fine-tune the combination of a round's models; see :meth:`Refinement.run`.
 
         Args:
@@ -105,13 +105,13 @@ class RefinedRounds:
     def _begun(self) -> Refinement:
         """Return the refinement of all rounds; a caller that owns the loop runs each of them in a place of its own."""
         if self._refinement is None:
-            self._refinement = Refinement(self._refiner, self._job, self._place(), say=say)
+            self._refinement = Refinement(self._refiner, self._job, self._place(), say=log_info)
         return self._refinement
 
     def _place(self, *, owns_ray: bool | None = None) -> ServerCompute:
         return choose(self._compute, owns_ray=owns_ray) if isinstance(self._compute, str) else self._compute
 
 
-def _upload(answer: Answered, architecture: str) -> Upload:
+def _upload(answer: CheckedAnswer, architecture: str) -> Upload:
     reply = answer.reply
     return Upload(replace(reply.facts, client=answer.client, architecture=architecture), lambda: dict(reply.state))

@@ -17,11 +17,11 @@ from flwr.serverapp.strategy import Strategy
 from ...core.errors import QuorumError, UploadError, blaming
 from ...core.seeds import generator
 from ...uploads.checks import Signature
-from ..asking import POLL_S, Exchange, Pace, to_each
+from ..asking import POLL_S, Exchange, PollPace, to_each
 from ..evaluation import EVALUATION
 from ..messages import count_bytes, read_reply
-from ..nodes import Limits, Nodes, Sent, own_error
-from .answers import Answered, check_trained, of_one_form
+from ..nodes import Limits, Nodes, SentQuestion, own_error
+from .answers import CheckedAnswer, check_trained, drop_incomplete
 
 PHASE = "rounds"
 # Nodes come back within seconds; between two looks the answers alone are asked for.
@@ -31,7 +31,7 @@ Check = Callable[[RecordDict], RecordDict]
 
 
 @dataclass(frozen=True)
-class Terms:
+class RoundTerms:
     """The limits of a round and of its answers.
 
     Attributes:
@@ -58,7 +58,7 @@ class RoundTrip:
         run_id: As given.
     """
 
-    def __init__(self, nodes: Nodes, *, run_id: str, signatures: Mapping[str, Signature], terms: Terms) -> None:
+    def __init__(self, nodes: Nodes, *, run_id: str, signatures: Mapping[str, Signature], terms: RoundTerms) -> None:
         self.run_id = run_id
         self._nodes = nodes
         self._signatures = signatures
@@ -119,7 +119,7 @@ class RoundTrip:
 
     def ask(
         self, contents: Mapping[int, RecordDict], check: Check, what: str, message_type: str = MessageType.TRAIN
-    ) -> list[Answered]:
+    ) -> list[CheckedAnswer]:
         """Send every node its request, and return the usable answers in the order of client names.
 
         Args:
@@ -128,9 +128,9 @@ class RoundTrip:
             what: The question, for the log.
             message_type: As Flower routes it to the clients' functions.
         """
-        answers: dict[str, Answered] = {}
+        answers: dict[str, CheckedAnswer] = {}
 
-        def receive(reply: Message, sent: Sent) -> bool:
+        def receive(reply: Message, sent: SentQuestion) -> bool:
             self._take(reply, sent.node, check, answers)
             return True
 
@@ -150,7 +150,7 @@ class RoundTrip:
         """
         found: dict[int, Message] = {}
 
-        def receive(reply: Message, sent: Sent) -> bool:
+        def receive(reply: Message, sent: SentQuestion) -> bool:
             if reply.has_error():
                 raise UploadError(f"scores: {own_error(reply)}")
             self._nodes.traffic.add(EVALUATION, self._nodes.names.call(sent.node), up=count_bytes(reply.content))
@@ -161,9 +161,9 @@ class RoundTrip:
         self._exchange(contents, message_type, what, EVALUATION, receive).book()
         return [found[node] for node in self._nodes.names.in_order(found)]
 
-    def read(self, replies: Iterable[Message], check: Check) -> list[Answered]:
+    def read(self, replies: Iterable[Message], check: Check) -> list[CheckedAnswer]:
         """Return the usable answers among some replies, in the order of client names; the others are refused."""
-        answers: dict[str, Answered] = {}
+        answers: dict[str, CheckedAnswer] = {}
         for reply in replies:
             node = reply.metadata.src_node_id
             try:
@@ -172,14 +172,14 @@ class RoundTrip:
                 self._nodes.refuse(node, error.reason, error.client)
         return [answers[name] for name in sorted(answers)]
 
-    def of_one_form(self, strategy: Strategy, answers: Sequence[Answered]) -> list[Answered]:
+    def of_one_form(self, strategy: Strategy, answers: Sequence[CheckedAnswer]) -> list[CheckedAnswer]:
         """Return the answers that the strategy can compute with; the others are refused."""
-        usable, others = of_one_form(strategy, answers)
+        usable, others = drop_incomplete(strategy, answers)
         for node, reason in others.items():
             self._nodes.refuse(node, reason)
         return usable
 
-    def _take(self, reply: Message, node: int, check: Check, answers: dict[str, Answered]) -> None:
+    def _take(self, reply: Message, node: int, check: Check, answers: dict[str, CheckedAnswer]) -> None:
         """Add one answer to those of its round.
 
         Raises:
@@ -207,7 +207,7 @@ class RoundTrip:
             self._nodes.names.pin(node, checked.facts.client)
         while client in answers:
             client += "-2"
-        answers[client] = Answered(client, reply, content, checked)
+        answers[client] = CheckedAnswer(client, reply, content, checked)
         self._nodes.traffic.add(PHASE, self._nodes.names.call(node), up=count_bytes(reply.content))
 
     def _exchange(
@@ -216,23 +216,23 @@ class RoundTrip:
         message_type: str,
         what: str,
         phase: str,
-        receive: Callable[[Message, Sent], bool],
+        receive: Callable[[Message, SentQuestion], bool],
         *,
-        answers: Mapping[str, Answered] | None = None,
+        answers: Mapping[str, CheckedAnswer] | None = None,
     ) -> Exchange:
         """Send, and wait until all have answered, or the deadline.
 
         While the usable answers, if they are given, are fewer than the quorum, a lost node is waited for as well.
         """
         needed = 0 if answers is None else min(self._terms.quorum, len(contents))
-        found: Mapping[str, Answered] = {} if answers is None else answers
+        found: Mapping[str, CheckedAnswer] = {} if answers is None else answers
         exchange = Exchange(
             self._nodes,
             phase,
             question=to_each(contents, message_type),
             receive=receive,
             unneeded=lambda node: self._nodes.names.name_of(node) in found,
-            pace=Pace(POLL_S, LOOK_S),
+            pace=PollPace(POLL_S, LOOK_S),
         )
 
         def enough() -> bool:
@@ -274,7 +274,7 @@ class RoundTrip:
         question = RecordDict({"config": ConfigRecord({"names": True})})
         heard: list[tuple[int, Message]] = []
 
-        def receive(reply: Message, sent: Sent) -> bool:
+        def receive(reply: Message, sent: SentQuestion) -> bool:
             heard.append((sent.node, reply))
             return True
 
@@ -283,5 +283,5 @@ class RoundTrip:
         self._nodes.names.hear(heard)
 
 
-def _drop(reply: Message, sent: Sent) -> None:
+def _drop(reply: Message, sent: SentQuestion) -> None:
     """A late answer of a round counts for nothing."""

@@ -16,7 +16,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 
 from ...core.errors import UploadError
-from ...uploads.ternary import Compression, flat, unflat
+from ...uploads.ternary import Compression, flatten_arrays, unflatten_arrays
 from ..decoding import decode_array
 from .answers import to_numpy, to_record
 
@@ -83,7 +83,7 @@ class Stc(FedAvg):
                 raise UploadError(f"ternary[{name[:80]!r}] has shape {list(array.shape[:9])}: must be one row")
             code[name] = decode_array(array, tuple(array.shape), dtype, f"ternary[{name[:80]!r}]")
         size = sum(value.size for value in self._start.values())
-        update = unflat(self._compression.decode(code, size, "ternary").dense(), self._start)
+        update = unflatten_arrays(self._compression.decode(code, size, "ternary").dense(), self._start)
         model = to_record({name: value + update[name] for name, value in self._start.items()})
         sent = content.array_records.get(self.arrayrecord_key, ArrayRecord())
         others = {name: array for name, array in sent.items() if name not in self._start}
@@ -99,12 +99,12 @@ class Stc(FedAvg):
         if mean is None:
             return None, None
         left = self.left if self.left is not None else 0.0
-        wanted = flat(to_numpy(mean)) - flat(self._start) + left
+        wanted = flatten_arrays(to_numpy(mean)) - flatten_arrays(self._start) + left
         sent = self._compression.compress(wanted)
         self.left = wanted - sent.dense()
         self._update = to_record(self._compression.encode(sent))
         self._holders = {reply.metadata.src_node_id for reply in replies if not reply.has_error()}
-        step = unflat(sent.dense(), self._start)
+        step = unflatten_arrays(sent.dense(), self._start)
         self._made = {name: value + step[name] for name, value in self._start.items()}
         return to_record(self._made), metrics
 

@@ -11,9 +11,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 
-from ...core.bounds import MOST, bounded_step
+from ...core.bounds import MOST, shorten_step
 from ...core.errors import UploadError
-from ...rounds.rules import feddyn_step, fednova_change, moved, next_control, plus, scaffold_step
+from ...rounds.rules import add_step, feddyn_step, fednova_change, next_control, scaffold_step, subtract_models
 from ..messages import arrays_name, metrics_of
 from .answers import answers_of, checked_record, to_numpy, to_record
 
@@ -236,9 +236,9 @@ class FedNova(SteppedFedAvg):
             server_lr=self._server_lr,
         )
         # Bounded in double precision: a travel may make it longer than the model's numbers reach.
-        model = plus(start, bounded_step(start, change, ends, MOST * max(1.0, self._server_lr)))
+        model = add_step(start, shorten_step(start, change, ends, MOST * max(1.0, self._server_lr)))
         if not self._server_momentum:
             return model
-        step = {name: value.astype(np.float32) for name, value in moved(start, model).items()}
-        self.velocity = plus(step, self.velocity, self._server_momentum) if self.velocity else step
-        return plus(start, self.velocity)
+        step = {name: value.astype(np.float32) for name, value in subtract_models(start, model).items()}
+        self.velocity = add_step(step, self.velocity, self._server_momentum) if self.velocity else step
+        return add_step(start, self.velocity)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from client_app.attacking import claimed, poisoned
+from client_app.attacking import exaggerate_claims, poison
 from client_app.keeping import Trained
 from client_app.node import Asked, Node
 from client_app.work import trained_model
@@ -49,7 +49,7 @@ def test_images_when_a_backdoor_is_trained_bear_the_trigger_in_the_asked_share_a
     attack, data = AttackConfig("backdoor", "a,b", target=3, poisoned=0.25), examples()
     before = ImageData(data.images.clone(), data.labels.clone())
 
-    done = poisoned(data, attack, client="a", num_classes=5, seed=0)
+    done = poison(data, attack, client="a", num_classes=5, seed=0)
 
     marked = [k for k in range(20) if not torch.equal(done.images[k], data.images[k])]
     assert len(marked) == 5
@@ -59,7 +59,7 @@ def test_images_when_a_backdoor_is_trained_bear_the_trigger_in_the_asked_share_a
     assert torch.equal(done.labels[clean], data.labels[clean])
     assert torch.equal(data.images, before.images)
     assert torch.equal(data.labels, before.labels)
-    again, other = (poisoned(data, attack, client=name, num_classes=5, seed=0) for name in ("a", "b"))
+    again, other = (poison(data, attack, client=name, num_classes=5, seed=0) for name in ("a", "b"))
     assert torch.equal(again.images, done.images)
     assert not torch.equal(other.images, done.images)
 
@@ -79,10 +79,10 @@ def test_images_when_a_backdoor_is_trained_bear_the_trigger_in_the_asked_share_a
 def test_claims_are_so_many_times_the_truth(kind: str, factor: float, claim: tuple[int, ...]) -> None:
     trained = Trained("lenet5", 8, (3, 0, 5, 0), 0.5, 0.9)
 
-    said = claimed(trained, AttackConfig(kind, "a", factor=factor), "a")
+    said = exaggerate_claims(trained, AttackConfig(kind, "a", factor=factor), "a")
 
     assert said == replace(trained, num_examples=sum(claim), label_counts=claim)
-    assert claimed(trained, AttackConfig(kind, "a", factor=factor), "b") is trained
+    assert exaggerate_claims(trained, AttackConfig(kind, "a", factor=factor), "b") is trained
 
 
 def test_an_attacker_that_claims_sends_an_honest_model() -> None:

@@ -134,7 +134,7 @@ def test_weights_when_the_process_dies_before_the_facts_are_written_do_not_count
     def die(*_: object, **__: object) -> str:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(keeping, "sealed", die)
+    monkeypatch.setattr(keeping, "with_digest", die)
     with pytest.raises(KeyboardInterrupt):
         kept(tmp_path).save(TRAINED, STATE)
 

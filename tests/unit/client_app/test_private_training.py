@@ -17,7 +17,7 @@ from client_app.iterating import local_round
 from client_app.keeping import Trained
 from client_app.node import Asked, Node
 from client_app.training import private as private_training
-from client_app.training.private import Plan, plan_of, train
+from client_app.training.private import PrivacyPlan, plan_privacy, train
 from client_app.work import trained_model
 from fl_app.config import AppConfig, ClientConfig
 from fl_app.data import ImageData, Normalization
@@ -85,7 +85,7 @@ def test_one_example_when_it_is_taken_away_changes_the_sum_by_no_more_than_the_c
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(private_training, "system_normal", lambda *shape: torch.zeros(shape, dtype=torch.float64))
-    monkeypatch.setattr(private_training, "plan_of", lambda *_: Plan(0.5, 1, 2, 3.0, 1.0))
+    monkeypatch.setattr(private_training, "plan_privacy", lambda *_: PrivacyPlan(0.5, 1, 2, 3.0, 1.0))
 
     def moved(data: ImageData, kept: list[float]) -> torch.Tensor:
         monkeypatch.setattr(private_training, "system_uniform", lambda _: torch.tensor(kept, dtype=torch.float64))
@@ -108,7 +108,7 @@ def test_an_example_whose_gradient_is_no_number_adds_no_more_than_the_clipping_n
     monkeypatch.setattr(private_training, "system_normal", lambda *shape: torch.zeros(shape, dtype=torch.float64))
     data, model, without = linear_data(), linear_model(), linear_model()
     data.images[3] = huge
-    monkeypatch.setattr(private_training, "plan_of", lambda *_: Plan(1.0, 1, 4, 3.0, 1.0))
+    monkeypatch.setattr(private_training, "plan_privacy", lambda *_: PrivacyPlan(1.0, 1, 4, 3.0, 1.0))
 
     fit(model, data, clip=0.7)
     fit(without, ImageData(data.images[:3], data.labels[:3]), clip=0.7)
@@ -118,7 +118,7 @@ def test_an_example_whose_gradient_is_no_number_adds_no_more_than_the_clipping_n
 
 
 def test_noise_is_that_of_the_plan_times_the_clipping_norm_over_the_mean_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(private_training, "plan_of", lambda *_: Plan(0.5, 1, 2, 3.0, 1.0))
+    monkeypatch.setattr(private_training, "plan_privacy", lambda *_: PrivacyPlan(0.5, 1, 2, 3.0, 1.0))
     monkeypatch.setattr(
         private_training, "system_uniform", lambda count: torch.full((count,), 0.9, dtype=torch.float64)
     )
@@ -151,7 +151,7 @@ class Doubled(nn.Module):
 def test_noise_when_the_budget_grows_is_less_and_the_spent_part_stays_within_it() -> None:
     config = replace(PLAIN, epochs=5, batch_size=32)
 
-    plans = [plan_of(PrivacyConfig(epsilon), config, 200) for epsilon in (0.5, 1.0, 3.0)]
+    plans = [plan_privacy(PrivacyConfig(epsilon), config, 200) for epsilon in (0.5, 1.0, 3.0)]
 
     noises = [plan.noise for plan in plans]
     assert noises == sorted(noises, reverse=True)
@@ -159,13 +159,13 @@ def test_noise_when_the_budget_grows_is_less_and_the_spent_part_stays_within_it(
     for plan, budget in zip(plans, (0.5, 1.0, 3.0), strict=True):
         assert 0.95 * budget < plan.epsilon <= budget
         assert (plan.rate, plan.steps, plan.batch) == (0.16, 35, 32)
-    assert plan_of(PrivacyConfig(3.0), replace(config, epochs=20), 200).noise > noises[2]  # more steps
-    assert plan_of(PrivacyConfig(3.0), config, 2000).noise < noises[2]  # each example in fewer of them
-    assert plan_of(PrivacyConfig(3.0), replace(config, batch_size=64), 20).rate == 1.0
+    assert plan_privacy(PrivacyConfig(3.0), replace(config, epochs=20), 200).noise > noises[2]  # more steps
+    assert plan_privacy(PrivacyConfig(3.0), config, 2000).noise < noises[2]  # each example in fewer of them
+    assert plan_privacy(PrivacyConfig(3.0), replace(config, batch_size=64), 20).rate == 1.0
 
 
 def test_spending_when_every_example_is_in_every_batch_is_that_of_the_gaussian_mechanism() -> None:
-    plan = plan_of(PrivacyConfig(2.0, 1e-5), replace(PLAIN, epochs=9, batch_size=50), 50)
+    plan = plan_privacy(PrivacyConfig(2.0, 1e-5), replace(PLAIN, epochs=9, batch_size=50), 50)
 
     # Renyi: T a / (2 sigma^2); Mironov 2017, Proposition 3 is the looser way from there to epsilon.
     orders = np.linspace(1.01, 200, 20_000)
@@ -176,7 +176,7 @@ def test_spending_when_every_example_is_in_every_batch_is_that_of_the_gaussian_m
 
 
 def test_a_budget_of_a_tenth_has_noise_and_the_spending_of_mironov_s_sum() -> None:
-    plan = plan_of(PrivacyConfig(0.1, 1e-5), replace(PLAIN, epochs=2, batch_size=32), 400)
+    plan = plan_privacy(PrivacyConfig(0.1, 1e-5), replace(PLAIN, epochs=2, batch_size=32), 400)
 
     # Mironov, Talwar, Zhang 2019, section 3.3, for whole orders a, and the conversion of Canonne et al. 2020.
     spent = []
@@ -195,14 +195,14 @@ def test_a_budget_of_a_tenth_has_noise_and_the_spending_of_mironov_s_sum() -> No
 class OwnNet(nn.Module):
     """A net of a user's own: its parts that are ``used`` answer, and a function reads the weights of another."""
 
-    def __init__(self, part: nn.Module, *, used: bool = True, lent: bool = False) -> None:
+    def __init__(self, part: nn.Module, *, used: bool = True, spec: bool = False) -> None:
         super().__init__()
-        self.part, self.last, self.used, self.lent = part, nn.Linear(9, 2), used, lent
+        self.part, self.last, self.used, self.spec = part, nn.Linear(9, 2), used, spec
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.part(x) if self.used else x
         x = (x[0] if isinstance(x, tuple) else x).flatten(1)
-        return nn.functional.linear(x, self.last.weight) if self.lent else cast("torch.Tensor", self.last(x))
+        return nn.functional.linear(x, self.last.weight) if self.spec else cast("torch.Tensor", self.last(x))
 
 
 def own_data() -> ImageData:
@@ -224,7 +224,7 @@ def test_a_model_of_one_s_own_with_a_part_that_does_not_answer_trains_the_others
     [
         (OwnNet(nn.Sequential(nn.Flatten(2), nn.Flatten(0, 1), nn.LSTM(9, 9))), "TypeError"),
         (OwnNet(nn.InstanceNorm2d(1, affine=True, track_running_stats=True)), "trainable layer with buffers"),
-        (OwnNet(nn.Flatten(), lent=True), "a function reads a layer's weights"),
+        (OwnNet(nn.Flatten(), spec=True), "a function reads a layer's weights"),
     ],
 )
 def test_a_model_whose_gradients_of_single_examples_are_missed_is_refused_in_one_line(
@@ -465,7 +465,7 @@ def test_a_model_with_batch_normalisation_a_large_delta_and_a_missing_opacus_are
     with pytest.raises(UploadError, match="the model must have no batch normalisation"):
         fit(nn.Sequential(nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(3, 2)), linear_data())
     with pytest.raises(UploadError, match=r"privacy.delta is 0.01: must be less than 1 / 100"):
-        plan_of(PrivacyConfig(1.0, 0.01), PLAIN, 100)
+        plan_privacy(PrivacyConfig(1.0, 0.01), PLAIN, 100)
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(UploadError, match=r"privacy.epsilon needs opacus, .* pip install 'oneshot-fl\[privacy\]'"):
         fit(linear_model(), linear_data())

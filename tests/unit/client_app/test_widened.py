@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from client_app.training import widened as module
-from client_app.training.widened import widened
+from client_app.training.widened import widen
 from fl_app.models import build
 
 
@@ -36,7 +36,7 @@ def test_widened_when_a_zoo_model_is_narrow_has_its_outputs_and_gradients(name: 
     model = build(name, num_classes=10, input_shape=(channels, 32, 32))
     images = torch.randn(6, channels, 32, 32)
 
-    forward = widened(model)
+    forward = widen(model)
 
     assert forward is not model
     torch.testing.assert_close(forward(images), model(images))
@@ -47,7 +47,7 @@ def test_widened_when_a_zoo_model_is_narrow_has_its_outputs_and_gradients(name: 
 
 def test_widened_when_the_weights_change_reads_the_new_ones() -> None:
     model = narrow(nn.ReLU())
-    forward, images = widened(model), torch.randn(2, 2, 8, 8)
+    forward, images = widen(model), torch.randn(2, 2, 8, 8)
 
     with torch.no_grad():
         for parameter in model.parameters():
@@ -78,4 +78,4 @@ def hooked(place: int | None) -> nn.Sequential:
     ],
 )
 def test_widened_when_it_does_not_apply_returns_the_model(model: nn.Module) -> None:
-    assert widened(model) is model
+    assert widen(model) is model

@@ -9,7 +9,7 @@ import torch
 
 from client_app.node import Asked, Node
 from client_app.work import trained_model
-from server_app.replay.request import Request
+from server_app.replay.request import ReplayRequest
 from server_app.replay.stored import replay_run
 from server_app.settings.build import build_job
 from server_app.settings.read import default_settings, read_settings
@@ -66,4 +66,4 @@ def stored(path: Path, given: dict[str, Any], states: Sent, facts: dict[str, Upl
 
 
 def replayed(path: Path, method: str, target: Path, **given: Any) -> dict[str, Any]:
-    return replay_run(Request(path, method, given, folder=target), log=lambda _: None)
+    return replay_run(ReplayRequest(path, method, given, folder=target), log=lambda _: None)

@@ -155,7 +155,7 @@ def check_teacher_stays(method: Method, config: Any, patch: pytest.MonkeyPatch) 
         made.append((teacher, {name: value.clone() for name, value in teacher.members.state_dict().items()}))
         return teacher
 
-    patch.setattr(module, "teacher_of", spy)
+    patch.setattr(module, "build_teacher", spy)
     run(method, replace(config, epochs=2) if hasattr(config, "epochs") else config)
     ((teacher, before),) = made
     after = teacher.members.state_dict()

@@ -19,8 +19,8 @@ from method_fakes import (
 from torch import Tensor
 
 from strategies.combiners.combiners import name_of
-from strategies.combiners.outcomes import ensemble_of
-from strategies.combiners.tally_pool import tally_teacher
+from strategies.combiners.outcomes import build_ensemble
+from strategies.combiners.tally_pool import build_tally_teacher
 from strategies.core.errors import OptionError
 from strategies.distillation.generated import GeneratedImages
 from strategies.distillation.synthesis import Batch
@@ -71,7 +71,7 @@ def test_outcome_has_the_student_and_the_ensemble_with_the_last_weights(usual: t
     assert outcome.ensemble is not None
     assert outcome.ensemble.clients == ("c0", "c1", "c2")
     assert torch.equal(final(outcome), weights_per_epoch(book)[-1])
-    combiner = ensemble_of(tiny_job(SMALL), outcome.ensemble).combiner
+    combiner = build_ensemble(tiny_job(SMALL), outcome.ensemble).combiner
     assert torch.equal(combiner.get_buffer("weights"), final(outcome))
 
 
@@ -205,8 +205,8 @@ def test_weights_of_tallys_pool_are_learned_and_resumed(uploads: tuple[Upload, .
     check_resume(METHOD, config, teacher="tally", uploads=uploads)
     outcome = fit(replace(tiny_job(config), teacher="tally", uploads=uploads), Silent())
     assert outcome.ensemble is not None
-    assert outcome.ensemble.combiner == name_of(tally_teacher(tiny_job(config, uploads=uploads))[1])
+    assert outcome.ensemble.combiner == name_of(build_tally_teacher(tiny_job(config, uploads=uploads))[1])
     assert outcome.ensemble.weights.keys() >= {"counts", "weights"}
     assert not torch.equal(final(outcome), THIRDS)
-    ensemble_of(tiny_job(config), outcome.ensemble)
+    build_ensemble(tiny_job(config), outcome.ensemble)
     assert not same(outcome, run(METHOD, config))

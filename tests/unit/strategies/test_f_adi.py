@@ -16,7 +16,7 @@ from method_fakes import (
 
 from strategies.core.errors import OptionError
 from strategies.distillation.synthesis import Recipe, View
-from strategies.methods.f_adi import METHOD, FAdiConfig, _Server, fit
+from strategies.methods.f_adi import METHOD, FAdiConfig, FAdiServer, fit
 
 SMALL = FAdiConfig(epochs=3, inversion_steps=3, inversion_batch_size=6, batch_size=5, student_lr=0.1)
 WIDE = (upload(0, "wide"), upload(1, "wide"))
@@ -45,7 +45,7 @@ def test_competition_is_one_less_the_jensen_shannon_divergence_at_temperature_th
     nothing = torch.zeros(5)
 
     view = View(nothing, nothing, nothing, torch.from_numpy(teacher), torch.from_numpy(student))
-    value = _Server(tiny_job(SMALL), Book()).competition(view)
+    value = FAdiServer(tiny_job(SMALL), Book()).competition(view)
 
     assert float(value) == pytest.approx(1 - divergence, rel=1e-6)
 

@@ -13,9 +13,9 @@ from torch import nn
 
 from strategies.compute import InProcess
 from strategies.core.errors import OptionError
-from strategies.distillation.lent import Lent
+from strategies.distillation.generator_spec import GeneratorSpec
 from strategies.method import Job, Normalization, Silent, Upload
-from strategies.methods.fed_gen import METHOD, FedGenConfig, _Server, describe_generator, fit
+from strategies.methods.fed_gen import METHOD, FedGenConfig, FedGenServer, describe_generator, fit
 from strategies.rounds.refinement import Refinement, Refiner
 from strategies.teacher.average import weighted_mean
 from strategies.uploads.needs import check_needs
@@ -40,10 +40,10 @@ def same(one: State, other: State) -> bool:
 
 def made_by(memory: State, config: FedGenConfig) -> torch.Tensor:
     """What a generator makes of one batch, by whose statistics it normalises."""
-    lent = Lent.read(describe_generator(job(config)))
-    found = lent.build(16)
+    spec = GeneratorSpec.read(describe_generator(job(config)))
+    found = spec.build(16)
     found.load_state_dict(memory)
-    noise = torch.randn(12, lent.latent, generator=torch.Generator().manual_seed(6))
+    noise = torch.randn(12, spec.latent, generator=torch.Generator().manual_seed(6))
     with torch.no_grad():
         examples: torch.Tensor = found.train()(noise, torch.arange(12) % 3)
     return examples
@@ -56,10 +56,12 @@ def counted(*counts: tuple[int, ...] | None) -> tuple[Upload, ...]:
 # The loss.
 
 
-def by_hand(config: FedGenConfig, weights: np.ndarray[Any, Any]) -> tuple[_Server, dict[str, float], dict[str, float]]:
+def by_hand(
+    config: FedGenConfig, weights: np.ndarray[Any, Any]
+) -> tuple[FedGenServer, dict[str, float], dict[str, float]]:
     """Return a server, its loss's terms on one batch, and what numpy makes of them from the uploads' last layers."""
     start = weighted_mean([one.read() for one in UPLOADS], [1.0, 2.0, 3.0])
-    server = _Server(job(config, start=start), Silent())
+    server = FedGenServer(job(config, start=start), Silent())
     noise, labels = torch.randn(6, 5, generator=torch.Generator().manual_seed(8)), torch.tensor([0, 1, 2, 2, 1, 1])
     found = {name: value.item() for name, value in server.loss(noise, labels).items()}
     made = server.generator(noise, labels).detach().double().numpy()
@@ -132,7 +134,7 @@ def test_learning_rate_falls_from_round_to_round() -> None:
         config = replace(SMALL, iterations=1, lr_decay=0.9)
         with torch.random.fork_rng():
             torch.manual_seed(1)
-            start = Lent.read(describe_generator(job())).build(16).state_dict()
+            start = GeneratorSpec.read(describe_generator(job())).build(16).state_dict()
         start = {name: value.clone() for name, value in start.items()}
         after = fit(job(config, memory=start, server_round=number), Silent()).memory
         moved.append((after["features.bias"] - start["features.bias"]).abs().max().item())
@@ -153,7 +155,7 @@ def test_same_seed_same_bits_and_rounds_draw_anew(config: FedGenConfig) -> None:
 
 def slope(config: FedGenConfig, uploads: tuple[Upload, ...]) -> State:
     """Return the gradient of the generator's weights at its first step."""
-    server = _Server(job(config, uploads=uploads, start=UPLOADS[0].read()), Silent())
+    server = FedGenServer(job(config, uploads=uploads, start=UPLOADS[0].read()), Silent())
     noise = torch.randn(6, 5, generator=torch.Generator().manual_seed(8))
     sum(server.loss(noise, torch.tensor([0, 1, 2, 2, 1, 1])).values()).backward()  # type: ignore[union-attr]
     return {name: value.grad for name, value in server.generator.named_parameters() if value.grad is not None}
@@ -186,7 +188,7 @@ def test_every_option_is_tried_here() -> None:
 
 def drawn(config: FedGenConfig, uploads: tuple[Upload, ...]) -> tuple[list[int], list[str]]:
     book = Book()
-    return _Server(job(config, uploads=uploads, start=UPLOADS[0].read()), book).classes.tolist(), book.notes
+    return FedGenServer(job(config, uploads=uploads, start=UPLOADS[0].read()), book).classes.tolist(), book.notes
 
 
 def test_without_label_counts_everything_is_equal_and_noted_once_in_all_rounds() -> None:
@@ -206,7 +208,7 @@ def test_without_label_counts_everything_is_equal_and_noted_once_in_all_rounds()
 
 def test_clients_receive_the_generator_s_description_and_its_weight_of_the_round() -> None:
     config = replace(SMALL, local_batch_size=9)
-    assert Lent.read(describe_generator(job(config, server_round=2))) == Lent(
+    assert GeneratorSpec.read(describe_generator(job(config, server_round=2))) == GeneratorSpec(
         "features", "normal", 5, 3, 8, SHAPE, 9, pytest.approx(9.8), 20
     )
     assert METHOD.in_rounds.shares_generator is describe_generator
@@ -227,7 +229,7 @@ def test_presets_are_the_publications() -> None:
     )
     assert FedGenConfig.preset("default") == FedGenConfig()
     with torch.device("meta"):
-        generator = Lent.read(describe_generator(job(FedGenConfig.preset("cvpr2022")))).build(512)
+        generator = GeneratorSpec.read(describe_generator(job(FedGenConfig.preset("cvpr2022")))).build(512)
     assert sum(value.numel() for value in generator.parameters()) == pytest.approx(72e6, rel=0.01)
     with pytest.raises(OptionError, match="unknown preset 'paper'"):
         FedGenConfig.preset("paper")

@@ -55,7 +55,7 @@ def tiny_job(config: FedCvaeEnsConfig = SMALL, *, seed: int = 0, uploads: tuple[
 
 
 def table(job: Job) -> dict[str, torch.Tensor]:
-    return fedcvae_ens._Server(job, Silent()).table
+    return fedcvae_ens.FedCvaeServer(job, Silent()).table
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ from method_fakes import BUILDERS, UPLOADS, Book, telling
 
 from strategies.aggregation import trainers
 from strategies.combiners.aggregators import AGGREGATORS
-from strategies.combiners.outcomes import ensemble_of
-from strategies.combiners.tally_pool import tally_teacher
+from strategies.combiners.outcomes import build_ensemble
+from strategies.combiners.tally_pool import build_tally_teacher
 from strategies.core.clients import Answer
 from strategies.core.errors import OptionError, QuorumError
 from strategies.core.seeds import derive_seed
@@ -127,7 +127,7 @@ def test_int8_sends_about_a_quarter_and_predicts_nearly_the_same(tmp_path: Path)
     spec, (x, _) = outcomes["int8"].ensemble, examples("c0", 50)
     assert spec is not None
     assert spec.precision == "int8"
-    logits = [ensemble_of(fens_job(), replace(spec, precision=precision))(x) for precision in ("float32", "int8")]
+    logits = [build_ensemble(fens_job(), replace(spec, precision=precision))(x) for precision in ("float32", "int8")]
     assert 0 < (logits[0] - logits[1]).abs().max() < 0.1 * logits[0].abs().max()
 
 
@@ -354,6 +354,6 @@ def test_per_class_weights_may_start_from_tallys_shares_sent_or_estimated(tmp_pa
     silent = weights(fitted(DirectClients(tmp_path / "silent"), job))["weight"]
 
     np.testing.assert_allclose(told, counts / counts.sum(0), rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(silent, tally_teacher(job)[1].shares().numpy(), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(silent, build_tally_teacher(job)[1].shares().numpy(), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(silent.sum(0), 1, rtol=1e-5)
     assert np.abs(silent - told).max() > 0.01

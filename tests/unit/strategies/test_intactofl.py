@@ -11,7 +11,7 @@ from strategies.combiners.outcomes import load_model
 from strategies.core.errors import OptionError
 from strategies.core.seeds import generator
 from strategies.distillation.losses import cross_entropy
-from strategies.distillation.perturbation import drawn_directions
+from strategies.distillation.perturbation import draw_directions
 from strategies.method import Job, Outcome, Silent
 from strategies.methods.intactofl import ByPixels, IntactOflConfig, expert_mixture, fit
 from strategies.teacher.augment import Standardize, dequantize
@@ -119,7 +119,7 @@ def test_first_step_of_the_gate_on_pixels_is_sgd_s_on_moved_images(usual: tuple[
     members = Ensemble.from_uploads(UPLOADS, BUILDERS, torch.nn.Identity(), fold=False)
     experts = ByPixels(members, ByPixels.start(job))
     inputs = Standardize(job.normalization)(dequantize(rows["images"][order]))
-    images = experts.moved(inputs, 8 / 255, drawn_directions(len(inputs), job.num_classes, rng))
+    images = experts.moved(inputs, 8 / 255, draw_directions(len(inputs), job.num_classes, rng))
     optimizer = torch.optim.SGD(experts.parameters(), 0.01, momentum=0.9, weight_decay=1e-4)
     experts.loss(members(images), images, rows["labels"][order]).backward()  # type: ignore[no-untyped-call]
     torch.nn.utils.clip_grad_norm_(experts.parameters(), 10.0)

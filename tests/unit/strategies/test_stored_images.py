@@ -16,7 +16,7 @@ from torch import nn
 
 from strategies.core.errors import OptionError
 from strategies.core.facts import UploadFacts
-from strategies.core.work import Work, counted
+from strategies.core.work import Work, count_work
 from strategies.method import EnsembleSpec, Job, Normalization, Outcome, Silent, Upload
 from strategies.methods.distill import METHOD, DistillConfig, fit
 from strategies.uploads.needs import check_needs
@@ -67,7 +67,7 @@ def test_the_first_step_is_the_one_computed_by_hand() -> None:
 @pytest.mark.parametrize("steps", [1, 4, 7])
 def test_the_student_takes_the_steps_and_the_teacher_sees_each_image_once(steps: int) -> None:
     counts = Work()
-    with counted(counts):
+    with count_work(counts):
         fit(tiny_job(replace(SMALL, steps=steps)), Silent())
     assert counts.as_dict() == {
         "teacher_forward": len(PROXY) * len(UPLOADS), "teacher_backward": 0, "student_steps": steps,

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from strategies.combiners.noise import noise_images
 from strategies.combiners.opinion_pools import OpinionPool
-from strategies.combiners.outcomes import ensemble_of, load_model
+from strategies.combiners.outcomes import build_ensemble, load_model
 from strategies.core.errors import OptionError
 from strategies.core.facts import UploadFacts
 from strategies.core.seeds import generator
@@ -77,7 +77,7 @@ def test_outcome_has_the_student_the_ensemble_and_the_first_images(usual: Outcom
     many = fit(tiny_job(replace(STILL, images=70)), Silent()).images
     assert many is not None
     assert many.shape == (64, *SHAPE)
-    combiner = ensemble_of(job, usual.ensemble).combiner
+    combiner = build_ensemble(job, usual.ensemble).combiner
     assert isinstance(combiner, OpinionPool)
     assert combiner.rule == "linear"
     assert torch.equal(combiner.counts, usual.ensemble.weights["counts"])
@@ -103,7 +103,7 @@ def test_student_comes_closer_to_the_ensemble_on_noise_that_it_has_not_seen() ->
     job = tiny_job(config)
     outcome = fit(job, Silent())
     assert outcome.ensemble is not None
-    teacher = ensemble_of(job, outcome.ensemble)
+    teacher = build_ensemble(job, outcome.ensemble)
     inputs = Standardize(job.normalization)(noise_images(60, SHAPE, generator(5, "test")))
 
     def distance(student: nn.Module) -> float:
@@ -146,7 +146,7 @@ def test_running_statistics_stay_those_of_the_start_while_the_weights_learn(star
 
 def test_client_that_is_left_out_has_no_part_in_start_or_ensemble_and_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = torch.tensor([True, True, False])
-    monkeypatch.setattr("strategies.combiners.tally_pool.agreeing", lambda *_: kept)
+    monkeypatch.setattr("strategies.combiners.tally_pool.find_agreeing", lambda *_: kept)
     book, config = Book(), replace(STILL, agreement=0.5)
     outcome = fit(tiny_job(config), book)
     (note,) = book.notes

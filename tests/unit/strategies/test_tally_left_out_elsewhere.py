@@ -12,8 +12,8 @@ from test_tally_left_out import CLIENTS, STRANGER, UPLOADS, grouped, job, state,
 from torch import Tensor
 
 from strategies.combiners.combiners import Mean
-from strategies.combiners.outcomes import ensemble_of
-from strategies.combiners.tally_pool import TallyPoolOptions, fitted_pool, tally_teacher
+from strategies.combiners.outcomes import build_ensemble
+from strategies.combiners.tally_pool import TallyPoolOptions, build_tally_teacher, fit_pool
 from strategies.core.errors import UploadError
 from strategies.method import METHODS, Job, Method, Outcome, Upload
 from strategies.methods.co_boosting import CoBoostingConfig
@@ -44,7 +44,7 @@ def test_co_boosting_never_gives_it_a_weight_again() -> None:
     weights = outcome.ensemble.weights["weights"]
     assert [bool(weight) for weight in weights] == [k != STRANGER for k in range(CLIENTS)]
     assert not torch.equal(weights, (weights > 0).float())  # they were learned
-    answers = ensemble_of(
+    answers = build_ensemble(
         replace(job(without_numbers()), builders={**job().builders, "grouped": grouped}), outcome.ensemble
     )
     assert bool(answers(IMAGES).isfinite().all())
@@ -72,7 +72,7 @@ def test_a_member_that_cannot_be_probed_does_not_judge_the_others(large: tuple[i
         replace(one, read=lambda: shared) if k in large else honest if k == STRANGER else one
         for k, one in enumerate(UPLOADS)
     )
-    pool = tally_teacher(job(uploads), TallyPoolOptions(agreement=0.3, probes=200))[1]
+    pool = build_tally_teacher(job(uploads), TallyPoolOptions(agreement=0.3, probes=200))[1]
 
     assert [k for k, weight in enumerate(pool.weights) if weight] == [k for k in range(CLIENTS) if k not in large]
 
@@ -81,4 +81,4 @@ def test_clients_none_of_whom_has_an_example_are_refused() -> None:
     uploads = tuple(telling(one, num_examples=0, label_counts=(0, 0, 0)) for one in UPLOADS)
     given: Job = job(uploads)
     with pytest.raises(UploadError, match="no client whose model answers noise with finite logits has examples"):
-        fitted_pool(given, Ensemble.of_job(given, uploads, Mean()), TallyPoolOptions())
+        fit_pool(given, Ensemble.of_job(given, uploads, Mean()), TallyPoolOptions())

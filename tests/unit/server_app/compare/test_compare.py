@@ -27,7 +27,7 @@ from server_app.compare import comparison as running
 from server_app.compare.cell import Cell, run_cell, work
 from server_app.compare.comparison import Comparison, compare_runs
 from server_app.compare.table import table_of
-from server_app.replay.request import Request
+from server_app.replay.request import ReplayRequest
 from server_app.replay.stored import replay_run
 from strategies.core.errors import OneShotError, OptionError
 from strategies.core.seeds import seeded_torch
@@ -145,7 +145,7 @@ def test_every_cell_is_a_normal_replay_folder_and_compare_json_holds_all_of_them
         assert result["weights_sha256"] == cell["weights_sha256"]
         assert cell["server_s"] >= 0.0
         assert cell["peak_mib"] > 50.0
-    plain = replay_run(Request(run, "dense", {"dense.epochs": 1, "seed": 1}), log=lambda _: None)
+    plain = replay_run(ReplayRequest(run, "dense", {"dense.epochs": 1, "seed": 1}), log=lambda _: None)
     assert plain["weights_sha256"] == found["cells"][2]["weights_sha256"]
 
 
@@ -405,7 +405,7 @@ def test_a_comparison_when_interrupted_or_killed_leaves_no_process_and_goes_on_t
     result = json.loads(said.splitlines()[-1])
     assert [cell["resumed_at"] > 0 for cell in result["cells"]] == [False, True]
     assert "1 cell has finished before" in said
-    whole = replay_run(Request(run, "dense", {"dense.epochs": 30, "threads": 0}), log=lambda _: None)
+    whole = replay_run(ReplayRequest(run, "dense", {"dense.epochs": 30, "threads": 0}), log=lambda _: None)
     assert result["cells"][1]["weights_sha256"] == whole["weights_sha256"]
     assert result["table"][1]["accuracy"] == whole["accuracy"]
 

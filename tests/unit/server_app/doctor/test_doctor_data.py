@@ -8,7 +8,7 @@ import torch
 
 from fl_app.models import build
 from server_app.doctor import data
-from server_app.doctor.findings import Finding
+from server_app.doctor.findings import DoctorFinding
 from server_app.doctor.node import NodeConfig
 from server_app.settings.read import Settings, read_settings
 from strategies.core.errors import OptionError
@@ -16,7 +16,7 @@ from strategies.core.errors import OptionError
 DIGITS = read_settings({})
 
 
-def levels(findings: Iterable[Finding]) -> list[str]:
+def levels(findings: Iterable[DoctorFinding]) -> list[str]:
     found = list(findings)
     assert all(finding.fix for finding in found if finding.level == "error")
     return [finding.level for finding in found]
@@ -71,7 +71,7 @@ def test_a_checkpoint_has_to_fit_its_architecture(tmp_path: Path) -> None:
     torch.save({key: value * torch.nan for key, value in state.items()}, tmp_path / "nan.pt")
     (tmp_path / "torn.pt").write_bytes((tmp_path / "good.pt").read_bytes()[:900])
 
-    def look(name: str, architecture: str = "lenet5", *, known: bool = True) -> Finding:
+    def look(name: str, architecture: str = "lenet5", *, known: bool = True) -> DoctorFinding:
         (found,) = data.checkpoint(tmp_path / name, architecture, split if known else None, DIGITS)
         assert found.level != "error" or found.fix
         return found

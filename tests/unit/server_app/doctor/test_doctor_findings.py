@@ -2,17 +2,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from server_app.doctor.findings import Finding, has_errors, run_checks
+from server_app.doctor.findings import DoctorFinding, has_errors, run_checks
 from strategies.core.errors import DataError
 
 
-def fine() -> Iterator[Finding]:
-    yield Finding("ok", "fine", "all of it")
+def fine() -> Iterator[DoctorFinding]:
+    yield DoctorFinding("ok", "fine", "all of it")
 
 
 def test_checks_when_one_fails_go_on_with_the_others() -> None:
-    def refuses() -> Iterator[Finding]:
-        yield Finding("ok", "half", "of it")
+    def refuses() -> Iterator[DoctorFinding]:
+        yield DoctorFinding("ok", "half", "of it")
         raise DataError("no data in here")
 
     found = run_checks([("a", refuses), ("b", fine)])
@@ -23,12 +23,14 @@ def test_checks_when_one_fails_go_on_with_the_others() -> None:
 
 
 def test_only_errors_fail() -> None:
-    assert not has_errors([Finding("ok", "a", ""), Finding("warning", "b", ""), Finding("skipped", "c", "")])
-    assert has_errors([Finding("ok", "a", ""), Finding("error", "b", "")])
+    assert not has_errors(
+        [DoctorFinding("ok", "a", ""), DoctorFinding("warning", "b", ""), DoctorFinding("skipped", "c", "")]
+    )
+    assert has_errors([DoctorFinding("ok", "a", ""), DoctorFinding("error", "b", "")])
 
 
 def test_a_finding_is_of_one_line_whatever_it_tells() -> None:
-    found = Finding("error", "a", "of\nsome\x0b file " + "x" * 900, fix="do\nthis")
+    found = DoctorFinding("error", "a", "of\nsome\x0b file " + "x" * 900, fix="do\nthis")
 
     assert "\n" not in found.found + found.fix
     assert len(found.found) == 400

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from doctor_keys import Authority
 
-from server_app.doctor.network import Address, Answer, clocks, port_free, superlink
+from server_app.doctor.network import Address, HealthAnswer, clocks, port_free, superlink
 from strategies.core.errors import OptionError
 
 AUTHORITY = Authority()
@@ -122,11 +122,11 @@ def test_an_answer_from_another_server_is_an_error(keys: Path) -> None:
     [(0, "ok"), (1, "ok"), (4, "warning"), (7, "error"), (-3, "warning"), (-200, "warning"), (-400, "error")],
 )
 def test_clocks_are_judged_as_flower_judges_a_node_s_signature(off: float, level: str) -> None:
-    assert clocks(Answer(200, 1000.0, 1000.0 + off, 1000.1 + off)).level == level
+    assert clocks(HealthAnswer(200, 1000.0, 1000.0 + off, 1000.1 + off)).level == level
 
 
 def test_clocks_without_a_date_are_skipped() -> None:
-    assert clocks(Answer(200, None, 1.0, 2.0)).level == "skipped"
+    assert clocks(HealthAnswer(200, None, 1.0, 2.0)).level == "skipped"
 
 
 def test_a_port_is_free_or_a_superlink_s_or_another_program_s(keys: Path) -> None:

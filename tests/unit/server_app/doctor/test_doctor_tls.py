@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.hazmat.primitives.serialization import PrivateFormat
 from doctor_keys import NOW, Authority, write_key
 
-from server_app.doctor.findings import Finding
+from server_app.doctor.findings import DoctorFinding
 from server_app.doctor.tls import ServerFiles, node_key, root_certificate, server_certificate
 from strategies.core.errors import OptionError
 
@@ -17,7 +17,7 @@ AUTHORITY = Authority()
 NAMES = ("server.example.org", "127.0.0.1")
 
 
-def wrong(findings: Iterable[Finding]) -> dict[str, Finding]:
+def wrong(findings: Iterable[DoctorFinding]) -> dict[str, DoctorFinding]:
     """Return the findings that are not ok, by check; every one of them says what to do."""
     found = {finding.check: finding for finding in findings if finding.level != "ok"}
     assert all(finding.fix for finding in found.values())

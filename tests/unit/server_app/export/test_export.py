@@ -21,7 +21,7 @@ from server_app.export import exporting, programs
 from server_app.export.exporting import export_run
 from server_app.export.programs import write_programs
 from server_app.export.stored_models import Begun, StoredModels, stored_models
-from server_app.replay.request import Request
+from server_app.replay.request import ReplayRequest
 from server_app.replay.stored import replay_run
 from strategies.combiners.combiners import COMBINERS
 from strategies.core.errors import ComputeError, OptionError, StoreError
@@ -36,7 +36,7 @@ HALF = Normalization((0.5,), (0.5,))
 
 @pytest.fixture
 def tally_run(run_folder: MakeRun) -> Path:
-    result = replay_run(Request(run_folder(), "tally", {"tally.epochs": 1}), log=lambda _: None)
+    result = replay_run(ReplayRequest(run_folder(), "tally", {"tally.epochs": 1}), log=lambda _: None)
     return Path(result["run_dir"])
 
 

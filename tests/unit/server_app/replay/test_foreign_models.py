@@ -11,7 +11,7 @@ import pytest
 from torch import nn
 
 from server_app.compare.comparison import Comparison, compare_runs
-from server_app.replay.request import Request
+from server_app.replay.request import ReplayRequest
 from server_app.replay.stored import replay_run
 from strategies.core.errors import OptionError
 from strategies.core.facts import UploadFacts
@@ -101,7 +101,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def replayed(run: Path, method: str, model: str) -> dict[str, Any]:
-    return replay_run(Request(run, method, {}, model=f"their_nets:{model}"), log=lambda _: None)
+    return replay_run(ReplayRequest(run, method, {}, model=f"their_nets:{model}"), log=lambda _: None)
 
 
 @pytest.mark.parametrize("method", ["fedens", "tally"])

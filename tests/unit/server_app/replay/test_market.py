@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 from fl_app.models import build
 from server_app.cli import cli
-from server_app.replay.imports import Request, import_checkpoints
-from server_app.replay.stored import Request as ReplayRequest
+from server_app.replay.imports import ImportRequest, import_checkpoints
+from server_app.replay.stored import ReplayRequest as ReplayRequest
 from server_app.replay.stored import replay_run
 from server_app.settings.build import held_out
 from server_app.settings.read import read_settings
@@ -69,7 +69,7 @@ def imported(tmp_path: Path, models: Path) -> Callable[..., dict[str, Any]]:
             "map_file": None if text is None else map_file,
             "out": tmp_path / "market",
         }
-        return import_checkpoints(Request(**{**given, **how}), log=lines.append)
+        return import_checkpoints(ImportRequest(**{**given, **how}), log=lines.append)
 
     return run
 

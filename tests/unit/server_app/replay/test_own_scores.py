@@ -15,7 +15,7 @@ from torch import nn
 
 from server_app.compare.comparison import Comparison, compare_runs
 from server_app.compare.table import lines_of, table_of
-from server_app.replay.request import Request
+from server_app.replay.request import ReplayRequest
 from server_app.replay.stored import replay_run
 from strategies.core.errors import OptionError
 from strategies.core.facts import UploadFacts
@@ -89,13 +89,13 @@ def run(tmp_path: Path) -> Path:
 
 
 def replayed(run: Path, method: str, evaluate: str, **more: Any) -> dict[str, Any]:
-    return replay_run(Request(run, method, more, model="scored_net:net", evaluate=evaluate), log=lambda _: None)
+    return replay_run(ReplayRequest(run, method, more, model="scored_net:net", evaluate=evaluate), log=lambda _: None)
 
 
 @pytest.mark.parametrize("evaluate", ["scored_net:score", "scored_net:scores"])
 def test_a_scored_replay_has_a_table_a_card_and_a_page(run: Path, evaluate: str) -> None:
     lines: list[str] = []
-    result = replay_run(Request(run, "fedens", {}, model="scored_net:net", evaluate=evaluate), log=lines.append)
+    result = replay_run(ReplayRequest(run, "fedens", {}, model="scored_net:net", evaluate=evaluate), log=lines.append)
 
     shown = re.findall(r"evaluation: batch (\d) of (\d)", "\n".join(lines))
     assert shown[-1] == ("5", "5")  # a and b, their ensemble of two, FedAvg

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from server_app.replay.request import Request
+from server_app.replay.request import ReplayRequest
 from server_app.replay.stored import replay_run
 from strategies.core.errors import OptionError, StoreError
 from strategies.core.facts import UploadFacts
@@ -34,7 +34,7 @@ def replayed(run: Path, method: str = "", resume: Path | None = None, **how: Any
     model = how.pop("model", "")
     lines: list[str] = how.pop("lines", [])
     overrides = {key.replace("__", ".").replace("_", "-"): value for key, value in how.items()}
-    return replay_run(Request(run, method, overrides, resume=resume, model=model), log=lines.append)
+    return replay_run(ReplayRequest(run, method, overrides, resume=resume, model=model), log=lines.append)
 
 
 def files_of(folder: Path) -> dict[str, bytes]:

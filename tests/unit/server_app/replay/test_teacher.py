@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from server_app.replay.request import Request
+from server_app.replay.request import ReplayRequest
 from server_app.replay.stored import replay_run
 from server_app.settings.build import build_job, build_strategy, held_out
 from server_app.settings.checks import check_needs_of_settings
@@ -23,7 +23,7 @@ MakeRun = Callable[..., Path]
 
 def replayed(run: Path, method: str, **overrides: Any) -> dict[str, Any]:
     given = {key.replace("__", ".").replace("_", "-"): value for key, value in overrides.items()}
-    return replay_run(Request(run, method, given), log=lambda _: None)
+    return replay_run(ReplayRequest(run, method, given), log=lambda _: None)
 
 
 def ended_with(run: Path, combiner: str, weights: dict[str, torch.Tensor]) -> Path:

@@ -7,25 +7,27 @@ from typing import Any
 
 import pytest
 
-from server_app.replay.request import Request
+from server_app.replay.request import ReplayRequest
 from server_app.replay.stored import replay_run
 from server_app.report.gatekeeping import card_section, verdict_lines
-from strategies.core.durable import sealed, sha256_file
-from strategies.gatekeeper.verdicts import Finding, Inspection, Row
+from strategies.core.durable import sha256_file, with_digest
+from strategies.gatekeeper.verdicts import Finding, Inspection, VerdictRow
 from strategies.run.files import save_weights
 from strategies.run.run_folder import RunFolder
 
 MakeRun = Callable[..., Path]
 QUICK = {"gatekeeper.images": 1, "gatekeeper.steps": 1, "gatekeeper.trigger-steps": 0}
 ROWS = (
-    Row(
+    VerdictRow(
         "a", "net", {"norm": 10.0, "agreement": 0.1}, {"norm": 9.0, "agreement": -4.0}, (Finding("scaled", "too much"),)
     ),
-    Row("b", "net", {"norm": 1.0, "agreement": float("nan")}, {"norm": 0.0, "agreement": float("nan")}),
+    VerdictRow("b", "net", {"norm": 1.0, "agreement": float("nan")}, {"norm": 0.0, "agreement": float("nan")}),
 )
 
 
-def verdict(policy: str = "exclude", rows: tuple[Row, ...] = ROWS, notes: tuple[str, ...] = ()) -> dict[str, Any]:
+def verdict(
+    policy: str = "exclude", rows: tuple[VerdictRow, ...] = ROWS, notes: tuple[str, ...] = ()
+) -> dict[str, Any]:
     found = Inspection(rows, notes, 1.0)
     return {"policy": policy, "quarantined": list(found.suspects), **found.as_json()}
 
@@ -38,7 +40,7 @@ def scale_first(run: Path) -> None:
     save_weights(file, state)
     rows = [json.loads(line) for line in (run / "uploads.jsonl").read_text().splitlines()]
     rows[0] |= {"sha256": sha256_file(file), "bytes": file.stat().st_size}
-    (run / "uploads.jsonl").write_text("".join(json.dumps(sealed(row)) + "\n" for row in rows))
+    (run / "uploads.jsonl").write_text("".join(json.dumps(with_digest(row)) + "\n" for row in rows))
 
 
 @pytest.mark.plots
@@ -47,7 +49,7 @@ def test_a_replay_with_exclude_leaves_the_suspect_out_and_tells_it_everywhere(ru
     scale_first(run)
     lines: list[str] = []
 
-    result = replay_run(Request(run, "fedavg", {**QUICK, "gatekeeper.policy": "exclude"}), log=lines.append)
+    result = replay_run(ReplayRequest(run, "fedavg", {**QUICK, "gatekeeper.policy": "exclude"}), log=lines.append)
 
     assert result["uploads"] == 2
     assert result["gatekeeper"]["quarantined"] == ["client-000"]

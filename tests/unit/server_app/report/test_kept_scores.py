@@ -14,7 +14,7 @@ from server_app.compare import comparison
 from server_app.compare import comparison as comparing
 from server_app.compare.cell import Cell, work
 from server_app.compare.comparison import Comparison, compare_runs
-from server_app.replay.request import Request
+from server_app.replay.request import ReplayRequest
 from server_app.replay.stored import replay_run
 from server_app.report.evaluation import KeptScores
 from server_app.settings.build import build_job, held_out
@@ -58,7 +58,7 @@ def test_cells_on_the_same_uploads_have_the_rows_of_fresh_replays_and_score_the_
     found = compare_runs(Comparison((run,), ",".join(methods)), log=lambda _: None)
     in_cells = sorted(passes)
     passes.clear()
-    alone = [replay_run(Request(run, method, {}), log=lambda _: None) for method in methods]
+    alone = [replay_run(ReplayRequest(run, method, {}), log=lambda _: None) for method in methods]
 
     tables = [json.loads((Path(cell["run_dir"]) / "result.json").read_text())["table"] for cell in found["cells"]]
     assert tables == [result["table"] for result in alone]

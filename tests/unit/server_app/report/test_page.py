@@ -16,7 +16,7 @@ from click import Group
 from typer.main import get_command
 
 from server_app.cli import cli
-from server_app.replay.request import Request
+from server_app.replay.request import ReplayRequest
 from server_app.replay.stored import unmet_need
 from server_app.report.finish import finish
 from server_app.report.page import Page, Plot, write_page
@@ -91,7 +91,7 @@ def test_commands_of_a_page_are_accepted_and_fit_the_uploads(page: tuple[Path, d
                 own = catalogue().settings(given["settings"])
                 assert {**catalogue().app_defaults, "method": "fedens", **own} == folder.info["settings"]
         for method in (given.get("methods") or given.get("method") or "fedens").split(","):
-            assert unmet_need(Request(path, method, {})) == ""
+            assert unmet_need(ReplayRequest(path, method, {})) == ""
 
 
 def test_page_of_a_run_needs_no_other_file_and_no_network(page: tuple[Path, dict[str, Any]]) -> None:

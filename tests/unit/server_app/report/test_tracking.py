@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fl_app.config import TRACKERS
-from server_app.replay.request import Request
+from server_app.replay.request import ReplayRequest
 from server_app.replay.stored import replay_run
 from server_app.report import tracking
 from server_app.report.tracking import track
@@ -141,4 +141,4 @@ def test_a_tracker_without_its_package_is_refused_before_anything_starts(
     with pytest.raises(
         OptionError, match=r"'tracker' is 'wandb', which is not installed: pip install 'oneshot-fl\[wandb\]'"
     ):
-        replay_run(Request(run_folder(), "fedavg", {"tracker": "wandb"}), log=lambda _: None)
+        replay_run(ReplayRequest(run_folder(), "fedavg", {"tracker": "wandb"}), log=lambda _: None)

@@ -17,7 +17,7 @@ from server_app.compare import comparison
 from server_app.compare import comparison as comparing
 from server_app.compare.cell import Cell, work
 from server_app.replay.forget import adopt_uploads
-from server_app.replay.imports import Request, import_checkpoints
+from server_app.replay.imports import ImportRequest, import_checkpoints
 from strategies.core.errors import UploadError
 from strategies.core.facts import UploadFacts
 from strategies.run.run_folder import RunFolder
@@ -118,14 +118,14 @@ def test_imported_sums_lead_to_the_head_of_the_run_and_pass_its_checks(
     folder.mkdir()
     for name, state in sums[0].items():
         save_file(state, folder / f"{name}.safetensors")
-    import_checkpoints(Request(folder, "statistics", SETTINGS, out=tmp_path / "market"), log=lambda _: None)
+    import_checkpoints(ImportRequest(folder, "statistics", SETTINGS, out=tmp_path / "market"), log=lambda _: None)
     replayed(tmp_path / "market", "ridge", tmp_path / "head")
     assert equal(head_of(tmp_path / "head"), head_of(finished[0]))
 
     wrong = {**sums[0]["client-000"], "gram": sums[0]["client-000"]["gram"] * 2}
     save_file(wrong, folder / "client-000.safetensors")
     with pytest.raises(UploadError, match=r"client-000.safetensors: gram has trace"):
-        import_checkpoints(Request(folder, "statistics", SETTINGS, out=tmp_path / "other"), log=lambda _: None)
+        import_checkpoints(ImportRequest(folder, "statistics", SETTINGS, out=tmp_path / "other"), log=lambda _: None)
 
 
 def test_imported_gaussians_lead_to_the_head_of_fedpft_and_pass_its_checks(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_imported_gaussians_lead_to_the_head_of_fedpft_and_pass_its_checks(tmp_p
     folder.mkdir()
     for name, state in states.items():
         save_file(state, folder / f"{name}.safetensors")
-    import_checkpoints(Request(folder, "statistics", given, out=tmp_path / "market"), log=lambda _: None)
+    import_checkpoints(ImportRequest(folder, "statistics", given, out=tmp_path / "market"), log=lambda _: None)
     for path, name in ((tmp_path / "market", "a"), (stored(tmp_path / "run", given, states, facts), "b")):
         replayed(path, "fedpft", tmp_path / name)
     assert equal(head_of(tmp_path / "a"), head_of(tmp_path / "b"))
@@ -143,4 +143,4 @@ def test_imported_gaussians_lead_to_the_head_of_fedpft_and_pass_its_checks(tmp_p
         {**states["client-000"], "squares": states["client-000"]["squares"] * 2}, folder / "client-000.safetensors"
     )
     with pytest.raises(UploadError, match=r"client-000.safetensors: squares of class \d sum to"):
-        import_checkpoints(Request(folder, "statistics", given, out=tmp_path / "other"), log=lambda _: None)
+        import_checkpoints(ImportRequest(folder, "statistics", given, out=tmp_path / "other"), log=lambda _: None)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fl_app.models import build
-from server_app.replay.request import Request
+from server_app.replay.request import ReplayRequest
 from server_app.replay.stored import replay_run, unmet_need
 from server_app.report.evaluation import result_table
 from server_app.settings.build import build_job, build_strategy, held_out
@@ -80,7 +80,7 @@ def test_result_table_has_the_last_model_alone() -> None:
 def test_replay_of_stored_uploads_is_refused_in_one_line(run_folder: Any) -> None:
     run = run_folder()
     with pytest.raises(OptionError, match=r"'iterative' needs that clients answer in every round.*oneshot run"):
-        replay_run(Request(run, "iterative", {}), log=lambda line: None)
+        replay_run(ReplayRequest(run, "iterative", {}), log=lambda line: None)
     # A comparison of all methods leaves it out for the same reason.
-    assert "clients answer in every round" in unmet_need(Request(run, "iterative", {}))
+    assert "clients answer in every round" in unmet_need(ReplayRequest(run, "iterative", {}))
     assert [path.name for path in run.parent.iterdir()] == [run.name]

@@ -11,7 +11,7 @@ from feature_fakes import CLIENTS, SETTINGS, Sent, replayed, sent_by_clients, st
 from safetensors.torch import save_file
 
 from fl_app.data import open_split
-from server_app.replay.imports import Request, import_checkpoints
+from server_app.replay.imports import ImportRequest, import_checkpoints
 from server_app.settings.build import build_job
 from server_app.settings.checks import check_needs_of_settings
 from server_app.settings.read import read_settings
@@ -21,7 +21,7 @@ from strategies.gatekeeper.config import GatekeeperConfig
 from strategies.gatekeeper.inspection import inspect
 from strategies.run.run_folder import RunFolder, load_ensemble
 from strategies.statistics.groups import SIZE, with_heads
-from strategies.statistics.sums import merged
+from strategies.statistics.sums import merge_sums
 from strategies.uploads.outputs import check_outputs
 
 KINDS = ("lenet5", "head+other_backbone:make", "statistics", "statistics")
@@ -71,7 +71,7 @@ def test_a_finished_mixed_run_is_read_again(run: Path, tmp_path: Path) -> None:
 
 
 def replay_of(run: Path, resumed: Path) -> dict[str, Any]:
-    from server_app.replay.request import Request as Replay
+    from server_app.replay.request import ReplayRequest as Replay
     from server_app.replay.stored import replay_run
 
     return replay_run(Replay(run, "fedens", {}, resume=resumed), log=lambda _: None)
@@ -94,7 +94,7 @@ KEPT = ("client-002", "client-003")
 def test_logits_of_a_group_have_the_size_of_a_net_s_on_its_examples(sent: tuple[Sent, Facts]) -> None:
     job = with_heads(job_of(sent, *KEPT))
     (member,) = job.uploads
-    state, total = member.read(), merged(sent[0][name] for name in KEPT)
+    state, total = member.read(), merge_sums(sent[0][name] for name in KEPT)
     assert float(state["head.weight"].sum(0).abs().max()) < 1e-3
     model = job.builders[member.architecture]()
     model.load_state_dict(state)
@@ -107,7 +107,7 @@ def test_logits_of_a_group_have_the_size_of_a_net_s_on_its_examples(sent: tuple[
 
 def test_equal_sums_under_another_division_lead_to_the_same_member(sent: tuple[Sent, Facts]) -> None:
     job = with_heads(job_of(sent, *KEPT))
-    one = Upload(UploadFacts("together", "statistics", 1, None), lambda: merged(sent[0][name] for name in KEPT))
+    one = Upload(UploadFacts("together", "statistics", 1, None), lambda: merge_sums(sent[0][name] for name in KEPT))
     alone = with_heads(type(job)(**{**vars(job), "uploads": (one,)}))
     for key in ("head.weight", "head.bias"):  # a single client cannot be left out, so that lambda differs
         cosine = torch.nn.functional.cosine_similarity(
@@ -162,7 +162,7 @@ def test_a_folder_of_models_and_sums_is_imported_as_one_federation(sent: tuple[S
     (tmp_path / "map.toml").write_text("\n".join(lines))
     given = {key: value for key, value in GIVEN.items() if key != "model.per-client"}
     given["model.accepted"] = ", ".join(dict.fromkeys(KINDS))
-    request = Request(folder, "lenet5", given, map_file=tmp_path / "map.toml", out=tmp_path / "imported")
+    request = ImportRequest(folder, "lenet5", given, map_file=tmp_path / "map.toml", out=tmp_path / "imported")
     import_checkpoints(request, log=lambda _: None)
     result = replayed(tmp_path / "imported", "label-count-ensemble", tmp_path / "replay")
     assert [row["name"] for row in result["table"]][:3] == MEMBERS

@@ -14,7 +14,7 @@ from client_app.node import Asked, Node
 from client_app.work import trained_model
 from fl_app.data.own import open_own
 from fl_app.node_policy import NodePolicy
-from server_app.replay.request import Request
+from server_app.replay.request import ReplayRequest
 from server_app.replay.stored import replay_run
 from server_app.settings.build import build_job, check_before_start, held_out
 from server_app.settings.read import read_settings
@@ -128,7 +128,7 @@ def run_of(given: dict[str, Scalar], path: Path, clients: int = 3) -> Path:
 
 
 def replayed(run: Path, method: str = "", **more: Any) -> dict[str, Any]:
-    return replay_run(Request(run, method, more), log=lambda _: None)
+    return replay_run(ReplayRequest(run, method, more), log=lambda _: None)
 
 
 def test_tables_of_three_clients_become_one_model(tables: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from fl_app.config import AppConfig
 from server_app.launch.result import print_result
-from server_app.replay.request import Request
+from server_app.replay.request import ReplayRequest
 from server_app.replay.stored import replay_run
 from server_app.report.finish import table_lines
 from server_app.settings.choices import CHOICES
@@ -70,7 +70,7 @@ def test_a_shortened_replay_says_so_while_it_runs_and_in_its_result(
     lines: list[str] = []
     run = run_folder(scale=0.5, **{"client.epochs": 10, "dense.epochs": 2})
 
-    result = replay_run(Request(run, "dense", {}), log=lines.append)
+    result = replay_run(ReplayRequest(run, "dense", {}), log=lines.append)
 
     said = "client.epochs 5 instead of 10, dense.epochs 1 instead of 2"
     assert result["scaled"] == {"client.epochs": [10, 5], "dense.epochs": [2, 1]}
@@ -84,4 +84,4 @@ def test_a_replay_cannot_change_the_scale_that_its_clients_trained_under(run_fol
     wanted: dict[str, Any] = {"scale": 0.5}
 
     with pytest.raises(OptionError, match="'scale' is 0.5, but the run was made with 1.0"):
-        replay_run(Request(run_folder(), "dense", wanted), log=lambda _: None)
+        replay_run(ReplayRequest(run_folder(), "dense", wanted), log=lambda _: None)

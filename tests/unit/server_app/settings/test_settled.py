@@ -13,7 +13,7 @@ import torch
 
 from fl_app.data import open_split, server_share
 from server_app.launch.run_command import stored_settings
-from server_app.replay.request import Request
+from server_app.replay.request import ReplayRequest
 from server_app.replay.stored import replay_run
 from server_app.settings.read import default_settings, known_options, read_settings
 from server_app.settings.settled import FREE_ON_REPLAY, check_same_run
@@ -25,7 +25,7 @@ MakeRun = Callable[..., Path]
 
 
 def replayed(run: Path, method: str, settings: dict[str, Any]) -> dict[str, Any]:
-    return replay_run(Request(run, method, settings), log=lambda _: None)
+    return replay_run(ReplayRequest(run, method, settings), log=lambda _: None)
 
 
 def seen_proxies(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:

@@ -20,7 +20,7 @@ from fl_app.data import open_split
 from fl_app.models.features import FeatureFunction
 from fl_app.models.features_config import FeaturesConfig
 from fl_app.models.uploaded import uploaded_builders, uploaded_name
-from server_app.replay.request import Request
+from server_app.replay.request import ReplayRequest
 from server_app.replay.stored import replay_run
 from server_app.settings.build import build_job
 from server_app.settings.read import default_settings, read_settings
@@ -29,7 +29,7 @@ from strategies.core.facts import UploadFacts, kind_of
 from strategies.flower.messages import Request as Message
 from strategies.method import METHODS, Job, Normalization
 from strategies.run.run_folder import RunFolder
-from strategies.uploads.builders import of_kind
+from strategies.uploads.builders import builders_of_kind
 from strategies.uploads.checks import Signatures
 
 CLIENTS = 3
@@ -60,7 +60,7 @@ def run_of(method: str, how_much: dict[str, Any], path: Path) -> Path:
     given = {**SETTINGS, **how_much, "method": method}
     settings = read_settings(given)
     job = build_job(settings, open_split("digits", "test", image_size=settings.app.data.image_size), None)
-    signatures = Signatures(of_kind(job.builders, settings.choice.uploads))
+    signatures = Signatures(builders_of_kind(job.builders, settings.choice.uploads))
     facts = {
         "method": method, "seed": 0, "student": job.student, "num-classes": 10, "input-shape": list(job.input_shape),
         "normalization": [job.normalization.mean, job.normalization.std],
@@ -80,7 +80,7 @@ def run_of(method: str, how_much: dict[str, Any], path: Path) -> Path:
 
 
 def replayed(path: Path, method: str, target: Path, **overrides: Any) -> dict[str, Any]:
-    return replay_run(Request(path, method, overrides, folder=target), log=lambda _: None)
+    return replay_run(ReplayRequest(path, method, overrides, folder=target), log=lambda _: None)
 
 
 @pytest.mark.slow
@@ -114,7 +114,7 @@ def test_fedcvae_ens_from_training_to_result(tmp_path: Path) -> None:
 def test_evaluation_counts_to_its_end(run: Callable[[str], Path], tmp_path: Path, method: str, batches: int) -> None:
     lines: list[str] = []
 
-    replay_run(Request(run(method), method, {}, folder=tmp_path / "replay"), log=lines.append)
+    replay_run(ReplayRequest(run(method), method, {}, folder=tmp_path / "replay"), log=lines.append)
 
     told = [line.partition(",")[0] for line in lines if line.startswith("evaluation: ")]
     assert told[-1] == f"evaluation: batch {batches} of {batches}"

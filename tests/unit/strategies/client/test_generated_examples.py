@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from strategies.distillation.lent import GeneratorSpec
 from torch import nn
 
 from strategies.client.corrections import LocalUpdate
@@ -15,12 +16,11 @@ from strategies.client.generated import GeneratedExamples
 from strategies.client.round_state import RoundState
 from strategies.core.errors import UploadError
 from strategies.core.seeds import generator
-from strategies.distillation.lent import Lent
 
 State = dict[str, torch.Tensor]
 
 SHAPE, CLASSES = (1, 8, 8), 4
-LENT = Lent("features", "normal", 5, CLASSES, 6, SHAPE, 6, 0.7, 20)
+LENT = GeneratorSpec("features", "normal", 5, CLASSES, 6, SHAPE, 6, 0.7, 20)
 IMAGES = replace(LENT, level="images", noise="uniform")
 INPUTS, LABELS = torch.linspace(-1, 1, 4 * 64).view(4, *SHAPE), torch.tensor([0, 2, 2, 0])
 COUNTS = (7, 0, 9, 0)
@@ -35,7 +35,7 @@ def net() -> nn.Module:
         )
 
 
-def weights_of(lent: Lent, features: int = 9) -> State:
+def weights_of(lent: GeneratorSpec, features: int = 9) -> State:
     """Weights of a generator whose running statistics are not the initial ones."""
     with torch.random.fork_rng():
         torch.manual_seed(4)
@@ -44,7 +44,7 @@ def weights_of(lent: Lent, features: int = 9) -> State:
     return {name: value.clone() for name, value in made.state_dict().items()}
 
 
-def terms(model: nn.Module, lent: Lent = LENT, **changes: Any) -> GeneratedExamples:
+def terms(model: nn.Module, lent: GeneratorSpec = LENT, **changes: Any) -> GeneratedExamples:
     said = {"seed": 5, **lent.told()}
     more: dict[str, Any] = {"client": "alice", "server_round": 3, "label_counts": COUNTS, **changes}
     return GeneratedExamples(model, said, weights_of(lent), **more)
@@ -54,7 +54,7 @@ def log_softmax(logits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return logits - np.log(np.exp(logits).sum(1, keepdims=True))  # type: ignore[no-any-return]
 
 
-def draws(lent: Lent) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def draws(lent: GeneratorSpec) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The labels y~ of the first penalty, their examples, and those of the batch."""
     made = lent.build(9)
     made.load_state_dict(weights_of(lent))
@@ -129,7 +129,7 @@ def same(one: State, other: State) -> bool:
 
 
 @pytest.mark.parametrize("lent", [LENT, IMAGES], ids=["features", "images"])
-def test_lent_generator_changes_local_training(lent: Lent) -> None:
+def test_lent_generator_changes_local_training(lent: GeneratorSpec) -> None:
     said = {"server-round": 2, "seed": 1}
     plain = trained({}, said)
     with_it = trained({"generator": weights_of(lent)}, {**said, **lent.told()})
@@ -150,7 +150,7 @@ def test_local_training_gives_the_pinned_value() -> None:
         ({"generator-width": 8}, "other names or shapes than its description"),
         ({"generator-width": 7}, "cannot be built: .*even"),
         ({"generator-latent": 6}, "other names or shapes"),
-        ({"generator-level": "images", "generator-height": 10}, "cannot be built: .*multiples of 4"),
+        ({"generator-level": "images", "generator-image-height": 10}, "cannot be built: .*multiples of 4"),
         ({"generator-level": "images"}, "other names or shapes"),
         ({"generator-level": "pixels"}, "generator-level is 'pixels'"),
     ],

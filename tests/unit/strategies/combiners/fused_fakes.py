@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from strategies.combiners.fused_blocks import FusedBlocks, SideBySide, adapted
+from strategies.combiners.fused_blocks import FusedBlocks, SideBySide, adapt_block
 
 M, C, F, K = 2, 3, 4, 5  # members, channels, features, classes
 
@@ -34,7 +34,7 @@ def states(template: nn.Module, seed: int) -> list[dict[str, torch.Tensor]]:
 
 def made(adapter: str = "conv") -> FusedBlocks:
     middle, last, classifier = First().later
-    templates = [adapted(block, adapter, members=M, channels=width) for block, width in ((middle, C), (last, 2))]
+    templates = [adapt_block(block, adapter, members=M, channels=width) for block, width in ((middle, C), (last, 2))]
     classifier.load_state_dict(states(classifier, 9)[0])
     stages = [SideBySide(template, states(template, seed)) for seed, template in enumerate(templates)]
     return FusedBlocks(stages, classifier).eval()

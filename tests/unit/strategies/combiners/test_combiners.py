@@ -9,9 +9,9 @@ from fused_fakes import made as fused_blocks
 from torch import Tensor, nn
 
 from strategies.combiners.class_counts import (
-    agreeing,
-    capped,
+    cap_at_median,
     correlations,
+    find_agreeing,
     geometric_mean,
     response_shares,
 )
@@ -32,12 +32,12 @@ from strategies.combiners.gate import Gate, start_gate
 from strategies.combiners.opinion_pools import RULES, OpinionPool
 from strategies.combiners.trained import Linear, PerClass, TwoLayers, Voting
 from strategies.combiners.update_gate import GatedPool, lower_part
-from strategies.combiners.voting import FLOOR, Array, merged, scores, vote_counts
+from strategies.combiners.voting import FLOOR, Array, scores, sum_votes, vote_counts
 from strategies.core.seeds import generator as rng
 from strategies.methods.fafi import Prototypes
 from strategies.methods.fedov import OpenSet
 from strategies.methods.intactofl import ExpertGate, PixelGate
-from strategies.teacher.copies import built
+from strategies.teacher.copies import build_module
 
 LOGITS = torch.tensor([[[1.0, 2.0, 3.0]], [[5.0, 6.0, 7.0]]])  # M = 2, B = 1, C = 3
 PAIR = torch.tensor([[[0.0, math.log(3)]], [[1.0, 1.0]]])  # probabilities of class 1: 3/4 and 1/2
@@ -64,7 +64,7 @@ def member() -> nn.Module:
 def gated(rule: str) -> GatedPool:
     pool = OpinionPool(rule, torch.tensor([[3.0, 1.0, 2.0], [1.0, 2.0, 2.0]]))
     bases = torch.linalg.qr(torch.randn(2, 392, 4, generator=torch.Generator().manual_seed(2))).Q.mT
-    return GatedPool(pool, bases, torch.tensor([2.0]), lower_part(built(member))[1] or nn.Identity())
+    return GatedPool(pool, bases, torch.tensor([2.0]), lower_part(build_module(member))[1] or nn.Identity())
 
 
 GATE = start_gate(0, members=2, classes=3, input_shape=(1, 16, 16))
@@ -191,11 +191,11 @@ def test_geometric_mean_of_equal_tables_is_the_table_and_needs_both_to_know_a_cl
 
 
 def test_capped_sizes_are_at_most_the_median() -> None:
-    assert capped(torch.tensor([10.0, 1e9, 20.0])).tolist() == [10.0, 20.0, 20.0]
-    assert capped(torch.tensor([5.0])).tolist() == [5.0]
+    assert cap_at_median(torch.tensor([10.0, 1e9, 20.0])).tolist() == [10.0, 20.0, 20.0]
+    assert cap_at_median(torch.tensor([5.0])).tolist() == [5.0]
     # Of two there is no middle: the smaller one is no exaggeration.
-    assert capped(torch.tensor([10.0, 1e9])).tolist() == [10.0, 10.0]
-    assert capped(torch.tensor([])).tolist() == []
+    assert cap_at_median(torch.tensor([10.0, 1e9])).tolist() == [10.0, 10.0]
+    assert cap_at_median(torch.tensor([])).tolist() == []
 
 
 def one_hot(votes: list[list[int]], classes: int) -> Array:
@@ -224,8 +224,8 @@ def test_merged_counts_are_those_of_the_pooled_examples_in_any_order_of_clients(
     logits, labels = drawn_voting(1)
     parts = [vote_counts(logits[:, a:b], labels[a:b]) for a, b in ((0, 5), (5, 6), (6, 40))]
 
-    assert np.array_equal(merged(parts), vote_counts(logits, labels))
-    assert np.array_equal(merged(parts[::-1]), merged(parts))
+    assert np.array_equal(sum_votes(parts), vote_counts(logits, labels))
+    assert np.array_equal(sum_votes(parts[::-1]), sum_votes(parts))
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -299,7 +299,7 @@ def test_a_member_when_it_sees_something_else_is_left_out(which: int, bad: str) 
         "inf": torch.full((N, C), torch.inf),
     }[bad]
 
-    assert agreeing(logits, 0.3).tolist() == [k != which for k in range(M)]
+    assert find_agreeing(logits, 0.3).tolist() == [k != which for k in range(M)]
 
 
 def test_more_than_half_are_kept_whatever_they_answer() -> None:
@@ -307,7 +307,7 @@ def test_more_than_half_are_kept_whatever_they_answer() -> None:
         logits = torch.randn(count, N, C, generator=rng(count))
         logits[: count // 2 + 1] = members(0.1, count)[: count // 2 + 1]  # the others agree with no client
 
-        kept = agreeing(logits, 1.0)
+        kept = find_agreeing(logits, 1.0)
 
         assert 2 * int(kept.sum()) > count or count <= 2
         assert kept[: count // 2 + 1].all()

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from strategies.combiners import noise
-from strategies.combiners.feature_noise import noise_for, on_features
-from strategies.combiners.noise import noise_images, overlaid, random_fields
+from strategies.combiners.feature_noise import generate_noise, to_feature_space
+from strategies.combiners.noise import noise_images, overlay_shapes, random_fields
 from strategies.core.facts import Upload, UploadFacts
 from strategies.core.seeds import generator
 from strategies.method import METHODS, Job, Normalization, Silent
@@ -75,7 +75,7 @@ def test_shapes_show_another_image_of_the_batch_or_one_colour_and_images_stay() 
     """Every image has a colour of its own, so that what a pixel shows tells where it comes from."""
     colours = torch.arange(200.0)[:, None, None, None].expand(200, 3, 16, 16) / 1000
     kept = colours.clone()
-    found = overlaid(colours, 1, generator(0, "test"))
+    found = overlay_shapes(colours, 1, generator(0, "test"))
     assert torch.equal(colours, kept)
     touched = (found != colours).any(1)
     covered = touched.flatten(1).double().mean(1)
@@ -129,8 +129,8 @@ def job(*uploads: Upload, **given: Any) -> Job:
 
 
 def test_noise_lies_in_the_span_of_the_centred_rows_and_has_the_size_of_features() -> None:
-    found = on_features(job(*map(upload, range(4))))
-    (noise,) = noise_for(found, 300, generator(0, "noise"))
+    found = to_feature_space(job(*map(upload, range(4))))
+    (noise,) = generate_noise(found, 300, generator(0, "noise"))
     assert noise.shape == (300, WIDTH, 1, 1)
     torch.testing.assert_close(noise.flatten(1).norm(dim=1), torch.full((300,), math.sqrt(WIDTH)))
     rows = torch.cat([one.read()["head.weight"] - one.read()["head.weight"].mean(0) for one in found.uploads])

@@ -18,11 +18,11 @@ from strategies.combiners.opinion_pools import OpinionPool
 from strategies.combiners.tally_pool import (
     TallyPoolOptions,
     examples_per_class,
-    fitted_pool,
+    fit_pool,
 )
 from strategies.core.facts import UploadFacts
 from strategies.core.seeds import generator
-from strategies.distillation.learner import teacher_of
+from strategies.distillation.learner import build_teacher
 from strategies.method import METHODS, TEACHERS, Job, Normalization, Upload
 from strategies.teacher.ensemble import Ensemble
 
@@ -140,7 +140,7 @@ def test_pool_is_the_one_that_is_asked_for_with_the_members_counts(rule: str, ca
     options = TallyPoolOptions(
         rule=rule, temperature=1.5, smoothing=0.2, sharpness=1.0, probes=300, calibrated=calibrated
     )
-    fitted = fitted_pool(job(MIXED), members, options)
+    fitted = fit_pool(job(MIXED), members, options)
     pool = OpinionPool(rule, counted(MIXED, probes=300), None, torch.full((3,), 1.5), torch.tensor([0.2]))
     if calibrated:
         pool.calibrate(noise_answers(MIXED, 300))
@@ -162,7 +162,7 @@ def test_client_that_does_not_agree_with_the_others_is_left_out_if_asked() -> No
     uploads = (*good, bad)
     members = ensemble(uploads)
     for share, weights in ((0.0, [1.0] * 6), (0.3, [1.0] * 5 + [0.0])):
-        assert fitted_pool(job(uploads), members, TallyPoolOptions(agreement=share)).weights.tolist() == weights
+        assert fit_pool(job(uploads), members, TallyPoolOptions(agreement=share)).weights.tolist() == weights
 
 
 def test_client_whose_logits_are_not_finite_is_left_out_without_being_asked_for_agreement() -> None:
@@ -171,7 +171,7 @@ def test_client_whose_logits_are_not_finite_is_left_out_without_being_asked_for_
     images, found = torch.rand(5, *SHAPE), []
     for some, weights in ((uploads, [1.0, 0.0, 1.0]), (uploads[::2], [1.0, 1.0])):
         members = ensemble(some)
-        members.combiner = pool = fitted_pool(job(some), members, TallyPoolOptions())
+        members.combiner = pool = fit_pool(job(some), members, TallyPoolOptions())
         assert pool.weights.tolist() == weights
         found.append(members(images))
     torch.testing.assert_close(*found)
@@ -194,9 +194,9 @@ def taught(**changes: Any) -> Job:
 def test_teacher_of_a_job_is_its_uploads_under_tallys_pool(uploads: Any) -> None:
     job = taught(uploads=uploads)
     by_hand = Ensemble.from_uploads(uploads, job.builders, Mean())
-    pool = fitted_pool(job, by_hand, TallyPoolOptions())
+    pool = fit_pool(job, by_hand, TallyPoolOptions())
 
-    teacher = teacher_of(job, Mean())
+    teacher = build_teacher(job, Mean())
 
     torch.testing.assert_close(teacher(INPUTS), pool(by_hand.member_logits(INPUTS)))
     assert not torch.allclose(teacher(INPUTS), teacher.member_logits(INPUTS).mean(0))
@@ -210,7 +210,7 @@ def test_teacher_of_a_job_is_its_uploads_under_tallys_pool(uploads: Any) -> None
 @pytest.mark.parametrize("watched", [False, True])
 def test_gradient_of_the_teacher_reaches_the_images(uploads: Any, watched: bool) -> None:
     images = INPUTS.clone().requires_grad_()
-    teacher = teacher_of(taught(uploads=uploads), Mean(), watched=watched)
+    teacher = build_teacher(taught(uploads=uploads), Mean(), watched=watched)
     torch.nn.functional.cross_entropy(teacher(images), torch.tensor([0, 1, 2, 0, 1])).backward()  # type: ignore[no-untyped-call]
     assert images.grad is not None
     assert bool((images.grad.abs().amax((1, 2, 3)) > 0).all())

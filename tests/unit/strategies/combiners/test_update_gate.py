@@ -13,14 +13,14 @@ from method_fakes import check_resume
 from torch import Tensor, nn
 from torch.nn import functional
 
-from strategies.combiners.opinion_pools import OpinionPool, centred
-from strategies.combiners.outcomes import ensemble_of
+from strategies.combiners.opinion_pools import OpinionPool, center_logits
+from strategies.combiners.outcomes import build_ensemble
 from strategies.combiners.update_gate import (
     GatedPool,
     Spans,
-    gated_pool,
+    find_spans,
+    gate_pool,
     residual,
-    spans_of,
 )
 from strategies.core.facts import UploadFacts
 from strategies.core.seeds import generator, seeded_torch
@@ -85,7 +85,7 @@ def pool_of(job: Job, **changes: Any) -> OpinionPool:
 
 
 def gate_of(job: Job, pool: OpinionPool | None = None) -> GatedPool:
-    found = gated_pool(job, pool or pool_of(job))
+    found = gate_pool(job, pool or pool_of(job))
     assert isinstance(found, GatedPool), found
     return found
 
@@ -115,7 +115,7 @@ def test_pool_has_the_shares_of_the_image_and_the_density_of_each_class() -> Non
     gate = by_hand()
     z = torch.randn(2, 1, 3, generator=generator(3, "z"))
     density = torch.tensor([(1 - 16 / 25) / (1 - 9 / 25), 1.0])
-    opinions, evidence = gate.opinions(z).exp() + 1e-4, centred(z)
+    opinions, evidence = gate.opinions(z).exp() + 1e-4, center_logits(z)
     wanted = []
     for c in range(2):
         mass = [float(gate.counts[k, c] / gate.counts[:, c].sum() * density[k]) for k in range(2)]
@@ -158,7 +158,7 @@ def test_gate_finds_the_client_of_a_class_where_the_pool_does_not(builder: Any) 
 )
 def test_reason_why_there_is_no_gate(changes: dict[str, Any], reason: str) -> None:
     job = job_of(**changes)
-    found = gated_pool(job, OpinionPool("log", torch.ones(len(job.uploads), CLASSES)))
+    found = gate_pool(job, OpinionPool("log", torch.ones(len(job.uploads), CLASSES)))
     assert isinstance(found, str)
     assert reason in found
 
@@ -178,7 +178,7 @@ def test_tally_distils_the_gated_pool_and_says_where_there_is_none() -> None:
     assert outcome.ensemble.combiner == "gated-log-pool"
     fresh = torch.cat([images_of(label, 99) for label in range(CLASSES)])
     labels = torch.arange(CLASSES).repeat_interleave(EXAMPLES)
-    right = ensemble_of(job, outcome.ensemble)(fresh).argmax(1) == labels
+    right = build_ensemble(job, outcome.ensemble)(fresh).argmax(1) == labels
     assert float(right.float().mean()) > 0.9
 
     unknown = METHOD.fit(replace(job, clients_seed=None), Book())
@@ -216,7 +216,7 @@ def test_tally_reads_spanned_images_beside_the_noise_and_says_where_there_are_no
     assert [len(table["images"]) for table in tables] == [8 + 11, 8]
     assert torch.equal(with_them["images"][:8], without["images"])
     images, logits = with_them["images"], with_them["logits"]
-    spans = spans_of(job, [True] * 3, share=DIRECTIONS)
+    spans = find_spans(job, [True] * 3, share=DIRECTIONS)
     assert isinstance(spans, Spans)
     outside = residual(spans.below((images / 255 - 0.5) / 0.5), spans.bases).amin(0)
     assert float(outside[8:].mean()) < 0.5 * float(outside[:8].mean())

@@ -17,7 +17,7 @@ from ray import cloudpickle as ray_cloudpickle
 import strategies.method
 from strategies.compute.by_value import dumps
 from strategies.compute.relay import Relay
-from strategies.compute.task import Task, pack, unpack
+from strategies.compute.task import ActorTask, pack, unpack
 from strategies.compute.worker import Event, Outbox, OutboxProgress, Worker
 from strategies.core.errors import ComputeError, UploadError
 from strategies.core.facts import UploadFacts
@@ -45,7 +45,7 @@ def job(fit: Any = fit_sum, **changes: Any) -> tuple[Method, Job]:
     return Method("toy", "Toy", "", dict, fit), Job(**{**vars(plain), "start": {"w": torch.ones(2)}, **changes})
 
 
-def run(worker: Worker, task: Task, snapshot: Any = None, interval_s: float = 0.0) -> list[Event]:
+def run(worker: Worker, task: ActorTask, snapshot: Any = None, interval_s: float = 0.0) -> list[Event]:
     worker.start(task, snapshot, interval_s)
     events: list[Event] = []
     while not events or events[-1][0] not in ("done", "failed"):
@@ -69,7 +69,7 @@ def worker_with(values: list[float]) -> Worker:
 
 
 def test_worker_with_a_task_says_everything_in_order_and_ends() -> None:
-    events = run(worker_with([1.0, 2.0]), Task.of(*job(), Plain))
+    events = run(worker_with([1.0, 2.0]), ActorTask.of(*job(), Plain))
     assert [kind for kind, _ in events if kind != "report"] == ["record", "checkpoint", "record", "checkpoint", "done"]
     assert torch.equal(unpack(events[-1][1][0]).student["total"], torch.full((2,), 4.0))
 
@@ -77,12 +77,12 @@ def test_worker_with_a_task_says_everything_in_order_and_ends() -> None:
 def test_worker_with_a_snapshot_goes_on_from_it() -> None:
     state = {KEY: {}, "state": {"total": torch.full((2,), 10.0)}}
     snapshot = pack(Snapshot(1, state))
-    events = run(worker_with([1.0]), Task.of(*job(), Plain), snapshot)
+    events = run(worker_with([1.0]), ActorTask.of(*job(), Plain), snapshot)
     assert torch.equal(unpack(events[-1][1][0]).student["total"], torch.full((2,), 12.0))
 
 
 def test_worker_with_a_failing_method_ends_with_its_class_and_text() -> None:
-    (kind, (failure,)) = run(worker_with([1.0]), Task.of(*job(fit_broken), Plain))[-1]
+    (kind, (failure,)) = run(worker_with([1.0]), ActorTask.of(*job(fit_broken), Plain))[-1]
     assert kind == "failed"
     error = failure.error("toy")
     assert type(error) is UploadError
@@ -91,7 +91,7 @@ def test_worker_with_a_failing_method_ends_with_its_class_and_text() -> None:
 
 
 def test_worker_with_a_pickle_it_cannot_load_ends_with_a_failure() -> None:
-    task = Task.of(*job(), Plain)
+    task = ActorTask.of(*job(), Plain)
     broken = replace(task, parts={**task.parts, "config": b"cabsent_module\nthing\n."})
     (kind, (failure,)) = run(worker_with([1.0]), broken)[-1]
     assert kind == "failed"
@@ -102,7 +102,7 @@ def test_worker_with_a_pickle_it_cannot_load_ends_with_a_failure() -> None:
 def test_task_open_returns_the_servers_images_labels_and_teacher() -> None:
     images, labels = torch.zeros(2, 1, 2, 2, dtype=torch.uint8), torch.tensor([1, 0])
     teacher = EnsembleSpec(("a", "b"), "weighted", {"weights": torch.tensor([0.25, 0.75])}, precision="int8")
-    packed = Task.of(*job(proxy=images, labelled=(images, labels), teacher=teacher), Plain)
+    packed = ActorTask.of(*job(proxy=images, labelled=(images, labels), teacher=teacher), Plain)
     assert (packed.job.proxy, packed.job.labelled, packed.job.teacher) == (None, None, None)
     _, again = packed.open([])
     assert again.labelled is not None

@@ -12,7 +12,7 @@ from torch import nn
 
 from strategies.combiners.combiners import Mean
 from strategies.compute.in_process import InProcess
-from strategies.core.work import KEY, Work, counted, work
+from strategies.core.work import KEY, Work, count_work, work
 from strategies.method import Job, Silent, Snapshot
 from strategies.methods.dense import METHOD as DENSE
 from strategies.methods.dense import DenseConfig
@@ -90,7 +90,7 @@ def test_observer_s_passes_do_not_count_and_neither_does_work_outside_of_a_stage
     images = torch.zeros(3, *one.input_shape)
     watched = replace(one, observer=lambda epoch, model: {"sum": float(model(images).sum())})
 
-    with counted(Work()) as counts:
+    with count_work(Work()) as counts:
         observe(watched, 1, ensemble)
     ensemble(images)
 

@@ -10,10 +10,17 @@ import numpy as np
 import pytest
 import torch
 
-from strategies.core.bounds import MOST, bounded, bounded_step
-from strategies.core.durable import read_facts, sealed, unsealed, write_facts
+from strategies.core.bounds import MOST, shorten_changes, shorten_step
+from strategies.core.durable import read_facts, verify_digest, with_digest, write_facts
 from strategies.core.errors import OneShotError, StoreError, UploadError, printable
-from strategies.core.fingerprint import SIZE, check_fingerprint, difference, packed, short, unpacked
+from strategies.core.fingerprint import (
+    SIZE,
+    check_fingerprint,
+    decode_fingerprint,
+    describe_difference,
+    encode_fingerprint,
+    short_fingerprint,
+)
 
 
 def test_an_error_is_one_line_whatever_it_quotes() -> None:
@@ -50,22 +57,22 @@ def raw(data: bytes) -> torch.Tensor:
 
 
 def test_fields_are_read_as_they_were_packed() -> None:
-    assert packed(FIELDS).shape == (SIZE,)
-    assert unpacked(packed(FIELDS)) == FIELDS
-    assert short(packed(FIELDS)) != short(packed({**FIELDS, "dim": 1}))
-    assert len(short(packed(FIELDS))) == 8
+    assert encode_fingerprint(FIELDS).shape == (SIZE,)
+    assert decode_fingerprint(encode_fingerprint(FIELDS)) == FIELDS
+    assert short_fingerprint(encode_fingerprint(FIELDS)) != short_fingerprint(encode_fingerprint({**FIELDS, "dim": 1}))
+    assert len(short_fingerprint(encode_fingerprint(FIELDS))) == 8
 
 
 def test_a_difference_has_the_first_fields_with_both_values() -> None:
-    other = packed({**FIELDS, "mean": [0.5, 0.3], "dim": 8, "dim-seed": 3, "map": "relu"})
-    assert difference(packed(FIELDS), other) == (
+    other = encode_fingerprint({**FIELDS, "mean": [0.5, 0.3], "dim": 8, "dim-seed": 3, "map": "relu"})
+    assert describe_difference(encode_fingerprint(FIELDS), other) == (
         "mean: (0.5, 0.25), expected is (0.5, 0.3); dim: 0, expected is 8; dim-seed: nothing, expected is 3; 1 more"
     )
 
 
 @pytest.mark.parametrize("data", [b"", b"[" * SIZE, b"\xff\x00{", b"[1, 2]", b'{"backbone": "' + b"y" * 900 + b'"}'])
 def test_bytes_from_outside_are_told_in_a_short_line(data: bytes) -> None:
-    text = difference(raw(data), packed(FIELDS))
+    text = describe_difference(raw(data), encode_fingerprint(FIELDS))
     assert "backbone: " in text
     assert "expected is tiny 1.0" in text
     assert len(text) < 400
@@ -73,7 +80,7 @@ def test_bytes_from_outside_are_told_in_a_short_line(data: bytes) -> None:
 
 def test_a_backbone_of_another_build_of_its_package_is_the_same_and_of_another_release_is_not() -> None:
     own, built, newer = (
-        packed({**FIELDS, "backbone": f"net (torchvision {of})"}) for of in ("1.0", "1.0+cu130", "1.1")
+        encode_fingerprint({**FIELDS, "backbone": f"net (torchvision {of})"}) for of in ("1.0", "1.0+cu130", "1.1")
     )
     check_fingerprint(built, own)
     check_fingerprint(own, built)
@@ -100,7 +107,7 @@ def distance(end: dict[str, np.ndarray]) -> float:
 def test_changes_within_the_bound_are_returned_as_given() -> None:
     ends = [moved(1.0), moved(2.0), moved(2.0 * MOST - 0.1)]
 
-    found, ratios = bounded(START, ends)
+    found, ratios = shorten_changes(START, ends)
 
     assert all(np.array_equal(one[name], other[name]) for one, other in zip(found, ends, strict=True) for name in START)
     assert ratios == pytest.approx([0.5, 1.0, MOST - 0.05], rel=1e-5)
@@ -108,7 +115,7 @@ def test_changes_within_the_bound_are_returned_as_given() -> None:
 
 @pytest.mark.parametrize("length", [1e2, 1e4, 9e8])
 def test_a_longer_change_keeps_its_direction_and_ends_at_the_bound(length: float) -> None:
-    found, ratios = bounded(START, [moved(1.0), moved(length), moved(2.0), moved(1.5)])
+    found, ratios = shorten_changes(START, [moved(1.0), moved(length), moved(2.0), moved(1.5)])
 
     assert distance(found[1]) == pytest.approx(1.5 * MOST, rel=1e-3)
     assert found[1]["a"][1] == START["a"][1]
@@ -118,7 +125,7 @@ def test_a_longer_change_keeps_its_direction_and_ends_at_the_bound(length: float
 
 @pytest.mark.parametrize("ends", [[], [moved(1e6)], [moved(1.0), moved(1e6)], [moved(0.0), moved(0.0), moved(1e6)]])
 def test_two_changes_and_a_median_of_zero_bound_nothing(ends: list[dict[str, np.ndarray]]) -> None:
-    found, ratios = bounded(START, ends)
+    found, ratios = shorten_changes(START, ends)
 
     assert [distance(one) for one in found] == [distance(one) for one in ends]
     assert set(ratios) <= {0.0}
@@ -131,7 +138,7 @@ def along(length: float) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("length", [1e2, 1e30, 1e99])  # float32 ends at 3.4e38
 def test_a_longer_step_of_the_server_is_as_long_as_the_bound_says(length: float) -> None:
-    found = bounded_step(START, along(length), [moved(1.0), moved(1.5), moved(2.0)], 2.0)
+    found = shorten_step(START, along(length), [moved(1.0), moved(1.5), moved(2.0)], 2.0)
     assert (found["a"], found["b"]) == (pytest.approx([1.8, 0.0]), pytest.approx(np.array([[2.4]])))
 
 
@@ -143,7 +150,7 @@ FACTS: dict[str, Any] = {"a": 1, "b": [0.1, 1e-300, None, True], "ü": {"c": "\u
 
 @pytest.mark.parametrize("facts", [FACTS, {}, {"n": 2**200}, {"digest-of": "x"}])
 def test_facts_come_back_equal_through_json(facts: dict[str, Any], tmp_path: Path) -> None:
-    assert unsealed(json.loads(json.dumps(sealed(facts)))) == facts
+    assert verify_digest(json.loads(json.dumps(with_digest(facts)))) == facts
     write_facts(tmp_path / "a.json", facts)
     assert read_facts(tmp_path / "a.json") == facts
 
@@ -166,13 +173,13 @@ def test_facts_without_a_digest_are_those_of_an_earlier_release(tmp_path: Path) 
     ],
 )
 def test_changed_facts_are_an_error_that_names_the_file(change: dict[str, Any], tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text(json.dumps({**sealed(FACTS), **change}))
+    (tmp_path / "a.json").write_text(json.dumps({**with_digest(FACTS), **change}))
     with pytest.raises(StoreError, match=r"a\.json: damaged.*its digest differs"):
         read_facts(tmp_path / "a.json")
 
 
 def test_digest_under_a_changed_key_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text(json.dumps(sealed(FACTS)).replace('"digest"', '"digesu"'))
+    (tmp_path / "a.json").write_text(json.dumps(with_digest(FACTS)).replace('"digest"', '"digesu"'))
     with pytest.raises(StoreError, match="its digest differs"):
         read_facts(tmp_path / "a.json")
 

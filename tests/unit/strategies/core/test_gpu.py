@@ -21,7 +21,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from strategies.core.errors import ComputeError
 from strategies.core.gpu import WARM, Graphed, adam, eager, resolve_device, set_rate, sgd
 from strategies.core.layout import tensors_of
-from strategies.core.work import Work, counted, work
+from strategies.core.work import Work, count_work, work
 from strategies.distillation.distill import Distillation
 
 ONE = torch.ones(2)
@@ -216,7 +216,7 @@ def test_each_replay_counts_the_work_of_the_function_and_the_capture_none(captur
         return x + 0
 
     step = Graphed(working, "cuda")
-    with counted(Work()) as counts:
+    with count_work(Work()) as counts:
         for _ in range(WARM + 4):
             step(ONE)
     assert captures.graphs

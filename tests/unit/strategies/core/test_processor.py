@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from strategies.core import processor
-from strategies.core.processor import subnormals_as_zero
+from strategies.core.processor import flush_subnormals
 
 ROOT = Path(__file__).resolve().parents[4]
 SMALLEST_NORMAL = 1.1754943508222875e-38
@@ -54,7 +54,7 @@ def largest(value: float) -> float:
 
 
 def test_a_block_takes_subnormal_numbers_for_zero_and_leaves_normal_ones() -> None:
-    with subnormals_as_zero():
+    with flush_subnormals():
         assert largest(SMALLEST_NORMAL) == 0.0
         assert largest(2 * SMALLEST_NORMAL) == SMALLEST_NORMAL
 
@@ -63,8 +63,8 @@ def test_a_block_takes_subnormal_numbers_for_zero_and_leaves_normal_ones() -> No
 def test_a_block_restores_what_was_set_before_it_also_after_an_error(before: bool) -> None:
     torch.set_flush_denormal(before)
     try:
-        with subnormals_as_zero():
-            with pytest.raises(KeyError), subnormals_as_zero():
+        with flush_subnormals():
+            with pytest.raises(KeyError), flush_subnormals():
                 raise KeyError
             assert largest(SMALLEST_NORMAL) == 0.0
         assert (largest(SMALLEST_NORMAL) == 0.0) is before

@@ -6,7 +6,7 @@ import torch
 from method_fakes import BUILDERS, SHAPE, UPLOADS, tiny_job
 from torch import nn
 
-from strategies.distillation.perturbation import drawn_directions
+from strategies.distillation.perturbation import draw_directions
 from strategies.distillation.synthesis import View
 from strategies.methods.intactofl import ByPixels, IntactOflConfig
 from strategies.teacher.ensemble import Ensemble
@@ -23,7 +23,7 @@ def softmax(values: np.ndarray) -> np.ndarray:
 
 
 def directions(images: torch.Tensor, seed: int) -> torch.Tensor:
-    return drawn_directions(len(images), 3, torch.Generator().manual_seed(seed))
+    return draw_directions(len(images), 3, torch.Generator().manual_seed(seed))
 
 
 def divergence(one: np.ndarray, other: np.ndarray, temperature: float) -> np.ndarray:

@@ -11,6 +11,7 @@ from strategies.core.errors import UploadError
 from strategies.core.facts import UploadFacts
 from strategies.core.seeds import generator as rng
 from strategies.core.seeds import seeded_torch
+from strategies.distillation.generator_spec import GeneratorSpec
 from strategies.distillation.generators import (
     ConditionalGenerator,
     DenseGenerator,
@@ -19,7 +20,6 @@ from strategies.distillation.generators import (
     UpsampleConv,
 )
 from strategies.distillation.label_draws import draw_labels, shares_of
-from strategies.distillation.lent import Lent
 from strategies.method import Job, Normalization, Silent, Upload
 
 
@@ -182,20 +182,20 @@ def test_features_are_those_of_the_table() -> None:
 # What a request tells of the generator that comes with it.
 
 
-LENT = Lent("features", "normal", 5, 4, 8, (1, 8, 12), 6, 9.8, 20)
+SPEC = GeneratorSpec("features", "normal", 5, 4, 8, (1, 8, 12), 6, 9.8, 20)
 
 
 def test_description_goes_through_a_request_and_back() -> None:
-    assert all(key.startswith("generator-") for key in LENT.told())
-    assert Lent.read(dict(ConfigRecord(LENT.told()))) == LENT  # type: ignore[arg-type]
+    assert all(key.startswith("generator-") for key in SPEC.as_config())
+    assert GeneratorSpec.read(dict(ConfigRecord(SPEC.as_config()))) == SPEC  # type: ignore[arg-type]
 
 
 def test_generator_is_of_its_level() -> None:
     labels, noise = torch.tensor([0, 3, 1]), torch.zeros(3, 5)
-    features = LENT.build(7)
+    features = SPEC.build(7)
     assert isinstance(features, FeatureGenerator)
     assert features(noise, labels).shape == (3, 7)
-    images = Lent(**{**vars(LENT), "level": "images"}).build(7)
+    images = GeneratorSpec(**{**vars(SPEC), "level": "images"}).build(7)
     assert isinstance(images, ConditionalGenerator)
     assert images(noise, labels).shape == (3, 1, 8, 12)
 
@@ -208,9 +208,9 @@ def test_generator_is_of_its_level() -> None:
         ("latent", 0, "a whole number from 1 to 65536"),
         ("classes", 4.0, "a whole number"),
         ("width", 10**9, "a whole number"),
-        ("channels", True, "a whole number"),
-        ("height", "8", "a whole number"),
-        ("breadth", -8, "a whole number"),
+        ("image-channels", True, "a whole number"),
+        ("image-height", "8", "a whole number"),
+        ("image-width", -8, "a whole number"),
         ("batch", None, "a whole number"),
         ("epochs", 0, "a whole number"),
         ("weight", float("nan"), "a finite number at least 0"),
@@ -222,7 +222,7 @@ def test_generator_is_of_its_level() -> None:
 )
 def test_wrong_descriptions_are_refused(key: str, value: Any, allowed: str) -> None:
     with pytest.raises(UploadError, match=f"the server's generator-{key} is .*: must be {allowed}"):
-        Lent.read({**LENT.told(), f"generator-{key}": value})
+        GeneratorSpec.read({**SPEC.as_config(), f"generator-{key}": value})
 
 
 @pytest.mark.parametrize(
@@ -235,11 +235,11 @@ def test_wrong_descriptions_are_refused(key: str, value: Any, allowed: str) -> N
 def test_a_batch_of_more_than_256_mib_is_refused_before_it_is_made(
     level: str, sizes: dict[str, Any], most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("strategies.distillation.lent.MOST", 2**20 + 1)
-    lent = replace(LENT, level=level, batch=most, **sizes)
-    assert Lent.read(lent.told()) == lent
+    monkeypatch.setattr("strategies.distillation.generator_spec.MOST", 2**20 + 1)
+    spec = replace(SPEC, level=level, batch=most, **sizes)
+    assert GeneratorSpec.read(spec.as_config()) == spec
     with pytest.raises(UploadError, match=f"generator-batch is {most + 1}: must make .* at most {2**26} values, not"):
-        Lent.read(replace(lent, batch=most + 1).told())
+        GeneratorSpec.read(replace(spec, batch=most + 1).as_config())
 
 
 # Labels as often as clients hold them, and what each client counts for them.

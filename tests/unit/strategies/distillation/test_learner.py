@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from strategies.combiners.combiners import Mean
 from strategies.core.errors import OneShotError
 from strategies.core.facts import UploadFacts
-from strategies.core.work import Work, counted
+from strategies.core.work import Work, count_work
 from strategies.distillation.distill import DistillRecipe
-from strategies.distillation.epochs import weights_of
-from strategies.distillation.learner import Learner, learn_from_images, learn_from_table, teacher_of
+from strategies.distillation.epochs import copy_weights
+from strategies.distillation.learner import Learner, build_teacher, learn_from_images, learn_from_table
 from strategies.distillation.losses import soft_kl
 from strategies.method import EnsembleSpec, Job, Normalization, Outcome, Silent, Snapshot, Upload
 from strategies.teacher.ensemble import Ensemble
@@ -63,7 +63,7 @@ def weight(one: Learner) -> torch.Tensor:
 
 def test_teacher_of_a_job_with_a_teacher_is_that_one() -> None:
     spec = EnsembleSpec(("c1", "c0"), "weighted", {"weights": torch.tensor([3.0, 1.0])})
-    teacher = teacher_of(replace(JOB, teacher=spec), Mean())
+    teacher = build_teacher(replace(JOB, teacher=spec), Mean())
     first, second = (INPUTS.flatten(1) @ one.read()["1.weight"].T + one.read()["1.bias"] for one in JOB.uploads)
     torch.testing.assert_close(teacher(INPUTS), (3 * second + first) / 4)
 
@@ -73,13 +73,13 @@ def test_teacher_of_a_job_whose_teacher_has_a_part_of_the_clients_reads_no_other
         raise AssertionError
 
     one = replace(JOB, uploads=(replace(JOB.uploads[0], read=unread), JOB.uploads[1]))
-    teacher = teacher_of(replace(one, teacher=EnsembleSpec(("c1",), "mean")), Mean())
+    teacher = build_teacher(replace(one, teacher=EnsembleSpec(("c1",), "mean")), Mean())
     torch.testing.assert_close(teacher(INPUTS), learner().teacher.members[1](INPUTS))
 
 
 def test_teacher_of_a_job_whose_teacher_has_an_absent_member_names_it() -> None:
     with pytest.raises(OneShotError, match="without an upload: c7; there are c0, c1"):
-        teacher_of(replace(JOB, teacher=EnsembleSpec(("c0", "c7"), "mean")), Mean())
+        build_teacher(replace(JOB, teacher=EnsembleSpec(("c0", "c7"), "mean")), Mean())
 
 
 def test_learn_is_one_step_per_batch_with_the_clipped_gradient_of_the_distillation_loss() -> None:
@@ -104,9 +104,9 @@ def test_student_keeps_its_running_statistics_if_frozen(frozen: bool) -> None:
 
     job = replace(JOB, builders={"net": net, "normed": normed}, student="normed")
     one = Learner(job, learner().teacher, SMALL, frozen_statistics=frozen)
-    before = weights_of(one.student)
+    before = copy_weights(one.student)
     one.learn({"images": IMAGES}, 0)
-    after = weights_of(one.student)
+    after = copy_weights(one.student)
     assert torch.equal(after["1.running_mean"], before["1.running_mean"]) is frozen
     assert not torch.equal(after["2.weight"], before["2.weight"])
 
@@ -154,7 +154,7 @@ def test_teacher_asked_for_several_batches_at_once_gives_the_same_lessons(limit:
     def lessons(together: int) -> tuple[list[tuple[torch.Tensor, torch.Tensor]], int]:
         one = learner(replace(SMALL, batch_size=2, **limit))
         one._together = together
-        with counted(Work()) as counts:
+        with count_work(Work()) as counts:
             found = list(one._lessons({"images": IMAGES}, 0, lambda inputs, _: inputs + 1))
         return found, counts.teacher_forward
 

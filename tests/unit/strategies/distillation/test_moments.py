@@ -12,7 +12,7 @@ from flboost_fakes import SMALL, C, Rows, job
 from torch import nn
 
 from strategies.core.pixels import PIXELS
-from strategies.distillation.moments import NEIGHBOURS, Moments, read_off
+from strategies.distillation.moments import NEIGHBOURS, ImageMoments, read_off
 from strategies.method import Normalization, Silent
 from strategies.methods.flboost import METHOD
 
@@ -54,12 +54,12 @@ def test_moments_of_a_data_set_are_those_of_its_pixels_in_the_input_space(
     halves = (0.5,) * len(mean)
     one = job(input_shape=(len(mean), 8, 8), normalization=Normalization(halves, halves))
 
-    found = Moments.of(one, name, Silent())
+    found = ImageMoments.of(one, name, Silent())
 
     assert found is not None
     np.testing.assert_allclose(found.mean.flatten(), mean, atol=6e-4)
     np.testing.assert_allclose(found.deviation.flatten(), deviation, atol=6e-4)
-    own = Moments.of(replace(one, normalization=Normalization(*PIXELS[name])), name, Silent())
+    own = ImageMoments.of(replace(one, normalization=Normalization(*PIXELS[name])), name, Silent())
     assert own is not None
     assert (own.mean == 0).all()
     assert (own.deviation == 1).all()

@@ -8,7 +8,7 @@ import torch
 from scipy.special import logsumexp
 from torch import Tensor, nn
 
-from strategies.combiners.update_gate import Spans, residual, spans_of
+from strategies.combiners.update_gate import Spans, find_spans, residual
 from strategies.core.facts import UploadFacts
 from strategies.core.seeds import generator
 from strategies.distillation.spanned import Objective, moved
@@ -51,7 +51,7 @@ def make_job() -> Job:
 
 
 def make_spans(job: Job) -> Spans:
-    found = spans_of(job, [True] * CLIENTS)
+    found = find_spans(job, [True] * CLIENTS)
     assert isinstance(found, Spans), found
     return found
 

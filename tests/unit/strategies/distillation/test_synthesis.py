@@ -9,7 +9,7 @@ from strategies.core.errors import OptionError
 from strategies.core.seeds import generator
 from strategies.core.seeds import generator as rng
 from strategies.distillation.generated import GeneratedImages
-from strategies.distillation.inverted import Pixels, inverted_images
+from strategies.distillation.inverted import Pixels, invert_images
 from strategies.distillation.losses import cross_entropy
 from strategies.distillation.synthesis import Batch, Recipe, Term, View, synthesize
 from strategies.method import Job, Normalization
@@ -158,9 +158,7 @@ def teacher() -> Ensemble:
 
 
 def made(shares: Tensor = EVEN, *, steps: int = 25, seed: int = 0, labels: Tensor = LABELS) -> Tensor:
-    return dequantize(
-        inverted_images(INVERTED_JOB, teacher(), shares, labels, steps=steps, rng=generator(seed, "test"))
-    )
+    return dequantize(invert_images(INVERTED_JOB, teacher(), shares, labels, steps=steps, rng=generator(seed, "test")))
 
 
 def losses(images: Tensor) -> Tensor:

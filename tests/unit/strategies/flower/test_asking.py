@@ -21,7 +21,7 @@ from flwr.common.constant import ErrorCode
 
 from strategies.core.errors import UploadError
 from strategies.flower.asking import Exchange
-from strategies.flower.nodes import Nodes, Refusals, Sent, own_error
+from strategies.flower.nodes import Nodes, Refusals, SentQuestion, own_error
 from strategies.run.run_folder import RunFolder
 from strategies.run.traffic import Traffic
 
@@ -60,7 +60,7 @@ class Talk:
         return sorted(heard)
 
 
-def own(reply: Message, sent: Sent) -> None:
+def own(reply: Message, sent: SentQuestion) -> None:
     if reply.has_error():
         raise UploadError(own_error(reply))
 
@@ -104,7 +104,7 @@ def test_an_answer_bears_the_node_that_was_asked_whatever_it_says_of_itself(talk
     found = talk(FakeGrid({2: forged}, delays={1: 10**9 * late}))
     heard: list[tuple[int, int]] = []
 
-    def receive(reply: Message, sent: Sent) -> bool:
+    def receive(reply: Message, sent: SentQuestion) -> bool:
         heard.append((reply.metadata.src_node_id, sent.node))
         return True
 

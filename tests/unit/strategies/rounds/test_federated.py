@@ -18,10 +18,10 @@ from strategies.method import METHODS, InRounds, Job, Method, Normalization, Out
 from strategies.rounds.config import REFINERS
 from strategies.rounds.refinement import Refinement, Refiner, refines
 from strategies.rounds.rules import (
+    add_step,
     feddyn_step,
     fednova_change,
     next_control,
-    plus,
     scaffold_step,
     weighted_mean,
 )
@@ -32,7 +32,7 @@ def arrays(*values: float) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def fednova_step(start: dict[str, np.ndarray[Any, Any]], *given: Any, **more: Any) -> dict[str, np.ndarray[Any, Any]]:
-    return plus(start, fednova_change(start, *given, **more))
+    return add_step(start, fednova_change(start, *given, **more))
 
 
 def draws(count: int) -> list[dict[str, np.ndarray[Any, Any]]]:

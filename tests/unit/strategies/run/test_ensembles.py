@@ -7,7 +7,7 @@ from method_fakes import telling
 from store_faults import Faults, disk_full
 from torch import nn
 
-from strategies.combiners.outcomes import ensemble_of, load_model
+from strategies.combiners.outcomes import build_ensemble, load_model
 from strategies.core.errors import StoreError
 from strategies.core.facts import UploadFacts
 from strategies.method import EnsembleSpec, Job, Method, Normalization, Silent, Upload
@@ -15,7 +15,7 @@ from strategies.methods import dw_fedens, fedens, label_count_ensemble
 from strategies.run import ensembles
 from strategies.run.ensembles import load_ensemble_module, save_ensemble
 from strategies.run.run_folder import RunFolder, load_ensemble
-from strategies.uploads.quantization import as_int8
+from strategies.uploads.quantization import simulate_int8
 
 IMAGES = torch.rand(4, 1, 4, 4, generator=torch.Generator().manual_seed(9))
 
@@ -72,9 +72,9 @@ def test_loaded_ensemble_of_two_architectures_weighs_logits_as_the_formula_says(
 def test_ensemble_of_a_part_of_the_clients_takes_only_those_in_their_order() -> None:
     one = job(fedens.METHOD)
     a, b = logits(one)
-    ensemble = ensemble_of(one, EnsembleSpec(("b", "a"), "weighted", {"weights": torch.tensor([1.0, 0.0])}))
+    ensemble = build_ensemble(one, EnsembleSpec(("b", "a"), "weighted", {"weights": torch.tensor([1.0, 0.0])}))
     torch.testing.assert_close(ensemble(IMAGES), b)
-    torch.testing.assert_close(ensemble_of(one, EnsembleSpec(("a",), "mean"))(IMAGES), a)
+    torch.testing.assert_close(build_ensemble(one, EnsembleSpec(("a",), "mean"))(IMAGES), a)
 
 
 def test_ensemble_in_int8_quantises_its_members_in_memory_and_from_a_folder(tmp_path: Path) -> None:
@@ -86,11 +86,11 @@ def test_ensemble_in_int8_quantises_its_members_in_memory_and_from_a_folder(tmp_
     for upload in one.uploads:
         model = BUILDERS[upload.architecture]()
         model.load_state_dict(upload.read())
-        expected = expected + as_int8(model, upload.ranges)(IMAGES) / 2
+        expected = expected + simulate_int8(model, upload.ranges)(IMAGES) / 2
     save_ensemble(tmp_path, spec, one.uploads)
-    for ensemble in (ensemble_of(one, spec), load_ensemble_module(tmp_path, BUILDERS)):
+    for ensemble in (build_ensemble(one, spec), load_ensemble_module(tmp_path, BUILDERS)):
         torch.testing.assert_close(ensemble(IMAGES), expected, rtol=0, atol=1e-6)
-    assert not torch.allclose(ensemble_of(one, replace(spec, precision="float32"))(IMAGES), expected, atol=1e-4)
+    assert not torch.allclose(build_ensemble(one, replace(spec, precision="float32"))(IMAGES), expected, atol=1e-4)
 
 
 # An ensemble on disk comes back with its members, its combiner and its order.

@@ -15,7 +15,7 @@ import torch
 from packaging.version import Version
 from store_faults import names
 
-from strategies.core.durable import sha256_file, unsealed
+from strategies.core.durable import sha256_file, verify_digest
 from strategies.core.errors import StoreError
 from strategies.core.facts import UploadFacts
 from strategies.method import Snapshot
@@ -35,7 +35,7 @@ def run(tmp_path: Path) -> RunFolder:
 
 def test_create_writes_the_run_s_identity_and_where_it_was_made(run: RunFolder) -> None:
     info = json.loads((run.path / "run.json").read_text())
-    assert unsealed(info) == run.info
+    assert verify_digest(info) == run.info
     assert (info["method"], info["seed"], info["pid"]) == ("dense", 3, os.getpid())
     assert len(bytes.fromhex(run.id)) == 16
     # A registry's build for CUDA is 2.13.0 to the installer and 2.13.0+cu130 to itself.

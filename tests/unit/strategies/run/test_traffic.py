@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from strategies.core.durable import unsealed
+from strategies.core.durable import verify_digest
 from strategies.core.errors import StoreError
 from strategies.run.files import write_json
 from strategies.run.traffic import MIB, Moved, Traffic
@@ -44,7 +44,9 @@ def test_an_account_when_saved_is_read_again_and_goes_on(tmp_path: Path) -> None
     second.add("upload", "alice", up=1)
     second.save(pytest.fail)
 
-    assert unsealed(json.loads(file.read_text())) == {"phases": {"upload": {"up": {"alice": 6}, "down": {"alice": 7}}}}
+    assert verify_digest(json.loads(file.read_text())) == {
+        "phases": {"upload": {"up": {"alice": 6}, "down": {"alice": 7}}}
+    }
     assert Traffic.read(file) == second != first
 
 

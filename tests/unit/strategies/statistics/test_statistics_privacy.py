@@ -11,10 +11,10 @@ from strategies.statistics.privacy import (
     SUM_WEIGHT,
     log_delta,
     noise_for,
-    normalised,
-    released,
+    normalize_features,
+    release_sums,
     sensitivity,
-    spent,
+    spent_epsilon,
 )
 from strategies.statistics.sums import Statistics
 
@@ -42,9 +42,9 @@ def test_a_budget_out_of_range_is_refused(epsilon: float, delta: float) -> None:
 
 def test_mechanisms_compose_exactly_and_none_costs_nothing() -> None:
     mu = 1.0 / noise_for(1.0, 1e-5)
-    assert spent([], 1e-5) == 0.0
-    assert spent([mu], 1e-5) == pytest.approx(1.0)
-    assert 1.0 < spent([mu, mu], 1e-5) < 2.0
+    assert spent_epsilon([], 1e-5) == 0.0
+    assert spent_epsilon([mu], 1e-5) == pytest.approx(1.0)
+    assert 1.0 < spent_epsilon([mu, mu], 1e-5) < 2.0
 
 
 def moved(rows: Tensor, labels: Tensor, added: Tensor, label: int, norm: Callable[[Tensor], Tensor]) -> Tensor:
@@ -74,16 +74,16 @@ def worst_neighbour(norm: Callable[[Tensor], Tensor]) -> tuple[float, Tensor, in
 
 
 def test_search_for_the_worst_neighbour_finds_the_sensitivity_and_no_more() -> None:
-    found = worst_neighbour(normalised)[0]
+    found = worst_neighbour(normalize_features)[0]
     assert 0.9999 * sensitivity() < found <= sensitivity()
     assert worst_neighbour(lambda rows: rows)[0] > 1e6  # the search finds what a missing bound permits
 
 
 def test_noise_hides_the_worst_neighbour_as_far_as_the_budget_says_and_not_much_further() -> None:
     epsilon, delta, draws = 0.5, 0.1, 1500
-    (rows, labels), (_, added, label) = examples(0, 20), worst_neighbour(normalised)
-    sums = [of(normalised(rows), labels)]
-    more = normalised(torch.cat([rows, added[None]]))
+    (rows, labels), (_, added, label) = examples(0, 20), worst_neighbour(normalize_features)
+    sums = [of(normalize_features(rows), labels)]
+    more = normalize_features(torch.cat([rows, added[None]]))
     sums.append(of(more, torch.cat([labels, torch.tensor([label])])))
     change = sums[1] - sums[0]
 
@@ -94,7 +94,7 @@ def test_noise_hides_the_worst_neighbour_as_far_as_the_budget_says_and_not_much_
         return float(inner + COUNT_WEIGHT**2 * seen.counts @ change.counts) / sensitivity() ** 2
 
     without, with_it = (
-        torch.tensor([likeness(released(own, epsilon, delta)) for _ in range(draws)], dtype=torch.float64)
+        torch.tensor([likeness(release_sums(own, epsilon, delta)) for _ in range(draws)], dtype=torch.float64)
         for own in sums
     )
     noise = noise_for(epsilon, delta)
@@ -109,7 +109,7 @@ def test_noise_hides_the_worst_neighbour_as_far_as_the_budget_says_and_not_much_
 def test_normalised_rows_are_never_longer_than_one_and_zero_stays() -> None:
     rows = torch.randn(1000, 7) * 1e-20
     rows[0] = 0
-    norms = normalised(rows).norm(dim=1)
+    norms = normalize_features(rows).norm(dim=1)
     assert norms[0] == 0
     assert float(norms[1:].min()) > 0.99999
     assert float(norms.max()) < 1.0
@@ -117,7 +117,7 @@ def test_normalised_rows_are_never_longer_than_one_and_zero_stays() -> None:
 
 def test_noise_has_the_calibrated_deviation_in_every_part_and_is_fresh() -> None:
     zero = of(torch.zeros(1, 60, dtype=torch.float64), torch.zeros(1, dtype=torch.int64))
-    drawn = [released(zero, 1.0, 1e-5) for _ in range(40)]
+    drawn = [release_sums(zero, 1.0, 1e-5) for _ in range(40)]
     scale = noise_for(1.0, 1e-5) * sensitivity()
     upper = torch.stack([one.gram[torch.triu(torch.ones(60, 60), 1) > 0] for one in drawn])
     diagonal = torch.stack([one.gram.diagonal() for one in drawn])
@@ -132,7 +132,7 @@ def test_noise_has_the_calibrated_deviation_in_every_part_and_is_fresh() -> None
 def test_neighbouring_counts_can_give_the_same_noisy_ones_to_the_last_digit(monkeypatch: pytest.MonkeyPatch) -> None:
     counts, zeros = torch.arange(50, dtype=torch.float64), torch.zeros(50, 2, dtype=torch.float64)
     own, neighbour = (Statistics(each, zeros, zeros[:2]) for each in (counts, counts + 1))
-    told = released(own, 1.0, 1e-5).counts
+    told = release_sums(own, 1.0, 1e-5).counts
     deviation = noise_for(1.0, 1e-5) * sensitivity() / COUNT_WEIGHT
 
     def nearest(*shape: int) -> Tensor:
@@ -145,4 +145,4 @@ def test_neighbouring_counts_can_give_the_same_noisy_ones_to_the_last_digit(monk
 
     monkeypatch.setattr("strategies.statistics.privacy.system_normal", nearest)
     assert not torch.equal(neighbour.counts + nearest(*told.shape) * deviation, told)
-    assert torch.equal(released(neighbour, 1.0, 1e-5).counts, told)
+    assert torch.equal(release_sums(neighbour, 1.0, 1e-5).counts, told)

@@ -3,14 +3,14 @@ import pytest
 import torch
 from statistics_fakes import CLASSES, FEATURES, divided, examples, of
 
-from strategies.core.fingerprint import packed
+from strategies.core.fingerprint import encode_fingerprint
 from strategies.core.seeds import derive_seed
 from strategies.statistics.gaussians import Gaussians
 from strategies.statistics.heads import Lda, Ridge
 from strategies.statistics.maps import ReluMap
-from strategies.statistics.moments import Moments, moments_from_arrays, moments_to_arrays
-from strategies.statistics.privacy import COUNT_WEIGHT, SUM_WEIGHT, normalised, sensitivity
-from strategies.statistics.sums import Statistics, from_arrays, merged, projection, to_arrays
+from strategies.statistics.moments import FeatureMoments, moments_from_arrays, moments_to_arrays
+from strategies.statistics.privacy import COUNT_WEIGHT, SUM_WEIGHT, normalize_features, sensitivity
+from strategies.statistics.sums import Statistics, from_arrays, merge_sums, projection, to_arrays
 
 PROBE = torch.arange(16.0)
 
@@ -69,10 +69,10 @@ def test_projection_has_orthonormal_columns_that_follow_from_the_seed() -> None:
 
 def test_the_merged_upload_of_a_node_is_that_of_all_its_clients_examples() -> None:
     rows, labels = examples(0)
-    fingerprint = packed({"backbone": "tiny"})
+    fingerprint = encode_fingerprint({"backbone": "tiny"})
     of_one = {"fingerprint": fingerprint, "probe": PROBE, "noise": torch.zeros(1)}
     sent = [{**to_arrays(of(rows[part], labels[part])), **of_one} for part in (slice(0, 40), slice(40, None))]
-    found, whole = merged(sent), to_arrays(of(rows, labels))
+    found, whole = merge_sums(sent), to_arrays(of(rows, labels))
 
     assert float(found["noise"]) == 0.0
     assert torch.equal(found["fingerprint"], fingerprint)
@@ -81,13 +81,13 @@ def test_the_merged_upload_of_a_node_is_that_of_all_its_clients_examples() -> No
         assert found[key].dtype == value.dtype
         torch.testing.assert_close(found[key], value, rtol=1e-6, atol=1e-6)
     with pytest.raises(ValueError, match="differ in arrays or fingerprints"):
-        merged([sent[0], {**sent[1], "fingerprint": fingerprint + 1}])
+        merge_sums([sent[0], {**sent[1], "fingerprint": fingerprint + 1}])
     with pytest.raises(ValueError, match="differ in arrays or fingerprints"):
-        merged([sent[0], {**sent[1], "squares": torch.zeros(CLASSES, FEATURES)}])
+        merge_sums([sent[0], {**sent[1], "squares": torch.zeros(CLASSES, FEATURES)}])
     with pytest.raises(ValueError, match="an upload has noise of 3: must be 0, for a server refuses more"):
-        merged([sent[0], {**sent[1], "noise": torch.tensor([3.0])}])
+        merge_sums([sent[0], {**sent[1], "noise": torch.tensor([3.0])}])
     with pytest.raises(ValueError, match="must be at least one"):
-        merged([])
+        merge_sums([])
 
 
 # Moments of classes: one diagonal Gaussian for each, from sums alone.
@@ -96,8 +96,8 @@ def test_the_merged_upload_of_a_node_is_that_of_all_its_clients_examples() -> No
 ANY = torch.full((FEATURES,), 7.0, dtype=torch.float64)
 
 
-def moments(rows: torch.Tensor, labels: torch.Tensor) -> Moments:
-    found = Moments.zeros(CLASSES, FEATURES)
+def moments(rows: torch.Tensor, labels: torch.Tensor) -> FeatureMoments:
+    found = FeatureMoments.zeros(CLASSES, FEATURES)
     for some, own in zip(rows.split(7), labels.split(7), strict=True):
         found.include(some, own)
     return found
@@ -192,12 +192,12 @@ WIDTH = 96
 def rings(seed: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return points [N, 3] of norm 1 whose class is the product of two signs, which no linear head tells."""
     rng = torch.Generator().manual_seed(seed)
-    points = normalised(torch.randn(count, 3, generator=rng, dtype=torch.float64))
+    points = normalize_features(torch.randn(count, 3, generator=rng, dtype=torch.float64))
     return points, (points[:, 0] * points[:, 1] > 0).long()
 
 
 def mapped(rows: torch.Tensor, seed: int = 0) -> torch.Tensor:
-    return normalised(ReluMap.of(rows.shape[1], WIDTH, seed)(rows))
+    return normalize_features(ReluMap.of(rows.shape[1], WIDTH, seed)(rows))
 
 
 def test_the_map_is_numpys_from_the_seed_and_leaves_zeros() -> None:

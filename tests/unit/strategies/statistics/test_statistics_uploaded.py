@@ -10,13 +10,13 @@ from statistics_fakes import CLASSES, FEATURES, examples, of
 from torch import Tensor
 
 from strategies.core.errors import UploadError
-from strategies.core.fingerprint import packed
-from strategies.statistics.privacy import deviation, released
+from strategies.core.fingerprint import encode_fingerprint
+from strategies.statistics.privacy import noise_std, release_sums
 from strategies.statistics.sums import Statistics
-from strategies.statistics.uploaded import FeatureSums, capped
+from strategies.statistics.uploaded import FeatureSums, cap_shares
 
-FINGERPRINT = packed({"backbone": "tiny"})
-SIGMA = deviation(1.0, 1e-5)
+FINGERPRINT = encode_fingerprint({"backbone": "tiny"})
+SIGMA = noise_std(1.0, 1e-5)
 
 
 def sent(statistics: Statistics, noise: float) -> dict[str, Tensor]:
@@ -33,7 +33,7 @@ def check(statistics: Statistics, *, told: float = SIGMA, demanded: float = SIGM
 def test_honest_noisy_sums_pass_every_bound(count: int) -> None:
     exact = of(*examples(0, count))
     for _ in range(50):
-        check(released(exact, 1.0, 1e-5))
+        check(release_sums(exact, 1.0, 1e-5))
 
 
 @pytest.mark.parametrize(("told", "demanded"), [(1e6, 0.0), (-1.0, 0.0), (0.0, SIGMA), (2 * SIGMA, SIGMA)])
@@ -54,13 +54,13 @@ def test_noise_is_that_of_the_budget_and_no_way_around_the_bounds(told: float, d
 )
 def test_sums_that_noise_does_not_explain_are_refused(spoil: Callable[[Statistics], Statistics], message: str) -> None:
     with pytest.raises(UploadError, match=message):
-        check(spoil(released(of(*examples(0, 900)), 1.0, 1e-5)))
+        check(spoil(release_sums(of(*examples(0, 900)), 1.0, 1e-5)))
 
 
 @pytest.mark.parametrize("noise", [0.0, SIGMA])
 @pytest.mark.parametrize("told", [None, 90])
 def test_counts_whose_sum_is_infinite_are_refused(noise: float, told: int | None) -> None:
-    found = released(of(*examples(0, 900)), 1.0, 1e-5)
+    found = release_sums(of(*examples(0, 900)), 1.0, 1e-5)
     state = sent(replace(found, counts=torch.full_like(found.counts, 1.7e308)), noise)
     with pytest.raises(UploadError, match=re.escape("counts sum to inf: must be below 2**63")):
         FeatureSums(CLASSES, FEATURES, FINGERPRINT, noise=noise).check_upload(state, told)
@@ -147,7 +147,7 @@ def test_features_without_negative_values_have_no_negative_sums(second: str) -> 
 )
 def test_no_capped_client_exceeds_the_share_and_the_others_keep_theirs(sizes: tuple[float, ...], share: float) -> None:
     named = {f"c{k}": size for k, size in enumerate(sizes)}
-    factors = capped(named, share)
+    factors = cap_shares(named, share)
     left = {name: size * factors.get(name, 1.0) for name, size in named.items()}
     assert max(left.values()) == pytest.approx(share * sum(left.values()))
     assert factors

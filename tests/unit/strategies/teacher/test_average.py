@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from strategies.core.seeds import generator as rng
 from strategies.teacher import merged as module
-from strategies.teacher.average import LARGEST, norms_of, shrinkage, shrunk, weighted_mean
+from strategies.teacher.average import LARGEST, find_shrink_factors, shrink_tensors, tensor_norms, weighted_mean
 from strategies.teacher.heads import last_linear, penultimate_features
-from strategies.teacher.merged import AVERAGED, merged_layers
+from strategies.teacher.merged import AVERAGED, merge_layers
 
 STATES = [{"w": torch.randn(3, 4, generator=rng(i)) * 10**i, "batches": torch.tensor(100 + 3 * i)} for i in range(4)]
 
@@ -52,14 +52,14 @@ def test_states_are_read_one_at_a_time_and_left_alone() -> None:
 def test_tensors_far_above_the_median_get_the_median_and_others_stay_as_they_are() -> None:
     limit = 2.0 * LARGEST
     sizes = [{"w": size, "b": 1.0} for size in (1.0, 2.0, limit, 1.01 * limit, 0.0)]
-    factors = shrinkage(sizes)
+    factors = find_shrink_factors(sizes)
     assert factors == [{}, {}, {}, {"w": pytest.approx(1 / (1.01 * LARGEST))}, {}]
     state = {"w": torch.tensor([0.6, -0.8]) * 1.01 * limit, "b": torch.tensor(1.0), "n": torch.tensor(3)}
-    assert norms_of(state) == {"w": pytest.approx(1.01 * limit), "b": 1.0}
-    small = shrunk(state, factors[3])
+    assert tensor_norms(state) == {"w": pytest.approx(1.01 * limit), "b": 1.0}
+    small = shrink_tensors(state, factors[3])
     torch.testing.assert_close(small["w"], torch.tensor([1.2, -1.6]))
     assert (small["b"], small["n"]) == (state["b"], state["n"])
-    assert shrunk({"b": state["b"]}, factors[3]) == {"b": state["b"]}
+    assert shrink_tensors({"b": state["b"]}, factors[3]) == {"b": state["b"]}
 
 
 # Linear layers merged by what the clients' updates have read, against numpy and cases that are known.
@@ -95,7 +95,7 @@ def numpy_merge(start: Layer, clients: list[Layer], weights: list[float]) -> np.
 def test_merged_layers_are_those_of_numpy() -> None:
     start, clients, weights = layer(0), [layer(seed) for seed in (1, 2, 3)], [1.0, 5.0, 2.0]
 
-    found = merged_layers(start, zip(clients, weights, strict=True), ["l"])
+    found = merge_layers(start, zip(clients, weights, strict=True), ["l"])
 
     wanted = numpy_merge(start, clients, weights)
     np.testing.assert_allclose(found["l.weight"].numpy(), wanted[:, :-1], rtol=1e-5, atol=1e-6)
@@ -106,7 +106,7 @@ def test_merged_layers_are_those_of_numpy() -> None:
 def test_one_client_or_equal_clients_keep_their_weights(bias: bool) -> None:
     start, own = layer(0, bias=bias), layer(1, bias=bias)
     for count in (1, 3):
-        found = merged_layers(start, [(own, 1.0)] * count, ["l"])
+        found = merge_layers(start, [(own, 1.0)] * count, ["l"])
         assert found.keys() == own.keys()
         for key, value in own.items():
             torch.testing.assert_close(found[key], value)
@@ -119,7 +119,7 @@ def test_clients_of_different_inputs_both_keep_their_answers(monkeypatch: pytest
     first, second = (start["l.weight"].clone() for _ in range(2))
     first[:, :2], second[:, 2:4] = layer(1)["l.weight"][:, :2], layer(2)["l.weight"][:, 2:4]
 
-    found = merged_layers(start, [({"l.weight": first}, 1.0), ({"l.weight": second}, 1.0)], ["l"])["l.weight"]
+    found = merge_layers(start, [({"l.weight": first}, 1.0), ({"l.weight": second}, 1.0)], ["l"])["l.weight"]
 
     torch.testing.assert_close(found, first + second, rtol=1e-4, atol=1e-5)
 

@@ -10,9 +10,9 @@ from strategies.combiners.combiners import Mean
 from strategies.core.facts import UploadFacts
 from strategies.method import Upload
 from strategies.teacher import calls as module
-from strategies.teacher.calls import StackedMembers, recomputed
+from strategies.teacher.calls import StackedMembers, recompute_backward
 from strategies.teacher.ensemble import Ensemble
-from strategies.uploads.quantization import as_int8, calibrate
+from strategies.uploads.quantization import calibrate, simulate_int8
 
 
 def net(width: int) -> nn.Module:
@@ -53,11 +53,11 @@ def images() -> Tensor:
 @pytest.mark.parametrize("form", ["loop", "auto", "stacked"])
 def test_recomputed_members_give_the_same_bits(form: str, images: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = answers(ensemble(form=form).member_logits, images)
-    monkeypatch.setattr(module, "recomputed", lambda *_: pytest.fail("all of them fit"))
+    monkeypatch.setattr(module, "recompute_backward", lambda *_: pytest.fail("all of them fit"))
     answers(ensemble(form="loop").member_logits, images)
     monkeypatch.undo()
     again: list[Tensor] = []
-    monkeypatch.setattr(module, "recomputed", lambda call, x: again.append(x) or recomputed(call, x))
+    monkeypatch.setattr(module, "recompute_backward", lambda call, x: again.append(x) or recompute_backward(call, x))
     monkeypatch.setattr(module, "KEPT", 3)  # as many as the larger kind has, so that the groups stay as they were
     for ours, theirs in zip(answers(ensemble(form=form).member_logits, images), expected, strict=True):
         assert torch.equal(ours, theirs)
@@ -103,5 +103,5 @@ def test_int8_members_are_the_quantised_uploads_whatever_form_is_asked_for(
         alone = BUILDERS[upload.architecture]()
         alone.load_state_dict(upload.read())
         assert not torch.equal(ours, alone.eval()(images))
-        member = as_int8(alone, upload.ranges).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        member = simulate_int8(alone, upload.ranges).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         assert torch.equal(ours, member(images))

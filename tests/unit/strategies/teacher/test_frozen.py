@@ -7,7 +7,7 @@ from forward_backward import answers
 from torch import Tensor, nn
 
 from fl_app.models import build, builders
-from strategies.teacher.frozen import lean_max_pool2d, simplified
+from strategies.teacher.frozen import lean_max_pool2d, simplify
 
 
 def lively(model: nn.Module) -> nn.Module:
@@ -44,13 +44,13 @@ def test_simplified_model_of_the_zoo_agrees_in_logits_and_input_gradients(name: 
     torch.manual_seed(0)
     model = lively(build(name, num_classes=4, input_shape=(1, 20, 20))).double()
     x = torch.randn(2, 1, 20, 20, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    assert_equal(model, simplified(model), x, tolerance=1e-10)
+    assert_equal(model, simplify(model), x, tolerance=1e-10)
 
 
 def test_simplified_resnet_in_single_precision_agrees_and_has_no_normalisation_left() -> None:
     torch.manual_seed(0)
     model = lively(build("resnet8", num_classes=4, input_shape=(1, 16, 16)))
-    fast = simplified(model)
+    fast = simplify(model)
     assert norms(model) > 0
     assert norms(fast) == 0
     assert_equal(model, fast, images(16), tolerance=3e-6)

@@ -9,7 +9,7 @@ from torch import Tensor, fx, nn
 from strategies.combiners.combiners import Mean
 from strategies.teacher.calls import NarrowMembers
 from strategies.teacher.ensemble import Ensemble
-from strategies.teacher.frozen import simplified
+from strategies.teacher.frozen import simplify
 
 
 class Skip(nn.Module):
@@ -58,7 +58,7 @@ def test_joined_first_layers_equal_the_members_as_they_came(name: str, channels_
     x = x.contiguous(memory_format=torch.channels_last) if channels_last else x
     expected = answers(partial(one_by_one, members), x)
     traced = [
-        found if isinstance(found := simplified(member), fx.GraphModule) else fx.symbolic_trace(member)
+        found if isinstance(found := simplify(member), fx.GraphModule) else fx.symbolic_trace(member)
         for member in members
     ]
     joined = NarrowMembers(traced)
@@ -69,5 +69,5 @@ def test_joined_first_layers_equal_the_members_as_they_came(name: str, channels_
 
 
 def joined(*seeds: int) -> Ensemble:
-    members = [simplified(drawn(NETS["pool and ReLU"], seed)) for seed in seeds]
+    members = [simplify(drawn(NETS["pool and ReLU"], seed)) for seed in seeds]
     return Ensemble(members, Mean(), kinds=["net"] * len(members))

@@ -19,11 +19,11 @@ from strategies.uploads.packed import from_wire, pack_member, to_wire, unpack_me
 from strategies.uploads.quantization import (
     INPUT,
     affine,
-    as_int8,
     calibrate,
-    dequantized,
+    dequantize_state,
     quantize_activations,
-    quantized,
+    quantize_state,
+    simulate_int8,
 )
 
 Ranges = dict[str, tuple[float, float]]
@@ -60,21 +60,21 @@ def seven_bits(low: float, high: float) -> np.ndarray[Any, Any]:
 
 def test_weights_become_the_nearest_points_of_a_symmetric_grid_of_eight_bits() -> None:
     weight = torch.randn(5, 4, 3, generator=torch.Generator().manual_seed(1))
-    arrays = quantized({"w": weight})
+    arrays = quantize_state({"w": weight})
     scale = np.abs(weight.double().numpy()).max() / 127.5
     assert arrays["w"].dtype == np.int8
     assert (arrays["w/scale"].dtype, arrays["w/scale"].shape) == (np.float32, ())
     np.testing.assert_allclose(arrays["w/scale"], scale, rtol=1e-6)
     np.testing.assert_allclose(
-        dequantized(arrays)["w"], nearest(weight.numpy(), scale * np.arange(-128, 128)), rtol=1e-6
+        dequantize_state(arrays)["w"], nearest(weight.numpy(), scale * np.arange(-128, 128)), rtol=1e-6
     )
 
 
 @pytest.mark.parametrize("sign", [1, -1])
 def test_weights_are_off_by_half_a_step_at_most_even_at_the_ends(sign: int) -> None:
     weight = sign * torch.linspace(-0.3, 1.0, 1001)[:, None]
-    arrays = quantized({"w": weight})
-    error = (dequantized(arrays)["w"] - weight).abs().max().item()
+    arrays = quantize_state({"w": weight})
+    error = (dequantize_state(arrays)["w"] - weight).abs().max().item()
     half = float(arrays["w/scale"]) / 2
     assert 0.99 * half < error <= half * (1 + 1e-5)
     assert abs(int(arrays["w"][0, 0])) == 38
@@ -85,9 +85,9 @@ def test_quantized_keeps_biases_statistics_and_counters_and_shares_no_memory() -
     model = net()
     state = model.state_dict()
     before = {key: value.clone() for key, value in state.items()}
-    arrays = quantized(state)
+    arrays = quantize_state(state)
     assert {key for key, array in arrays.items() if array.dtype == np.int8} == {"0.weight", "5.weight"}
-    again = dequantized(arrays)
+    again = dequantize_state(arrays)
     assert list(again) == list(state)
     for key in state:
         assert (again[key].dtype, again[key].shape) == (state[key].dtype, state[key].shape)
@@ -117,7 +117,7 @@ Q = np.ones((2, 2), np.int8)
 )
 def test_dequantized_of_arrays_that_do_not_fit_says_which(arrays: dict[str, Any], reason: str) -> None:
     with pytest.raises(UploadError, match=reason):
-        dequantized({"b": np.zeros(2, np.float32), **arrays})
+        dequantize_state({"b": np.zeros(2, np.float32), **arrays})
 
 
 def test_dequantized_weights_after_the_wire_have_the_same_bits() -> None:
@@ -127,7 +127,7 @@ def test_dequantized_weights_after_the_wire_have_the_same_bits() -> None:
     received = {key: Array(value).numpy() for key, value in arrays.items()}
     again = from_wire(3, received, facts, architecture="net", precision="int8")
     assert again.digest == packed.digest
-    one, other = dequantized(packed.arrays), unpack_member(again, net).state_dict()
+    one, other = dequantize_state(packed.arrays), unpack_member(again, net).state_dict()
     assert list(one) == list(other)
     assert all(torch.equal(one[key], other[key]) for key in one)
 
@@ -193,7 +193,7 @@ def by_hand(model: nn.Module, ranges: Ranges, x: Tensor) -> Tensor:
 def test_as_int8_rounds_the_input_and_every_layer_by_itself() -> None:
     model = net()
     ranges = calibrate(model, [inputs()])
-    got = as_int8(copy.deepcopy(model), ranges)(inputs(seed=1))
+    got = simulate_int8(copy.deepcopy(model), ranges)(inputs(seed=1))
     expected = by_hand(model, ranges, inputs(seed=1))
     step = affine(*ranges["5"])[0]
     off = (got - expected).abs() / step
@@ -257,7 +257,7 @@ def test_as_int8_of_every_architecture_is_close_and_passes_gradients(arch: str) 
     ranges = calibrate(model, [x])
     weighty: Callable[[nn.Module], bool] = lambda part: isinstance(part, nn.Conv2d | nn.Linear | nn.BatchNorm2d)  # noqa: E731
     assert {name for name, part in model.named_modules() if weighty(part)} <= set(ranges)
-    member, floating = as_int8(copy.deepcopy(model), ranges), model.eval()
+    member, floating = simulate_int8(copy.deepcopy(model), ranges), model.eval()
     x = x.requires_grad_() if x.is_floating_point() else x
     logits, expected = member(x), floating(x)
     spread = (expected.max() - expected.min()).item()

@@ -15,7 +15,7 @@ from strategies import Iterative, IterativeConfig
 from strategies.client import upload_facts
 from strategies.client.corrections import LocalUpdate, read_round
 from strategies.client.round_state import RoundState
-from strategies.distillation.lent import Lent
+from strategies.distillation.generator_spec import GeneratorSpec
 from strategies.rounds.refinement import Refiner
 
 State = dict[str, torch.Tensor]
@@ -101,10 +101,10 @@ def test_generator_of_a_round_goes_out_with_the_next(tmp_path: Path, level: str)
         assert sorted(sent) == (["arrays"] if number == 1 else ["arrays", "generator"])
         assert any(key.startswith("generator-") for key in said) == (number > 1)
         if number > 1:
-            lent = Lent.read(said)
-            assert lent.level == level
-            assert lent.weight == pytest.approx(10.0 * 0.98 ** (number - 1))
-            lent.build(72).load_state_dict(sent["generator"])
+            spec = GeneratorSpec.read(said)
+            assert spec.level == level
+            assert spec.weight == pytest.approx(10.0 * 0.98 ** (number - 1))
+            spec.build(72).load_state_dict(sent["generator"])
     assert [said["server-round"] for _, said, _ in federation.asked] == [1, 1, 2, 2, 3, 3]
     second, third = (federation.asked[place][2]["generator"] for place in (2, 4))
     assert equal(second, federation.asked[3][2]["generator"])

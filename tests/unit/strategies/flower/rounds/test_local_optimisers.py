@@ -18,7 +18,7 @@ from strategies.client import upload_facts
 from strategies.client.corrections import LocalUpdate, read_round
 from strategies.client.round_state import RoundState
 from strategies.flower import asking
-from strategies.flower.rounds.base import Base, base_of
+from strategies.flower.rounds.base import Base, configured_base
 from strategies.flower.rounds.stepped import FedDyn
 
 
@@ -146,7 +146,7 @@ def test_fedprox_by_hand(tmp_path: Path, rounds: int, wanted: float) -> None:
     ],
 )
 def test_feddyn_by_hand(tmp_path: Path, rounds: int, wanted: float, drifts: tuple[float, float]) -> None:
-    base = base_of(IterativeConfig(strategy="feddyn", dyn_alpha=1.0))
+    base = configured_base(IterativeConfig(strategy="feddyn", dyn_alpha=1.0))
     assert by_hand(tmp_path, rounds, strategy="feddyn", base=base) == wanted
     assert (kept(tmp_path, "alice", "drift.w"), kept(tmp_path, "bob", "drift.w")) == drifts
     assert isinstance(base.strategy, FedDyn)

@@ -17,7 +17,7 @@ from test_iterative import iterative, refusals_of, result_of, rows_of, trainer
 
 from strategies.core.errors import QuorumError
 from strategies.flower.messages import Reply
-from strategies.flower.rounds.answers import Answered
+from strategies.flower.rounds.answers import CheckedAnswer
 from strategies.flower.rounds.base import EVERYONE, Base
 
 Change = Callable[[RecordDict], None]
@@ -99,12 +99,12 @@ def test_answer_in_another_form_counts_or_is_refused_alone(
     assert not torch.equal(found["0.weight"], weights(5)["0.weight"])
 
 
-def answered(client: str, **content: Any) -> Answered:
+def answered(client: str, **content: Any) -> CheckedAnswer:
     """An answer whose model is one array."""
     question = Message(RecordDict(), dst_node_id=1, message_type="train")
     facts: Any = None
     reply = Reply(facts, {"w": torch.ones(2)})
-    return Answered(client, Message(RecordDict(), reply_to=question), RecordDict(content), reply)
+    return CheckedAnswer(client, Message(RecordDict(), reply_to=question), RecordDict(content), reply)
 
 
 MODEL, NUMBERS = ArrayRecord({"w": torch.zeros(2)}), MetricRecord({"num-examples": 5})
@@ -135,7 +135,7 @@ def test_client_without_a_number_that_a_project_s_own_average_reads_costs_its_an
     assert [row["answers"] for row in rows_of(tmp_path / "flower")] == [4, 4]
 
 
-def numbers(client: str, **values: Any) -> Answered:
+def numbers(client: str, **values: Any) -> CheckedAnswer:
     return answered(client, arrays=MODEL, metrics=MetricRecord({"num-examples": 5, **values}))
 
 

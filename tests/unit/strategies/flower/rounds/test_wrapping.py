@@ -19,7 +19,7 @@ from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, Krum, Strategy
 from strategies import Dense, Iterative, IterativeConfig
 from strategies.core.errors import OptionError
 from strategies.flower.messages import read_reply
-from strategies.flower.rounds.answers import Answered
+from strategies.flower.rounds.answers import CheckedAnswer
 from strategies.flower.rounds.base import Base
 from strategies.flower.rounds.flboost import wrap
 from strategies.flower.rounds.global_model import GlobalModel
@@ -51,7 +51,7 @@ def model_of(base: Base, start: State | None = None) -> GlobalModel:
 
 def answered(
     model: GlobalModel, contents: Mapping[int, RecordDict], states: list[State], **metrics: Any
-) -> list[Answered]:
+) -> list[CheckedAnswer]:
     """The answers of some nodes, checked as they are in a run."""
     found = []
     for k, (node, question) in enumerate(contents.items()):
@@ -60,7 +60,7 @@ def answered(
         asked = Message(question, dst_node_id=node, message_type="train")
         checked = model.check_answer(content)
         reply = read_reply(checked, Signatures({"model": net}), num_classes=CLASSES, max_bytes=10**7, sender=f"c{k}")
-        found.append(Answered(f"c{k}", Message(content, reply_to=asked), checked, reply))
+        found.append(CheckedAnswer(f"c{k}", Message(content, reply_to=asked), checked, reply))
     return found
 
 

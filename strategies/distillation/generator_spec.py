@@ -1,4 +1,4 @@
-"""A generator that the server lends to its clients, and its description in a request's config.
+"""A generator that the server shares with its clients, and its description in a request's config.
 
 FedGen (:mod:`strategies.methods.fed_gen`) sends its generator's weights as the array record ``generator``. The config
 entries that begin with ``generator-`` describe its architecture and its use.
@@ -24,7 +24,7 @@ MOST_VALUES = 2**26  # of a batch: its examples, or layers, and what they are ma
 
 
 @dataclass(frozen=True)
-class Lent:
+class GeneratorSpec:
     """A request's description of the generator that comes with it.
 
     Attributes:
@@ -49,54 +49,54 @@ class Lent:
     weight: float
     epochs: int
 
-    def told(self) -> dict[str, str | int | float]:
+    def as_config(self) -> dict[str, str | int | float]:
         """Return the description as entries of a request's config."""
-        channels, height, breadth = self.shape
+        channels, height, width = self.shape
         return {
             "generator-level": self.level,
             "generator-noise": self.noise,
             "generator-latent": self.latent,
             "generator-classes": self.classes,
             "generator-width": self.width,
-            "generator-channels": channels,
-            "generator-height": height,
-            "generator-breadth": breadth,
+            "generator-image-channels": channels,
+            "generator-image-height": height,
+            "generator-image-width": width,
             "generator-batch": self.batch,
             "generator-weight": self.weight,
             "generator-epochs": self.epochs,
         }
 
     @classmethod
-    def read(cls, said: Mapping[str, Any]) -> Lent:
+    def read(cls, said: Mapping[str, Any]) -> GeneratorSpec:
         """Return the description in a request's config.
 
         Raises:
             UploadError: A key is missing, or its value out of range. Also: a batch would have more than
                 :data:`MOST_VALUES` values.
         """
-        lent = cls(
+        spec = cls(
             level=_word(said, "generator-level", LEVELS),
             noise=_word(said, "generator-noise", NOISES),
             latent=_whole(said, "generator-latent"),
             classes=_whole(said, "generator-classes"),
             width=_whole(said, "generator-width"),
             shape=(
-                _whole(said, "generator-channels"),
-                _whole(said, "generator-height"),
-                _whole(said, "generator-breadth"),
+                _whole(said, "generator-image-channels"),
+                _whole(said, "generator-image-height"),
+                _whole(said, "generator-image-width"),
             ),
             batch=_whole(said, "generator-batch"),
             weight=_weight(said, "generator-weight"),
             epochs=_whole(said, "generator-epochs"),
         )
-        made = math.prod(lent.shape) if lent.level == "images" else lent.width
-        values = lent.batch * (lent.latent + lent.classes + made)
+        made = math.prod(spec.shape) if spec.level == "images" else spec.width
+        values = spec.batch * (spec.latent + spec.classes + made)
         if values > MOST_VALUES:
             raise UploadError(
-                f"the server's generator-batch is {lent.batch}: must make it hold at most {MOST_VALUES} values, "
+                f"the server's generator-batch is {spec.batch}: must make it hold at most {MOST_VALUES} values, "
                 f"not {values}"
             )
-        return lent
+        return spec
 
     def build(self, features: int) -> nn.Module:
         """Return an untrained generator (noise [B, Z], labels [B]) -> inputs of the model, or of its last layer.
