@@ -236,7 +236,7 @@ def _shard_class() -> type:
     """Return the class of a shard's actor, local for the same reason."""
     opened = _opener()
 
-    class Shard:
+    class ShardActor:
         def __init__(self, library: str, paths: tuple[str, ...]) -> None:
             self.library = opened(library, paths)
 
@@ -265,4 +265,4 @@ def _shard_class() -> type:
         def backward(self, ticket: int, logits: Any, watched: Any) -> Any:
             return self.worker.backward(ticket, logits, watched)
 
-    return Shard
+    return ShardActor

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from strategies.distillation.lent import GeneratorSpec
 from torch import nn
 
 from strategies.client.corrections import LocalUpdate
@@ -16,12 +15,13 @@ from strategies.client.generated import GeneratedExamples
 from strategies.client.round_state import RoundState
 from strategies.core.errors import UploadError
 from strategies.core.seeds import generator
+from strategies.distillation.generator_spec import GeneratorSpec
 
 State = dict[str, torch.Tensor]
 
 SHAPE, CLASSES = (1, 8, 8), 4
-LENT = GeneratorSpec("features", "normal", 5, CLASSES, 6, SHAPE, 6, 0.7, 20)
-IMAGES = replace(LENT, level="images", noise="uniform")
+SPEC = GeneratorSpec("features", "normal", 5, CLASSES, 6, SHAPE, 6, 0.7, 20)
+IMAGES = replace(SPEC, level="images", noise="uniform")
 INPUTS, LABELS = torch.linspace(-1, 1, 4 * 64).view(4, *SHAPE), torch.tensor([0, 2, 2, 0])
 COUNTS = (7, 0, 9, 0)
 PINNED = 0.0026643  # the mean way of a parameter in three steps of SGD
@@ -35,43 +35,43 @@ def net() -> nn.Module:
         )
 
 
-def weights_of(lent: GeneratorSpec, features: int = 9) -> State:
+def weights_of(spec: GeneratorSpec, features: int = 9) -> State:
     """Weights of a generator whose running statistics are not the initial ones."""
     with torch.random.fork_rng():
         torch.manual_seed(4)
-        made = lent.build(features)
-        made(torch.randn(30, lent.latent), torch.arange(30) % lent.classes)
+        made = spec.build(features)
+        made(torch.randn(30, spec.latent), torch.arange(30) % spec.classes)
     return {name: value.clone() for name, value in made.state_dict().items()}
 
 
-def terms(model: nn.Module, lent: GeneratorSpec = LENT, **changes: Any) -> GeneratedExamples:
-    said = {"seed": 5, **lent.told()}
+def terms(model: nn.Module, spec: GeneratorSpec = SPEC, **changes: Any) -> GeneratedExamples:
+    said = {"seed": 5, **spec.as_config()}
     more: dict[str, Any] = {"client": "alice", "server_round": 3, "label_counts": COUNTS, **changes}
-    return GeneratedExamples(model, said, weights_of(lent), **more)
+    return GeneratedExamples(model, said, weights_of(spec), **more)
 
 
 def log_softmax(logits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return logits - np.log(np.exp(logits).sum(1, keepdims=True))  # type: ignore[no-any-return]
 
 
-def draws(lent: GeneratorSpec) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def draws(spec: GeneratorSpec) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The labels y~ of the first penalty, their examples, and those of the batch."""
-    made = lent.build(9)
-    made.load_state_dict(weights_of(lent))
+    made = spec.build(9)
+    made.load_state_dict(weights_of(spec))
     made.eval()
     rng = generator(5, "generated", "alice", 3)
-    drawn = torch.randint(lent.classes, (lent.batch,), generator=rng)
-    draw = torch.randn if lent.noise == "normal" else torch.rand
+    drawn = torch.randint(spec.classes, (spec.batch,), generator=rng)
+    draw = torch.randn if spec.noise == "normal" else torch.rand
     with torch.no_grad():
-        first = made(draw(lent.batch, lent.latent, generator=rng), drawn)
-        return drawn, first, made(draw(len(LABELS), lent.latent, generator=rng), LABELS)
+        first = made(draw(spec.batch, spec.latent, generator=rng), drawn)
+        return drawn, first, made(draw(len(LABELS), spec.latent, generator=rng), LABELS)
 
 
 def test_penalty_is_numpy_s() -> None:
     model = net()
     logits = model(INPUTS)
     found = terms(model).penalty(model, logits, LABELS)
-    drawn, own, others = (part.double().numpy() for part in draws(LENT))
+    drawn, own, others = (part.double().numpy() for part in draws(SPEC))
     weight, bias = (value.detach().double().numpy() for value in model[6].parameters())  # type: ignore[index]
     classified = -log_softmax(own @ weight.T + bias)[np.arange(6), drawn.astype(int)].mean()
     target, mine = log_softmax(others @ weight.T + bias), log_softmax(logits.detach().double().numpy())
@@ -82,8 +82,8 @@ def test_penalty_is_numpy_s() -> None:
 
 def test_gradient_reaches_the_head_through_generated_features_and_the_body_through_the_batch_alone() -> None:
     model = net()
-    quiet = replace(LENT, weight=0.0)
-    both, none = (terms(model, lent).penalty(model, model(INPUTS), LABELS) for lent in (LENT, quiet))
+    quiet = replace(SPEC, weight=0.0)
+    both, none = (terms(model, spec).penalty(model, model(INPUTS), LABELS) for spec in (SPEC, quiet))
     assert none.item() == 0.0
     first = torch.autograd.grad(both, list(model.parameters()))
     assert all(bool(value.abs().sum() > 0) for value in first[:1] + first[-2:])
@@ -128,17 +128,17 @@ def same(one: State, other: State) -> bool:
     return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
 
 
-@pytest.mark.parametrize("lent", [LENT, IMAGES], ids=["features", "images"])
-def test_lent_generator_changes_local_training(lent: GeneratorSpec) -> None:
+@pytest.mark.parametrize("spec", [SPEC, IMAGES], ids=["features", "images"])
+def test_shared_generator_changes_local_training(spec: GeneratorSpec) -> None:
     said = {"server-round": 2, "seed": 1}
     plain = trained({}, said)
-    with_it = trained({"generator": weights_of(lent)}, {**said, **lent.told()})
+    with_it = trained({"generator": weights_of(spec)}, {**said, **spec.as_config()})
     assert not same(plain, with_it)
-    assert same(with_it, trained({"generator": weights_of(lent)}, {**said, **lent.told()}))
+    assert same(with_it, trained({"generator": weights_of(spec)}, {**said, **spec.as_config()}))
 
 
 def test_local_training_gives_the_pinned_value() -> None:
-    found, start = trained({"generator": weights_of(LENT)}, {"server-round": 2, "seed": 1, **LENT.told()}), net()
+    found, start = trained({"generator": weights_of(SPEC)}, {"server-round": 2, "seed": 1, **SPEC.as_config()}), net()
     moved = [(found[name] - value).abs().flatten() for name, value in start.named_parameters()]
     assert torch.cat(moved).mean().item() == pytest.approx(PINNED, rel=1e-3)
 
@@ -157,4 +157,4 @@ def test_local_training_gives_the_pinned_value() -> None:
 )
 def test_generator_that_does_not_fit_is_refused(change: dict[str, Any], reason: str) -> None:
     with pytest.raises(UploadError, match=reason):
-        trained({"generator": weights_of(LENT)}, {"server-round": 2, **LENT.told(), **change})
+        trained({"generator": weights_of(SPEC)}, {"server-round": 2, **SPEC.as_config(), **change})
