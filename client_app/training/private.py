@@ -2,7 +2,7 @@
 
 Paper: Abadi et al., Deep Learning with Differential Privacy, CCS 2016, https://arxiv.org/abs/1607.00133, Algorithm 1.
 Symbols: q = L / N -> Plan.rate; sigma -> Plan.noise; C -> privacy.clip; T -> Plan.steps; L -> the mean batch size.
-Where: Algorithm 1 -> train; one step -> _private_gradient; the accountant -> plan_of.
+Where: Algorithm 1 -> train; one step -> _private_gradient; the accountant -> plan_privacy.
 Deviations: opacus computes per-sample gradients, clips them (GradSampleModule, DPOptimizer), and accounts
     by Renyi differential privacy (Mironov 2017; Mironov, Talwar, Zhang 2019). Its bound is tighter than the paper's
     moments. SGD with momentum, or Adam, steps on the noisy gradient, which is post-processing.

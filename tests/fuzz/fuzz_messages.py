@@ -276,7 +276,7 @@ def _unpack(sent: tuple[dict[str, Any], dict[str, Any]]) -> Any:
     return unpack_member(packed, net)
 
 
-SPEC = GeneratorSpec("images", "normal", 8, CLASSES, 16, (1, 8, 8), 4, 1.0, 2).told()
+SPEC = GeneratorSpec("images", "normal", 8, CLASSES, 16, (1, 8, 8), 4, 1.0, 2).as_config()
 with torch.random.fork_rng():
     GENERATOR = GeneratorSpec.read(SPEC).build(0).state_dict()
 ROUND: dict[str, Any] = {"server-round": 2, "last-round": 1, "safe-round": 1, "seed": 0, **SPEC}

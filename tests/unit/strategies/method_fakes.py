@@ -148,7 +148,7 @@ def check_resume(method: Method, config: Any, **also: Any) -> None:
 def check_teacher_stays(method: Method, config: Any, patch: pytest.MonkeyPatch) -> None:
     """The members are after a run what they were before, running statistics included."""
     module = importlib.import_module(f"strategies.{method.name.replace('-', '_')}")
-    build, made = module.teacher_of, list[tuple[Ensemble, dict[str, torch.Tensor]]]()
+    build, made = module.build_teacher, list[tuple[Ensemble, dict[str, torch.Tensor]]]()
 
     def spy(*args: Any, **kwargs: Any) -> Ensemble:
         teacher: Ensemble = build(*args, **kwargs)

@@ -17,7 +17,7 @@ SMALLEST_NORMAL = 1.1754943508222875e-38
 # In a process of its own: what other tests left in the heap would serve the large blocks too.
 FAULTS = textwrap.dedent("""
     import resource, torch
-    from strategies.core.processor import kept_memory
+    from strategies.core.processor import keep_freed_memory
 
     def step():  # blocks of 40 to 64 MiB, above what glibc ever keeps by itself
         first = torch.empty(12 * 2**20).fill_(1.0)
@@ -33,7 +33,7 @@ FAULTS = textwrap.dedent("""
             step()
         return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
-    with kept_memory():
+    with keep_freed_memory():
         kept = faults()
     print(kept, faults())
 """)
@@ -76,9 +76,9 @@ def test_a_block_restores_what_was_set_before_it_also_after_an_error(before: boo
 def test_all_threads_of_a_process_that_begins_with_it_take_subnormal_numbers_for_zero() -> None:
     code = textwrap.dedent("""
         import torch
-        from strategies.core.processor import subnormals_as_zero
+        from strategies.core.processor import flush_subnormals
 
-        with subnormals_as_zero():
+        with flush_subnormals():
             torch.set_num_threads(2)
             many = torch.full((2**20,), 1e-39)
             inside = int((many * 0.5).count_nonzero())
