@@ -6,7 +6,8 @@ Symbols: z_k -> member logits; n_k^c -> tally_pool.examples_per_class; pi_k, q_k
     pool's softmax; X -> noise.noise_images, overlaid.
 Where: the counts -> class_counts; the teacher -> opinion_pools.OpinionPool, with ``gate`` update_gate.GatedPool;
     the start -> class_weighted; the student ``min_S mean_X KL(P_T(X) || S(X))`` -> learner.Learner; X of heads on one
-    backbone, which are noise features -> feature_noise.generate_noise; with ``spanned``, more X -> spanned.move_into_spans.
+    backbone, which are noise features -> feature_noise.generate_noise; with ``spanned``, more X ->
+    spanned.move_into_spans.
 """
 
 from __future__ import annotations
