@@ -269,7 +269,7 @@ def import_folder(
         given = settings_of(settings)
         from server_app.replay.imports import ImportRequest, import_checkpoints, import_lines
 
-        request = ReplayRequest(folder, architecture, given, map, out, skip_bad)
+        request = ImportRequest(folder, architecture, given, map, out, skip_bad)
         result = import_checkpoints(request, log=lambda line: say(line, format))
     typer.echo(json.dumps(result) if format == "json" else "\n".join(import_lines(result)))
 
