@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from fl_app.models import build
 from server_app.cli import cli
 from server_app.replay.imports import ImportRequest, import_checkpoints
-from server_app.replay.stored import ReplayRequest as ReplayRequest
+from server_app.replay.stored import ReplayRequest
 from server_app.replay.stored import replay_run
 from server_app.settings.build import held_out
 from server_app.settings.read import read_settings
