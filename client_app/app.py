@@ -12,7 +12,7 @@ from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 from flwr.common.logger import log
 
-from client_app.label_counts import told_counts
+from client_app.label_counts import reported_counts
 from client_app.node import Asked, Node
 from fl_app.node_config import client_name, is_deployed, node_facts, node_policy
 from fl_app.project import FAILURES
@@ -63,7 +63,6 @@ def upload(msg: Message, context: Context) -> Message:
 
     from client_app.work import trained_model
     from fl_app.config import AppConfig
-    from fl_app.models.uploaded import uploaded_name
 
     try:
         config = AppConfig.from_settings(context.run_config)
@@ -72,8 +71,6 @@ def upload(msg: Message, context: Context) -> Message:
         asked = Asked.of(msg.content.config_records.get("config", ConfigRecord()), config.seed)
         start = read_arrays(msg.content.array_records.get("arrays", ArrayRecord()), torch.from_numpy)
         trained, state = trained_model(config, node, asked, start)
-        # A checkpoint without data has no facts of its own.
-        node = replace(node, architecture=uploaded_name(asked.task, node.architecture))
         return _reply(msg, config, node, trained, state)
     except OneShotError as error:
         return failure(msg, client=name, reason=str(error))
@@ -149,24 +146,11 @@ def _one_round(msg: Message, context: Context, facts: Mapping[str, Any], policy:
         return failure(msg, client=client_name(facts), reason=str(error))
 
 
-def _reply(
-    msg: Message, config: AppConfig, node: Node, trained: Trained | None, state: dict[str, torch.Tensor]
-) -> Message:
-    counts = None if trained is None else told_counts(trained.label_counts, config.client, node.policy)
-    metrics = MetricRecord()
-    if trained is not None:
-        metrics["num-examples"] = trained.num_examples
-        told = {"train-loss": trained.loss, "train-accuracy": trained.accuracy}
-        told |= {} if trained.epsilon is None else {"epsilon": trained.epsilon}
-        metrics.update({key: value for key, value in told.items() if value == value})  # NaN: not measured
-    # A kept model has the architecture that it was trained with.
-    architecture = trained.architecture if trained is not None else node.architecture
-    facts: ConfigRecord = upload_facts(
-        client=node.client,
-        architecture=architecture,
-        label_counts=counts,
-        pretrained=bool(node.checkpoint),
-        ranges=None if trained is None else trained.ranges,
-    )
-    content = RecordDict({"arrays": ArrayRecord(state), "metrics": metrics, "upload": facts})
+def _reply(msg: Message, config: AppConfig, node: Node, trained: Trained, state: dict[str, torch.Tensor]) -> Message:
+    facts = trained.facts
+    if facts.label_counts is not None:
+        facts = replace(facts, label_counts=reported_counts(facts.label_counts, config.client, node.policy))
+    size = {} if facts.num_examples is None else {"num-examples": facts.num_examples}
+    content = RecordDict({"arrays": ArrayRecord(state), "metrics": MetricRecord({**size, **trained.metrics})})
+    content["upload"] = ConfigRecord(facts.to_record())
     return Message(content, reply_to=msg)

@@ -10,14 +10,14 @@ from dataclasses import replace
 
 import torch
 
-from client_app.keeping import Trained
 from client_app.node import Node
 from fl_app.attacks import CLAIMING, KINDS, POISONING, AttackConfig, triggered
 from fl_app.config import AppConfig
 from fl_app.data import ImageData
 from fl_app.models import penultimate
 from fl_app.node_config import client_name
-from strategies.core.errors import UploadError
+from strategies.core import refusals
+from strategies.core.facts import UploadFacts
 from strategies.core.seeds import generator
 
 
@@ -63,21 +63,21 @@ def scale_last_layer(model: torch.nn.Module, factor: float) -> None:
             parameter.mul_(factor)
 
 
-def exaggerate_claims(trained: Trained, attack: AttackConfig, client: str) -> Trained:
+def exaggerate_claims(facts: UploadFacts, attack: AttackConfig) -> UploadFacts:
     """Return the facts that a client reports of its training: the true ones, unless it is an attacker that claims more.
 
     A claim is ``attack.factor`` times the true number of examples. ``claim`` multiplies the count of every class that
     the client holds, with at least one example each; ``claim-uniform`` divides the sum equally over all classes.
     """
-    counts = trained.label_counts
-    if (kind := attack.of(client)) not in CLAIMING or not counts:
-        return trained
+    counts = facts.label_counts
+    if (kind := attack.of(facts.client)) not in CLAIMING or not counts:
+        return facts
     if kind == "claim-uniform":
         each, over = divmod(max(1, round(attack.factor * sum(counts))), len(counts))
         counts = tuple(each + (number < over) for number in range(len(counts)))
     else:
         counts = tuple(max(int(count > 0), round(attack.factor * count)) for count in counts)
-    return replace(trained, num_examples=sum(counts), label_counts=counts)
+    return replace(facts, num_examples=sum(counts), label_counts=counts)
 
 
 def choose_victim(node: Node, config: AppConfig) -> Node:
@@ -89,16 +89,17 @@ def choose_victim(node: Node, config: AppConfig) -> Node:
         UploadError: This client is not simulated, or all clients are attackers.
     """
     if config.client.nodes or node.client != _name(node.partition_id):
-        raise UploadError(
-            f"attack.kind is 'copy': must be one of {_others('copy')} for {node.client}; only in a simulation can a "
-            "client read the examples of another"
+        raise refusals.bad_setting(
+            "attack.kind",
+            "'copy'",
+            f"one of {_others('copy')} for {node.client}; only in a simulation can a client read those of another",
         )
     following = [(node.partition_id + step) % node.num_partitions for step in range(1, node.num_partitions)]
     for partition_id in following:
         if config.attack.of(_name(partition_id)) == "none":
             architecture = config.model.of_client(partition_id)
             return replace(node, client=_name(partition_id), partition_id=partition_id, architecture=architecture)
-    raise UploadError("attack.clients names every client: must leave one honest client with 'attack.kind' 'copy'")
+    raise refusals.no_honest_client()
 
 
 def check_trains(attack: AttackConfig, client: str) -> None:
@@ -108,7 +109,7 @@ def check_trains(attack: AttackConfig, client: str) -> None:
         UploadError: The client is an attacker.
     """
     if (kind := attack.of(client)) != "none":
-        raise UploadError(f"attack.kind is {kind!r}: must be 'none' for a client that uploads a checkpoint")
+        raise refusals.bad_setting("attack.kind", repr(kind), "'none' for a client that uploads a checkpoint")
 
 
 def check_rounds(attack: AttackConfig, client: str) -> None:
@@ -118,7 +119,7 @@ def check_rounds(attack: AttackConfig, client: str) -> None:
         UploadError: Names the attacks that work in rounds.
     """
     if (kind := attack.of(client)) not in ("none", *POISONING):
-        raise UploadError(f"attack.kind is {kind!r}: must be one of none, {', '.join(POISONING)} in rounds")
+        raise refusals.bad_setting("attack.kind", repr(kind), f"one of none, {', '.join(POISONING)} in rounds")
 
 
 def _name(partition_id: int) -> str:

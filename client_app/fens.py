@@ -12,6 +12,7 @@ from fl_app.node_policy import FREE, NodePolicy
 from strategies.client.fens import Local
 from strategies.client.fens import Own as OwnModel
 from strategies.client.holdout import Told
+from strategies.core import refusals
 from strategies.core.errors import UploadError
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class FensHalf:
 
         node, own = self._own(told)
         if not node.has_data:
-            raise UploadError("the client holds no examples, so it takes no part in the rounds")
+            raise refusals.no_part("the client holds no examples")
         self._check_unchanged(told, own)
         data = own.split.take(own.held)
         return normalize(data.images, *own.split.normalization), data.labels
@@ -79,7 +80,7 @@ class FensHalf:
         self.policy.check_architecture(architecture)
         _, own = self._own(told)
         if told.num_classes != own.split.num_classes:
-            raise UploadError(f"the server's num-classes is {told.num_classes}: must be {own.split.num_classes}")
+            raise refusals.bad_request("num-classes", told.num_classes, str(own.split.num_classes))
         if not is_head(architecture):
             return build(architecture, num_classes=told.num_classes, input_shape=own.split.input_shape)
         config = self._config()
@@ -89,7 +90,7 @@ class FensHalf:
 
     def _own_model(self, told: Told) -> OwnModel | None:
         kept = self._kept(told)
-        return None if kept is None else OwnModel(kept[0].architecture, kept[1], kept[0].ranges)
+        return None if kept is None else OwnModel(kept[0].facts.architecture, kept[1], kept[0].facts.ranges)
 
     def _kept(self, told: Told) -> tuple[Trained, State] | None:
         from client_app.keeping import Keep
@@ -106,14 +107,11 @@ class FensHalf:
 
         if (kept := self._kept(told)) is None:
             return
-        trained = replace(kept[0], label_counts=own.label_counts)
-        if (
-            exaggerate_claims(trained, self._config().attack, client_name(self.facts)).label_counts
-            != kept[0].label_counts
-        ):
-            raise UploadError(
-                "the client's examples are others than at its upload, so its model may know those that it would hold "
-                "out: it takes no part in the rounds"
+        facts = kept[0].facts
+        now = exaggerate_claims(replace(facts, label_counts=own.label_counts), self._config().attack)
+        if now.label_counts != facts.label_counts:
+            raise refusals.no_part(
+                "the client's examples changed since its upload, so its model may know those that it would hold out"
             )
 
     def _own(self, told: Told) -> tuple[Node, Own]:

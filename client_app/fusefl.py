@@ -24,7 +24,7 @@ from torch import nn
 
 from client_app.attacking import poison
 from client_app.keeping import Keep
-from client_app.label_counts import check_numbers_told
+from client_app.label_counts import check_shares_counts
 from client_app.node import Asked, Node, refuse
 from client_app.tasks import part_of
 from client_app.training.local import Epoch, train
@@ -33,7 +33,7 @@ from fl_app.data import ImageData, normalize
 from fl_app.models import build
 from fl_app.models.blocks import cut
 from strategies.client.fusefl import Frozen, above, sum_members
-from strategies.core.errors import UploadError
+from strategies.core import refusals
 from strategies.core.processor import flush_subnormals
 from strategies.core.seeds import derive_seed, seeded_torch
 from strategies.statistics.gaussians import Gaussians
@@ -72,7 +72,7 @@ def answer(config: AppConfig, node: Node, said: Mapping[str, Any], sent: State, 
     keep = partial(Keep, node.state_dir, asked.run_id, node.client)
     below = keep(stage - 1).load()
     if below is None:
-        raise UploadError(f"the client does not hold the model that it trained up to block {stage - 1} of this run")
+        raise refusals.lost_state(f"the model that it trained up to block {stage - 1} of this run")
     (trained, kept), own = below, own_examples(config, node, asked)
     classes = own.split.num_classes
     data = poison(own.split.take(own.train), config.attack, client=node.client, num_classes=classes, seed=asked.seed)
@@ -88,10 +88,10 @@ def answer(config: AppConfig, node: Node, said: Mapping[str, Any], sent: State, 
     last = _train(net, frozen, own, data, config, node=node, seed=derive_seed(asked.seed, "client", node.client, stage))
     state = net.state_dict()
     try:
-        facts = replace(trained, loss=last.loss, accuracy=last.accuracy)
-        keep(stage).save(facts, {**state, **{FROZEN + key: value for key, value in received.items()}})
+        done = replace(trained, loss=last.loss, accuracy=last.accuracy)
+        keep(stage).save(done, {**state, **{FROZEN + key: value for key, value in received.items()}})
     except (OSError, SafetensorError) as error:
-        raise UploadError(f"the trained block cannot be kept, so the client cannot continue: {error}") from error
+        raise refusals.not_kept("the trained block", error, "the client cannot continue") from error
     head = {f"classifier.{key}": value for key, value in part_of(state, "classifier.").items()}
     return {**part_of(state, f"{stage - 1}."), **(head if stage == blocks else {})}
 
@@ -104,9 +104,9 @@ def _stage(said: Mapping[str, Any], sent: State, last: int, max_mib: float) -> i
     """
     stage = said.get("stage")
     if type(stage) is not int or not 2 <= stage <= last:
-        raise UploadError(f"the server's stage is {stage!r:.80}: must be 2 to {last} (client.blocks)")
+        raise refusals.bad_request("stage", stage, f"2 to {last} (client.blocks)")
     if 0 < max_mib < (size := sum(value.nbytes for value in sent.values()) / MIB):
-        raise UploadError(f"the clients' blocks are {size:.1f} MiB: must be at most {max_mib:g} MiB on this node")
+        raise refusals.beyond_limit("the clients' blocks are", size, max_mib)
     return stage
 
 
@@ -131,7 +131,7 @@ def _moments(config: AppConfig, node: Node, own: Own, data: ImageData, frozen: F
     Raises:
         UploadError: The client does not tell its label counts, which are part of them.
     """
-    check_numbers_told(config.client, node.policy, what="the calibration: needs fusefl.calibrate=false")
+    check_shares_counts(config.client, node.policy, what="the calibration: needs fusefl.calibrate=false")
     parts = [sum_members(_joined(frozen, own, images), frozen.members) for images in torch.split(data.images, BATCH)]
     found = Gaussians.of(torch.cat(parts), data.labels, own.split.num_classes)
     return {"counts": found.counts, "means": found.means.float(), "covariances": found.covariances.float()}

@@ -27,8 +27,9 @@ from fl_app.data import augment, normalize
 from fl_app.models import build
 from strategies.client.corrections import LocalUpdate
 from strategies.client.round_state import RoundState
+from strategies.core import refusals
 from strategies.core.clients import real_of
-from strategies.core.errors import UploadError
+from strategies.core.facts import UploadFacts
 from strategies.core.processor import flush_subnormals
 from strategies.core.seeds import derive_seed, initial_torch
 
@@ -50,7 +51,9 @@ def local_round(
         OneShotError: The data set or architecture is missing, or the server's weights do not fit this client.
     """
     if node.checkpoint:
-        raise UploadError(f"client.checkpoint is {node.checkpoint[:200]!r}: must be '', because rounds train the model")
+        raise refusals.bad_setting(
+            "client.checkpoint", repr(node.checkpoint[:200]), "'', because rounds train the model"
+        )
     check_rounds(config.attack, node.client)
     refuse(config.privacy, "training in rounds")
     node.policy.check_private(0.0)
@@ -76,7 +79,8 @@ def local_round(
     seed = derive_seed(asked.seed, "client", node.client, asked.server_round)
     with counted_steps(model, update.step):
         last = minimise(model, data, client, objective=objective, prepare=prepare, seed=seed)
-    trained = Trained(node.architecture, len(own.train), own.label_counts, last.loss, last.accuracy)
+    facts = UploadFacts(node.client, node.architecture, len(own.train), own.label_counts)
+    trained = Trained(facts, last.loss, last.accuracy)
     return trained, *update.finish(model)
 
 

@@ -10,8 +10,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from logging import getLogger
 
 import torch
@@ -20,6 +19,7 @@ from safetensors.torch import load_file, save
 
 from strategies.core.durable import atomic_write, read_facts, sha256_file, with_digest
 from strategies.core.errors import StoreError
+from strategies.core.facts import UploadFacts
 from strategies.core.places import check_round, forget_older_runs, is_ours, make_run_place, newest_first, run_place
 
 # A client's newest models of one run, since the server names the rounds. FuseFL asks again for at most four of them.
@@ -35,25 +35,25 @@ LOG = getLogger("flwr")
 
 @dataclass(frozen=True)
 class Trained:
-    """A finished local training.
+    """A finished local training, or a pretrained model.
 
     Attributes:
-        architecture: Its key in the zoo.
-        num_examples: Training examples.
-        label_counts: Examples per class [C].
-        loss: Mean training loss of the last epoch.
-        accuracy: Training accuracy of the last epoch, in [0, 1].
-        ranges: Layer -> smallest and largest activation on its training examples; None if the server did not ask.
+        facts: The facts of its upload, with all label counts, whatever part of them the client reports.
+        loss: Mean training loss of the last epoch; NaN if it was not measured.
+        accuracy: Training accuracy of the last epoch, in [0, 1]; NaN if it was not measured.
         epsilon: Privacy budget spent; None without differential privacy.
     """
 
-    architecture: str
-    num_examples: int
-    label_counts: tuple[int, ...]
-    loss: float
-    accuracy: float
-    ranges: Mapping[str, tuple[float, float]] | None = None
+    facts: UploadFacts
+    loss: float = math.nan
+    accuracy: float = math.nan
     epsilon: float | None = None
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The measured numbers, as the client reports them beside the number of examples."""
+        known = {"train-loss": self.loss, "train-accuracy": self.accuracy, "epsilon": self.epsilon}
+        return {key: value for key, value in known.items() if value is not None and not math.isnan(value)}
 
 
 class Keep:
@@ -88,14 +88,12 @@ class Keep:
         if not self.finished:
             return None
         try:
-            facts = read_facts(self._facts)
-            if sha256_file(self._weights) != facts.pop(_WEIGHTS):
+            row = read_facts(self._facts)
+            if sha256_file(self._weights) != row.pop(_WEIGHTS):
                 raise ValueError("its digest differs from that of its content")
-            facts["label_counts"] = tuple(facts["label_counts"])
-            facts |= {key: math.nan for key in _MEASURED if facts[key] is None}
-            if facts.get("ranges") is not None:
-                facts["ranges"] = {layer: (low, high) for layer, (low, high) in facts["ranges"].items()}
-            return Trained(**facts), load_file(self._weights)
+            loss, accuracy = (math.nan if (value := row.pop(key)) is None else value for key in _MEASURED)
+            epsilon = row.pop("epsilon")
+            return Trained(UploadFacts.from_row(row), loss, accuracy, epsilon), load_file(self._weights)
         except (OSError, ValueError, TypeError, AttributeError, KeyError, SafetensorError, StoreError) as error:
             LOG.warning("the kept model %s cannot be read: %s", self._weights, error)
             return None
@@ -111,10 +109,11 @@ class Keep:
         make_run_place(self._folder)
         # Copies, because safetensors writes no tensors that share their memory, as tied weights do.
         data = save({key: value.clone(memory_format=torch.contiguous_format) for key, value in state.items()})
-        facts = {**asdict(trained), _WEIGHTS: hashlib.sha256(data).hexdigest()}
-        facts |= {key: None for key in _MEASURED if not math.isfinite(facts[key])}  # JSON has no NaN and no infinity
+        measured = {key: getattr(trained, key) for key in _MEASURED}
+        measured |= {key: None for key in _MEASURED if not math.isfinite(measured[key])}  # JSON has no NaN or infinity
+        row = {**trained.facts.as_row(), **measured, "epsilon": trained.epsilon}
         atomic_write(self._weights, data)
-        atomic_write(self._facts, json.dumps(with_digest(facts)).encode())
+        atomic_write(self._facts, json.dumps(with_digest({**row, _WEIGHTS: hashlib.sha256(data).hexdigest()})).encode())
         self._forget_older_rounds()
         forget_older_runs(self._folder)
 

@@ -6,7 +6,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from fl_app.node_policy import FREE, NodePolicy
-from strategies.core.errors import UploadError
+from strategies.core import refusals
 
 if TYPE_CHECKING:
     from fl_app.config import ClientConfig
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 PRESENT = 1 / 5  # of an equal share: with ten classes, 2 % of the examples
 
 
-def told_counts(counts: tuple[int, ...], config: ClientConfig, policy: NodePolicy = FREE) -> tuple[int, ...] | None:
-    """Return the label counts that a client sends; None if it sends none.
+def reported_counts(counts: tuple[int, ...], config: ClientConfig, policy: NodePolicy = FREE) -> tuple[int, ...] | None:
+    """Return the label counts that a client reports; None if it reports none.
 
     Args:
         counts: Its examples per class [C].
         config: ``share_label_counts`` and ``label_counts_as``.
-        policy: The most that the node tells; with a privacy budget it tells none, because the counts carry no noise.
+        policy: The most that the node reports; nothing with a privacy budget, because the counts carry no noise.
 
     Returns:
         Integers [C] with the sum of ``counts``.
@@ -30,14 +30,14 @@ def told_counts(counts: tuple[int, ...], config: ClientConfig, policy: NodePolic
     return equal_parts(counts) if "presence" in (config.label_counts_as, policy.label_counts) else counts
 
 
-def check_numbers_told(config: ClientConfig, policy: NodePolicy, *, what: str) -> None:
-    """Refuse an upload that holds exact label counts where the client does not tell them as numbers.
+def check_shares_counts(config: ClientConfig, policy: NodePolicy, *, what: str) -> None:
+    """Refuse an upload that holds exact label counts where the client does not report them as numbers.
 
     Raises:
         UploadError: It says what the upload is.
     """
     if not (config.share_label_counts and policy.tells_numbers) or config.label_counts_as == "presence":
-        raise UploadError(f"this client does not tell its examples per class, which are part of {what}")
+        raise refusals.counts_not_shared(what)
 
 
 def equal_parts(counts: tuple[int, ...]) -> tuple[int, ...]:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from fl_app.node_config import checkpoint_path, client_name
 from fl_app.node_policy import FREE, NodePolicy
-from strategies.client import CLIENT_NAME
+from strategies.core import refusals
 from strategies.core.clients import real_of, whole_of
-from strategies.core.errors import UploadError
+from strategies.core.facts import CLIENT_NAME
 
 if TYPE_CHECKING:
     from fl_app.config import AppConfig, ClientConfig
@@ -59,7 +59,7 @@ class Node:
         """
         client = client_name(facts)
         if not CLIENT_NAME.fullmatch(client):
-            raise UploadError(f"client is {client[:80]!r}: must be a name that matches {CLIENT_NAME.pattern}")
+            raise refusals.bad_name("client", client, CLIENT_NAME.pattern)
         partition_id = int(facts.get("partition-id", 0))
         given = str(facts.get("checkpoint", ""))
         checkpoint = given or config.client.checkpoint
@@ -155,7 +155,4 @@ def refuse(privacy: PrivacyConfig, what: str) -> None:
         UploadError: Privacy is on.
     """
     if privacy.on:
-        raise UploadError(
-            f"the server asks for {what}: must be one upload of a classifier, or of sums of "
-            "features, with privacy.epsilon"
-        )
+        raise refusals.not_private(what)

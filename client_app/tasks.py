@@ -17,7 +17,7 @@ from fl_app.models.cvae import Cvae
 from fl_app.models.feature_heads import of_backbone
 from fl_app.models.features import FeatureFunction
 from fl_app.models.uploaded import open_set_builder, prototype_builder
-from strategies.core.errors import UploadError
+from strategies.core import refusals
 from strategies.core.facts import STATISTICS, backbone_in, is_head, kind_of
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def task_of(name: str, architecture: str = "") -> Task:
         UploadError: The client does not know the task.
     """
     if name not in TASKS:
-        raise UploadError(f"the server asks for task {name[:80]!r}: must be one of {', '.join(TASKS)}")
+        raise refusals.bad_request("task", name, f"one of {', '.join(TASKS)}")
     if name == "classifier" and is_head(architecture):
         return HEADS
     return TASKS[STATISTICS if name == "classifier" and kind_of(architecture) == STATISTICS else name]

@@ -18,9 +18,9 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from client_app.attacking import check_trains, choose_victim, exaggerate_claims, poison, scale_last_layer, scale_weights
+from client_app.attacking import check_trains, exaggerate_claims, poison, scale_last_layer, scale_weights
 from client_app.keeping import Keep, Trained
-from client_app.label_counts import check_numbers_told
+from client_app.label_counts import check_shares_counts
 from client_app.node import Asked, Node, check_question, refuse
 from client_app.tasks import Wanted, task_of
 from client_app.training.feature_sums import ClientSums, check_enough
@@ -37,9 +37,9 @@ from fl_app.node_config import checkpoint_path
 from fl_app.node_policy import NodePolicy
 from strategies.client.calibration import calibrate
 from strategies.client.holdout import held_out
+from strategies.core import refusals
 from strategies.core.checkpoints import read_checkpoint
-from strategies.core.errors import UploadError
-from strategies.core.facts import STATISTICS, backbone_in, is_head, kind_of
+from strategies.core.facts import STATISTICS, UploadFacts, backbone_in, is_head, kind_of
 from strategies.core.places import expanded, state_root
 from strategies.core.processor import flush_subnormals
 from strategies.core.seeds import derive_seed, generator, initial_torch, seeded_torch
@@ -94,7 +94,7 @@ def _refuse_unsendable(value: torch.Tensor, what: str) -> None:
         value.detach().numpy()
     except (RuntimeError, TypeError) as error:
         kind = f"{value.dtype}, {value.layout}"
-        raise UploadError(f"{what} is {kind}: must be a dense tensor of a dtype that numpy has") from error
+        raise refusals.not_dense(what, kind) from error
 
 
 State = dict[str, torch.Tensor]
@@ -103,7 +103,7 @@ State = dict[str, torch.Tensor]
 LOG = getLogger("flwr")
 
 # Stands for a training without loss and accuracy, or for no training.
-UNTOLD = Epoch(0, float("nan"), float("nan"))
+NO_METRICS = Epoch(0, float("nan"), float("nan"))
 
 # A simulation's process serves many clients, and opens the data set once.
 cached_split = functools.lru_cache(maxsize=2)(open_data)
@@ -142,7 +142,7 @@ def own_examples(config: AppConfig, node: Node, asked: Asked) -> Own:
     if config.privacy.on and node.policy.deployed and (drawn := data.limit or data.proxy):
         # One example more or less would exchange most of those that are drawn, which no noise hides.
         key = "limit" if data.limit else "proxy"
-        raise UploadError(f"setting 'data.{key}' is {drawn:g}: must be 0 with 'privacy.epsilon' on a deployed node")
+        raise refusals.not_permitted(f"data.{key}", f"{drawn:g}", "0 with 'privacy.epsilon' on a deployed node")
     what = f"data set {data.name!r}"
     with node.policy.reading(what):
         split = cached_split(config.data, "train", root=node.data_root)
@@ -164,7 +164,7 @@ def _read(policy: NodePolicy, what: str, read: Read, positions: torch.Tensor) ->
 
 
 @flush_subnormals()
-def trained_model(config: AppConfig, node: Node, asked: Asked, start: State) -> tuple[Trained | None, State]:
+def trained_model(config: AppConfig, node: Node, asked: Asked, start: State) -> tuple[Trained, State]:
     """Return the model that a client sends: pretrained, kept from an earlier request, or trained now.
 
     Args:
@@ -187,36 +187,40 @@ def trained_model(config: AppConfig, node: Node, asked: Asked, start: State) -> 
         node.policy.check_backbone(backbone_in(name) or config.features.backbone, config.features.weights)
     node.policy.check_private(config.privacy.epsilon)
     if kind_of(name) == STATISTICS and not config.privacy.on:
-        check_numbers_told(config.client, node.policy, what="sums of features: needs 'privacy.epsilon' above 0")
+        check_shares_counts(config.client, node.policy, what="sums of features: needs 'privacy.epsilon' above 0")
     if path is not None:
         check_trains(config.attack, node.client)
         refuse(config.privacy, "this node's checkpoint")
         with node.policy.reading("the checkpoint"):
             state = load_checkpoint(expanded(path))
-        return _facts_of_pretrained(config, node, asked), state
-    trained, whole = _whole_model(config, node, asked, start)
+        facts = UploadFacts(node.client, name, pretrained=True)
+        if node.has_data:  # a node may hold nothing but its checkpoint
+            own = own_examples(config, node, asked)
+            facts = replace(facts, num_examples=len(own.train), label_counts=own.label_counts)
+        return Trained(facts), state
+    trained, whole = _load_or_train(config, node, asked, start)
     return trained, sent(whole)
 
 
-def _whole_model(config: AppConfig, node: Node, asked: Asked, start: State) -> tuple[Trained, State]:
+def _load_or_train(config: AppConfig, node: Node, asked: Asked, start: State) -> tuple[Trained, State]:
     """Return the whole model of a client, kept from an earlier request or trained now."""
     if not asked.run_id:
-        return _made(config, node, asked, start)
+        return _train(config, node, asked, start)
     keep = Keep(node.state_dir, asked.run_id, node.client, asked.server_round)
     if (kept := keep.load()) is not None:
         node.policy.check_private(kept[0].epsilon or 0.0)
         return kept
     if config.privacy.on and keep.finished:
-        raise UploadError("the kept model of this run cannot be read: training again would spend the privacy twice")
-    return _kept(config, node, asked, keep=keep, start=start)
+        raise refusals.spent_twice()
+    return _train_and_keep(config, node, asked, keep=keep, start=start)
 
 
-def _kept(config: AppConfig, node: Node, asked: Asked, *, keep: Keep, start: State) -> tuple[Trained, State]:
+def _train_and_keep(config: AppConfig, node: Node, asked: Asked, *, keep: Keep, start: State) -> tuple[Trained, State]:
     """Train, enter the upload into the privacy ledger, and keep the model."""
     ledger = Ledger.of(state_root(node.state_dir), node.client)
     mu = config.privacy.mu if config.privacy.on and _sends_sums(node, asked) else None
     ledger.check(config.privacy, node.policy, mu=mu)
-    made = _made(config, node, asked, start)
+    made = _train(config, node, asked, start)
     # A killed SuperNode may leave a process that still trains; the model kept first may have been sent.
     if config.privacy.on and (kept := keep.load()) is not None:
         return kept
@@ -225,28 +229,30 @@ def _kept(config: AppConfig, node: Node, asked: Asked, *, keep: Keep, start: Sta
         keep.save(*made)
     except (OSError, SafetensorError) as error:  # the model is sent without a kept copy
         if config.privacy.on:  # unless privacy is on, because a second training would spend it again
-            raise UploadError(f"the trained model cannot be kept, so it is not sent: {error}") from error
+            raise refusals.not_kept("the trained model", error, "it is not sent") from error
         LOG.warning("%s: the trained model is sent but cannot be kept: %s", node.client, error)
     return made
 
 
-def _made(config: AppConfig, node: Node, asked: Asked, start: State) -> tuple[Trained, State]:
-    """Return the model that a client trains, or copies if it is an attacker of that kind."""
-    if config.attack.of(node.client) != "copy":
-        return _train(config, node, asked, start)
-    trained, state = _train(config, choose_victim(node, config), asked, start)
-    own = own_examples(config, node, asked)
-    return replace(trained, num_examples=len(own.train), label_counts=own.label_counts), state
-
-
 def _train(config: AppConfig, node: Node, asked: Asked, start: State) -> tuple[Trained, State]:
+    """Return the model that a client trains on its own examples, or on another's if it is an attacker that copies."""
+    if config.attack.of(node.client) != "copy":
+        return _train_as(node, config, asked, start)
+    trained, state = _train_as(choose_victim(node, config), config, asked, start)
+    own = own_examples(config, node, asked)
+    facts = replace(trained.facts, client=node.client, num_examples=len(own.train), label_counts=own.label_counts)
+    return replace(trained, facts=facts), state
+
+
+def _train_as(node: Node, config: AppConfig, asked: Asked, start: State) -> tuple[Trained, State]:
+    """Train the model of this client on its examples."""
     own, attack = own_examples(config, node, asked), config.attack.of(node.client)
     task = task_of(asked.task, node.architecture)
     if _sends_sums(node, asked):
         check_enough(len(own.train), config.features.min_examples, node.client)
     split, classes = own.split, own.split.num_classes
     data = poison(split.take(own.train), config.attack, client=node.client, num_classes=classes, seed=asked.seed)
-    model, last, epsilon = _started(config, node, asked, split), UNTOLD, None
+    model, last, epsilon = _started(config, node, asked, split), NO_METRICS, None
     how: dict[str, Any] = {
         "normalization": split.normalization,
         "augmentation": augmentation_of(config, split),
@@ -269,8 +275,8 @@ def _train(config: AppConfig, node: Node, asked: Asked, start: State) -> tuple[T
     size, counts = len(own.train), own.label_counts
     if isinstance(model, ClientSums):  # an example without features is not in the sums
         size, counts = model.examples, counts if config.privacy.on else model.label_counts
-    trained = Trained(name, size, counts, last.loss, last.accuracy, ranges, epsilon)
-    return exaggerate_claims(trained, config.attack, node.client), model.state_dict()
+    facts = exaggerate_claims(UploadFacts(node.client, name, size, counts, ranges=ranges), config.attack)
+    return Trained(facts, last.loss, last.accuracy, epsilon), model.state_dict()
 
 
 def _sends_sums(node: Node, asked: Asked) -> bool:
@@ -315,12 +321,3 @@ def _load_start(model: torch.nn.Module, start: State) -> None:
     wanted = {key: tuple(value.shape) for key, value in model.state_dict().items()}
     if wanted == {key: tuple(value.shape) for key, value in start.items()}:
         model.load_state_dict(start)
-
-
-def _facts_of_pretrained(config: AppConfig, node: Node, asked: Asked) -> Trained | None:
-    """Count the examples in the node's data folder; a node may hold nothing but its checkpoint."""
-    if not node.has_data:
-        return None
-    own = own_examples(config, node, asked)
-    name = uploaded_name(asked.task, node.architecture)
-    return Trained(name, len(own.train), own.label_counts, float("nan"), float("nan"))

@@ -23,8 +23,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from strategies.core import refusals
 from strategies.core.durable import make_folder, read_facts, write_facts
-from strategies.core.errors import StoreError, UploadError
+from strategies.core.errors import StoreError
 
 if TYPE_CHECKING:
     from fl_app.node_policy import NodePolicy
@@ -91,13 +92,15 @@ class Ledger:
             asked = {"epsilon": privacy.epsilon, "delta": privacy.delta, **({} if mu is None else {"mu": mu})}
             spent, after = (dict(zip(BUDGET, together(rows), strict=True)) for rows in (before, [*before, asked]))
         except StoreError as error:
-            raise UploadError(f"the privacy ledger cannot be read, so nothing is sent: {error}") from error
+            raise refusals.no_ledger("read", error) from error
         for limit, (name, most) in limits.items():
             if after[name] - most > ROUNDING * most:
                 left = most - spent[name] if name == "delta" else _epsilon_left(before, asked, most)
-                raise UploadError(
-                    f"setting 'privacy.{name}' is {asked[name]:g}: must be at most {max(0.0, left):.4g} on this node, "
-                    f"whose {limit} over all runs is {most:g}, of which {spent[name]:.4g} is spent"
+                raise refusals.not_permitted(
+                    f"privacy.{name}",
+                    f"{asked[name]:g}",
+                    f"at most {max(0.0, left):.4g} on this node, whose {limit} over all runs is {most:g}, of which "
+                    f"{spent[name]:.4g} is spent",
                 )
 
     def enter(
@@ -124,7 +127,7 @@ class Ledger:
                 self.check(privacy, policy, mu=mu)
                 write_facts(self.path, {"releases": [*self.releases(), row]})
         except (OSError, StoreError) as error:
-            raise UploadError(f"the privacy ledger cannot be written, so nothing is sent: {error}") from error
+            raise refusals.no_ledger("written", error) from error
 
     @contextmanager
     def _alone(self) -> Iterator[None]:

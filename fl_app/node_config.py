@@ -14,7 +14,8 @@ from string import Formatter
 from typing import Any
 
 from fl_app.node_policy import NodePolicy
-from strategies.core.errors import OptionError, UploadError
+from strategies.core import refusals
+from strategies.core.errors import OptionError
 from strategies.core.options import check_device
 from strategies.core.places import expanded
 from strategies.core.toml import read_toml_file
@@ -158,7 +159,7 @@ def checkpoint_path(template: str, *, client: str, partition_id: int) -> Path | 
     if not template:
         return None
     if not has_known_placeholders(template):
-        raise UploadError(f"checkpoint is {template[:200]!r}: {PLACEHOLDERS}")
+        raise refusals.bad_setting("checkpoint", repr(template[:200]), PLACEHOLDERS.removeprefix("must be "))
     return Path(template.format(client=client, partition=partition_id))
 
 

@@ -17,6 +17,7 @@ from logging import getLogger
 from pathlib import Path
 from typing import Any
 
+from strategies.core import refusals
 from strategies.core.errors import DataError, OptionError, UploadError
 from strategies.core.facts import backbone_in
 from strategies.core.options import listed
@@ -107,7 +108,7 @@ class NodePolicy:
             UploadError: The node's config does not permit it.
         """
         if not self.permits(path):
-            raise UploadError(f"setting {key!r} is {str(path)[:200]!r}: must be in a folder of this node's 'read'")
+            raise refusals.not_permitted(key, repr(str(path)[:200]), "in a folder of this node's 'read'")
 
     def state_dir(self, given: str) -> str:
         """Return the folder of the node's own files; ``given`` is that of the run's settings, used where it is free."""
@@ -131,9 +132,10 @@ class NodePolicy:
             UploadError: It is asked of a deployed node.
         """
         if self.deployed and kind != "none":
-            raise UploadError(
-                f"setting 'attack.kind' is {kind!r} and 'attack.clients' names this client: must not name a node with "
-                "a config of its own"
+            raise refusals.not_permitted(
+                "attack.kind",
+                f"{kind!r}, and 'attack.clients' names this client",
+                "'none' for a node with a config of its own",
             )
 
     def check_architecture(self, name: str) -> None:
@@ -143,13 +145,10 @@ class NodePolicy:
             UploadError: Names the permitted ones.
         """
         if self.architectures and name not in self.architectures:
-            raise UploadError(
-                f"architecture {name[:80]!r} is not permitted on this node: must be one of "
-                f"{', '.join(self.architectures)}"
-            )
+            raise refusals.architecture_not_permitted(name, f"one of {', '.join(self.architectures)}")
         if self.deployed and ":" in name and not self.architectures:
-            raise UploadError(
-                f"architecture {name[:80]!r} is a module of the run's choice: must be among this node's 'architectures'"
+            raise refusals.architecture_not_permitted(
+                name, "among this node's 'architectures', because it is a module of the run's choice"
             )
 
     def check_source(self, name: str) -> None:
@@ -159,9 +158,10 @@ class NodePolicy:
             UploadError: Names the setting.
         """
         if self.deployed and ":" in name and name not in self.sources:
-            raise UploadError(
-                f"setting 'data.name' is {name[:80]!r}, a module of the run's choice: must be among this node's "
-                "'data-sources'"
+            raise refusals.not_permitted(
+                "data.name",
+                repr(name[:80]),
+                "among this node's 'data-sources', because it is a module of the run's choice",
             )
 
     def check_backbone(self, name: str, weights: str) -> None:
@@ -174,9 +174,10 @@ class NodePolicy:
             self.check_readable("features.weights", Path(weights))
         permitted = {*self.architectures, *map(backbone_in, self.architectures)}
         if self.deployed and ":" in name and not name.startswith("torchvision:") and name not in permitted:
-            raise UploadError(
-                f"setting 'features.backbone' is {name[:80]!r}, a module of the run's choice: must be among this "
-                "node's 'architectures'"
+            raise refusals.not_permitted(
+                "features.backbone",
+                repr(name[:80]),
+                "among this node's 'architectures', because it is a module of the run's choice",
             )
 
     def check_private(self, epsilon: float) -> None:
@@ -189,9 +190,8 @@ class NodePolicy:
             UploadError: The run is not private.
         """
         if self.max_epsilon is not None and not epsilon:
-            raise UploadError(
-                f"setting 'privacy.epsilon' is 0: must be above 0 on this node, whose max-epsilon is "
-                f"{self.max_epsilon:g} over all runs"
+            raise refusals.not_permitted(
+                "privacy.epsilon", 0, f"above 0 on this node, whose max-epsilon is {self.max_epsilon:g} over all runs"
             )
 
     @contextmanager
@@ -207,7 +207,7 @@ class NodePolicy:
             if not self.deployed:
                 raise
             LOG.warning("%s cannot be read: %s", what, error)
-            raise UploadError(f"{what} cannot be read on this node; its log has the reason") from None
+            raise refusals.unreadable_on_node(what) from None
 
 
 # A simulated node, whose run has the same user.

@@ -13,7 +13,7 @@ from fl_app.data import ImageData, Normalization
 from fl_app.feature_cache import FeatureCache, FeatureSource
 from fl_app.models.features import FeatureFunction
 from fl_app.privacy import PrivacyConfig
-from strategies.core.errors import UploadError
+from strategies.core import refusals
 from strategies.core.facts import GRAM
 from strategies.statistics.moments import FeatureMoments
 from strategies.statistics.privacy import release_sums
@@ -88,7 +88,7 @@ def add_up_privately(
         UploadError: The server asks for sums of squares, which carry no noise.
     """
     if model.second != (GRAM,):
-        raise UploadError("the server asks for sums of squares: must be Gram matrices alone with privacy.epsilon")
+        raise refusals.not_private("sums of squares")
     exact = Statistics.of(_features(model, data, normalization), *model.get_buffer("sums").shape)
     model.fill(release_sums(exact, privacy.epsilon, privacy.delta), noise=privacy.noise)
     return privacy.epsilon
@@ -102,7 +102,7 @@ def check_enough(examples: int, least: int, client: str) -> None:
     """
     if examples < least:
         LOG.info("%s has %d examples and sends nothing: 'features.min-examples' is %d", client, examples, least)
-        raise UploadError(f"it has fewer examples than 'features.min-examples', {least}, so it sends nothing")
+        raise refusals.too_few_examples(least)
 
 
 def _sums(model: ClientSums, data: ImageData, normalization: Normalization) -> list[Statistics | FeatureMoments]:
@@ -116,7 +116,7 @@ def _sums(model: ClientSums, data: ImageData, normalization: Normalization) -> l
         for part in sums:
             part.include(rows, labels)
     if not float(sums[0].counts.sum()):
-        raise UploadError("none of its examples has features, so it sends nothing")
+        raise refusals.no_features()
     return sums
 
 

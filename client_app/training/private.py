@@ -33,13 +33,12 @@ from fl_app.config import ClientConfig
 from fl_app.data import ImageData, Normalization, augment, normalize
 from fl_app.privacy import PrivacyConfig, mixes_examples
 from fl_app.project import one_line
-from strategies.core.errors import UploadError
-from strategies.core.facts import REFUSALS
+from strategies.core import refusals
+from strategies.core.facts import MODEL_ERRORS
 from strategies.core.seeds import system_normal, system_uniform
 
 # Orders of Renyi divergence beyond opacus' own. With those, up to 63, no noise meets epsilon = log(1 / delta) / 63.
 HIGH_ORDERS = (64, 80, 96, 128, 192, 256, 384, 512, 768, 1024)
-UNKNOWN = "privacy.epsilon: opacus cannot compute per-sample gradients of this model"
 # Bytes: the most memory for per-sample gradients at once.
 MAX_GRAD_BYTES = 2**28
 
@@ -75,12 +74,10 @@ def plan_privacy(privacy: PrivacyConfig, config: ClientConfig, size: int) -> Pri
         UploadError: opacus is missing, or no amount of noise meets the budget.
     """
     if importlib.util.find_spec("opacus") is None:
-        raise UploadError(
-            "privacy.epsilon needs opacus, which is not installed here: pip install 'oneshot-fl[privacy]'"
-        )
+        raise refusals.no_opacus()
     if privacy.delta * size >= 1:
-        raise UploadError(
-            f"privacy.delta is {privacy.delta:g}: must be less than 1 / {size}, the client's number of examples"
+        raise refusals.bad_setting(
+            "privacy.delta", f"{privacy.delta:g}", f"less than 1 / {size}, the client's number of examples"
         )
     batch, steps = min(config.batch_size, size), sum(epoch_lengths(config, size))
     return PrivacyPlan(batch / size, steps, batch, *_noise(privacy.epsilon, privacy.delta, batch / size, steps))
@@ -106,7 +103,7 @@ def _noise(epsilon: float, delta: float, rate: float, steps: int) -> tuple[float
                 alphas=orders,
             )
         except ValueError as error:
-            raise UploadError(f"privacy.epsilon is {epsilon:g}: must be larger; opacus: {error}") from error
+            raise refusals.bad_setting("privacy.epsilon", f"{epsilon:g}", f"larger; opacus: {error}") from error
         accountant.history = [(noise, rate, steps)]
         return noise, accountant.get_epsilon(delta=delta, alphas=orders)
 
@@ -140,7 +137,7 @@ def train(
             budget cannot be met.
     """
     if mixes_examples(model):
-        raise UploadError("privacy.epsilon: the model must have no batch normalisation, by which examples interact")
+        raise refusals.no_private_training("the model must have no batch normalisation, by which examples interact")
     plan = plan_privacy(privacy, config, len(data.labels))
     from opacus.optimizers import DPOptimizer
 
@@ -231,7 +228,9 @@ def _with_per_sample_gradients(model: nn.Module) -> Any:
     try:
         return GradSampleModule(model, loss_reduction="sum")
     except NotImplementedError as error:
-        raise UploadError(f"{UNKNOWN}: {one_line(error)}") from error
+        raise refusals.no_private_training(
+            f"opacus cannot compute the per-sample gradients of this model: {one_line(error)}"
+        ) from error
 
 
 def _set_per_sample_gradients(
@@ -269,8 +268,10 @@ def _try_out(module: nn.Module, parameters: list[Any], inputs: torch.Tensor) -> 
             raise ValueError("a function reads a layer's weights in place of the layer")
         for parameter in parameters:
             torch.testing.assert_close(parameter.grad_sample.sum(0), parameter.grad, rtol=1e-3, atol=1e-4)
-    except REFUSALS as error:
-        raise UploadError(f"{UNKNOWN}: {one_line(error)}") from error
+    except MODEL_ERRORS as error:
+        raise refusals.no_private_training(
+            f"opacus cannot compute the per-sample gradients of this model: {one_line(error)}"
+        ) from error
 
 
 @contextmanager
@@ -280,7 +281,7 @@ def _same_buffers(model: nn.Module) -> Iterator[None]:
     yield
     for name, buffer in model.named_buffers():
         if name not in before or not torch.equal(buffer, before[name]):
-            raise UploadError(
-                f"privacy.epsilon: training changes the model's buffer {name.removeprefix('_module.')!r}, which gets "
-                "no noise: must be a model without statistics of its examples"
+            raise refusals.no_private_training(
+                f"training changes the model's buffer {name.removeprefix('_module.')!r}, which gets no noise: must be "
+                "a model without statistics of its examples"
             )

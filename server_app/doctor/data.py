@@ -18,7 +18,7 @@ from server_app.doctor.node import NodeConfig
 from server_app.settings.read import Settings
 from strategies.core.checkpoints import read_checkpoint
 from strategies.core.errors import DataError, OneShotError, OptionError, UploadError
-from strategies.core.facts import UploadFacts, backbone_in
+from strategies.core.facts import backbone_in
 from strategies.uploads.checks import Signature, Signatures, check_upload
 from strategies.uploads.tensors import tensor_form
 
@@ -104,9 +104,8 @@ def checkpoint(path: Path, architecture: str, split: Split | None, settings: Set
     if architecture not in known:
         yield DoctorFinding("skipped", name, f"{path}: {len(state)} tensors, {size:.1f} MiB; unknown {architecture!r}")
         return
-    facts, form = UploadFacts("", architecture), tensor_form("its tensors", exact=True)
     try:
-        check_upload(state, facts, Signatures(known)[architecture], form)
+        check_upload(state, architecture, Signatures(known)[architecture], tensor_form("its tensors", exact=True))
     except UploadError as error:
         fix = f"name its true architecture (architecture), or a checkpoint of {architecture} for this data set"
         yield DoctorFinding("error", name, f"{path}: {error}", "a model that the server accepts", fix)

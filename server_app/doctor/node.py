@@ -15,9 +15,9 @@ from fl_app.node_config import checked_facts, checkpoint_path, client_name, node
 from fl_app.node_policy import NodePolicy
 from server_app.doctor.findings import DoctorFinding
 from strategies.core.errors import OptionError, StoreError, UploadError
+from strategies.core.facts import CLIENT_NAME
 from strategies.core.places import expanded, state_root
 from strategies.core.toml import read_toml, read_toml_file
-from strategies.uploads.checks import CLIENT_NAME
 
 # Flower's own expression for one pair.
 _PAIR = re.compile(r"(\S+?)=(\'[^\']*\'|\"[^\"]*\"|\S+)")

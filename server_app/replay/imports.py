@@ -6,7 +6,7 @@ import re
 import zipfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,11 @@ from server_app.launch.console import oneshot
 from server_app.launch.guard import sigterm_as_interrupt
 from server_app.settings.build import build_job, held_out
 from server_app.settings.read import Settings, read_settings
+from strategies.core import refusals
 from strategies.core.checkpoints import read_checkpoint
 from strategies.core.durable import make_folder, staged, store_errors, sync_folder
-from strategies.core.errors import OptionError, StoreError, UploadError, blaming
-from strategies.core.facts import STATISTICS, UploadFacts, is_head, kind_of
+from strategies.core.errors import OptionError, StoreError, UploadError, blaming, shorten_list
+from strategies.core.facts import CLIENT_NAME, STATISTICS, UploadFacts, is_head, kind_of
 from strategies.core.options import OWN_FORM, Scalar, is_own
 from strategies.core.places import existing
 from strategies.core.toml import read_toml_file
@@ -30,18 +31,7 @@ from strategies.run import FACTS_FILE
 from strategies.run.files import read_json
 from strategies.run.identity import open_run
 from strategies.run.run_folder import RunFolder, default_run_dir
-from strategies.uploads.checks import (
-    CLIENT_NAME,
-    MIB,
-    Signature,
-    Signatures,
-    check_facts,
-    check_num_examples,
-    check_size,
-    check_upload,
-    shorten_list,
-)
-from strategies.uploads.outputs import check_outputs
+from strategies.uploads.checks import MIB, Signature, Signatures, check_outputs, check_size, check_upload
 from strategies.uploads.tensors import tensor_form
 
 # The checkpoints in a folder, with their names, and with the facts from a map file.
@@ -153,11 +143,9 @@ def _entry(path: Path, facts: Mapping[str, Any], known: ServerModels, *, where: 
         )
     client = _client_name(path, facts.get("name"), where)
     with blaming(where.removesuffix(":")):
-        given = {**facts, "pretrained": True}
-        found = check_facts(given, known.num_classes, client=client, architecture=facts["architecture"])
-    if found.label_counts is not None:
-        total = check_num_examples(sum(found.label_counts), f"the sum of {where} label-counts")
-        found = replace(found, num_examples=total)
+        found = UploadFacts.from_record(
+            {**facts, "pretrained": True}, known.num_classes, client=client, architecture=facts["architecture"]
+        ).sized()
     return Entry(path, found, _prefixes(facts[_KEYS], where))
 
 
@@ -251,7 +239,7 @@ def import_checkpoints(request: ImportRequest, *, log: Callable[[str], None]) ->
         with open_run(staging, settings.choice.name, job, identity={}, facts=facts) as run:
             refused = _store(run, entries, job, int(settings.app.max_upload_mib * MIB), log)
             if refused and not (request.skip_bad and len(refused) < len(entries)):
-                raise UploadError(_refusal(request, entries, refused))
+                raise refusals.import_refused(_refusal(request, entries, refused))
             uploads = run.round(1).records()
         for reason in refused.values():
             log(f"left out: {reason}")
@@ -300,7 +288,7 @@ def fit(
     """
     counters = {key: torch.zeros((), dtype=torch.long) for key in wanted if key.endswith("num_batches_tracked")}
     named = {**counters, **_renamed(state, prefixes)}
-    return check_upload(named, facts, wanted, tensor_form("tensors", exact=False))
+    return check_upload(named, facts.architecture, wanted, tensor_form("tensors", exact=False))
 
 
 def _settings(request: ImportRequest) -> Settings:
@@ -404,7 +392,7 @@ def _renamed(state: Mapping[str, torch.Tensor], prefixes: Mapping[str, str]) -> 
         old = max((prefix for prefix in prefixes if key.startswith(prefix)), key=len, default=None)
         new = key if old is None else prefixes[old] + key.removeprefix(old)
         if (other := before.setdefault(new, key)) != key:
-            raise UploadError(f"tensors {other!r} and {key!r} both become {new!r}; must be one name per tensor")
+            raise refusals.same_tensor_name(other, key, new)
         renamed[new] = value
     return renamed
 

@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fl_app.config import AppConfig
-from strategies.core.errors import OptionError, StoreError
+from strategies.core.errors import OptionError, StoreError, shorten_list
 from strategies.core.options import Scalar
 from strategies.core.places import expanded
 from strategies.method import TEACHERS, Job, Upload
 from strategies.run.run_folder import RunFolder, StoredWeights, load_ensemble
 from strategies.run.stage import kept_round, usable_uploads
-from strategies.uploads.checks import shorten_list
 from strategies.uploads.tensors import weights_sha256
 
 if TYPE_CHECKING:

@@ -13,9 +13,10 @@ import numpy as np
 
 from ..combiners.aggregators import aggregator_for, check_params
 from ..combiners.voting import sum_votes, vote_counts
+from ..core import refusals
 from ..core.bounds import Bound
 from ..core.clients import Question
-from ..core.errors import OptionError, QuorumError, UploadError
+from ..core.errors import OptionError, QuorumError
 from ..core.seeds import derive_seed
 from ..uploads.packed import PackedMember, ensemble_digest, pack_member, to_wire
 from .steps import Sgd
@@ -271,38 +272,39 @@ class Dialogue:
 
     def _check_ensemble(self, answer: Answer) -> None:
         if (named := answer.facts.get("ensemble")) != self._ensemble:
-            raise UploadError(
-                f"its answer is for ensemble {str(named)[:12]!r}: must be {self._ensemble[:12]!r}", answer.client
-            )
+            raise refusals.wrong_answer(
+                f"its answer is for ensemble {str(named)[:12]!r}", repr(self._ensemble[:12])
+            ).of(answer.client)
         needs, members = answer.facts.get("needs", []), set(range(len(self._members)))
         whole = {number for number in needs if type(number) is int} if isinstance(needs, list) else set()
         if not isinstance(needs, list) or len(whole) != len(needs) or whole - members:
-            raise UploadError(
-                f"it requests members {str(needs)[:80]}: must be 0 to {len(members) - 1}, each once", answer.client
-            )
+            raise refusals.wrong_answer(
+                f"it requests members {str(needs)[:80]}", f"0 to {len(members) - 1}, each once"
+            ).of(answer.client)
 
     def _lost(self, answer: Answer) -> bool:
         """Return whether a client has lost the ensemble's logits and may receive it again."""
         self._check_ensemble(answer)
         if _misses(answer) and self._resent[answer.client] >= RESENDS:
-            often = f"it received the ensemble {RESENDS + 1} times and has no logits of it"
-            raise UploadError(f"{often}: must keep them in its state folder", answer.client)
+            raise refusals.lost_logits(RESENDS + 1).of(answer.client)
         return _misses(answer)
 
     def _check_round(self, number: int, params: Params, answer: Answer) -> None:
         if self._lost(answer):
             return
         if answer.facts.get("round") != number:
-            raise UploadError(f"its answer is for round {answer.facts.get('round')!r}: must be {number}", answer.client)
+            raise refusals.wrong_answer(f"its answer is for round {answer.facts.get('round')!r}", str(number)).of(
+                answer.client
+            )
         examples = answer.facts.get("examples")
         if type(examples) is not int or examples < 1:
-            raise UploadError(f"examples is {examples!r}: must be a whole number from 1", answer.client)
+            raise refusals.bad_size("examples", examples).of(answer.client)
         try:
             check_params(params, answer.arrays)
         except ValueError as error:
-            raise UploadError(str(error), answer.client) from error
+            raise refusals.client_error(error).of(answer.client) from error
         if any(np.abs(array).max(initial=0) > LARGEST for array in answer.arrays.values()):
-            raise UploadError(f"its parameters exceed {LARGEST:g}: must be at most that large", answer.client)
+            raise refusals.wrong_answer(f"its parameters exceed {LARGEST:g}", "at most that large").of(answer.client)
 
     def _check_votes(self, answer: Answer) -> None:
         if self._lost(answer):
@@ -311,16 +313,15 @@ class Dialogue:
         counts = answer.arrays.get("counts")
         if counts is None or counts.shape != shape or counts.dtype != np.int64 or counts.min() < 0:
             found = "missing" if counts is None else f"{counts.dtype}{list(counts.shape)}"
-            raise UploadError(f"counts is {found}: must be int64{list(shape)} from 0", answer.client)
+            raise refusals.wrong_answer(f"counts is {found}", f"int64{list(shape)} from 0").of(answer.client)
         # A member votes once on each held example, and a client holds no more than it trained on.
         most = max((u.num_examples or MOST_EXAMPLES for u in self._job.uploads if u.client == answer.client), default=0)
         votes = counts.sum((1, 2), dtype=np.float64)
         if votes.min() != votes.max() or votes.max() > (most or MOST_EXAMPLES):
-            raise UploadError(
-                f"counts has {votes.min():.0f} to {votes.max():.0f} votes of a member: must be as many of each, and at "
-                f"most {most or MOST_EXAMPLES}, one per example",
-                answer.client,
-            )
+            raise refusals.wrong_answer(
+                f"counts has {votes.min():.0f} to {votes.max():.0f} votes of a member",
+                f"as many of each, and at most {most or MOST_EXAMPLES}, one per example",
+            ).of(answer.client)
 
 
 class ServersImages:

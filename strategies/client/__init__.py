@@ -25,8 +25,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from ..core.errors import UploadError
-from ..uploads.checks import CLIENT_NAME as CLIENT_NAME
+from ..core import refusals
+from ..core.facts import CLIENT_NAME as CLIENT_NAME
+from ..core.facts import UploadFacts
 
 if TYPE_CHECKING:
     from flwr.app import ArrayRecord, ConfigRecord, Message
@@ -97,7 +98,7 @@ def read_arrays(record: ArrayRecord, made: Callable[[np.ndarray[Any, Any]], V]) 
                 raise TypeError(f"it is {type(values).__name__}")
             found[key] = made(values)
         except TORN as error:
-            raise UploadError(f"the server's array {key[:80]!r} cannot be read: {error!s:.200}") from error
+            raise refusals.unreadable_array(key, error) from error
     return found
 
 
@@ -121,14 +122,6 @@ def upload_facts(
     """
     from flwr.app import ConfigRecord
 
-    facts = ConfigRecord({"client": client})
-    if architecture:
-        facts["architecture"] = architecture
-    if label_counts is not None:
-        facts["label-counts"] = [int(count) for count in label_counts]
-    if pretrained:
-        facts["pretrained"] = True
-    if ranges:
-        facts["range-layers"] = list(ranges)
-        facts["ranges"] = [float(bound) for pair in ranges.values() for bound in pair]
-    return facts
+    counts = None if label_counts is None else tuple(label_counts)
+    facts = UploadFacts(client, architecture, label_counts=counts, pretrained=pretrained, ranges=ranges)
+    return ConfigRecord(facts.to_record())

@@ -35,8 +35,8 @@ import torch
 from flwr.app import ConfigRecord, Message
 from torch import nn
 
+from ..core import refusals
 from ..core.clients import real_of, whole_of
-from ..core.errors import UploadError
 from ..core.places import check_round
 from ..uploads.ternary import LEAST_DENSITY, VALUES, Compression, flatten_arrays, unflatten_arrays
 from . import read_arrays
@@ -92,7 +92,7 @@ class ControlVariates:
     def __init__(self, model: nn.Module, server: Mapping[str, torch.Tensor], own: Mapping[str, torch.Tensor]) -> None:
         self._start = parameters_of(model)
         if shapes_of(server) != shapes_of(self._start):
-            raise UploadError("the server's control variate has other names or shapes than the model's parameters")
+            raise refusals.other_shapes("control variate has", "the model's parameters")
         self._server, self._own = beside(server, self._start), kept_or_zero(own, self._start)
         self._added = {name: self._server[name] - self._own[name] for name in self._start}
 
@@ -111,7 +111,7 @@ class ControlVariates:
             UploadError: No step was counted.
         """
         if not travel > 0:
-            raise UploadError(f"the length of the local steps is {travel}: must be above 0, counted by step(lr)")
+            raise refusals.no_steps(travel)
         ends = parameters_of(model)
         change = {name: (self._start[name] - ends[name]) / travel - self._server[name] for name in ends}
         return {name: self._own[name] + change[name] for name in change}, change
@@ -197,9 +197,10 @@ def compression_of(density: float, said: Mapping[str, Any]) -> Compression | Non
     if not density:
         return None
     if not LEAST_DENSITY <= density <= 1.0 or values not in VALUES:
-        raise UploadError(
-            f"the request's stc-density is {density} and its stc-values {values[:80]!r}: must be "
-            f"at least {LEAST_DENSITY} and at most 1, and one of {', '.join(VALUES)}"
+        raise refusals.bad_request(
+            "stc-density with stc-values",
+            (density, values[:80]),
+            f"at least {LEAST_DENSITY} and at most 1, and one of {', '.join(VALUES)}",
         )
     return Compression(density, values)
 
@@ -242,14 +243,14 @@ def load_start(model: nn.Module, sent: Mapping[str, State], compression: Compres
     if "ternary" in sent and compression is not None:
         before = arrays_of(part_of(kept, "start."))
         if not before:
-            raise UploadError("the client lacks the weights of the round before, which the server's update builds on")
+            raise refusals.lost_state("the weights of the round before, which the server's update builds on")
         code = {name: value.numpy() for name, value in sent["ternary"].items()}
         step = unflatten_arrays(
             compression.decode(code, flatten_arrays(before).size, "the server's update").dense(), before
         )
         state.update({name: torch.from_numpy(value + step[name]) for name, value in before.items()})
     if shapes_of(state) != shapes_of(model.state_dict()):
-        raise UploadError("the server's weights have other names or shapes than this client's model")
+        raise refusals.other_shapes("weights have", "this client's model")
     model.load_state_dict(state)
 
 

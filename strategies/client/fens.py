@@ -28,6 +28,7 @@ from flwr.clientapp import ClientApp
 
 from ..aggregation.steps import Sgd, round_steps, units
 from ..combiners.voting import vote_counts
+from ..core import refusals
 from ..core.clients import real_of, whole_of
 from ..core.errors import OneShotError, OptionError, UploadError
 from ..core.processor import flush_subnormals
@@ -125,7 +126,7 @@ class _Asked:
         facts = self.facts
         self.ensemble = str(facts["ensemble"])
         if not DIGEST.fullmatch(self.ensemble):  # it becomes the name of a file
-            raise UploadError(f"the server's ensemble is {self.ensemble[:80]!r}: must be 64 hexadecimal digits")
+            raise refusals.bad_request("ensemble", self.ensemble, "64 hexadecimal digits")
         self.told = Told(
             run_id=str(facts["run-id"]),
             seed=self.number("seed"),
@@ -144,7 +145,7 @@ class _Asked:
             UploadError: The question lacks it.
         """
         if key not in self.facts:
-            raise UploadError(f"the server's question has a missing or unknown {key!r}")
+            raise refusals.unknown_question(key)
         return self.facts[key]
 
     def number(self, key: str, *, counts: bool = False) -> int:
@@ -152,7 +153,7 @@ class _Asked:
         self.fact(key)
         value = whole_of(self.facts, key)
         if counts and not 1 <= value <= MOST:
-            raise UploadError(f"the server's {key} is {value}: must be a whole number from 1 to {MOST}")
+            raise refusals.bad_request(key, value, f"a whole number from 1 to {MOST}")
         return value
 
     def real(self, key: str) -> float:
@@ -166,7 +167,7 @@ class _Asked:
         fits = isinstance(values, list) and all(type(value) is kind for value in values)
         if not fits or (length is not None and len(values) != length):
             wanted = "" if length is None else f"{length} of them, "
-            raise UploadError(f"the server's {key} are {values!r:.80}: must be a list, {wanted}each {kind.__name__}")
+            raise refusals.bad_request(key, values, f"a list, {wanted}each {kind.__name__}")
         return list(values)
 
 
@@ -192,15 +193,13 @@ def _offer(asked: _Asked) -> Said:
 def _check_size(size: float, local: Local) -> None:
     """Refuse an ensemble beyond the node's limit, by its announced or its actual size in MiB."""
     if 0 < local.max_ensemble_mib < size:
-        raise UploadError(
-            f"the ensemble is {size:.1f} MiB: must be at most {local.max_ensemble_mib:g} MiB on this node"
-        )
+        raise refusals.beyond_limit("the ensemble is", size, local.max_ensemble_mib)
 
 
 def _members(asked: _Asked) -> list[str]:
     members: list[str] = asked.listed("members", str)
     if not members or ensemble_digest(members) != asked.ensemble:
-        raise UploadError("the ensemble's digest does not match its members")
+        raise refusals.other_digest("the ensemble's digest does not match its members")
     return members
 
 
@@ -229,11 +228,10 @@ def _examples(asked: _Asked) -> tuple[Any, np.ndarray[Any, Any]]:
     inputs, given = asked.local.examples(asked.told)
     labels, count = np.asarray(given), len(inputs)
     if labels.size != count:
-        raise UploadError(f"the client's labels have shape {list(labels.shape)}: must be [{count}], one for each input")
+        raise refusals.bad_labels(labels.shape, count)
     if count == 0:
-        raise UploadError(
-            f"the client holds out {asked.told.holdout:g} of its examples for the aggregator, which is no example: "
-            "it takes no part in the rounds; needs a larger 'fens.holdout', or more examples"
+        raise refusals.no_part(
+            f"'fens.holdout' is {asked.told.holdout:g}, which holds out none of the client's examples"
         )
     return inputs, labels.astype(np.int64).reshape(-1)  # a column [n, 1] would pick rows by broadcasting
 
@@ -262,7 +260,7 @@ def _compute(asked: _Asked) -> Said:
         if number in sent:
             packed = from_wire(number, arrays, facts, architecture=architecture, precision=precision)
         if packed is None or packed.digest != digest:
-            raise UploadError(f"member {number} of the ensemble has another digest than the server's offer")
+            raise refusals.other_digest(f"member {number} of the ensemble has another digest than the server's offer")
         module = unpack_member(packed, partial(asked.local.build, architecture, asked.told))
         with torch.no_grad():  # copies, because a member that works in place would change the others' inputs
             outputs = torch.cat([module(part.clone()) for part in torch.split(inputs, BATCH)])
@@ -295,14 +293,14 @@ def _round(asked: _Asked) -> Said:
             seed=derive_seed(asked.told.seed, "fens", asked.local.client, number),
         )
     except (LookupError, TypeError, ValueError) as error:
-        raise UploadError(f"the server's aggregator {aggregator[:80]!r} does not fit the logits: {error}") from error
+        raise refusals.misfit_aggregator(aggregator, error) from error
     return {"ensemble": asked.ensemble, "round": number, "examples": len(logits.labels)}, params
 
 
 def _votes(asked: _Asked) -> Said:
     """Count how each member labels the held examples of each class."""
     if not asked.local.tells_counts:
-        raise UploadError("votes count the examples of each class, which this node does not tell")
+        raise refusals.counts_not_shared("votes")
     logits = _cached(asked)
     if logits is None:
         return {"ensemble": asked.ensemble, "missing": True}, {}

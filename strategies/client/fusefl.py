@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..combiners.fused_blocks import ADAPTERS, SideBySide, adapt_block
 from ..combiners.fused_blocks import sum_members as sum_members
-from ..core.errors import UploadError
+from ..core import refusals
 
 State = dict[str, Tensor]
 
@@ -39,9 +39,9 @@ class Frozen(nn.Sequential):
     ) -> None:
         super().__init__()
         if adapter not in ADAPTERS or not all(sent) or len(sent) > len(blocks):
-            raise UploadError(
-                f"the server's adapter is {adapter[:80]!r}, for {len(sent)} blocks: must be one of "
-                f"{', '.join(ADAPTERS)}, and the weights of 1 to {len(blocks)} blocks"
+            raise refusals.bad_blocks(
+                f"the server's adapter is {adapter[:80]!r}, for {len(sent)} blocks",
+                f"one of {', '.join(ADAPTERS)}, and the weights of 1 to {len(blocks)} blocks",
             )
         first = next(iter(sent[0].values()))
         self.members, self.channels, joined = len(first) if first.ndim else 0, 0, torch.zeros(1, *input_shape)
@@ -88,7 +88,7 @@ def above(whole: nn.Sequential, stage: int, frozen: Frozen, adapter: str, kept: 
     try:
         net.load_state_dict({key: kept[key] for key in net.state_dict()})
     except (KeyError, RuntimeError) as error:
-        raise UploadError(f"the client's own model lacks what follows block {stage - 1}: {_line(error)}") from error
+        raise refusals.lost_state(f"what follows block {stage - 1} of its own model: {_line(error)}") from error
     net[0] = adapt_block(net[0], adapter, members=frozen.members, channels=frozen.channels)
     return net
 
@@ -103,9 +103,9 @@ def _check_fits(template: nn.Module, stacked: State, members: int, what: str) ->
     found = {key: (value.dtype, tuple(value.shape)) for key, value in stacked.items()}
     wrong = sorted(key for key in {*wanted, *found} if wanted.get(key) != found.get(key))
     if wrong or not members:
-        raise UploadError(
-            f"{what} do not fit this client's: their tensors {wrong[:3]!s:.200} must be those of at least one copy of "
-            "its block, with the same number of copies, shapes and types"
+        raise refusals.bad_blocks(
+            f"{what} do not fit this client's: their tensors {wrong[:3]!s:.200}",
+            "those of at least one copy of its block, with the same number of copies, shapes and types",
         )
 
 

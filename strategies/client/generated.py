@@ -18,8 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from ..core import refusals
 from ..core.clients import whole_of
-from ..core.errors import OptionError, UploadError
+from ..core.errors import OptionError
 from ..core.seeds import generator, seeded_torch
 from ..distillation.generator_spec import GeneratorSpec, draw_noise
 from ..distillation.losses import cross_entropy, soft_kl
@@ -78,9 +79,7 @@ class GeneratedExamples:
         if self._seen >= self._most:
             return logits.new_zeros(())
         if logits.shape[1] != spec.classes:
-            raise UploadError(
-                f"the server's generator has {spec.classes} classes, this client's model has {logits.shape[1]}"
-            )
+            raise refusals.bad_generator(f"has {spec.classes} classes, this client's model has {logits.shape[1]}")
         # b is the size of a full batch: the first batch of an epoch is full, the last may be smaller.
         self._size, self._full = len(labels), self._full or len(labels)
         drawn = torch.randint(spec.classes, (spec.batch,), generator=self._rng).to(labels.device)
@@ -112,11 +111,9 @@ def _head_of(model: nn.Module, spec: GeneratorSpec) -> str:
     try:
         name, head = last_linear(model)
     except OptionError as error:
-        raise UploadError(f"the server's generator makes features, but {error}") from error
+        raise refusals.bad_generator(f"makes features, but {error}") from error
     if head.out_features != spec.classes:
-        raise UploadError(
-            f"the server's generator has {spec.classes} classes, this client's last layer has {head.out_features}"
-        )
+        raise refusals.bad_generator(f"has {spec.classes} classes, this client's last layer has {head.out_features}")
     return name
 
 
@@ -128,11 +125,11 @@ def _generator(model: nn.Module, spec: GeneratorSpec, head: str | None, sent: Ma
         with torch.device("meta"):
             wanted = _signature(spec.build(features).state_dict().items())
     except OptionError as error:
-        raise UploadError(f"the server's generator cannot be built: {error}") from error
+        raise refusals.bad_generator(f"cannot be built: {error}") from error
     if _signature(sent.items()) != wanted:
-        raise UploadError("the server's generator has other names or shapes than its description")
+        raise refusals.other_shapes("generator has", "its description")
     if not all(bool(value.isfinite().all()) for value in sent.values()):
-        raise UploadError("the server's generator holds NaN or Inf; must be finite values")
+        raise refusals.not_finite("the server's generator")
     with seeded_torch(0, "generator"):  # the fresh weights are overwritten; the caller's random state must not move
         found = spec.build(features)
     found.load_state_dict(dict(sent))

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..core import refusals
 from ..core.durable import atomic_write
-from ..core.errors import UploadError
 from ..core.places import forget_older_runs, is_ours, make_private, make_run_place, newest_first, run_place
 from . import TORN
 
@@ -77,9 +77,7 @@ def check_made(what: str, size: int, most_mib: float) -> None:
     """
     most = most_mib or MADE_MIB
     if size > most * 2**20:
-        raise UploadError(
-            f"the ensemble's {what} are {size / 2**20:.1f} MiB: must be at most {most:g} MiB on this node"
-        )
+        raise refusals.beyond_limit(f"the ensemble's {what} are", size / 2**20, most)
 
 
 class LogitCache:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..core.errors import UploadError
 from ..teacher.average import repeat_tied_weights
 from ..teacher.merged import linear_layers, merge_layers, resembles_start
 from .update_gate import OTHER_START, UNKNOWN_START, start_model
@@ -29,16 +28,15 @@ def merge_uploads(
         progress: Receives the notes.
         but: The name of a weight that is not merged.
     """
-    try:
-        if job.clients_seed is None:  # in rounds ``start`` is the uploads' mean, from which no client started
-            raise UploadError(UNKNOWN_START)
-        model = start_model(job)
-        start, names = model.state_dict(), [name for name in linear_layers(model) if f"{name}.weight" != but]
-        others = [upload.client for upload in uploads if not _began_from(upload, start, names[:1])]
-        if 2 * len(others) >= len(uploads):
-            raise UploadError(OTHER_START.format(others[0]))
-    except UploadError as error:
-        progress.record({"note": f"linear layers are averaged and not merged: {error}"})
+    averaged = "linear layers are averaged and not merged"
+    if job.clients_seed is None:  # in rounds ``start`` is the uploads' mean, from which no client started
+        progress.record({"note": f"{averaged}: {UNKNOWN_START}"})
+        return {}
+    model = start_model(job)
+    start, names = model.state_dict(), [name for name in linear_layers(model) if f"{name}.weight" != but]
+    others = [upload.client for upload in uploads if not _began_from(upload, start, names[:1])]
+    if 2 * len(others) >= len(uploads):
+        progress.record({"note": f"{averaged}: {OTHER_START.format(others[0])}"})
         return {}
     for client in others:
         progress.record({"note": f"linear layers are merged without {client}: {OTHER_START.format('it')}"})

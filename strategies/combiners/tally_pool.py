@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..core.errors import OptionError, UploadError
+from ..core import refusals
+from ..core.errors import OptionError
 from ..core.facts import holds_images
 from ..core.options import option
 from ..core.seeds import generator, seeded_torch
@@ -85,14 +86,14 @@ def fit_pool(job: Job, ensemble: Ensemble, options: TallyPoolOptions) -> Opinion
     answers = probe_members(job, ensemble, options.probes)
     keep = (answers.abs() <= LARGEST_LOGIT).all(2).all(1)  # false for NaN
     if not bool(keep.any()):
-        raise UploadError(
-            f"no client's model answers noise with finite logits up to {LARGEST_LOGIT:.0e}: nothing to combine"
+        raise refusals.nothing_to_combine(
+            f"no client's model answers noise with finite logits up to {LARGEST_LOGIT:.0e}"
         )
     if options.agreement > 0:
         keep[keep.clone()] = find_agreeing(answers[keep], options.agreement)
     counts = examples_per_class(job, answers, job.uploads, options)
     if not bool(counts[keep].any()):
-        raise UploadError("no client whose model answers noise with finite logits has examples: nothing to combine")
+        raise refusals.nothing_to_combine("no client whose model answers noise with finite logits has examples")
     pool = OpinionPool(
         options.rule,
         counts,

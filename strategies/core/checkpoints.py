@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from .errors import UploadError
+from . import refusals
 
 ALLOWED = "must be a .safetensors file, or a file that torch.save(model.state_dict()) wrote"
 
@@ -48,13 +48,13 @@ def read_checkpoint(path: Path) -> dict[str, torch.Tensor]:
         UploadError: The file is missing, damaged, or not a state_dict.
     """
     if not path.is_file():
-        raise UploadError(f"checkpoint {path} does not exist: {ALLOWED}")
+        raise refusals.no_checkpoint(path, "does not exist", ALLOWED)
     try:
         found = _unwrapped(_read(path))
     except _DAMAGES as error:
-        raise UploadError(f"checkpoint {path} cannot be read as weights: {_reason(error)}: {ALLOWED}") from error
+        raise refusals.no_checkpoint(path, f"cannot be read as weights: {_reason(error)}", ALLOWED) from error
     if not isinstance(found, Mapping) or not found or not all(_is_tensor(*item) for item in found.items()):
-        raise UploadError(f"checkpoint {path} holds {_kind(found)}: must be a state_dict, name -> tensor")
+        raise refusals.no_checkpoint(path, f"holds {_kind(found)}", "must be a state_dict, name -> tensor")
     return _without_prefix(found)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from .errors import UploadError
+from . import refusals
 
 if TYPE_CHECKING:
     import numpy as np
@@ -98,7 +98,7 @@ def whole_of(said: Mapping[str, Any], key: str, usual: int | None = None) -> int
     """
     value = said.get(key, usual)
     if type(value) is not int:
-        raise UploadError(f"the server's {key} is {value!r:.80}: must be a whole number of 64 bits")
+        raise refusals.bad_request(key, value, "a whole number of 64 bits")
     return value
 
 
@@ -110,5 +110,5 @@ def real_of(said: Mapping[str, Any], key: str, usual: float | None = None) -> fl
     """
     value = said.get(key, usual)
     if not isinstance(value, int | float) or not math.isfinite(value):
-        raise UploadError(f"the server's {key} is {value!r:.80}: must be a finite number")
+        raise refusals.bad_request(key, value, "a finite number")
     return float(value)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 LONGEST = 4000  # characters of a line, which may quote text from outside
@@ -22,6 +22,13 @@ def one_line(text: str) -> str:
 def _without_middle(text: str) -> str:
     half = LONGEST // 2 - 3
     return text if len(text) <= LONGEST else f"{text[:half]} ... {text[-half:]}"
+
+
+def shorten_list(names: Sequence[str], width: int = 80) -> str:
+    """Return the first four names for a message, each cut to ``width`` letters, and how many more there are."""
+    shown = ", ".join(name[:width] for name in names[:4])
+    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+    return shown + more if names else "nothing"
 
 
 class OneShotError(Exception):

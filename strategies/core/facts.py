@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from . import refusals
 
 if TYPE_CHECKING:
     import torch
 
     State = dict[str, torch.Tensor]
+
+CLIENT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+# Layers whose ranges one client may send, and the letters of a layer's name.
+MAX_LAYERS = 4096
+MAX_LAYER_NAME = 256
 
 
 class Normalization(NamedTuple):
@@ -31,24 +39,79 @@ class Normalization(NamedTuple):
 
 @dataclass(frozen=True)
 class UploadFacts:
-    """The facts of one upload.
+    """The facts of one upload: one value from the client's training to the method.
+
+    It alone knows their form in a message (a record) and on the disk (a row). A further fact is a field here with its
+    line in :meth:`to_record` and :meth:`from_record`, and the place of the client's code that measures it.
 
     Attributes:
-        client: The client's stable name.
-        architecture: The key of its model in the builders.
+        client: The client's stable name; matches :data:`CLIENT_NAME`.
+        architecture: The key of its model in the builders; empty while it is unknown.
         num_examples: Size of its training set; None for a pretrained model without data.
-        label_counts: Training examples per class [C]; None if the client sends none.
+        label_counts: Training examples per class [C]; None if the client does not report them.
         pretrained: Whether the client trained nothing itself.
         ranges: Smallest and largest output of each layer that quantisation reads, on the client's own data, by layer;
             None if the client sends none.
     """
 
     client: str
-    architecture: str
+    architecture: str = ""
     num_examples: int | None = None
     label_counts: tuple[int, ...] | None = None
     pretrained: bool = False
     ranges: Mapping[str, tuple[float, float]] | None = None
+
+    def to_record(self) -> dict[str, Any]:
+        """Return the record ``upload`` of a client's message, without the facts that it does not report.
+
+        The number of examples travels in the record ``metrics``, where Flower's own strategies read it.
+        """
+        record: dict[str, Any] = {"client": self.client}
+        if self.architecture:
+            record["architecture"] = self.architecture
+        if self.label_counts is not None:
+            record["label-counts"] = [int(count) for count in self.label_counts]
+        if self.pretrained:
+            record["pretrained"] = True
+        if self.ranges:
+            record["range-layers"] = list(self.ranges)
+            record["ranges"] = [float(bound) for pair in self.ranges.values() for bound in pair]
+        return record
+
+    @classmethod
+    def from_record(
+        cls, record: Mapping[str, Any], num_classes: int, *, client: str, architecture: str = ""
+    ) -> UploadFacts:
+        """Check a client's claims about its upload, whatever they are.
+
+        Args:
+            record: Any of ``num-examples``, ``label-counts``, ``pretrained``, ``range-layers`` and ``ranges``. A
+                pretrained model may lack the size of its training set.
+            num_classes: C.
+            client: The client's name, already checked.
+            architecture: The architecture of its model, already checked.
+
+        Raises:
+            UploadError: Names the field, its value and the remedy.
+        """
+        pretrained, size, counts = (record.get(key) for key in ("pretrained", "num-examples", "label-counts"))
+        num_examples = None if size is None and pretrained is True else read_size(size, "num-examples")
+        label_counts = None if counts is None else _read_label_counts(counts, num_classes)
+        if label_counts is not None and num_examples not in (None, sum(label_counts)):
+            raise refusals.sizes_differ(sum(label_counts), num_examples)
+        layers, bounds = record.get("range-layers", []), record.get("ranges", [])
+        ranges = None if layers == bounds == [] else read_ranges(layers, bounds, "ranges")
+        return cls(client, architecture, num_examples, label_counts, pretrained is True, ranges)
+
+    def sized(self) -> UploadFacts:
+        """Return these facts with the sum of the label counts as size, if the size alone is unknown.
+
+        Raises:
+            UploadError: The sum is 0.
+        """
+        if self.num_examples is not None or self.label_counts is None:
+            return self
+        return replace(self, num_examples=read_size(sum(self.label_counts), "the sum of label-counts"))
 
     def as_row(self) -> dict[str, Any]:
         """Return the facts as JSON writes them, by the names of the fields."""
@@ -67,6 +130,57 @@ class UploadFacts:
         counts, ranges = row["label_counts"], row["ranges"]
         pairs = None if ranges is None else {layer: (float(low), float(high)) for layer, (low, high) in ranges.items()}
         return cls(**{**row, "label_counts": None if counts is None else tuple(counts), "ranges": pairs})
+
+
+def read_size(value: object, what: str) -> int:
+    """Return the size of a training set.
+
+    Args:
+        value: The claimed size.
+        what: The field's name, for the message.
+
+    Raises:
+        UploadError: It is missing, or not a positive whole number.
+    """
+    known = isinstance(value, int | float) and not isinstance(value, bool)
+    if not known or not 0 < value < 2**63 or value != int(value):  # type: ignore[operator, call-overload]
+        raise refusals.bad_size(what, value)
+    return int(value)  # type: ignore[call-overload, no-any-return]
+
+
+def _read_label_counts(counts: object, num_classes: int) -> tuple[int, ...]:
+    whole = tuple(c for c in counts if type(c) is int and c >= 0) if isinstance(counts, list) else ()
+    if not isinstance(counts, list) or not len(whole) == len(counts) == num_classes:
+        raise refusals.bad_label_counts(counts, num_classes)
+    return whole
+
+
+def read_ranges(layers: object, bounds: object, what: str) -> dict[str, tuple[float, float]]:
+    """Return the activation ranges of a model by layer, in float32, in which they are sent on.
+
+    Args:
+        layers: A list of the layers' names.
+        bounds: A list of two finite numbers for each of them, the smallest first.
+        what: The ranges' name in messages.
+
+    Raises:
+        UploadError: They are something else.
+    """
+    import numpy as np
+
+    names = layers if isinstance(layers, list) else []
+    texts = {name for name in names if isinstance(name, str) and len(name) <= MAX_LAYER_NAME}
+    if not isinstance(layers, list) or not len(texts) == len(names) <= MAX_LAYERS:
+        raise refusals.bad_range_layers(what, layers, MAX_LAYERS, MAX_LAYER_NAME)
+    numbers = [bound for bound in bounds if type(bound) is float] if isinstance(bounds, list) else []
+    if not isinstance(bounds, list) or not len(numbers) == len(bounds) == 2 * len(names):
+        raise refusals.bad_ranges(what, bounds, len(names))
+    with np.errstate(over="ignore"):
+        pairs = np.array(numbers).astype(np.float32).reshape(-1, 2).tolist()
+    for name, (low, high) in zip(names, pairs, strict=True):
+        if not -np.inf < low <= high < np.inf:
+            raise refusals.bad_range(what, name, low, high)
+    return {name: (low, high) for name, (low, high) in zip(names, pairs, strict=True)}
 
 
 @dataclass(frozen=True)
@@ -126,7 +240,7 @@ PREDICTING = (CLASSIFIER, OPEN_SET, PROTOTYPES)
 # The kinds whose architectures are classifiers' with a suffix.
 SUFFIXES = {OPEN_SET: "+unknown", PROTOTYPES: "+prototypes", BLOCK: "+block"}
 # What a model raises on examples that it does not take.
-REFUSALS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+MODEL_ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 def kind_of(architecture: str) -> str:
@@ -172,17 +286,17 @@ def run_on_blanks(model: Callable[..., Any], input_shape: tuple[int, int, int]) 
     """Return what a model makes of two blank examples; texts that it refuses as floats are whole numbers.
 
     Raises:
-        REFUSALS: It takes neither.
+        MODEL_ERRORS: It takes neither.
     """
     import torch
 
     blank = torch.zeros(2, *input_shape)
     try:
         return model(blank)
-    except REFUSALS as error:
+    except MODEL_ERRORS as error:
         if tuple(input_shape[:2]) != (1, 1):
             raise
         try:
             return model(blank.long())
-        except REFUSALS as again:
+        except MODEL_ERRORS as again:
             raise TypeError(f"{error}; as whole numbers: {again}") from again

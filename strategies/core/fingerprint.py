@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .errors import OptionError, UploadError
+from . import refusals
+from .errors import OptionError
 
 SIZE = 1024  # bytes of the fields on the wire, whatever the function, so that every fingerprint has one shape
 PROBE = 16  # numbers of a probe
@@ -74,9 +75,8 @@ def check_fingerprint(told: Tensor, expected: Tensor) -> None:
         UploadError: Names the fields that differ, with both values.
     """
     if _without_build(told) != _without_build(expected):
-        raise UploadError(
-            f"its features come from another function: fingerprint {short_fingerprint(told)}, expected is "
-            f"{short_fingerprint(expected)}; they differ in {describe_difference(told, expected)}"
+        raise refusals.other_features(
+            short_fingerprint(told), short_fingerprint(expected), describe_difference(told, expected)
         )
 
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .facts import REFUSALS
+from .facts import MODEL_ERRORS
 from .seeds import seeded_torch
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def _refusal(module: nn.Module, images: Tensor) -> str:
     try:
         with seeded_torch(0, "layout"), evaluating(module), torch.no_grad():
             call(images)
-    except REFUSALS as error:
+    except MODEL_ERRORS as error:
         return str(error)
     return ""
 

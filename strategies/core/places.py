@@ -8,8 +8,8 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
+from . import refusals
 from .durable import sync_folder
-from .errors import UploadError
 
 # A client's disk is no archive: it keeps the newest runs.
 RUNS_KEPT = 16
@@ -47,7 +47,7 @@ def run_place(state_dir: str, run_id: str) -> Path:
         UploadError: The id is not that of a run folder.
     """
     if not RUN_ID.fullmatch(run_id):
-        raise UploadError(f"the server's run-id is {run_id[:80]!r}: must be 32 hexadecimal digits")
+        raise refusals.bad_request("run-id", run_id, "32 hexadecimal digits")
     return state_root(state_dir) / run_id
 
 
@@ -117,7 +117,7 @@ def check_round(server_round: int) -> None:
         UploadError: The server has named another.
     """
     if server_round < 1:
-        raise UploadError(f"the server's server-round is {server_round}: must be at least 1")
+        raise refusals.bad_request("server-round", server_round, "at least 1")
 
 
 def _last_used(path: Path) -> int:

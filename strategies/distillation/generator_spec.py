@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..core.errors import UploadError
+from ..core import refusals
 from .generators import ConditionalGenerator, FeatureGenerator
 
 LEVELS = ("features", "images")
@@ -92,9 +92,8 @@ class GeneratorSpec:
         made = math.prod(spec.shape) if spec.level == "images" else spec.width
         values = spec.batch * (spec.latent + spec.classes + made)
         if values > MOST_VALUES:
-            raise UploadError(
-                f"the server's generator-batch is {spec.batch}: must make it hold at most {MOST_VALUES} values, "
-                f"not {values}"
+            raise refusals.bad_request(
+                "generator-batch", spec.batch, f"small enough for {MOST_VALUES} values in all, not {values}"
             )
         return spec
 
@@ -120,19 +119,19 @@ def draw_noise(noise: str, count: int, latent: int, rng: torch.Generator) -> Ten
 
 def _word(said: Mapping[str, Any], key: str, allowed: Sequence[str]) -> str:
     if said.get(key) not in allowed:
-        raise UploadError(f"the server's {key} is {said.get(key)!r:.80}: must be one of {', '.join(allowed)}")
+        raise refusals.bad_request(key, said.get(key), f"one of {', '.join(allowed)}")
     return str(said[key])
 
 
 def _whole(said: Mapping[str, Any], key: str) -> int:
     value = said.get(key)
     if type(value) is not int or not 1 <= value <= MOST:
-        raise UploadError(f"the server's {key} is {value!r:.80}: must be a whole number from 1 to {MOST}")
+        raise refusals.bad_request(key, value, f"a whole number from 1 to {MOST}")
     return value
 
 
 def _weight(said: Mapping[str, Any], key: str) -> float:
     value = said.get(key)
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < float("inf"):
-        raise UploadError(f"the server's {key} is {value!r:.80}: must be a finite number at least 0")
+        raise refusals.bad_request(key, value, "a finite number at least 0")
     return float(value)

@@ -19,6 +19,7 @@ from flwr.app import Message, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.common.logger import log
 
+from ..core import refusals
 from ..core.errors import UploadError
 from .messages import count_bytes
 from .nodes import Nodes, SentQuestion
@@ -140,12 +141,12 @@ class Exchange:
             time.sleep(min(self._pace.poll_s, max(0.0, timeout_s - self.waited)))
         self._asking = False
 
-    def refuse_missing(self, reason: str) -> None:
-        """Record the nodes that have not answered, and those that have not connected again."""
+    def refuse_missing(self, timeout_s: float) -> None:
+        """Record the nodes that have not answered in time, and those that have not connected again."""
         for node in self.waiting_for:
-            self._nodes.refuse(node, reason)
+            self._nodes.refuse(node, refusals.no_answer(timeout_s))
         for node, lost in self.away.items():
-            self._nodes.refuse(node, f"{lost}, and it has not come back")
+            self._nodes.refuse(node, refusals.not_back(lost))
 
     def book(self) -> None:
         """Add the bytes of the questions to the account, and save it."""
@@ -204,14 +205,13 @@ class Exchange:
                     self._failed.add(sent.node)
         except UploadError as error:
             self._failed.add(sent.node)
-            self._nodes.refuse(sent.node, error.reason, error.client)
+            self._nodes.refuse(sent.node, error)
         return True
 
     def _fail(self, node: int, reason: str) -> None:
         if not self._asking or self.questions[node] >= MOST_QUESTIONS:
             self._failed.add(node)
-            times = self.questions[node]
-            self._nodes.refuse(node, f"{reason}, {times} times" if times > 1 else reason)
+            self._nodes.refuse(node, refusals.lost_answer(reason, self.questions[node]))
             return
         self._asked.discard(node)
         self._away[node] = reason
@@ -231,7 +231,7 @@ class Exchange:
             self.sent_bytes[node] += sent.size
         else:
             self._failed.add(node)
-            self._nodes.refuse(node, "the node has left")
+            self._nodes.refuse(node, refusals.node_left())
 
 
 def to_each(contents: Mapping[int, RecordDict], message_type: str) -> Callable[[int], Message | None]:

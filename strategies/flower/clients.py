@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
+from ..core import refusals
 from ..core.clients import Answer, Question
 from ..core.errors import QuorumError, UploadError
-from ..uploads.checks import CLIENT_NAME, check_size
+from ..core.facts import CLIENT_NAME
+from ..uploads.checks import check_size
 from .asking import DEPLOYED_POLL_S, Exchange, PollPace
 from .decoding import decode_array
 from .messages import count_bytes
@@ -151,7 +153,7 @@ class GridClients:
     ) -> bool:
         answer = self._read(reply, sent)
         if answer.client in answers:
-            raise UploadError("two nodes answer under this name, the second is refused", answer.client)
+            raise refusals.second_answer().of(answer.client)
         if answer.client not in self._left_out:
             check(answer)
             answers[answer.client] = answer
@@ -161,23 +163,22 @@ class GridClients:
         sender = self._nodes.names.call(sent.node)
         if reply.has_error():
             self._failures[sent.node] += 1
-            raise UploadError(own_error(reply), sender)
+            raise refusals.client_error(own_error(reply)).of(sender)
         self._failures[sent.node] = 0
         facts = dict(reply.content.config_records.get("answer", ConfigRecord()))
         client = facts.pop("client", None)
         if not isinstance(client, str) or not CLIENT_NAME.fullmatch(client):
-            shown = str(client)[:80]
-            raise UploadError(f"answer.client is {shown!r}: must be a name that matches {CLIENT_NAME.pattern}", sender)
+            raise refusals.bad_name("answer.client", client, CLIENT_NAME.pattern).of(sender)
         if self._members is not None and client not in self._members:
             self._failures[sent.node] = MOST_FAILURES
-            raise UploadError(f"it answers as {client!r}, and no upload has this name: must have uploaded", sender)
+            raise refusals.no_upload_of(client).of(sender)
         if "error" in facts:
             self._failures[sent.node] = MOST_FAILURES  # of this node alone: the name may not be its own
         else:
             self._nodes.names.pin(sent.node, client)
         self._nodes.traffic.add(sent.phase, client, up=count_bytes(reply.content), down=sent.size)
         if "error" in facts:
-            raise UploadError(str(facts["error"])[:500], self._nodes.names.name_of(sent.node) or client)
+            raise refusals.client_error(facts["error"]).of(self._nodes.names.name_of(sent.node) or client)
         record = reply.content.array_records.get("arrays", ArrayRecord())
         try:
             check_size(sum(len(array.data) for array in record.values()), self._limits.max_bytes, "arrays")
@@ -201,5 +202,5 @@ def _content(question: Question, common: Mapping[str, Any]) -> RecordDict:
 
 def _decoded(array: Array, where: str) -> np.ndarray[Any, Any]:
     if array.dtype not in ALLOWED_DTYPES:
-        raise UploadError(f"{where} is {array.dtype[:80]!r}: must be {', '.join(ALLOWED_DTYPES)}")
+        raise refusals.wrong_answer(f"{where} is {array.dtype[:80]!r}", " or ".join(ALLOWED_DTYPES))
     return decode_array(array, tuple(array.shape), array.dtype, where)

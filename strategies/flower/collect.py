@@ -12,6 +12,7 @@ from flwr.app import Message
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
+from ..core import refusals
 from ..core.errors import QuorumError, UploadError, blaming
 from ..run.files import weights_bytes
 from ..run.stage import TRAFFIC_FILE
@@ -115,7 +116,7 @@ class Collector:
         exchange.poll(everybody=True)  # an answer that has arrived by now is in time
         self._save_traffic()
         self._late = True
-        exchange.refuse_missing(f"no answer within {timeout:.0f} s")
+        exchange.refuse_missing(timeout)
         self.check_quorum(min_uploads, exchange.asked, timeout)
         return exchange
 
@@ -147,7 +148,7 @@ class Collector:
             UploadError: It is refused.
         """
         if reply.has_error():
-            raise UploadError(own_error(reply), self._names.call(sent.node))
+            raise refusals.client_error(own_error(reply)).of(self._names.call(sent.node))
         self._accept(reply, sent)
         return True
 
@@ -194,7 +195,7 @@ class Collector:
             self._names.pin(sent.node, name)
         if checked.held:
             if name not in self.clients:
-                raise UploadError("upload.held is true, but its upload is not here", name)
+                raise refusals.not_held().of(name)
             return
         if name in self.clients and not checked.anonymous and self._is_here(checked):
             log(INFO, "upload of %s: it came again, unchanged", name)

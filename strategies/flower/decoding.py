@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from flwr.app import Array
 
-from ..core.errors import UploadError
+from ..core import refusals
 from ..uploads.checks import Form
 
 # Version 1.0; later ones are for headers beyond 64 KiB.
@@ -23,20 +23,17 @@ def decode_array(array: Array, shape: tuple[int, ...], dtype: str, where: str) -
     """
     if tuple(array.shape) != shape or array.dtype != dtype:
         found = f"{array.dtype[:80]}{list(array.shape[:9])}"
-        raise UploadError(f"{where} is {found}, expected is {dtype}{list(shape)}")
+        raise refusals.other_form(where, found, f"{dtype}{list(shape)}")
     if array.stype != "numpy.ndarray" or not array.data.startswith(NPY_MAGIC):
-        raise UploadError(
-            f"{where} is {array.stype[:80]!r} beginning with {array.data[:8]!r}: "
-            f"must be 'numpy.ndarray' beginning with {NPY_MAGIC!r}"
-        )
+        raise refusals.no_numpy_array(where, array.stype, array.data[:8], NPY_MAGIC)
     start = 10 + int.from_bytes(array.data[8:10], "little")
     header, size = array.data[10:start].rstrip(), math.prod(shape) * np.dtype(dtype).itemsize
     headers = [_npy_header(shape, dtype, fortran=fortran) for fortran in (False, True)]
     if header not in headers:
         shown = header[:120].decode("ascii", "replace")
-        raise UploadError(f"{where} holds {shown!r}, expected is {headers[0].decode()!r}")
+        raise refusals.other_header(where, shown, headers[0].decode())
     if len(array.data) - start != size:
-        raise UploadError(f"{where} has {len(array.data) - start} bytes of values, expected are {size}")
+        raise refusals.other_length(where, len(array.data) - start, size)
     values = np.frombuffer(array.data, np.dtype(dtype), math.prod(shape), start)
     return values.reshape(shape, order="F" if header == headers[1] else "C").copy(order="C")
 

@@ -19,6 +19,7 @@ from flwr.serverapp.exception import AggregationError, InconsistentMessageReplie
 from flwr.serverapp.strategy import FedAvg, Strategy
 from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 
+from ..core import refusals
 from ..core.errors import UploadError
 from .arguments import kept_scores
 from .asking import Exchange, to_each
@@ -43,15 +44,14 @@ def check_scores(content: RecordDict, weight: str = "num-examples", *, finite: b
     """
     records = list(content.metric_records.values())
     if len(records) != 1:
-        raise UploadError(f"scores: the reply has {len(records)} metric records, must be one")
+        raise refusals.no_scores(f"the reply has {len(records)} metric records", "be one")
     if not is_weight(value := records[0].get(weight)):
-        found = f"scores: metrics[{weight!r}] is {str(value)[:40]}"
-        raise UploadError(f"{found}: must be a finite number above 0, and below 2**63")
+        raise refusals.bad_score(weight, value, "a finite number above 0, and below 2**63")
     if len(records[0]) == 1:
-        raise UploadError(f"scores: metrics has {weight!r} alone: must hold a score beside it")
+        raise refusals.no_scores(f"metrics has {weight!r} alone", "hold a score beside it")
     for key, score in records[0].items() if finite else ():
         if not all(-math.inf < number < math.inf for number in (score if isinstance(score, list) else [score])):
-            raise UploadError(f"scores: metrics[{key[:80]!r}] is {str(score)[:40]}: must hold finite numbers alone")
+            raise refusals.bad_score(key, score, "finite numbers alone")
 
 
 def scores_check(strategy: Strategy) -> Callable[[RecordDict], None]:
@@ -169,7 +169,7 @@ class ClientEvaluation:
 
         def receive(reply: Message, sent: SentQuestion) -> bool:
             if reply.has_error():
-                raise UploadError(f"scores: {own_error(reply)}")
+                raise refusals.client_error(f"scores: {own_error(reply)}")
             nodes.traffic.add(EVALUATION, nodes.names.call(sent.node), up=count_bytes(reply.content))
             check_scores(reply.content)
             replies.append(reply)

@@ -23,9 +23,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 
 from ..client import held_mark
-from ..core.errors import UploadError, blaming
-from ..core.facts import UploadFacts
-from ..uploads.checks import CLIENT_NAME, Signature, check_facts, check_size, check_upload
+from ..core import refusals
+from ..core.errors import blaming
+from ..core.facts import CLIENT_NAME, UploadFacts
+from ..uploads.checks import Signature, check_size, check_upload
 from .decoding import array_form
 
 if TYPE_CHECKING:
@@ -36,10 +37,6 @@ H = TypeVar("H", bound=Hashable)
 ANONYMOUS = re.compile(r"anonymous-[0-9a-f]{12}(-[0-9]+)?")
 # The limit of the numbers that a client's answer is weighted with: products of larger ones overflow.
 MOST_WEIGHT = 2**63
-# Where a reply has the facts, for messages.
-_FIELDS = {
-    "num-examples": "metrics['num-examples']", "label-counts": "upload.label-counts", "ranges": "upload.ranges",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -134,12 +131,12 @@ def read_reply(
         client = _client_name(said, sender)
     with blaming(client):
         if "error" in said:
-            raise UploadError(str(said["error"])[:500] or "no reason given")
+            raise refusals.client_error(said["error"])
         if said.get("held") is not True:
             return _checked(content, client, signatures, num_classes=num_classes, max_bytes=max_bytes)
         if "client" not in said:
-            raise UploadError("upload.held needs upload.client, which is missing")
-    return Reply(UploadFacts(client, ""), held=True)
+            raise refusals.held_without_name()
+    return Reply(UploadFacts(client), held=True)
 
 
 def _checked(
@@ -150,12 +147,11 @@ def _checked(
     architecture = _architecture(said, arrays, signatures)
     client = client if "client" in said else _content_name(arrays)
     metrics = metrics_of(content)
-    # An empty list tells nothing.
-    told = {**{key: value for key, value in said.items() if value != []}, "num-examples": metrics.get("num-examples")}
-    facts = check_facts(told, num_classes, client=client, architecture=architecture, fields=_FIELDS)
+    # An empty list says nothing.
+    record = {**{key: value for key, value in said.items() if value != []}, "num-examples": metrics.get("num-examples")}
     return Reply(
-        facts,
-        check_upload(arrays, facts, signatures[architecture], array_form("arrays")),
+        UploadFacts.from_record(record, num_classes, client=client, architecture=architecture),
+        check_upload(arrays, architecture, signatures[architecture], array_form("arrays")),
         anonymous="client" not in said,
         metrics={
             key: float(value)
@@ -182,10 +178,9 @@ def _size(value: Any) -> int:
 def _client_name(said: ConfigRecord, sender: str) -> str:
     name = said.get("client", sender)
     if "client" in said and not (isinstance(name, str) and CLIENT_NAME.fullmatch(name)):
-        shown = repr(name)[:80]
-        raise UploadError(f"upload.client is {shown}: must be a name that matches {CLIENT_NAME.pattern}")
+        raise refusals.bad_name("upload.client", name, CLIENT_NAME.pattern)
     if "client" in said and is_anonymous(str(name)):  # it would pass for a client that gave none
-        raise UploadError(f"upload.client is {name!r}: must be another name, for the server calls nameless clients so")
+        raise refusals.reserved_name(str(name))
     return str(name)
 
 
@@ -211,7 +206,7 @@ def arrays_name(content: RecordDict) -> str:
     if "arrays" in names:
         return "arrays"
     if len(names) != 1:
-        raise UploadError(f"the reply has {len(names)} array records, must be one, named 'arrays'")
+        raise refusals.no_single_record(len(names))
     return names[0]
 
 
@@ -246,14 +241,12 @@ def _architecture(said: ConfigRecord, arrays: ArrayRecord, signatures: Mapping[s
     named = said.get("architecture")
     if named is not None:
         if not isinstance(named, str) or named not in signatures:
-            known = ", ".join(signatures)
-            raise UploadError(f"upload.architecture is {str(named)[:80]!r}, known here are {known}")
+            raise refusals.unknown_architecture(named, signatures)
         return named
     if len(signatures) == 1:
         return next(iter(signatures))
     shapes = {key: tuple(array.shape) for key, array in arrays.items()}
     fitting = [name for name, wanted in signatures.items() if shapes == {k: shape for k, (shape, _) in wanted.items()}]
     if len(fitting) != 1:
-        found = f"{', '.join(fitting)} fit" if fitting else "none fits"
-        raise UploadError(f"upload.architecture is missing and of the known ones {found}; must be one")
+        raise refusals.no_architecture(fitting)
     return fitting[0]

@@ -15,8 +15,9 @@ from flwr.common.logger import log
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 
-from ..core.errors import OptionError, UploadError
-from ..uploads.checks import CLIENT_NAME
+from ..core import refusals
+from ..core.errors import OptionError
+from ..core.facts import CLIENT_NAME
 
 # The names that the server's operator gives to clients, by the public keys of their nodes.
 #
@@ -156,7 +157,7 @@ class Names:
         """
         own = self._names.setdefault(node, client)
         if own != client:
-            raise UploadError(f"it answers as {client!r} and was {own!r} before: must keep its name", own)
+            raise refusals.changed_name(client, own).of(own)
 
     def strangers(self, nodes: Iterable[int]) -> list[int]:
         """Return the nodes that have neither sent a name nor answered the question for it."""

@@ -14,6 +14,7 @@ from flwr.app import Message
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
+from ..core import refusals
 from ..core.errors import OneShotError, UploadError, one_line
 from .names import Names
 from .pulling import Puller
@@ -183,8 +184,7 @@ class Nodes:
                 raise
             self.grid.get_node_ids()  # raises if the grid itself has failed, not the answer
             self.names.barred.add(node)
-            line = f"its answer cannot be read: {type(error).__name__}: {_last_line(str(error))}"
-            raise UploadError(line) from error
+            raise refusals.unreadable_answer(f"{type(error).__name__}: {_last_line(str(error))}") from error
 
     def busy(self) -> set[int]:
         """Take late answers, and return the nodes that still owe one: they get no question meanwhile."""
@@ -207,13 +207,13 @@ class Nodes:
         """Stop waiting for an answer; ``hear`` receives it if it arrives after all."""
         self._late[message_id] = sent, hear
 
-    def refuse(self, node: int, reason: str, client: str = "") -> None:
+    def refuse(self, node: int, error: UploadError) -> None:
         """Record that an answer of a node does not count.
 
-        It bears the name that the node is known by. Only for a node without one it bears ``client``, which the answer
-        claims to be: a claimed name must not put the blame on another client.
+        The record has the name that the node is known by. Only for a node without one it has that of the error, which
+        the answer claims to be: a claimed name must not put the blame on another client.
         """
-        self.refusals.add(self.names.call(node, client), reason)
+        self.refusals.add(self.names.call(node, error.client), error.reason)
 
     def save_traffic(self, *, interval_s: float = 0.0) -> None:
         """Write the account of bytes, unless the last write was less than ``interval_s`` ago."""

@@ -22,7 +22,7 @@ from flwr.supercore.inflatable.inflatable_object import (
     iterate_object_tree,
 )
 
-from ..core.errors import UploadError
+from ..core import refusals
 from ..uploads.checks import MIB
 from .messages import count_bytes
 
@@ -192,7 +192,7 @@ def _flat(response: Any) -> Any:
     """
     trees = chain.from_iterable(map(iterate_object_tree, response.message_object_trees))
     if next(islice(trees, MOST_OBJECTS, None), None) is not None:
-        raise UploadError(f"its answer names more than {MOST_OBJECTS} objects")
+        raise refusals.too_many_objects(MOST_OBJECTS)
     for whole in response.message_object_trees:
         names = dict.fromkeys(tree.object_id for tree in iterate_object_tree(whole))
         del whole.children[:]
@@ -218,14 +218,13 @@ def inflated_bytes(object_id: str, objects: dict[str, bytes]) -> int:
 
     def measure(name: str, depth: int) -> int:
         if depth > DEEPEST:
-            raise UploadError(f"its answer is nested deeper than {DEEPEST} objects, must be as Flower sends it")
+            raise refusals.too_deep(DEEPEST)
         if name not in known:
             content = objects[name]
             kind, children, _ = get_object_head_values_from_object_content(content)
             size = len(content) - content.find(HEAD_BODY_DIVIDER) - 1
             if kind != "ArrayChunk" and size > MOST_TEXT:
-                most = f"must be at most {MOST_TEXT // MIB} MiB"
-                raise UploadError(f"a record of its answer has {size / MIB:.1f} MiB of numbers and texts, {most}")
+                raise refusals.long_record(size, MOST_TEXT)
             named = _named(kind, children, content) if children else []
             known[name] = size + sum(measure(child, depth + 1) for child in named)
         return known[name]
@@ -244,4 +243,4 @@ def _named(kind: str, children: list[str], content: bytes) -> list[str]:
 
 def _check(size: int, max_bytes: int) -> None:
     if size > max_bytes:
-        raise UploadError(f"its answer is larger than {max_bytes / MIB:.1f} MiB (max-upload-mib)")
+        raise refusals.large_answer(max_bytes)

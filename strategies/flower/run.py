@@ -32,9 +32,8 @@ from ..run.stage import (
 )
 from ..run.traffic import Traffic
 from ..uploads.builders import accepted_builders, builders_of_kind, check_student
-from ..uploads.checks import MIB, Signature, Signatures
+from ..uploads.checks import MIB, Signature, Signatures, check_outputs
 from ..uploads.needs import check_needs
-from ..uploads.outputs import check_outputs
 from .clients import GridClients
 from .collect import Collector
 from .messages import Request, in_order, is_anonymous

@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from ..core.errors import OptionError
-from ..core.facts import CLASSIFIER, CVAE, REFUSALS, STATISTICS, SUFFIXES
+from ..core.facts import CLASSIFIER, CVAE, MODEL_ERRORS, STATISTICS, SUFFIXES
 from ..core.seeds import seeded_torch
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def _alike(one: Any, other: Any, paired: _Pairs) -> bool:
         if parts is not None and others is not None:
             return len(parts) == len(others) and all(_alike(*pair, paired) for pair in zip(parts, others, strict=True))
         return bool(one == other)
-    except REFUSALS:
+    except MODEL_ERRORS:
         return False
 
 
@@ -173,7 +173,7 @@ def _copied(client: str, module: nn.Module) -> nn.Module:
     """
     try:
         return copy.deepcopy(module).cpu().float()
-    except (*REFUSALS, copy.Error, PickleError) as error:
+    except (*MODEL_ERRORS, copy.Error, PickleError) as error:
         raise OptionError(f"model {client!r} cannot be copied: {error!s:.90}: {NEEDS_MODEL}") from error
 
 
@@ -193,7 +193,7 @@ def maker_of(builder: ModelBuilder) -> str:
     try:
         with seeded_torch(0):
             apart = difference(type(template)(), template)
-    except REFUSALS:  # it needs arguments, which only the caller knows
+    except MODEL_ERRORS:  # it needs arguments, which only the caller knows
         return ""
     return "" if apart else _import_name(type(template))
 

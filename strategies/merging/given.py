@@ -11,8 +11,9 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from ..core.errors import OptionError, UploadError
-from ..uploads.checks import CLIENT_NAME
+from ..core import refusals
+from ..core.errors import OptionError
+from ..core.facts import CLIENT_NAME
 
 if TYPE_CHECKING:
     from typing import TypeVar
@@ -86,11 +87,7 @@ def kept_weights(client: str, trained: Trained) -> State | str | Path:
     state = trained.state_dict() if isinstance(trained, nn.Module) else trained
     for key, value in state.items():
         if not (isinstance(key, str) and isinstance(value, torch.Tensor)):
-            raise UploadError(
-                f"{key!r} of its state dict is {_kind(value)}: must be a tensor with a name", f"model {client!r}"
-            )
+            raise refusals.no_tensor(f"{key!r} of its state dict", _kind(value)).of(f"model {client!r}")
         if value.is_meta or is_lazy(value):
-            raise UploadError(
-                f"tensor {key!r} has no values yet: must have them, on any device but meta", f"model {client!r}"
-            )
+            raise refusals.no_tensor(f"tensor {key!r}", "without values yet").of(f"model {client!r}")
     return {key: value.detach().to("cpu", copy=True) for key, value in state.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from numbers import Integral
 from pathlib import Path
@@ -16,9 +16,10 @@ from torch import nn
 
 from ..combiners.outcomes import build_ensemble, load_model
 from ..compute.in_process import InProcess
+from ..core import refusals
 from ..core.checkpoints import read_checkpoint
 from ..core.durable import atomic_write, make_folder, store_errors
-from ..core.errors import OptionError, StoreError, UploadError, blaming
+from ..core.errors import OptionError, StoreError, blaming
 from ..core.facts import CLASSIFIER, UploadFacts, base_of, default_normalization, holds_images, kind_of
 from ..core.options import meant
 from ..core.places import expanded
@@ -29,7 +30,7 @@ from ..run.journal import Journal
 from ..run.run_folder import STUDENT_FILE
 from ..run.stage import all_cores, checked
 from ..uploads.builders import check_student, choose_config, choose_student, named_builders
-from ..uploads.checks import Signatures, check_facts, check_upload
+from ..uploads.checks import Signatures, check_upload
 from ..uploads.tensors import tensor_form
 from .card import CARD_FILE, merged_card
 from .copies import Copies, copies_of, maker_of
@@ -284,13 +285,15 @@ def _facts(
     num_classes: int,
 ) -> dict[str, UploadFacts]:
     """Return client -> its facts, without an architecture yet."""
-    told: dict[str, dict[str, Any]] = {client: {"pretrained": True} for client in named}
+    records: dict[str, dict[str, Any]] = {client: {"pretrained": True} for client in named}
     for client, counts in by_name(label_counts, named, "label_counts").items():
-        whole = [int(count) if float(count).is_integer() else count for count in counts]
-        told[client] |= {"label-counts": whole, "num-examples": sum(whole)}
+        records[client]["label-counts"] = [int(count) if float(count).is_integer() else count for count in counts]
     for client, size in by_name(num_examples, named, "num_examples").items():
-        told[client]["num-examples"] = size
-    return {client: check_facts(own, num_classes, client=client, architecture="") for client, own in told.items()}
+        records[client]["num-examples"] = size
+    return {
+        client: UploadFacts.from_record(record, num_classes, client=client).sized()
+        for client, record in records.items()
+    }
 
 
 def _uploads(
@@ -301,7 +304,7 @@ def _uploads(
     for client in sorted(kept):
         with blaming(f"model {client!r}"):
             own = copies.architectures.get(client) or _architecture(_state(kept[client]), signatures)
-            known = UploadFacts(**{**vars(facts[client]), "architecture": own})
+            known = replace(facts[client], architecture=own)
             read = partial(_checked, kept[client], known, signatures)
             read()
         uploads.append(Upload(known, read))
@@ -310,7 +313,7 @@ def _uploads(
 
 def _checked(kept: State | str | Path, facts: UploadFacts, signatures: Signatures) -> State:
     wanted = signatures[facts.architecture]
-    return check_upload(_state(kept), facts, wanted, tensor_form("tensors", exact=False))
+    return check_upload(_state(kept), facts.architecture, wanted, tensor_form("tensors", exact=False))
 
 
 def _state(kept: State | str | Path) -> State:
@@ -323,4 +326,4 @@ def _architecture(state: State, signatures: Signatures) -> str:
     fitting = [name for name in signatures if {key: shape for key, (shape, _) in signatures[name].items()} == shapes]
     if len(fitting) == 1 or len(signatures) == 1:
         return next(iter(fitting or signatures))
-    raise UploadError(f"its tensors fit {' and '.join(fitting) or 'none'} of {', '.join(signatures)}: must fit one")
+    raise refusals.fits_no_architecture(fitting, signatures)

@@ -26,8 +26,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from ..combiners.fused_blocks import ADAPTERS, FusedBlocks, SideBySide, adapt_block
+from ..core import refusals
 from ..core.clients import Question
-from ..core.errors import OptionError, UploadError
+from ..core.errors import OptionError
 from ..core.facts import BLOCK, SUFFIXES, base_of
 from ..core.gpu import eager
 from ..core.options import check, option
@@ -39,8 +40,7 @@ from ..statistics.gaussians import LARGEST, Gaussians
 from ..teacher.average import weighted_mean
 from ..teacher.copies import build_module
 from ..uploads.builders import builders_of_kind
-from ..uploads.checks import Signature, check_arrays
-from ..uploads.outputs import check_answers
+from ..uploads.checks import Signature, check_answers, check_arrays
 from ..uploads.tensors import tensor_form
 
 if TYPE_CHECKING:
@@ -204,7 +204,7 @@ class FuseFlServer:
         def check_answer(answer: Answer) -> None:
             if answer.client not in names or answer.facts.get("stage") != stage:
                 told = f"of {answer.client!r} for stage {answer.facts.get('stage')!r}"
-                raise UploadError(f"its answer is {told}: must be of a client that uploaded, for stage {stage}")
+                raise refusals.wrong_answer(f"its answer is {told}", f"of a client that uploaded, for stage {stage}")
             state = _tensors(answer)
             check_arrays(state, phase, signature, tensor_form("arrays", exact=True))
             check_state(answer.client, state)

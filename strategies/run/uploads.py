@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
+from ..core import refusals
 from ..core.durable import atomic_write, make_folder, sha256_file, store_errors
 from ..core.errors import StoreError, UploadError
-from ..core.facts import UploadFacts
+from ..core.facts import CLIENT_NAME, UploadFacts
 from ..method import Upload
-from ..uploads.checks import CLIENT_NAME
 from ..uploads.tensors import Weights
 from .files import JsonLines, read_weights, row_of, weights_bytes
 
@@ -148,7 +148,7 @@ class UploadStore:
         try:
             data = weights_bytes(state)
         except StoreError as error:
-            raise UploadError(str(error), client) from error
+            raise refusals.not_storable(error).of(client) from error
         file = self._file(client)
         arrived = datetime.now(UTC).astimezone().isoformat(timespec="milliseconds")
         record = UploadRecord(facts, hashlib.sha256(data).hexdigest(), len(data), arrived)
@@ -162,7 +162,7 @@ class UploadStore:
                 self._look()
                 if client not in self._seen.known(client):
                     file.unlink(missing_ok=True)
-            raise UploadError(self._not_stored(file, len(data), error), client) from error
+            raise self._not_stored(file, len(data), error).of(client) from error
         return self._upload(record)
 
     def uploads(self) -> tuple[Upload, ...]:
@@ -222,23 +222,23 @@ class UploadStore:
 
     def _refuse_name(self, client: str) -> None:
         if not CLIENT_NAME.fullmatch(client):
-            raise UploadError(f"it is no client name: must be a name that matches {CLIENT_NAME.pattern}", repr(client))
+            raise refusals.bad_name("client", client, CLIENT_NAME.pattern)
         file = self._file(client)
         self._look()
         for known in self._seen.known(client):
             if known == client:
-                raise UploadError("its upload is already here, a second one is refused", client)
+                raise refusals.second_upload().of(client)
             # Some file systems ignore case: there, writing this file would replace the other client's.
             if file.exists() and file.samefile(self._file(known)):
-                raise UploadError(f"the file system cannot tell this client's file from that of {known}", client)
+                raise refusals.same_file(known).of(client)
 
-    def _not_stored(self, file: Path, needed: int, error: OSError) -> str:
+    def _not_stored(self, file: Path, needed: int, error: OSError) -> UploadError:
         reason = "disk full" if error.errno in _FULL else (error.strerror or str(error))
         try:
             free: object = shutil.disk_usage(self.path).free
         except OSError:
             free = "unknown"
-        return f"{reason}, its upload is not stored in {file}: {needed} bytes needed, {free} bytes free"
+        return refusals.not_stored(reason, file, needed, free)
 
 
 def verify(file: Path, sha256: str, what: str) -> None:

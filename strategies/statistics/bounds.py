@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from ..core.errors import UploadError
+from ..core import refusals
 from .moments import FeatureMoments
 from .privacy import COUNT_WEIGHT, SUM_WEIGHT
 from .sums import Statistics
@@ -23,7 +23,9 @@ def check_counts(counts: Tensor) -> None:
         UploadError: One is negative or not whole, or all are zero.
     """
     if bool((counts < 0).any() or (counts != counts.round()).any()) or not float(counts.sum()) > 0:
-        raise UploadError("counts are not whole numbers from 0 with a positive sum")
+        raise refusals.impossible_sums(
+            f"counts are {counts.tolist()!s:.80}", "whole numbers from 0 with a positive sum"
+        )
 
 
 def check_sums(counts: Tensor, sums: Tensor) -> None:
@@ -35,9 +37,10 @@ def check_sums(counts: Tensor, sums: Tensor) -> None:
     norms = sums.norm(dim=1)
     wrong = (norms > counts * (1 + ROUNDING)) | ((counts == 1) & ((norms - 1).abs() > ROUNDING))
     if bool(wrong.any()):
-        raise UploadError(
+        raise refusals.impossible_sums(
             f"sums of class {int(wrong.nonzero()[0])} have norm {float(norms[wrong][0]):.6g} for "
-            f"{float(counts[wrong][0]):.0f} examples: must be at most their number, and 1 for one example"
+            f"{float(counts[wrong][0]):.0f} examples",
+            "at most their number, and 1 for one example",
         )
 
 
@@ -53,19 +56,21 @@ def check_gram(found: Statistics) -> None:
     """
     slack, diagonal = ROUNDING * found.examples, found.gram.diagonal()
     if abs(float(diagonal.sum()) - found.examples) > slack:
-        raise UploadError(
-            f"gram has trace {float(diagonal.sum()):.6g} for {found.examples:.0f} examples: must be their number, "
-            "because every feature vector has norm 1"
+        raise refusals.impossible_sums(
+            f"gram has trace {float(diagonal.sum()):.6g} for {found.examples:.0f} examples",
+            "their number, because every feature vector has norm 1",
         )
     if float(diagonal.min()) < -slack:
-        raise UploadError(f"gram has {float(diagonal.min()):.6g} on its diagonal, a sum of squares: must be at least 0")
+        raise refusals.impossible_sums(
+            f"gram has {float(diagonal.min()):.6g} on its diagonal, a sum of squares", "at least 0"
+        )
     roots = diagonal.clamp_min(0.0).sqrt()
     over = found.gram.abs() - torch.outer(roots, roots).clamp_max(found.examples / 2.0)
     if float(over.fill_diagonal_(0.0).max()) > slack:
         row, column = divmod(int(over.argmax()), found.features)
-        raise UploadError(
-            f"gram has {float(found.gram[row, column]):.6g} for features {row} and {column}: must be at most half the "
-            "number of examples, and the root of the product of their squares"
+        raise refusals.impossible_sums(
+            f"gram has {float(found.gram[row, column]):.6g} for features {row} and {column}",
+            "at most half the number of examples, and the root of the product of their squares",
         )
     _check_spectrum(found, slack)
 
@@ -82,16 +87,16 @@ def check_squares(found: FeatureMoments) -> None:
     off = (totals - found.counts).abs() - ROUNDING * found.counts
     if float(off.max()) > 0:
         wrong = int(off.argmax())
-        raise UploadError(
-            f"squares of class {wrong} sum to {float(totals[wrong]):.6g} for {float(found.counts[wrong]):.0f} "
-            "examples: must be their number, because every feature vector has norm 1"
+        raise refusals.impossible_sums(
+            f"squares of class {wrong} sum to {float(totals[wrong]):.6g} for {float(found.counts[wrong]):.0f} examples",
+            "their number, because every feature vector has norm 1",
         )
     least = found.sums * found.means
     below = (least - found.squares).amax(1) - ROUNDING * found.counts
     if float(below.max()) > 0:
-        raise UploadError(
-            f"squares of class {int(below.argmax())} are below the squared sums over the number of examples: must be "
-            "at least these for real examples"
+        raise refusals.impossible_sums(
+            f"squares of class {int(below.argmax())} are below the squared sums over the number of examples",
+            "at least these for real examples",
         )
 
 
@@ -103,7 +108,9 @@ def check_diagonal(found: FeatureMoments, gram: Statistics) -> None:
     """
     apart = float((found.squares.sum(0) - gram.gram.diagonal()).abs().max())
     if apart > ROUNDING * gram.examples:
-        raise UploadError(f"squares differ from the diagonal of gram by {apart:.6g}: must be of the same examples")
+        raise refusals.impossible_sums(
+            f"squares differ from the diagonal of gram by {apart:.6g}", "of the same examples"
+        )
 
 
 def check_non_negative(counts: Tensor, *sums: Tensor) -> None:
@@ -113,7 +120,9 @@ def check_non_negative(counts: Tensor, *sums: Tensor) -> None:
         UploadError: An entry is negative.
     """
     if min(float(part.min()) for part in sums) < -ROUNDING * float(counts.sum()):
-        raise UploadError("sums or gram have negative entries, but no feature of this backbone is negative")
+        raise refusals.impossible_sums(
+            "sums or gram have negative entries", "at least 0, as every feature of this backbone is"
+        )
 
 
 def check_noisy(found: Statistics, sigma: float) -> None:
@@ -128,23 +137,22 @@ def check_noisy(found: Statistics, sigma: float) -> None:
     """
     root, count = math.sqrt(found.features), sigma / COUNT_WEIGHT
     if float(found.counts.min()) < -SIX * count:
-        raise UploadError(f"a count is {float(found.counts.min()):.6g}: noise explains at least {-SIX * count:.6g}")
+        raise refusals.beyond_noise(f"a count is {float(found.counts.min()):.6g}", f"at least {-SIX * count:.6g}")
     examples = found.examples + SIX * count * math.sqrt(found.classes)
     trace, slack = float(found.gram.diagonal().sum()), SIX * sigma * root
     if trace > examples + slack:
-        raise UploadError(f"gram has trace {trace:.6g}: examples and noise explain at most {examples + slack:.6g}")
+        raise refusals.beyond_noise(f"gram has trace {trace:.6g}", f"at most {examples + slack:.6g}")
     norms = found.sums.norm(dim=1)
     most = found.counts + SIX * count + (root + SIX) * sigma / SUM_WEIGHT
     if bool((norms > most).any()):
         wrong = int((norms - most).argmax())
         norm, bound = float(norms[wrong]), float(most[wrong])
-        raise UploadError(f"sums of class {wrong} have norm {norm:.6g}: noise explains at most {bound:.6g}")
+        raise refusals.beyond_noise(f"sums of class {wrong} have norm {norm:.6g}", f"at most {bound:.6g}")
     edge = (math.sqrt(2.0) * root + SIX) * sigma
     least, *_, largest = torch.linalg.eigvalsh(found.gram).tolist()
     if least < -edge or largest > examples + edge:
-        raise UploadError(
-            f"gram has eigenvalues from {least:.6g} to {largest:.6g}: examples and noise explain {-edge:.6g} to "
-            f"{examples + edge:.6g}"
+        raise refusals.beyond_noise(
+            f"gram has eigenvalues from {least:.6g} to {largest:.6g}", f"{-edge:.6g} to {examples + edge:.6g}"
         )
 
 
@@ -154,8 +162,12 @@ def _check_spectrum(found: Statistics, slack: float) -> None:
     # No eigenvalue is below -slack if the sum with slack I has a Cholesky factor, which takes a tenth of their time.
     if int(torch.linalg.cholesky_ex(within + slack * torch.eye(len(within), dtype=within.dtype)).info):
         least = float(torch.linalg.eigvalsh(within)[0])
-        raise UploadError(f"gram has eigenvalue {least:.6g} within classes: must be at least 0 for real examples")
+        raise refusals.impossible_sums(
+            f"gram has eigenvalue {least:.6g} within classes", "at least 0 for real examples"
+        )
     if found.examples < found.features:
         extra = float(torch.linalg.eigvalsh(found.gram)[: found.features - int(found.examples)].clamp_min(0).sum())
         if extra > slack:
-            raise UploadError(f"gram has a rank above {found.examples:.0f}, the number of its examples")
+            raise refusals.impossible_sums(
+                "gram has a higher rank", f"at most {found.examples:.0f}, the number of its examples"
+            )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..core.errors import UploadError
+from ..core import refusals
 from .bounds import ROUNDING
 
 LARGEST = 1e9  # of a mean or a variance: draws, and steps of a classifier on them, stay finite in float32
@@ -53,21 +53,23 @@ class Gaussians:
             UploadError: Counts, means or covariances break a bound.
         """
         if int(self.counts.min()) < 0 or not 0 < float(self.counts.double().sum()) <= most:
-            raise UploadError(f"counts are {self.counts.tolist()!s:.80}: must be from 0, with a sum of 1 to {most}")
+            raise refusals.impossible_sums(
+                f"counts are {self.counts.tolist()!s:.80}", f"from 0, with a sum of 1 to {most}"
+            )
         means, told = self.means.double(), self.covariances.double()
         variances = told.diagonal(dim1=1, dim2=2)
         if not max(float(means.abs().max()), float(variances.abs().max())) <= LARGEST:
-            raise UploadError(f"means or variances exceed {LARGEST:g}: must be at most that large")
+            raise refusals.impossible_sums(f"means or variances exceed {LARGEST:g}", "at most that large")
         if bool(told[self.counts < 2].any() or means[self.counts < 1].any()):
-            raise UploadError("covariances of less than two examples, or means of none, are not 0: must be 0")
+            raise refusals.impossible_sums("covariances of less than two examples, or means of none, are not 0", "0")
         # |S_ij| <= sqrt(S_ii S_jj) bounds the other entries too.
         slack = ROUNDING * variances.amax(1)[:, None, None] + torch.finfo(torch.float32).tiny
         roots = variances.clamp(min=0).sqrt()
         over = (told.abs() - roots[:, :, None] * roots[:, None] > slack) | ((told - told.mT).abs() > slack)
         if bool((variances < 0).any() or over.any()):
-            raise UploadError(
-                "covariances are not those of features: must be symmetric, with variances from 0, and no entry above "
-                "the root of the product of its variances"
+            raise refusals.impossible_sums(
+                "covariances are not those of features",
+                "symmetric, with variances from 0, and no entry above the root of the product of its variances",
             )
 
     @classmethod

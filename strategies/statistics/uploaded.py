@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from ..core.errors import OptionError, UploadError
+from ..core import refusals
+from ..core.errors import OptionError
 from ..core.facts import GRAM, SQUARES
 from ..core.fingerprint import PROBE, check_fingerprint, probe_warning
 from ..core.seeds import seeded_torch
@@ -98,10 +99,12 @@ class FeatureSums(nn.Module):
     def _check_sums(self, state: Mapping[str, Tensor], num_examples: int | None) -> None:
         if not math.isclose(float(state["noise"]), self._noise, rel_tol=1e-9):
             told = float(state["noise"])
-            raise UploadError(f"noise is {told:.6g}: must be {self._noise:.6g}, that of the run's budget")
+            raise refusals.impossible_sums(f"noise is {told:.6g}", f"{self._noise:.6g}, that of the run's budget")
         _check_claim(state["counts"], num_examples)
         if self._noise and SQUARES in self.second:
-            raise UploadError("squares carry no noise: must be an upload of Gram matrices alone with a privacy budget")
+            raise refusals.impossible_sums(
+                "squares carry no noise", "an upload of Gram matrices alone with a privacy budget"
+            )
         if self._noise:
             check_noisy(from_arrays(state), self._noise)
             return
@@ -205,9 +208,9 @@ def examples_of(counts: Tensor) -> int:
 
 def _check_claim(counts: Tensor, num_examples: int | None) -> None:
     if not abs(total := float(counts.sum())) < MOST:
-        raise UploadError(f"counts sum to {total:.6g}: must be below 2**63")
+        raise refusals.impossible_sums(f"counts sum to {total:.6g}", "below 2**63")
     if num_examples is not None and num_examples != examples_of(counts):
-        raise UploadError(f"counts sum to {total:.6g}, but num-examples is {num_examples}: must be equal")
+        raise refusals.impossible_sums(f"counts sum to {total:.6g}, but num-examples is {num_examples}", "equal")
 
 
 def _arrays(sums: Iterable[Statistics | FeatureMoments]) -> dict[str, Tensor]:

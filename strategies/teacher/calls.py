@@ -16,7 +16,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.func import functional_call, vmap
 from torch.utils.checkpoint import checkpoint
 
-from ..core.facts import REFUSALS
+from ..core.facts import MODEL_ERRORS
 from .copies import can_deepcopy
 from .frozen import lean_max_pool2d
 
@@ -90,7 +90,7 @@ def _same(stacked: Callable[[Tensor], Tensor], one_by_one: Callable[[Tensor], Te
         # The caller may count or drop the tensors that its own backward pass needs: these are none of them.
         with torch.enable_grad(), saved_tensors_hooks(lambda kept: kept, lambda kept: kept):
             found, expected = _answers(stacked, x), _answers(one_by_one, x)
-    except REFUSALS:  # for example where code branches on a tensor's values
+    except MODEL_ERRORS:  # for example where code branches on a tensor's values
         return False
     return all(
         float((ours - theirs).norm()) <= _TOLERANCE * float(theirs.norm()) + 1e-6

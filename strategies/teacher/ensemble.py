@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ..core.errors import UploadError
+from ..core import refusals
 from ..core.gpu import has_hooks
 from ..core.layout import channels_last, fast_layout, settle_input
 from ..core.shards import HeldMembers
@@ -283,7 +283,7 @@ def _loaded(upload: Upload, module: nn.Module) -> nn.Module:
     try:
         module.load_state_dict(upload.read())
     except RuntimeError as error:
-        raise UploadError(f"upload of {upload.client!r} does not fit {upload.architecture!r}: {error}") from error
+        raise refusals.misfit_weights(f"upload of {upload.client!r}", upload.architecture, error) from error
     return module
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import OptionError
-from ..core.facts import CLASSIFIER, REFUSALS, STATISTICS, base_of, kind_of, run_on_blanks
+from ..core.facts import CLASSIFIER, MODEL_ERRORS, STATISTICS, base_of, kind_of, run_on_blanks
 from ..core.options import listed
 from ..core.seeds import seeded_torch
 
@@ -98,7 +98,7 @@ def _check_outputs(model: nn.Module, job: Job, mode: str) -> None:
     who = f"model {job.student!r}{mode}"
     try:
         found = run_on_blanks(model, job.input_shape)
-    except REFUSALS as error:
+    except MODEL_ERRORS as error:
         raise OptionError(f"input_shape is {job.input_shape}, and {who} does not take such images: {error}") from error
     if not isinstance(found, Tensor):
         raise OptionError(f"{who} returns a {type(found).__name__}: must return logits alone, a tensor [B, C]")

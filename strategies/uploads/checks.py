@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..core.errors import UploadError
-from ..core.facts import UploadFacts
-from ..core.seeds import seeded_torch
+from ..core import refusals
+from ..core.facts import CVAE, MODEL_ERRORS, STATISTICS, kind_of
+from ..core.seeds import generator, seeded_torch
 
 if TYPE_CHECKING:
-    from ..method import ModelBuilder, State
+    from torch import nn
+
+    from ..core.facts import State
+    from ..method import ModelBuilder
 
 # Key of a state_dict -> shape and dtype name, for example ((6, 1, 5, 5), "float32").
 Shape = tuple[int, ...]
 Signature = Mapping[str, tuple[Shape, str]]
 
-CLIENT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 MIB = 2**20
-# Layers whose ranges one client may send, and the letters of a layer's name.
-MAX_LAYERS = 4096
-MAX_LAYER_NAME = 256
-_SHOWN = 4
 
 
 class Signatures(Mapping[str, Signature]):
@@ -63,7 +61,7 @@ def check_size(size: int, max_bytes: int, what: str) -> None:
         UploadError: Names both sizes.
     """
     if size > max_bytes:
-        raise UploadError(f"{what} are {size / MIB:.1f} MiB, must be {max_bytes / MIB:.1f} MiB (max-upload-mib)")
+        raise refusals.too_large(what, size, max_bytes)
 
 
 @dataclass(frozen=True)
@@ -84,11 +82,11 @@ class Form:
     misfit: Callable[[Any, Shape, str], str] | None = None
 
 
-def check_upload(arrays: Mapping[str, Any], facts: UploadFacts, signature: Signature, form: Form) -> State:
-    """Return the weights of an upload, whose facts are already checked; see :func:`check_arrays`."""
+def check_upload(arrays: Mapping[str, Any], architecture: str, signature: Signature, form: Form) -> State:
+    """Return the weights of an upload as tensors; see :func:`check_arrays`."""
     import torch
 
-    found = check_arrays(arrays, facts.architecture, signature, form)
+    found = check_arrays(arrays, architecture, signature, form)
     return {key: torch.from_numpy(array) for key, array in found.items()}
 
 
@@ -110,120 +108,88 @@ def check_arrays(
         UploadError: Names the first few keys that are missing, not expected or misfits, or an array without finite
             values, or with a batch normalisation's negative variance.
     """
-    _check_keys(arrays, signature, f"{form.what} do not fit architecture {architecture!r}")
+    what = f"{form.what} do not fit architecture {architecture!r}"
+    missing, extra = sorted(set(signature) - set(arrays)), sorted(set(arrays) - set(signature))
+    if missing or extra:
+        raise refusals.other_keys(what, missing, extra)
     misfits = [
         f"{key} is {found}, expected is {dtype}{list(shape)}"
         for key, (shape, dtype) in signature.items()
         if form.misfit is not None and (found := form.misfit(arrays[key], shape, dtype))
     ]
     if misfits:
-        raise UploadError(f"{form.what} do not fit architecture {architecture!r}: {shorten_list(misfits, 160)}")
+        raise refusals.misfits(what, misfits)
     values = {}
     for key, (shape, dtype) in signature.items():
         what = form.one.format(key)
         values[key] = form.read(arrays[key], shape, dtype, what)
         if not np.all(np.isfinite(values[key])):
-            raise UploadError(f"{what} holds NaN or Inf; must be finite values")
+            raise refusals.not_finite(what)
         if key.endswith("running_var") and np.any(values[key] < 0):  # its root would be NaN, in the clients' mean too
-            raise UploadError(f"{what} holds a negative variance; must be at least 0")
+            raise refusals.negative_variance(what)
     return values
 
 
-def check_facts(
-    told: Mapping[str, Any],
-    num_classes: int,
-    *,
-    client: str,
+# Finite weights may overflow in the forward pass, so a model's outputs are checked too.
+PROBES = 4
+
+
+def check_outputs(
     architecture: str,
-    fields: Mapping[str, str] | None = None,
-) -> UploadFacts:
-    """Check a client's claims about its upload; a pretrained model may lack the size of its training set.
+    state: State,
+    builder: ModelBuilder,
+    input_shape: tuple[int, ...],
+    *,
+    num_examples: int | None = None,
+) -> str:
+    """Refuse a classifier whose outputs for ordinary inputs are not finite, and sums that no examples can have.
 
     Args:
-        told: Any of ``num-examples``, ``label-counts``, ``pretrained``, ``range-layers`` and ``ranges``.
-        num_classes: C.
-        client: The client's name.
-        architecture: The architecture of its model.
-        fields: Key -> its name in messages; other keys name themselves.
+        architecture: The key of the model, which tells its kind; a decoder takes no images and is not probed.
+        state: Its weights, which fit the builder's model.
+        builder: Builds the model.
+        input_shape: Of one input; the probes are standard normal. A model that cannot take them is not judged.
+        num_examples: The examples that the client tells of, which sums must be over; None if it tells none.
+
+    Returns:
+        A warning about an upload that is accepted; empty for none.
 
     Raises:
-        UploadError: Names the field, its value and the remedy.
+        UploadError: An output is infinite or no number, or sums break a bound.
     """
-    names = {key: (fields or {}).get(key, key) for key in ("num-examples", "label-counts", "ranges")}
-    pretrained, size, counts = told.get("pretrained") is True, told.get("num-examples"), told.get("label-counts")
-    num_examples = None if size is None and pretrained else check_num_examples(size, names["num-examples"])
-    label_counts = None if counts is None else _label_counts(counts, num_classes, names["label-counts"])
-    if label_counts is not None and num_examples not in (None, sum(label_counts)):
-        raise UploadError(
-            f"{names['label-counts']} sum to {sum(label_counts)}, but {names['num-examples']} is {num_examples}"
-        )
-    layers, bounds = told.get("range-layers", []), told.get("ranges", [])
-    ranges = None if layers == bounds == [] else check_ranges(layers, bounds, names["ranges"])
-    return UploadFacts(client, architecture, num_examples, label_counts, pretrained, ranges)
+    if kind_of(architecture) == CVAE:
+        return ""
+    if kind_of(architecture) == STATISTICS:
+        sums: Any = builder()
+        return str(sums.check_upload(state, num_examples))  # sums of features know their own bounds
+    with seeded_torch(0, "probe"):
+        model = builder()
+    check_answers(model, state, input_shape)
+    return ""
 
 
-def check_num_examples(value: object, what: str) -> int:
-    """Return the size of a training set.
+def check_answers(model: nn.Module, state: State, input_shape: tuple[int, ...], most: float = math.inf) -> None:
+    """Refuse weights with which a model's outputs for standard normal inputs are not finite, or too large.
 
     Args:
-        value: The claimed size.
-        what: The field's name, for the message.
+        model: Takes the weights, in place; one that cannot take the inputs is not judged.
+        state: The weights.
+        input_shape: Of one input.
+        most: The largest size of an output.
 
     Raises:
-        UploadError: It is missing or no positive whole number.
+        UploadError: An output is larger or no number.
     """
-    known = isinstance(value, int | float) and not isinstance(value, bool)
-    if not known or not 0 < value < 2**63 or value != int(value):  # type: ignore[operator, call-overload]
-        shown = "missing" if value is None else repr(value)[:80]
-        raise UploadError(f"{what} is {shown}: must be a positive whole number")
-    return int(value)  # type: ignore[call-overload, no-any-return]
+    import torch
 
-
-def _check_keys(found: Iterable[str], wanted: Iterable[str], what: str) -> None:
-    names, expected = set(found), set(wanted)
-    missing, extra = sorted(expected - names), sorted(names - expected)
-    if missing or extra:
-        raise UploadError(f"{what}: missing {shorten_list(missing)}; not expected {shorten_list(extra)}")
-
-
-def _label_counts(counts: object, num_classes: int, what: str) -> tuple[int, ...]:
-    whole = tuple(c for c in counts if type(c) is int and c >= 0) if isinstance(counts, list) else ()
-    if not isinstance(counts, list) or not len(whole) == len(counts) == num_classes:
-        raise UploadError(f"{what} is {str(counts)[:80]}: must be {num_classes} whole numbers from 0")
-    return whole
-
-
-def check_ranges(layers: object, bounds: object, what: str) -> dict[str, tuple[float, float]]:
-    """Return the activation ranges of a model by layer, in float32, in which they are sent on.
-
-    Args:
-        layers: A list of the layers' names.
-        bounds: A list of two finite numbers for each of them, the smallest first.
-        what: The ranges' name in messages.
-
-    Raises:
-        UploadError: They are something else.
-    """
-    names = layers if isinstance(layers, list) else []
-    texts = {name for name in names if isinstance(name, str) and len(name) <= MAX_LAYER_NAME}
-    if not isinstance(layers, list) or not len(texts) == len(names) <= MAX_LAYERS:
-        raise UploadError(
-            f"{what}: the layers are {layers!r:.80}: must be at most {MAX_LAYERS} different names of at most "
-            f"{MAX_LAYER_NAME} letters"
-        )
-    numbers = [bound for bound in bounds if type(bound) is float] if isinstance(bounds, list) else []
-    if not isinstance(bounds, list) or not len(numbers) == len(bounds) == 2 * len(names):
-        raise UploadError(f"{what} are {bounds!r:.80}: must be two real numbers for each of {len(names)} layers")
-    with np.errstate(over="ignore"):
-        pairs = np.array(numbers).astype(np.float32).reshape(-1, 2).tolist()
-    for name, (low, high) in zip(names, pairs, strict=True):
-        if not -np.inf < low <= high < np.inf:
-            raise UploadError(f"{what} of layer {name[:80]!r} are {low} and {high}: must be finite, smallest first")
-    return {name: (low, high) for name, (low, high) in zip(names, pairs, strict=True)}
-
-
-def shorten_list(names: Sequence[str], width: int = 80) -> str:
-    """Return the first few names for a message, each cut to ``width`` letters, and how many more there are."""
-    shown = ", ".join(name[:width] for name in names[:_SHOWN])
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return shown + more if names else "nothing"
+    probes = torch.randn(PROBES, *input_shape, generator=generator(0, "probe"))
+    with seeded_torch(0, "probe"), torch.no_grad():
+        model.load_state_dict(state)
+        try:
+            outputs = model.eval()(probes)
+        except MODEL_ERRORS:  # a model of tokens, say
+            return
+    if isinstance(outputs, torch.Tensor) and not bool((outputs.isfinite() & (outputs.abs() <= most)).all()):
+        largest = max((float(value.abs().max()) for value in state.values() if value.numel()), default=0.0)
+        bound = "" if math.isinf(most) else f" whose outputs are at most {most:g}"
+        raise refusals.outputs_overflow(largest, bound)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ..core.errors import OptionError
+from ..core.errors import OptionError, shorten_list
 from ..core.facts import STATISTICS, base_of, holds_images, is_head, kind_of
 from ..method import GIVEN, METHODS, TEACHERS, EnsembleSpec, Need
 from .builders import builders_of_kind
-from .checks import shorten_list
 
 if TYPE_CHECKING:
     from ..method import Job, Method

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..core.errors import UploadError
-from .checks import check_ranges
+from ..core import refusals
+from ..core.facts import read_ranges
 
 if TYPE_CHECKING:
     from torch import nn
@@ -92,7 +92,7 @@ def unpack_member(packed: PackedMember, builder: ModelBuilder) -> nn.Module:
     try:
         module.load_state_dict(state)
     except RuntimeError as error:
-        raise UploadError(f"a member of the ensemble does not fit {packed.architecture!r}: {error}") from error
+        raise refusals.misfit_weights("a member of the ensemble", packed.architecture, error) from error
     if packed.precision == "int8":
         from .quantization import quantize_activations
 
@@ -131,5 +131,5 @@ def from_wire(
     prefix = f"{number}/"
     own = {key.removeprefix(prefix): value for key, value in arrays.items() if key.startswith(prefix)}
     bounds = own.pop("<ranges>", np.zeros(0)).ravel().tolist()
-    ranges = check_ranges(facts.get(f"layers-{number}", []), bounds, f"member {number} of the ensemble: its ranges")
+    ranges = read_ranges(facts.get(f"layers-{number}", []), bounds, f"member {number} of the ensemble: its ranges")
     return PackedMember(architecture, precision, own, ranges)

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
-from ..core.errors import UploadError
+from ..core import refusals
 from ..core.layout import evaluating
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def quantize_state(state: State) -> dict[str, npt.NDArray[Any]]:
     for key, value in state.items():
         array = value.detach().cpu().numpy()
         if array.dtype == np.int8 or key.endswith(SCALE):
-            raise UploadError(f"tensor {key!r} of type {array.dtype}: must be no int8, and no name with {SCALE!r}")
+            raise refusals.looks_quantized(key, array.dtype, SCALE)
         if array.dtype == np.float32 and array.ndim >= 2:
             scale = np.float32(max(np.abs(array).max(initial=0.0) / np.float32(HALF_WIDTH), FINEST))
             arrays[key] = np.rint(array / scale).clip(-128, 127).astype(np.int8)
@@ -96,7 +96,7 @@ def dequantize_state(arrays: Arrays) -> State:
             else:
                 state[key] = torch.from_numpy(np.array(array))
         except (TypeError, ValueError) as error:
-            raise UploadError(f"array {key!r} is no tensor: {error}") from error
+            raise refusals.no_torch_array(key, error) from error
     return state
 
 
@@ -130,7 +130,7 @@ def calibrate(model: nn.Module, batches: Iterable[Tensor]) -> dict[str, tuple[fl
     def see(name: str, values: Tensor) -> None:
         low, high = (float(bound) for bound in torch.aminmax(values))
         if not math.isfinite(low) or not math.isfinite(high):
-            raise UploadError(f"layer {name!r} gives NaN or Inf on the own examples: must be finite values")
+            raise refusals.activations_overflow(name)
         known = ranges.get(name, (low, high))
         ranges[name] = (min(low, known[0]), max(high, known[1]))
 
@@ -212,11 +212,11 @@ def _is_real(args: tuple[Any, ...]) -> bool:
 def _scale(arrays: Arrays, key: str) -> np.float32:
     scale = np.asarray(arrays.get(f"{key}{SCALE}", np.nan), dtype=np.float32)
     if scale.size != 1 or not 0 < float(scale.reshape(())) < math.inf:
-        raise UploadError(f"array {key!r} of int8 has the scale {scale.tolist()}: must be one positive number")
+        raise refusals.bad_scale(key, scale.tolist())
     return np.float32(scale.reshape(()))
 
 
 def _check_scaled(key: str, array: npt.NDArray[Any] | None) -> None:
     if array is None or array.dtype != np.int8:
         found = "no array" if array is None else f"one of {array.dtype}"
-        raise UploadError(f"array {key!r} is a scale of {found}: must be one of int8")
+        raise refusals.scale_of_none(key, found)

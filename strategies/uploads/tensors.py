@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ..core.errors import StoreError, UploadError
+from ..core import refusals
+from ..core.errors import StoreError
 from .checks import Form, Shape
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def _read(value: torch.Tensor, _: Shape, dtype: str, what: str) -> np.ndarray[An
     try:
         return value.detach().to(_dtype(dtype)).numpy()
     except TypeError as error:  # numpy has no bfloat16
-        raise UploadError(f"{what} is {dtype} in the architecture: must be float32") from error
+        raise refusals.no_float32(what, dtype) from error
 
 
 def _dtype(name: str) -> torch.dtype:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..core.errors import UploadError
+from ..core import refusals
 
 Vector = npt.NDArray[np.float32]
 LEAST_DENSITY = 1e-9  # the code words of far smaller ones have no length that can be computed
@@ -118,16 +118,16 @@ class Compression:
             name, dtype, count = ("values", "float16", self.entries_of(size))
         forms = {key: (str(array.dtype), array.size) for key, array in arrays.items() if array.ndim == 1}
         if forms.keys() != {"bits", name} or forms["bits"][0] != "uint8" or forms[name] != (dtype, count):
-            raise UploadError(
-                f"{what} holds {sorted(arrays)[:4]!s:.200}: must be 'bits', uint8, and {name!r}, {dtype}[{count}]"
+            raise refusals.bad_code(
+                f"{what} holds {sorted(arrays)[:4]!s:.200}", f"'bits', uint8, and {name!r}, {dtype}[{count}]"
             )
         places, signs = self._places(arrays["bits"], size, what)
         values = arrays[name].astype(np.float32)
         wrong = not np.isfinite(values).all() or (name == "magnitude" and values[0] < 0)
         if places[-1] >= size or wrong:
-            raise UploadError(
-                f"{what} has place {places[-1]} and {name} {values[:3]}: must be a place below {size} and finite "
-                "numbers, a magnitude from 0"
+            raise refusals.bad_code(
+                f"{what} has place {places[-1]} and {name} {values[:3]}",
+                f"a place below {size} and finite numbers, a magnitude from 0",
             )
         return Sparse(size, places, values if name == "values" else np.where(signs, values, -values))
 
@@ -141,16 +141,16 @@ class Compression:
         # their quotients to that sum's; each entry also has the end of its quotient, a remainder and maybe a sign.
         most = -(-(kept * (1 + width + signed) + ((size - kept) >> width)) // 8)
         if packed.size > most:
-            raise UploadError(
-                f"{what} has {packed.size} bytes of bits: must be at most {most}, those of the longest code of {kept} "
-                f"entries among {size}"
+            raise refusals.bad_code(
+                f"{what} has {packed.size} bytes of bits",
+                f"at most {most}, those of the longest code of {kept} entries among {size}",
             )
         bits = np.unpackbits(packed.ravel())
         ends = np.flatnonzero(bits == 0)[:kept]
         unary = int(ends[-1]) + 1 if len(ends) else 0
         needed = unary + kept * (width + signed)
         if len(ends) < kept or not needed <= len(bits) < needed + 8:
-            raise UploadError(f"{what} has {len(bits)} bits, which are not the code of {kept} entries")
+            raise refusals.bad_code(f"{what} has {len(bits)} bits", f"the code of {kept} entries")
         binary = bits[unary : unary + kept * width].reshape(kept, width).astype(np.int64)
         distances = ((np.diff(ends, prepend=-1) - 1) << width) + (binary << np.arange(width)).sum(1)
         return np.cumsum(distances + 1) - 1, bits[unary + kept * width : needed].astype(bool)

@@ -43,8 +43,8 @@ def train_missing(folder: Path, settings: Sequence[str], *, clients: int, only: 
         if (not only or number in only) and not file.exists():
             trained, state = trained_model(read.app, node, _asked(read), {})
             save_weights(file, state)
-            if trained is not None:
-                say(f"{node.client}: {trained.num_examples} examples, accuracy {trained.accuracy:.4f}")
+            if trained.facts.num_examples is not None:
+                say(f"{node.client}: {trained.facts.num_examples} examples, accuracy {trained.accuracy:.4f}")
 
 
 def missing(folder: Path, settings: Sequence[str], *, clients: int) -> list[int]:

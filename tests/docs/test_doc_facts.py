@@ -212,7 +212,7 @@ LINES = [row[0] for row in rows(UPLOADS.read_text(), "line")] + [
 @pytest.mark.parametrize("line", LINES)
 def test_uploads_page_shows_a_refusal_as_the_code_says_it(line: str) -> None:
     library = ROOT / "strategies"
-    files = [*(library / "flower").glob("*.py"), library / "run" / "uploads.py", *(library / "uploads").glob("*.py")]
+    files = [library / "core" / "refusals.py", *(library / "flower").glob("*.py")]
     assert any(says(sentence, line) for sentence in sentences(*files)), line
 
 

@@ -98,7 +98,7 @@ def test_a_deployment_with_tls_and_node_keys_ends_as_the_rehearsal_of_its_honest
     assert [row["architecture"] for row in deployed["uploads"]] == ["lenet5", "resnet8", "resnet8-ds"]
     assert [row["num_examples"] is None for row in deployed["uploads"]] == [False, False, True]
     # The node without data has a model in the ensemble, and no part in the rounds.
-    assert deployed["refusals"] == [("hospital-c", "the client holds no examples, so it takes no part in the rounds")]
+    assert deployed["refusals"] == [("hospital-c", "the client holds no examples: it takes no part in the rounds")]
     assert deployed["rounds"] == CLIENTS[:2]
     assert {"raylet", "gcs_server"} <= {name for name, _ in heard}, heard
     assert_hears_nobody_else(heard)

@@ -14,6 +14,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from flwr.serverapp.strategy import Strategy
 from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 
+from ...core import refusals
 from ...core.errors import UploadError, printable
 from ...uploads.checks import check_arrays
 from ..decoding import array_form
@@ -48,7 +49,7 @@ def check_trained(reply: Reply) -> None:
         UploadError: The client trained nothing, or on an unknown number of examples.
     """
     if reply.held or reply.facts.pretrained or reply.facts.num_examples is None:
-        raise UploadError("it trained nothing in this round, which is all that a round asks for", reply.facts.client)
+        raise refusals.no_training().of(reply.facts.client)
 
 
 def checked_by(strategy: Strategy, content: RecordDict) -> RecordDict:
@@ -72,21 +73,23 @@ def checked_by(strategy: Strategy, content: RecordDict) -> RecordDict:
     for key in (key for key in (weight, loss) if key not in (None, EXAMPLES)):
         value = metrics.get(key)
         if not is_weight(value) and not (key != weight and value == 0):
-            raise UploadError(
-                f"metrics[{key!r}] is {str(value)[:40]}: must be a finite number above 0, and below 2**63, for the "
-                "strategy computes with it"
+            raise refusals.bad_metric(
+                key, value, "a finite number above 0, and below 2**63, for the strategy computes with it"
             )
     if EXAMPLES in metrics or weight == EXAMPLES:
         return content
     if (share := metrics[weight]) != int(share):  # type: ignore[arg-type]
-        raise UploadError(
-            f"metrics[{weight!r}] is {share}: must be a whole number of examples, or beside {EXAMPLES!r}, by which a "
-            "model's buffers are averaged"
+        raise refusals.bad_metric(
+            weight,
+            share,
+            f"a whole number of examples, or beside {EXAMPLES!r}, by which a model's buffers are averaged",
         )
     return RecordDict({**content, metrics_name(content): MetricRecord({**metrics, EXAMPLES: metrics[weight]})})
 
 
-def drop_incomplete(strategy: Strategy, answers: Sequence[CheckedAnswer]) -> tuple[list[CheckedAnswer], dict[int, str]]:
+def drop_incomplete(
+    strategy: Strategy, answers: Sequence[CheckedAnswer]
+) -> tuple[list[CheckedAnswer], dict[int, UploadError]]:
     """Return the answers that a project's own code can compute with, and why the others cannot be used.
 
     Such code may read any number that the clients send. So a client that leaves out one which most of them send costs
@@ -98,7 +101,7 @@ def drop_incomplete(strategy: Strategy, answers: Sequence[CheckedAnswer]) -> tup
         answers: Of one round.
 
     Returns:
-        The usable answers, and node -> reason of the others.
+        The usable answers, and node -> refusal of the others.
     """
     if not any(_reads_numbers(each) for _, each in within(strategy)):
         return list(answers), {}
@@ -106,8 +109,7 @@ def drop_incomplete(strategy: Strategy, answers: Sequence[CheckedAnswer]) -> tup
     common = common_to_most(forms)
     usable = [answer for answer, form in zip(answers, forms, strict=True) if common <= form]
     others = {
-        answer.message.metadata.src_node_id: f"its numbers lack {', '.join(sorted(key for key, _ in common - form))}, "
-        "which the strategy may compute with and most clients send as a finite number"
+        answer.message.metadata.src_node_id: refusals.lacks_numbers(sorted(key for key, _ in common - form))
         for answer, form in zip(answers, forms, strict=True)
         if not common <= form
     }
@@ -248,6 +250,6 @@ def checked_record(
     """
     record = content.array_records.get(name)
     if record is None:
-        raise UploadError(f"the array record {name!r} is missing from the answer")
+        raise refusals.missing_record(name)
     signature = {key: (value.shape, str(value.dtype)) for key, value in wanted.items()}
     return check_arrays(record, name, signature, array_form(name))

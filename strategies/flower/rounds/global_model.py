@@ -19,10 +19,9 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.exception import AggregationError, InconsistentMessageReplies
 
-from ...core.errors import OneShotError
+from ...core.errors import OneShotError, shorten_list
 from ...core.seeds import seeded_torch
 from ...teacher.average import weighted_mean
-from ...uploads.checks import shorten_list
 from ..messages import in_order
 from ..surroundings import ShownNodes, seeded_strategy, within
 from .answers import CheckedAnswer, checked_by, show_to_strategy, to_numpy, to_record

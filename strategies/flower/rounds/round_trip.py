@@ -14,6 +14,7 @@ import torch
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp.strategy import Strategy
 
+from ...core import refusals
 from ...core.errors import QuorumError, UploadError, blaming
 from ...core.seeds import generator
 from ...uploads.checks import Signature
@@ -152,7 +153,7 @@ class RoundTrip:
 
         def receive(reply: Message, sent: SentQuestion) -> bool:
             if reply.has_error():
-                raise UploadError(f"scores: {own_error(reply)}")
+                raise refusals.client_error(f"scores: {own_error(reply)}")
             self._nodes.traffic.add(EVALUATION, self._nodes.names.call(sent.node), up=count_bytes(reply.content))
             check(reply.content)
             found[sent.node] = reply
@@ -169,14 +170,14 @@ class RoundTrip:
             try:
                 self._take(reply, node, check, answers)
             except UploadError as error:
-                self._nodes.refuse(node, error.reason, error.client)
+                self._nodes.refuse(node, error)
         return [answers[name] for name in sorted(answers)]
 
     def of_one_form(self, strategy: Strategy, answers: Sequence[CheckedAnswer]) -> list[CheckedAnswer]:
         """Return the answers that the strategy can compute with; the others are refused."""
         usable, others = drop_incomplete(strategy, answers)
-        for node, reason in others.items():
-            self._nodes.refuse(node, reason)
+        for node, error in others.items():
+            self._nodes.refuse(node, error)
         return usable
 
     def _take(self, reply: Message, node: int, check: Check, answers: dict[str, CheckedAnswer]) -> None:
@@ -187,7 +188,7 @@ class RoundTrip:
         """
         sender = self._nodes.names.call(node)
         if reply.has_error():
-            raise UploadError(own_error(reply), sender)
+            raise refusals.client_error(own_error(reply)).of(sender)
         facts = reply.content.config_records.get("upload", ConfigRecord())
         with blaming(sender):
             content = reply.content if "error" in facts else check(reply.content)
@@ -202,7 +203,7 @@ class RoundTrip:
         # Of a client without a name, its node's rank is the same in every run of a simulation; its weights change.
         client = sender if checked.anonymous and self._nodes.names.is_ranked(node) else checked.facts.client
         if client in answers and not checked.anonymous:
-            raise UploadError("two nodes answer under this name, the second is refused", client)
+            raise refusals.second_answer().of(client)
         if not checked.anonymous or self._nodes.names.keyed:
             self._nodes.names.pin(node, checked.facts.client)
         while client in answers:
@@ -244,9 +245,9 @@ class RoundTrip:
 
         timeout = self._terms.limits.timeout_s
         exchange.wait(timeout, enough, progress)
-        exchange.refuse_missing(f"no answer within {timeout:.0f} s")
+        exchange.refuse_missing(timeout)
         for node in contents.keys() - exchange.questions.keys() - self._nodes.names.barred:
-            self._nodes.refuse(node, "the node has left")
+            self._nodes.refuse(node, refusals.node_left())
         exchange.close(_drop)
         return exchange
 

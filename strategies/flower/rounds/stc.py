@@ -15,7 +15,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 
-from ...core.errors import UploadError
+from ...core import refusals
 from ...uploads.ternary import Compression, flatten_arrays, unflatten_arrays
 from ..decoding import decode_array
 from .answers import to_numpy, to_record
@@ -75,12 +75,12 @@ class Stc(FedAvg):
         """
         record = content.array_records.get("ternary")
         if record is None:
-            raise UploadError("the array record 'ternary' is missing from the answer")
+            raise refusals.missing_record("ternary")
         code = {}
         for name, array in list(record.items())[:3]:
             dtype = {"bits": "uint8", "values": "float16"}.get(name, "float32")
             if len(array.shape) != 1 or not 0 < array.shape[0] <= len(array.data):
-                raise UploadError(f"ternary[{name[:80]!r}] has shape {list(array.shape[:9])}: must be one row")
+                raise refusals.bad_code(f"ternary[{name[:80]!r}] has shape {list(array.shape[:9])}", "one row")
             code[name] = decode_array(array, tuple(array.shape), dtype, f"ternary[{name[:80]!r}]")
         size = sum(value.size for value in self._start.values())
         update = unflatten_arrays(self._compression.decode(code, size, "ternary").dense(), self._start)

@@ -11,8 +11,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 
+from ...core import refusals
 from ...core.bounds import MOST, shorten_step
-from ...core.errors import UploadError
 from ...rounds.rules import add_step, feddyn_step, fednova_change, next_control, scaffold_step, subtract_models
 from ..messages import arrays_name, metrics_of
 from .answers import answers_of, checked_record, to_numpy, to_record
@@ -215,9 +215,11 @@ class FedNova(SteppedFedAvg):
         """
         travel = metrics_of(content).get("travel")
         if not isinstance(travel, int | float) or not LEAST_TRAVEL <= travel <= MOST_TRAVEL:
-            raise UploadError(
-                f"metrics['travel'] is {str(travel)[:40]}: must be a positive number from {LEAST_TRAVEL:g} to "
-                f"{MOST_TRAVEL:g}, the client's local steps times its learning rate"
+            raise refusals.bad_metric(
+                "travel",
+                travel,
+                f"a positive number from {LEAST_TRAVEL:g} to {MOST_TRAVEL:g}, the client's local steps times its "
+                "learning rate",
             )
         return content
 

@@ -16,6 +16,7 @@ from client_app.work import trained_model
 from fl_app.attacks import AttackConfig, triggered
 from fl_app.config import AppConfig
 from fl_app.data import ImageData
+from strategies.core.facts import UploadFacts
 
 RUN = "0123456789abcdef" * 2
 CLIENTS = 3
@@ -32,7 +33,6 @@ def sent_by(partition_id: int, config: AppConfig, **asked: Any) -> tuple[Trained
     """Return what a simulated client sends; without a run, so that nothing is kept."""
     node = Node.of({"partition-id": partition_id, "num-partitions": CLIENTS}, config)
     trained, state = trained_model(config, node, Asked(**{"run_id": "", "server_round": 1, "seed": 0, **asked}), {})
-    assert trained is not None
     return trained, {key: value.clone() for key, value in state.items()}
 
 
@@ -77,12 +77,12 @@ def test_images_when_a_backdoor_is_trained_bear_the_trigger_in_the_asked_share_a
     ],
 )
 def test_claims_are_so_many_times_the_truth(kind: str, factor: float, claim: tuple[int, ...]) -> None:
-    trained = Trained("lenet5", 8, (3, 0, 5, 0), 0.5, 0.9)
+    facts = UploadFacts("a", "lenet5", 8, (3, 0, 5, 0))
 
-    said = exaggerate_claims(trained, AttackConfig(kind, "a", factor=factor), "a")
+    said = exaggerate_claims(facts, AttackConfig(kind, "a", factor=factor))
 
-    assert said == replace(trained, num_examples=sum(claim), label_counts=claim)
-    assert exaggerate_claims(trained, AttackConfig(kind, "a", factor=factor), "b") is trained
+    assert said == replace(facts, num_examples=sum(claim), label_counts=claim)
+    assert exaggerate_claims(facts, AttackConfig(kind, "b", factor=factor)) is facts
 
 
 def test_an_attacker_that_claims_sends_an_honest_model() -> None:
@@ -92,10 +92,10 @@ def test_an_attacker_that_claims_sends_an_honest_model() -> None:
         trained, weights = sent_by(1, config_of(kind, "client-001", attack__factor=3.0))
 
         assert same(weights, state)
-        assert trained.num_examples == 3 * own.num_examples == sum(trained.label_counts)
-        expected = {3 * count for count in own.label_counts}
-        assert kind == uniform or set(trained.label_counts) == expected
-        assert kind != uniform or max(trained.label_counts) - min(trained.label_counts) <= 1
+        counts, expected = trained.facts.label_counts or (), {3 * count for count in own.facts.label_counts or ()}
+        assert trained.facts.num_examples == 3 * (own.facts.num_examples or 0) == sum(counts)
+        assert kind == uniform or set(counts) == expected
+        assert kind != uniform or max(counts) - min(counts) <= 1
         assert sent_by(0, config_of(kind, "client-001"))[0] == sent_by(0, config_of())[0]
 
 
@@ -105,8 +105,7 @@ def test_the_attacks_of_one_upload_do_as_documented_and_report_honest_facts() ->
 
     def attacked(kind: str, **more: Any) -> State:
         trained, weights = sent_by(1, config_of(kind, "client-001", **more))
-        assert (trained.num_examples, trained.label_counts) == (own.num_examples, own.label_counts)
-        assert trained.architecture == own.architecture
+        assert trained.facts == own.facts
         assert same(sent_by(0, config_of(kind, "client-001", **more))[1], honest[0][1])  # the others stay honest
         return weights
 
@@ -132,6 +131,6 @@ def test_an_attacker_s_upload_is_sent_again_and_is_never_an_honest_model(tmp_pat
     elsewhere = sent_by(1, config_of(client__state_dir=str(tmp_path)), run_id=RUN[::-1])
 
     assert same(first[1], again[1])
-    assert facts["num_examples"] == first[0].num_examples
+    assert facts["num_examples"] == first[0].facts.num_examples
     assert same(elsewhere[1], sent_by(1, config_of())[1])  # another run has nothing of it
     assert not same(elsewhere[1], first[1])

@@ -278,5 +278,5 @@ def test_examples_that_came_after_the_upload_keep_the_client_out_of_fens(ask: Ca
     told = Told(RUN, 0, 0.0, per_class=False, num_classes=10)
 
     FensHalf({**flatten(AppConfig()), "data.limit": 400}, facts).local().examples(told)
-    with pytest.raises(UploadError, match="examples are others than at its upload"):
+    with pytest.raises(UploadError, match="examples changed since its upload"):
         FensHalf({**flatten(AppConfig()), "data.limit": 420}, facts).local().examples(told)

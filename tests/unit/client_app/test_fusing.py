@@ -187,7 +187,7 @@ def test_a_stage_is_a_step_on_the_loss_above_the_frozen_outputs(trained: tuple[S
     ({"stage": 1}, r"the server's stage is 1: must be 2 to 3 \(client.blocks\)"),
     ({"stage": 4}, "the server's stage is 4: must be 2 to 3"),
     ({"adapter": "sum"}, "the server's adapter is 'sum', for 1 blocks: must be one of conv, mean"),
-    ({"run-id": "b" * 32}, "does not hold the model that it trained up to block 1 of this run"),
+    ({"run-id": "b" * 32}, "lacks the model that it trained up to block 1 of this run"),
 ])  # fmt: skip
 def test_questions_that_do_not_fit_are_refused(
     trained: tuple[Settings, Node], changes: dict[str, Any], reason: str

@@ -329,7 +329,7 @@ def test_sums_of_features_which_hold_label_counts_are_not_sent_by_a_node_that_te
         error = error_of(hospital(label_counts=told).asked(asked, settings))
 
         assert error == (
-            "this client does not tell its examples per class, which are part of sums of features: needs "
+            "this client does not share its examples per class, which are part of sums of features: needs "
             "'privacy.epsilon' above 0"
         )
 
@@ -338,7 +338,8 @@ def test_sums_of_features_which_hold_label_counts_are_not_sent_by_a_node_that_te
 def test_votes_which_count_the_examples_of_each_class_are_not_sent_by_a_node_that_tells_no_numbers(
     hospital: Callable[..., Hospital], told: str
 ) -> None:
-    assert "votes count the examples of each class" in fens_errors(hospital(label_counts=told), step="votes")[-1]
+    line = fens_errors(hospital(label_counts=told), step="votes")[-1]
+    assert "does not share its examples per class, which are part of votes" in line
 
 
 @pytest.mark.parametrize("kind", ["backdoor", "claim", "scale"])
@@ -347,8 +348,8 @@ def test_no_node_with_a_config_of_its_own_plays_an_attacker(hospital: Callable[.
 
     reply = node.train(attack__kind=kind, attack__clients="hospital-a")
 
-    line = f"setting 'attack.kind' is {kind!r} and 'attack.clients' names this client: must not name a node with a "
-    assert error_of(reply) == line + "config of its own"
+    line = f"setting 'attack.kind' is {kind!r}, and 'attack.clients' names this client: must be 'none' for a node with "
+    assert error_of(reply) == line + "a config of its own"
     assert "error" not in facts_of(node.train(attack__kind=kind, attack__clients="hospital-b"))
 
 

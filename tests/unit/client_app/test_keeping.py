@@ -11,10 +11,11 @@ import torch
 from client_app import keeping
 from client_app.keeping import MODELS_KEPT, Keep, Trained
 from strategies.core.errors import UploadError
+from strategies.core.facts import UploadFacts
 from strategies.core.places import RUNS_KEPT
 
 RUN = "0123456789abcdef" * 2
-TRAINED = Trained("lenet5", 12, (5, 7, 0), 0.25, 0.875)
+TRAINED = Trained(UploadFacts("client-000", "lenet5", 12, (5, 7, 0), ranges={"": (-0.5, 2.0)}), 0.25, 0.875)
 STATE = {"w": torch.arange(6.0).reshape(2, 3).t(), "steps": torch.tensor(3)}
 
 
@@ -92,7 +93,7 @@ def test_clients_side_by_side_when_they_share_a_folder_do_not_disturb_each_other
     barrier = threading.Barrier(8)
 
     def save(number: int) -> None:
-        mine = replace(TRAINED, num_examples=number)
+        mine = replace(TRAINED, facts=replace(TRAINED.facts, num_examples=number))
         barrier.wait()
         try:
             for turn in range(10):
@@ -100,7 +101,7 @@ def test_clients_side_by_side_when_they_share_a_folder_do_not_disturb_each_other
                 keep.save(mine, {"w": torch.full((3,), float(number))})
                 found = keep.load()
                 assert found is not None
-                assert (found[0].num_examples, found[1]["w"].tolist()) == (number, [float(number)] * 3)
+                assert (found[0].facts.num_examples, found[1]["w"].tolist()) == (number, [float(number)] * 3)
         except (OSError, AssertionError) as error:
             failures.append(error)
 

@@ -283,7 +283,6 @@ def private(**more: Any) -> AppConfig:
 def sent_by(config: AppConfig, **asked: Any) -> tuple[Trained, State]:
     node = Node.of({"partition-id": 1, "num-partitions": 3}, config)
     trained, state = trained_model(config, node, Asked(**{"run_id": RUN, "server_round": 1, "seed": 0, **asked}), {})
-    assert trained is not None
     return trained, {key: value.clone() for key, value in state.items()}
 
 
@@ -299,7 +298,7 @@ def test_a_private_client_reports_its_spent_budget_neither_loss_nor_accuracy_and
 
     assert trained.epsilon is not None
     assert 2.5 < trained.epsilon <= 3.0
-    assert trained.num_examples == 40
+    assert trained.facts.num_examples == 40
     assert (trained.loss != trained.loss, trained.accuracy != trained.accuracy) == (True, True)
     assert state.keys() == build("lenet5", num_classes=10, input_shape=(1, 16, 16)).state_dict().keys()
     assert all(torch.isfinite(value).all() for value in state.values())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from client_app.label_counts import check_numbers_told, equal_parts, told_counts
+from client_app.label_counts import check_shares_counts, equal_parts, reported_counts
 from fl_app.config import ClientConfig
 from fl_app.node_policy import FREE, NodePolicy
 from strategies.core.errors import UploadError
@@ -13,10 +13,10 @@ from strategies.core.errors import UploadError
 def test_counts_are_sent_unchanged_unless_disabled() -> None:
     counts = (90, 3, 7, 0)
 
-    assert told_counts(counts, ClientConfig()) == counts
-    assert told_counts(counts, ClientConfig(label_counts_as="presence")) == (50, 0, 50, 0)
+    assert reported_counts(counts, ClientConfig()) == counts
+    assert reported_counts(counts, ClientConfig(label_counts_as="presence")) == (50, 0, 50, 0)
     for how in ("numbers", "presence"):
-        assert told_counts(counts, ClientConfig(share_label_counts=False, label_counts_as=how)) is None
+        assert reported_counts(counts, ClientConfig(share_label_counts=False, label_counts_as=how)) is None
 
 
 @pytest.mark.parametrize(
@@ -31,8 +31,8 @@ def test_counts_are_sent_unchanged_unless_disabled() -> None:
 )
 def test_what_holds_exact_counts_is_refused_where_they_are_not_told(config: ClientConfig, policy: NodePolicy) -> None:
     with pytest.raises(UploadError, match="its examples per class, which are part of a$"):
-        check_numbers_told(config, policy, what="a")
-    check_numbers_told(ClientConfig(), FREE, what="a")
+        check_shares_counts(config, policy, what="a")
+    check_shares_counts(ClientConfig(), FREE, what="a")
 
 
 @pytest.mark.parametrize(

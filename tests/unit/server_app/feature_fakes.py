@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,7 @@ from server_app.settings.read import default_settings, read_settings
 from server_app.settings.server_data import open_half
 from strategies.core.facts import UploadFacts
 from strategies.run.run_folder import RunFolder
-from strategies.uploads.checks import Signatures
-from strategies.uploads.outputs import check_outputs
+from strategies.uploads.checks import Signatures, check_outputs
 
 CLIENTS = 4
 SETTINGS: dict[str, Any] = {
@@ -34,13 +34,7 @@ def sent_by_clients(
     for partition_id in range(CLIENTS):
         node = Node.of({"partition-id": partition_id, "num-partitions": CLIENTS}, settings.app)
         trained, states[node.client] = trained_model(settings.app, node, Asked(run_id, 1, 0, task=task), {})
-        assert trained is not None
-        facts[node.client] = UploadFacts(
-            node.client,
-            trained.architecture,
-            trained.num_examples,
-            None if settings.app.privacy.on else trained.label_counts,
-        )
+        facts[node.client] = replace(trained.facts, label_counts=None) if settings.app.privacy.on else trained.facts
     return states, facts
 
 

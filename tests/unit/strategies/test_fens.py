@@ -261,7 +261,7 @@ def test_a_round_without_a_quorum_fails_and_says_how_many_are_needed(tmp_path: P
         (lambda a: replace(a, arrays={k: v[:1] for k, v in a.arrays.items()}), "is float32 [1, 3]: must be"),
         (lambda a: changed(a, ensemble="other"), "c1: its answer is for ensemble 'other': must be"),
         (lambda a: changed(a, round=5), "c1: its answer is for round 5: must be 1"),
-        (lambda a: changed(a, examples=0), "c1: examples is 0: must be a whole number from 1"),
+        (lambda a: changed(a, examples=0), "c1: examples is 0: must be a positive whole number"),
     ],
 )
 def test_an_answer_that_cannot_be_used_costs_that_answer(tmp_path: Path, spoil: Any, reason: str) -> None:

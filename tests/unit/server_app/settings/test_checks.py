@@ -24,7 +24,7 @@ def test_an_attacker_among_nodes_that_are_not_played_is_refused(tmp_path: Path) 
     with pytest.raises(OptionError, match="names c: must be clients of this simulation, a to b"):
         check_attackers(attack, 2, str(tmp_path))
     (tmp_path / "c.toml").write_text('client = "c"\npartition-id = 0\nmax-epsilon = 8.0\n')
-    with pytest.raises(OptionError, match="client.nodes: c: setting 'attack.kind' is 'random' and .* must not name"):
+    with pytest.raises(OptionError, match="client.nodes: c: setting 'attack.kind' is 'random', and .* must be 'none'"):
         check_attackers(attack, 3, str(tmp_path))
 
 

@@ -98,7 +98,7 @@ def test_a_small_client_sends_nothing_and_the_server_is_not_told_its_number(
             sent.append(trained_model(app, node, Asked("", 1, 0, task=task), {})[0])
         except UploadError as error:
             silent.append(str(error))
-    assert [trained.num_examples for trained in sent if trained] == [101, 101, 101]
+    assert [trained.facts.num_examples for trained in sent] == [101, 101, 101]
     assert silent == ["it has fewer examples than 'features.min-examples', 101, so it sends nothing"]
     assert caplog.text.count("has 100 examples and sends nothing: 'features.min-examples' is 101") == 1
 

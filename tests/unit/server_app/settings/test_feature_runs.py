@@ -89,7 +89,7 @@ def test_a_function_that_lies_about_its_fields_is_found_by_the_probe(
 
 BROKEN: dict[str, tuple[Callable[[dict[str, torch.Tensor]], None], str]] = {
     "scaled": (lambda state: state["gram"].mul_(1.1), "gram has trace"),
-    "counts": (lambda state: state["counts"].add_(0.5), "counts are not whole"),
+    "counts": (lambda state: state["counts"].add_(0.5), "counts are .* must be whole"),
     "sums": (lambda state: state["sums"].mul_(3.0), "sums of class 0 have norm"),
     "negative": (lambda state: state["sums"].mul_(-1.0), "have negative entries"),
     "noise": (lambda state: state["noise"].sub_(1.0), "noise is -1: must be 0"),
@@ -223,7 +223,7 @@ def test_sums_of_squares_with_a_budget_are_refused_before_any_client_spends_it(
 def test_a_client_never_answers_a_private_request_for_squares(tmp_path: Path) -> None:
     given = {**SETTINGS, "method": "fedpft", "privacy.epsilon": 1.0, "client.share-label-counts": False}
     given["client.state-dir"] = str(tmp_path)
-    with pytest.raises(UploadError, match="asks for sums of squares: must be Gram matrices alone with privacy.epsilon"):
+    with pytest.raises(UploadError, match="asks for sums of squares: must be one upload of .* without squares"):
         sent_by_clients(given, "0123456789abcdef0123456789abcdef")
 
 
@@ -272,7 +272,9 @@ def test_features_have_norm_one_and_do_not_depend_on_the_batch() -> None:
 def test_a_deployed_node_runs_no_module_of_the_run_s_choice() -> None:
     policy = NodePolicy(deployed=True)
     policy.check_backbone("efficientnet-lite0", "")
-    with pytest.raises(UploadError, match="'features.backbone' is 'tiny_backbone:make', a module of the run's choice"):
+    with pytest.raises(
+        UploadError, match="'features.backbone' is 'tiny_backbone:make': must be .* a module of the run's choice"
+    ):
         policy.check_backbone("tiny_backbone:make", "")
     with pytest.raises(UploadError, match="'features.weights' is '/etc/passwd'"):
         policy.check_backbone("torchvision:resnet18", "/etc/passwd")

@@ -22,7 +22,7 @@ from server_app.settings.read import read_settings
 from strategies.core.errors import OptionError, UploadError
 from strategies.core.facts import UploadFacts
 from strategies.method import METHODS, Need
-from strategies.uploads.outputs import check_outputs
+from strategies.uploads.checks import check_outputs
 
 HEAD = "head+tiny_backbone:make"
 GIVEN = {**SETTINGS, "method": "fedavg", "model.name": HEAD, "client.epochs": 15, "data.proxy": 0.2, "fens.rounds": 60}

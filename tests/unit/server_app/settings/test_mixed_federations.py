@@ -22,7 +22,7 @@ from strategies.gatekeeper.inspection import inspect
 from strategies.run.run_folder import RunFolder, load_ensemble
 from strategies.statistics.groups import SIZE, with_heads
 from strategies.statistics.sums import merge_sums
-from strategies.uploads.outputs import check_outputs
+from strategies.uploads.checks import check_outputs
 
 KINDS = ("lenet5", "head+other_backbone:make", "statistics", "statistics")
 GIVEN = {

@@ -19,7 +19,6 @@ from server_app.replay.stored import replay_run
 from server_app.settings.build import build_job, check_before_start, held_out
 from server_app.settings.read import read_settings
 from strategies.core.errors import DataError, OneShotError, OptionError, UploadError
-from strategies.core.facts import UploadFacts
 from strategies.core.options import Scalar
 from strategies.run.run_folder import RunFolder
 from strategies.uploads.checks import Signatures, check_upload
@@ -120,10 +119,8 @@ def run_of(given: dict[str, Scalar], path: Path, clients: int = 3) -> Path:
         for number in range(clients):
             node = Node.of({"partition-id": number, "num-partitions": clients}, settings.app)
             trained, state = trained_model(settings.app, node, Asked("", 1, 0), {})
-            assert trained is not None
-            facts = UploadFacts(node.client, trained.architecture, trained.num_examples, trained.label_counts)
-            form = tensor_form("its tensors", exact=True)
-            folder.round(1).accept(facts, check_upload(state, facts, signatures[facts.architecture], form))
+            name, form = trained.facts.architecture, tensor_form("its tensors", exact=True)
+            folder.round(1).accept(trained.facts, check_upload(state, name, signatures[name], form))
     return path
 
 
@@ -192,7 +189,7 @@ def test_a_deployed_node_reads_its_own_tables_and_runs_no_code_that_it_does_not_
     with pytest.raises(OptionError, match="1 client|3, one client"):  # the source is called, and has three holders
         trained_model(settings.app, node, Asked("", 1, 0), {})
     refusing = {**facts, "architectures": "own_run:Net"}
-    with pytest.raises(UploadError, match="'own_run:load', a module of the run's choice: must be among this node"):
+    with pytest.raises(UploadError, match="'own_run:load': must be among this node"):
         trained_model(
             settings.app, Node.of(refusing, settings.app, NodePolicy.of(refusing, deployed=True)), Asked("", 1, 0), {}
         )

@@ -25,7 +25,7 @@ from server_app.replay.stored import replay_run
 from server_app.settings.build import build_job
 from server_app.settings.read import default_settings, read_settings
 from strategies.core.errors import OptionError, UploadError
-from strategies.core.facts import UploadFacts, kind_of
+from strategies.core.facts import kind_of
 from strategies.flower.messages import Request as Message
 from strategies.method import METHODS, Job, Normalization
 from strategies.run.run_folder import RunFolder
@@ -70,12 +70,9 @@ def run_of(method: str, how_much: dict[str, Any], path: Path) -> Path:
         for partition_id in range(CLIENTS):
             node = Node.of({"partition-id": partition_id, "num-partitions": CLIENTS}, settings.app)
             trained, state = trained_model(settings.app, node, Asked("", 1, 0, task=settings.choice.uploads), {})
-            assert trained is not None
-            wanted = signatures[trained.architecture]  # what the server accepts
+            wanted = signatures[trained.facts.architecture]  # what the server accepts
             assert {key: tuple(value.shape) for key, value in state.items()} == {k: s for k, (s, _) in wanted.items()}
-            folder.round(1).accept(
-                UploadFacts(node.client, trained.architecture, trained.num_examples, trained.label_counts), state
-            )
+            folder.round(1).accept(trained.facts, state)
     return path
 
 
@@ -198,7 +195,7 @@ def test_a_task_that_a_client_does_not_know_is_refused() -> None:
     settings = read_settings(SETTINGS)
     node = Node.of({"partition-id": 0, "num-partitions": CLIENTS}, settings.app)
 
-    with pytest.raises(UploadError, match=r"asks for task 'poetry': must be one of classifier, open-set, prototypes"):
+    with pytest.raises(UploadError, match=r"task is 'poetry': must be one of classifier, open-set, prototypes"):
         trained_model(settings.app, node, Asked("", 1, 0, task="poetry"), {})
 
 
@@ -209,8 +206,7 @@ def test_a_checkpoint_is_sent_as_the_task_s_kind(tmp_path: Path) -> None:
 
     trained, _ = trained_model(settings.app, node, Asked("", 1, 0, task="open-set"), {})
 
-    assert trained is not None
-    assert trained.architecture == "mnist-cnn+unknown"
+    assert trained.facts.architecture == "mnist-cnn+unknown"
 
 
 def test_client_keeps_its_whole_model_and_sends_the_task_s_part_again(tmp_path: Path) -> None:

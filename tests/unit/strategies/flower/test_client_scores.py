@@ -17,8 +17,8 @@ from strategies.rounds.refinement import Refiner
 
 HUGE = 10**400  # a whole number beyond every float
 BAD: dict[str, tuple[list[dict[str, Any]], str]] = {
-    "no metrics": ([], "scores: the reply has 0 metric records, must be one"),
-    "two records": ([{"num-examples": 5}, {"num-examples": 5}], "scores: the reply has 2 metric records, must be one"),
+    "no metrics": ([], "scores: the reply has 0 metric records: must be one"),
+    "two records": ([{"num-examples": 5}, {"num-examples": 5}], "scores: the reply has 2 metric records: must be one"),
     "no examples": ([{"acc": 0.5}], r"scores: metrics\['num-examples'\] is None: must be a finite number above 0"),
     "no score": ([{"num-examples": 5}], "scores: metrics has 'num-examples' alone: must hold a score beside it"),
     "zero": ([{"num-examples": 0}], r"scores: metrics\['num-examples'\] is 0: must be"),
@@ -27,7 +27,7 @@ BAD: dict[str, tuple[list[dict[str, Any]], str]] = {
     "infinite": ([{"num-examples": float("inf")}], r"metrics\['num-examples'\] is inf: must be"),
     "endless": ([{"num-examples": HUGE}], r"is 10+: must be a finite number above 0, and below 2\*\*63$"),
     "listed": ([{"num-examples": [5]}], r"metrics\['num-examples'\] is \[5\]: must be"),
-    "nan score": ([{"num-examples": 5, "acc": float("nan")}], r"metrics\['acc'\] is nan: must hold finite numbers"),
+    "nan score": ([{"num-examples": 5, "acc": float("nan")}], r"metrics\['acc'\] is nan: must be finite numbers"),
     "infinite scores": ([{"num-examples": 5, "acc": [0.5, -float("inf")]}], r"metrics\['acc'\] is \[0.5, -inf\]: must"),
 }
 

@@ -107,7 +107,7 @@ def test_collect_when_answers_are_bad_refuses_each_and_goes_on(folder: RoundFold
     take(folder, FakeGrid({1: garbage, 2: broken, 3: nothing, 4: named("bob", 2)}))
     assert folder.held() == ["bob"]
     assert reasons(folder) == {
-        "node-1": "arrays['4.bias'] holds NaN or Inf; must be finite values",
+        "node-1": "arrays['4.bias'] holds NaN or Inf: must be finite values",
         "carol": "the disk: is gone",
         "node-3": "the reply has 0 array records, must be one, named 'arrays'",
     }

@@ -81,33 +81,33 @@ REFUSED: dict[str, tuple[Change, str]] = {
     "many keys too many": (many_keys, r"not expected extra-00x+, extra-01x+, .* and 26 more$"),
     "shape": (tensor("4.bias", torch.zeros(5)), r"arrays\['4\.bias'\] is float32\[5\], expected is float32\[4\]"),
     "dtype": (tensor("4.bias", BIAS.double()), r"arrays\['4\.bias'\] is float64\[4\], expected is float32\[4\]"),
-    "nan": (tensor("4.bias", BIAS / 0), r"arrays\['4\.bias'\] holds NaN or Inf; must be finite values"),
+    "nan": (tensor("4.bias", BIAS / 0), r"arrays\['4\.bias'\] holds NaN or Inf: must be finite values"),
     "variance": (
         tensor("1.running_var", torch.tensor([1.0, -1e-6])),
         r"\['1\.running_var'\] holds a negative variance",
     ),
     "inf": (tensor("1.running_var", torch.tensor([1.0, np.inf])), r"arrays\['1\.running_var'\] holds NaN or Inf"),
-    "no metrics": (no_metrics, r"metrics\['num-examples'\] is missing: must be a positive whole number"),
-    "zero examples": (metric(0), r"metrics\['num-examples'\] is 0: must be"),
-    "negative examples": (metric(-3), r"metrics\['num-examples'\] is -3: must be"),
-    "half an example": (metric(1.5), r"metrics\['num-examples'\] is 1\.5: must be"),
-    "nan examples": (metric(float("nan")), r"metrics\['num-examples'\] is nan: must be"),
-    "inf examples": (metric(float("inf")), r"metrics\['num-examples'\] is inf: must be"),
-    "endless examples": (metric(10**400), r"metrics\['num-examples'\] is 1000000000"),
-    "listed examples": (metric([10] * 1000), r"metrics\['num-examples'\] is \[10, 10"),
-    "label counts too few": (fact("label-counts", [5, 5]), r"upload\.label-counts is \[5, 5\]: must be 4 whole"),
-    "label counts too many": (fact("label-counts", [2] * 5), r"upload\.label-counts is .*: must be 4 whole"),
+    "no metrics": (no_metrics, r"num-examples is missing: must be a positive whole number"),
+    "zero examples": (metric(0), r"num-examples is 0: must be"),
+    "negative examples": (metric(-3), r"num-examples is -3: must be"),
+    "half an example": (metric(1.5), r"num-examples is 1\.5: must be"),
+    "nan examples": (metric(float("nan")), r"num-examples is nan: must be"),
+    "inf examples": (metric(float("inf")), r"num-examples is inf: must be"),
+    "endless examples": (metric(10**400), r"num-examples is 1000000000"),
+    "listed examples": (metric([10] * 1000), r"num-examples is \[10, 10"),
+    "label counts too few": (fact("label-counts", [5, 5]), r"label-counts is \[5, 5\]: must be 4 whole"),
+    "label counts too many": (fact("label-counts", [2] * 5), r"label-counts is .*: must be 4 whole"),
     "label counts negative": (
         fact("label-counts", [11, -1, 0, 0]),
-        r"upload\.label-counts is \[11, -1, 0, 0\]: must be",
+        r"label-counts is \[11, -1, 0, 0\]: must be",
     ),
-    "label counts real": (fact("label-counts", [2.5] * 4), r"upload\.label-counts is .*: must be 4 whole"),
-    "label counts boolean": (fact("label-counts", [True] * 4), r"upload\.label-counts is .*: must be 4 whole"),
-    "label counts no list": (fact("label-counts", 10), r"upload\.label-counts is 10: must be 4 whole"),
-    "label counts' sum": (fact("label-counts", [1] * 4), r"sum to 4, but metrics\['num-examples'\] is 10"),
+    "label counts real": (fact("label-counts", [2.5] * 4), r"label-counts is .*: must be 4 whole"),
+    "label counts boolean": (fact("label-counts", [True] * 4), r"label-counts is .*: must be 4 whole"),
+    "label counts no list": (fact("label-counts", 10), r"label-counts is 10: must be 4 whole"),
+    "label counts' sum": (fact("label-counts", [1] * 4), r"sum to 4, but num-examples is 10"),
     "range layers no list": (
         ranges("conv", [0.0, 1.0]),
-        r"upload\.ranges: the layers are 'conv': must be at most 4096",
+        r"ranges: the layers are 'conv': must be at most 4096",
     ),
     "range layers twice": (
         ranges(["a", "a"], [0.0, 1.0] * 2),
@@ -120,19 +120,19 @@ REFUSED: dict[str, tuple[Change, str]] = {
     "range layer's long name": (ranges(["x" * 257], [0.0, 1.0]), r"the layers are \['x+: must be"),
     "range layers too many": (
         ranges([str(k) for k in range(4097)], [0.0, 1.0] * 4097),
-        r"upload\.ranges: the layers are \['0', .*: must be at most 4096 different names",
+        r"ranges: the layers are \['0', .*: must be at most 4096 different names",
     ),
     "ranges without layers": (
         fact("ranges", [0.0, 1.0]),
-        r"upload\.ranges are \[0\.0, 1\.0\]: .* for each of 0 layers",
+        r"ranges are \[0\.0, 1\.0\]: .* for each of 0 layers",
     ),
     "range layers alone": (
         fact("range-layers", ["a"]),
-        r"upload\.ranges are \[\]: must be two real numbers for each",
+        r"ranges are \[\]: must be two real numbers for each",
     ),
     "ranges too few": (ranges(["a", "b"], [0.0, 1.0, 2.0]), r"two real numbers for each of 2 layers"),
-    "ranges no list": (ranges(["a"], "no\nlist"), r"upload\.ranges are 'no\\nlist': must be two real numbers"),
-    "ranges no numbers": (ranges(["a"], [True, False]), r"upload\.ranges are \[True, False\]: must be two real"),
+    "ranges no list": (ranges(["a"], "no\nlist"), r"ranges are 'no\\nlist': must be two real numbers"),
+    "ranges no numbers": (ranges(["a"], [True, False]), r"ranges are \[True, False\]: must be two real"),
     "ranges nan": (ranges(["a"], [0.0, float("nan")]), r"of layer 'a' are 0\.0 and nan: must be finite, smallest"),
     "ranges inf": (ranges(["a"], [-float("inf"), 0.0]), r"of layer 'a' are -inf and 0\.0: must be finite"),
     "ranges too large": (ranges(["a"], [0.0, 1e39]), r"of layer 'a' are 0\.0 and inf: must be finite"),
@@ -170,7 +170,7 @@ def test_read_reply_when_too_large_says_both_sizes() -> None:
     content = good()
     size = sum(len(array.data) for array in content["arrays"].values())
     assert read(content, max_bytes=size).facts.client == "alice"
-    with pytest.raises(UploadError, match=r"^alice: arrays are 0\.0 MiB, must be 0\.0 MiB \(max-upload-mib\)$"):
+    with pytest.raises(UploadError, match=r"^alice: arrays are 0\.0 MiB, must be at most 0\.0 MiB \(max-upload-mib\)$"):
         read(content, max_bytes=size - 1)
 
 

@@ -100,7 +100,9 @@ def run_in(root: Path) -> Any:
 def client_state(root: Path) -> None:
     """Make everything that a client keeps."""
     state = str(root / "state")
-    Keep(state, RUN, "a", 1).save(Trained("x", 3, (1, 2), 0.25, 0.5, {"layer": (0.0, 1.0)}), weights(1.0))
+    Keep(state, RUN, "a", 1).save(
+        Trained(UploadFacts("a", "x", 3, (1, 2), ranges={"layer": (0.0, 1.0)}), 0.25, 0.5), weights(1.0)
+    )
     memory = RoundState(root / "state" / RUN, "a")
     memory.save(1, weights(2.0))
     logits = Logits(("m",), np.full((1, 2, 3), 0.5, np.float32), np.zeros(2, np.int64), np.ones((2, 4), np.float32))

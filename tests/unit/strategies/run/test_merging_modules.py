@@ -164,8 +164,11 @@ class Telling(Net):
         ([Net], "model 'client-000' is the class Net: must be a module"),
         (Net().state_dict(), "model '1.weight' is Tensor: must be a module"),
         ({1: Net()}, "client name is 1: must be up to 64 letters"),
-        ([Net().to("meta")], "model 'client-000': tensor '1.weight' has no values yet"),
-        ([nn.Sequential(nn.Flatten(), nn.LazyLinear(4))], "model 'client-000': tensor '1.weight' has no values yet"),
+        ([Net().to("meta")], "model 'client-000': tensor '1.weight' is without values yet"),
+        (
+            [nn.Sequential(nn.Flatten(), nn.LazyLinear(4))],
+            "model 'client-000': tensor '1.weight' is without values yet",
+        ),
         ([Telling()], "model 'client-000': '_extra_state' of its state dict is dict: must be a tensor"),
         ([{"state_dict": Net().state_dict()}], "model 'client-000': 'state_dict' of its state dict is OrderedDict"),
         ([{1: torch.ones(1)}], "model 'client-000': 1 of its state dict is Tensor: must be a tensor with a name"),

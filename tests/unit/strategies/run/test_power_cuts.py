@@ -145,7 +145,7 @@ def kept_by_client(root: Path) -> float | None:
 
 
 def keep(root: Path, value: float) -> None:
-    Keep(str(root / "state"), RUN, "a", 1).save(Trained("x", 1, (1,), value, 1.0), weights(value))
+    Keep(str(root / "state"), RUN, "a", 1).save(Trained(UploadFacts("a", "x", 1, (1,)), value, 1.0), weights(value))
 
 
 def states_in(root: Path) -> float:

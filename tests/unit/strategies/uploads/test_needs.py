@@ -17,8 +17,8 @@ from strategies.core.facts import UploadFacts
 from strategies.method import METHODS, Job, Need, Normalization, Silent, Upload
 from strategies.methods.feddf import FedDfConfig
 from strategies.uploads.builders import check_student
+from strategies.uploads.checks import check_outputs
 from strategies.uploads.needs import check_needs
-from strategies.uploads.outputs import check_outputs
 
 ROW, TEXT = (5, 1, 1), (1, 1, 6)
 

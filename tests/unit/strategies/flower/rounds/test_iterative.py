@@ -214,7 +214,7 @@ def nan(content: RecordDict) -> None:
         ("scaffold", lambda c: c["control"].pop("0.weight"), "control do not fit .*missing 0.weight"),
         ("stc", lambda c: c.pop("ternary"), "array record 'ternary' is missing"),
         ("stc", lambda c: c["ternary"].pop("bits"), "ternary holds .*'magnitude'"),
-        ("fedprox", lambda c: c["metrics"].update({"num-examples": 0}), r"metrics\['num-examples'\] is 0"),
+        ("fedprox", lambda c: c["metrics"].update({"num-examples": 0}), "num-examples is 0"),
         ("fedavg", lambda c: c["upload"].update({"pretrained": True}), "it trained nothing in this round"),
         ("fedavg", lambda c: c["upload"].update({"client": "alice"}), "two nodes answer under this name"),
     ],
