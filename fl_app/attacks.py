@@ -55,7 +55,14 @@ class AttackConfig:
     """The simulated attackers and their attacks; each client looks for its own name."""
 
     kind: str = option(
-        "none", "attack of the clients in attack.clients, in place of honest uploads", choices=tuple(KINDS)
+        "none",
+        "attack of the clients in attack.clients, in place of honest uploads",
+        choices=tuple(KINDS),
+        never_private={
+            "copy": "the copy is trained again, which spends the copied client's budget twice",
+            "backdoor": "one example more or less would exchange most of the images that get the trigger",
+            **dict.fromkeys(CLAIMING, "the claim is a multiple of the true counts, without noise"),
+        },
     )
     clients: str = option("", "comma-separated names of the clients that are simulated attackers")
     factor: float = option(10.0, "factor of the weights (scale, last-layer) or of the claimed numbers (claim kinds)")

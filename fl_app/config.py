@@ -18,8 +18,22 @@ from fl_app.models.features_config import FeaturesConfig
 from fl_app.node_config import PLACEHOLDERS, has_known_placeholders
 from fl_app.privacy import PrivacyConfig
 from strategies.core.errors import OptionError
-from strategies.core.options import Scalar, check, check_device, flatten, option, parse, shortened
-from strategies.core.registry import TEACHER_HOMES
+from strategies.core.options import (
+    ADOPTION,
+    ANYWHERE,
+    PRESET_NAMES,
+    QUICK,
+    REPLAY,
+    RESUME,
+    Scalar,
+    check,
+    check_device,
+    option,
+    options_of,
+    parse,
+    shortened,
+)
+from strategies.core.stage_options import StageOptions
 
 
 @dataclass(frozen=True)
@@ -42,8 +56,14 @@ class ClientConfig:
     schedule: str = option("constant", "learning rate over the epochs", choices=("constant", "cosine"))
     final_lr: float = option(0.0, "learning rate that the cosine ends at", low=0.0)
     clip: float = option(10.0, "largest gradient norm; 0 = no clipping", low=0.0)
-    loss: str = option("cross-entropy", "training loss", choices=("cross-entropy", "ldam"))
-    sam_rho: float = option(0.0, "radius rho of sharpness-aware minimisation; 0 = off, its paper has 0.05", low=0.0)
+    loss: str = option(
+        "cross-entropy", "training loss", choices=("cross-entropy", "ldam"),
+        private=("cross-entropy", "the other losses use the label counts"),
+    )  # fmt: skip
+    sam_rho: float = option(
+        0.0, "radius rho of sharpness-aware minimisation; 0 = off, its paper has 0.05", low=0.0,
+        private=(0.0, "its second gradient is not accounted for"),
+    )  # fmt: skip
     attack_steps: int = option(5, "FedOV: steps that make destroyed images look known", low=0, high=1000)
     views: str = option(
         "image",
@@ -58,25 +78,35 @@ class ClientConfig:
     device: str = option(
         "auto",
         "device on which a client trains a classifier, or a block of one; the node's own key goes first",
+        free=(RESUME, ADOPTION),
     )
     init: str = option(
         "same",
         "start weights: the same for all clients of an architecture, or different ones for each client",
         choices=("same", "different"),
     )
-    share_label_counts: bool = option(True, "send the server the number of examples of each class")
+    share_label_counts: bool = option(
+        True, "send the server the number of examples of each class", private=(False, "the counts carry no noise")
+    )
     label_counts_as: str = option(
         "numbers",
         "presence sends only which classes exceed a fifth of an equal share, and divides the number of examples "
         "equally over these",
         choices=("numbers", "presence"),
     )
-    checkpoint: str = option("", "upload this file and train nothing; {client} and {partition} are filled in")
+    checkpoint: str = option(
+        "", "upload this file and train nothing; {client} and {partition} are filled in", path=True,
+        private=("", "a checkpoint has no privacy guarantee"),
+    )  # fmt: skip
     max_ensemble_mib: float = option(
-        0.0, "largest ensemble that a client accepts, and most logits of it, MiB; 0 = any ensemble", low=0.0
-    )
-    nodes: str = option("", "folder of node configs, or one such file: a simulation plays these nodes")
-    state_dir: str = option("", "folder of a client's trained models; empty: $ONESHOT_CLIENT_STATE, else the cache")
+        0.0, "largest ensemble that a client accepts, and most logits of it, MiB; 0 = any ensemble", low=0.0,
+        free=(RESUME, ADOPTION),
+    )  # fmt: skip
+    nodes: str = option("", "folder of node configs, or one such file: a simulation plays these nodes", path=True)
+    state_dir: str = option(
+        "", "folder of a client's trained models; empty: $ONESHOT_CLIENT_STATE, else the cache", path=True,
+        free=(RESUME, ADOPTION),
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         """Check every value, and the combinations of values."""
@@ -97,41 +127,44 @@ TRACKERS = (NO_TRACKER, "tensorboard", "mlflow", "wandb")
 
 
 @dataclass(frozen=True)
-class AppConfig:
+class AppConfig(StageOptions):
     """The app's settings."""
 
-    method: str = option("tally", "server method; 'oneshot methods' lists them")
-    seed: int = option(0, "seed of every random draw of the run", low=0)
-    scale: float = option(
-        1.0, "factor of the local and server epochs, to shorten a published setting", above=0.0, high=1.0
+    method: str = option("tally", "server method; 'oneshot methods' lists them", free=(REPLAY, ADOPTION))
+    preset: str = option(
+        QUICK,
+        "values of the method's options: quick takes minutes on a CPU, published is what the literature reports, paper "
+        "follows the text and published-code the authors' code where they differ; other names are a paper's "
+        "comparison. A method without the preset has its published values",
+        choices=PRESET_NAMES,
+        free=(REPLAY, ADOPTION),
     )
-    min_uploads: int = option(2, "quorum: fewer uploads at the deadline fail the run", low=1)
-    deadline_s: float = option(3600.0, "seconds within which the clients must upload", above=0.0)
-    compute: str = option("ray", "where the server stage runs", choices=("ray", "in-process"))
+    seed: int = option(0, "seed of every random draw of the run", low=0, free=(REPLAY,))
+    scale: float = option(
+        1.0, "factor of the local and server epochs, to shorten a published setting", above=0.0, high=1.0,
+        free=(ADOPTION,),
+    )  # fmt: skip
+    min_uploads: int = option(2, "quorum: fewer uploads at the deadline fail the run", low=1, free=(RESUME, ADOPTION))
+    deadline_s: float = option(
+        3600.0, "seconds within which the clients must upload", above=0.0, free=(RESUME, ADOPTION)
+    )
+    compute: str = option("ray", "where the server stage runs", choices=("ray", "in-process"), free=(RESUME, ADOPTION))
     shards: int = option(
         0,
         "Ray actors that hold the clients' models; 0 = one per GPU, or as many as memory needs; 1 = no sharding",
         low=0,
+        free=ANYWHERE,
     )
-    device: str = option("auto", "device of the server stage: auto, cpu, cuda, cuda:1")
-    threads: int = option(0, "torch threads of the server stage; 0 = all cores", low=0)
-    max_upload_mib: float = option(2048.0, "largest accepted upload, MiB", above=0.0)
-    checkpoint_s: float = option(20.0, "shortest time between two checkpoints of the server stage, seconds", low=0.0)
-    run_dir: str = option("", "run folder; empty: a new one under $ONESHOT_RUNS, else ./runs")
-    resume: str = option("", "run folder of an interrupted run, which continues there")
-    tracker: str = option(NO_TRACKER, "experiment tracker that gets the metrics, on this machine", choices=TRACKERS)
-    teacher: str = option(
-        "method",
-        "the ensemble that is distilled; method: the method's own; run: the ensemble of the replayed run, or of "
-        "teacher-run (replay only); else all uploads, as this method combines them",
-        choices=("method", "run", *TEACHER_HOMES),
+    run_dir: str = option("", "run folder; empty: a new one under $ONESHOT_RUNS, else ./runs", free=(RESUME, ADOPTION))
+    resume: str = option("", "run folder of an interrupted run, which continues there", free=(RESUME, ADOPTION))
+    tracker: str = option(
+        NO_TRACKER, "experiment tracker that gets the metrics, on this machine", choices=TRACKERS, free=ANYWHERE
     )
-    teacher_run: str = option("", "replay of the same run whose ensemble is the teacher, with teacher=run")
-    store_images: int = option(
-        0, "synthetic images that images.safetensors holds: the last ones of the method; 0 = a sample of 64", low=0
+    teacher_run: str = option(
+        "", "replay of the same run whose ensemble is the teacher, with teacher=run", free=(REPLAY, ADOPTION)
     )
-    uploads: str = option("", "run folder whose stored uploads are used; no client trains")
-    forget: str = option("", "comma-separated clients whose stored uploads are left out")
+    uploads: str = option("", "run folder whose stored uploads are used; no client trains", free=(ADOPTION,))
+    forget: str = option("", "comma-separated clients whose stored uploads are left out", free=(ADOPTION,))
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     client: ClientConfig = field(default_factory=ClientConfig)
@@ -140,11 +173,10 @@ class AppConfig:
     features: FeaturesConfig = field(default_factory=FeaturesConfig)
 
     def __post_init__(self) -> None:
-        """Check every value."""
-        check(self)
-        check_device(self.device)
+        """Check every value, and the combinations of values."""
+        super().__post_init__()
         self._check_attack()
-        self.privacy.check_settings(flatten(self))
+        self.privacy.check_options(options_of(self))
         if self.data.imageless:
             self.check_imageless()
         if self.resume and self.run_dir and self.resume != self.run_dir:

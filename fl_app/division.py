@@ -23,7 +23,7 @@ def own_positions(split: Split, config: AppConfig, *, partition_id: int, num_par
     if not 0 <= partition_id < num_partitions:
         raise DataError(f"partition-id is {partition_id}: must be 0 to {num_partitions - 1}")
     chosen = clients_share(split, seed=config.seed, limit=config.data.limit, proxy=config.data.proxy)
-    law = config.data.partition_spec()
+    law = config.data
     try:
         parts = partition(
             split.labels[chosen].numpy(),

@@ -8,36 +8,17 @@ Deviations: none here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fl_app.attacks import CLAIMING
 from strategies.core.errors import OptionError
-from strategies.core.options import Scalar, check, option
+from strategies.core.options import Option, check, option
 
 if TYPE_CHECKING:
     from torch import nn
 
 Shape = tuple[int, int, int]
-
-# Setting -> its required value, and why.
-WANTED: Mapping[str, tuple[Scalar, str]] = {
-    "client.share-label-counts": (False, "the counts carry no noise"),
-    "client.loss": ("cross-entropy", "the other losses use the label counts"),
-    "client.sam-rho": (0.0, "its second gradient is not accounted for"),
-    "features.moments": (False, "the sums of squares carry no noise"),
-    "features.min-examples": (0, "one example more or less would decide whether an upload comes, which no noise hides"),
-    "client.checkpoint": ("", "a checkpoint has no privacy guarantee"),
-}
-
-# Setting and value -> why a run with it cannot be private.
-OUTSIDE: Mapping[tuple[str, str], str] = {
-    ("data.name", "heart-disease"): "each row is standardised by the client's other rows, without noise",
-    ("attack.kind", "copy"): "the copy is trained again, which spends the copied client's budget twice",
-    ("attack.kind", "backdoor"): "one example more or less would exchange most of the images that get the trigger",
-    **{("attack.kind", kind): "the claim is a multiple of the true counts, without noise" for kind in CLAIMING},
-}
 
 
 @dataclass(frozen=True)
@@ -80,25 +61,22 @@ class PrivacyConfig:
 
         return 1.0 / noise_for(self.epsilon, self.delta)
 
-    def check_settings(self, settings: Mapping[str, Scalar]) -> None:
+    def check_options(self, options: Sequence[Option]) -> None:
         """Refuse settings with which an upload would reveal more than the budget permits.
 
         Args:
-            settings: The app's, flat.
+            options: The app's, with the settings' values as defaults.
 
         Raises:
             OptionError: Names the setting, its value, the required value and why.
         """
-        for key, (wanted, why) in WANTED.items() if self.on else ():
-            if (value := settings[key]) != wanted:
-                raise OptionError(
-                    f"setting {key!r} is {value!r}: must be {wanted!r} with 'privacy.epsilon' {self.epsilon:g}; {why}"
-                )
-        for (key, value), why in OUTSIDE.items() if self.on else ():
-            if settings[key] == value:
-                raise OptionError(
-                    f"setting {key!r} is {value!r}: must be another with 'privacy.epsilon' {self.epsilon:g}; {why}"
-                )
+        for entry in options if self.on else ():
+            value, required = entry.default, entry.rules.get("private")
+            found = f"setting {entry.key!r} is {value!r}: must be"
+            if required is not None and value != required[0]:
+                raise OptionError(f"{found} {required[0]!r} with 'privacy.epsilon' {self.epsilon:g}; {required[1]}")
+            if value in (never := entry.rules.get("never_private", {})):
+                raise OptionError(f"{found} another with 'privacy.epsilon' {self.epsilon:g}; {never[value]}")
 
     def described(self, *, sums: bool = False) -> str:
         """Return the guarantee in one line; empty without one.

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .compute import InProcess as InProcess
     from .compute import RayActors as RayActors
     from .compute import ServerCompute as ServerCompute
+    from .core.stage_options import GatekeeperConfig as GatekeeperConfig
     from .flower.one_shot import OneShot as OneShot
     from .flower.rounds.flboost import FLBoost as FLBoost
     from .flower.rounds.iterative import Iterative as Iterative
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from .flower.strategies import OneShotFedAvg as OneShotFedAvg
     from .flower.strategies import RidgeOnFeatures as RidgeOnFeatures
     from .flower.strategies import Tally as Tally
-    from .gatekeeper.config import GatekeeperConfig as GatekeeperConfig
     from .merging.merge import Result as Result
     from .merging.merge import merge as merge
     from .method import METHODS as METHODS
@@ -104,7 +104,7 @@ _HOMES = {
     "OneShotFedAvg": ".flower.strategies",
     "RidgeOnFeatures": ".flower.strategies",
     "Tally": ".flower.strategies",
-    "GatekeeperConfig": ".gatekeeper.config",
+    "GatekeeperConfig": ".core.stage_options",
     "Result": ".merging.merge",
     "merge": ".merging.merge",
     "METHODS": ".method",

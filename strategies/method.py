@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from .core.clients import ClientAsks as ClientAsks
 from .core.facts import Normalization as Normalization
 from .core.facts import Upload as Upload
-from .core.options import Always
+from .core.options import Always, described
 from .core.registry import TEACHER_HOMES, Registry
 
 if TYPE_CHECKING:
@@ -317,8 +317,9 @@ class Method:
         return self.needs | self.plan(config).needs
 
     def titled(self, config: Any) -> str:
-        """Return the title of the result in tables."""
-        return f"{self.title} ({mark})" if (mark := self.plan(config).mark) else self.title
+        """Return the title of the result in tables, with the config's preset and shorter lengths."""
+        marks = ", ".join(filter(None, [described(config), self.plan(config).mark]))
+        return f"{self.title} ({marks})" if marks else self.title
 
 
 TRANSDUCTIVE: Final = "transductive"  # the mark of a result whose predictions depend on the other test images

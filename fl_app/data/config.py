@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from strategies.core.errors import OptionError
-from strategies.core.options import OWN_FORM, check, is_own, listed, option
+from strategies.core.options import ANYWHERE, OWN_FORM, REPLAY, is_own, listed, option
 
 from .domains import check_left_out
-from .partitions import LAWS, PartitionSpec
+from .partitions import PartitionSpec
 from .sources import DOMAINED, IMAGELESS, NORMALIZATIONS, SOURCES, check_normalization
 from .split import HALVES
 from .table_files import TABLE_FORMS
@@ -17,21 +17,20 @@ MOST_CLASSES = 2**16
 
 
 @dataclass(frozen=True)
-class DataConfig:
+class DataConfig(PartitionSpec):
     """The data set, and how it is divided among the clients."""
 
-    name: str = option("digits", "data set", choices=(*SOURCES, *TABLE_FORMS, OWN_FORM))
-    root: str = option("", "folder of the data sets; empty: $ONESHOT_DATA, else the user's cache folder")
+    name: str = option(
+        "digits", "data set", choices=(*SOURCES, *TABLE_FORMS, OWN_FORM),
+        never_private={"heart-disease": "each row is standardised by the client's other rows, without noise"},
+    )  # fmt: skip
+    root: str = option(
+        "", "folder of the data sets; empty: $ONESHOT_DATA, else the user's cache folder", path=True, free=ANYWHERE
+    )
     image_size: int = option(0, "height and width in pixels; 0 = the data set's own", low=0, high=512)
     normalization: str = option(
         "half", "input space: mean and deviation 0.5 per channel, or those of the data set", choices=NORMALIZATIONS
     )
-    law: str = option("dirichlet-classes", "law that divides the training set", choices=tuple(LAWS))
-    alpha: float = option(0.3, "concentration of the Dirichlet laws; smaller is more skewed", above=0.0)
-    classes_per_client: int = option(2, "classes per client of the laws 'classes' and 'classes-p1'", low=1)
-    sigma: float = option(0.0, "sigma of the log-normal client sizes; 0 = equal sizes", low=0.0, high=20.0)
-    copies: float = option(10.0, "how often the law 'dirichlet-overlap' hands a class out", above=0.0, high=1e6)
-    min_size: int = option(10, "examples of the smallest client under the law 'dirichlet-clients'", low=1)
     limit: int = option(0, "number of training images to use (of each domain), drawn by the seed; 0 = all", low=0)
     left_out: str = option("", "the domain to test on, for a data set of domains")
     classes: str = option(
@@ -39,16 +38,23 @@ class DataConfig:
         "imagefolder: all classes in order, divided by commas; a client may lack some; empty: the names of its folders",
     )
     proxy: float = option(
-        0.0, "share of the training images that no client gets and the server may use without labels", low=0.0, high=0.9
+        0.0, "share of the training images that no client gets and the server may use without labels", low=0.0,
+        high=0.9, free=(REPLAY,),
+    )  # fmt: skip
+    proxy_name: str = option(
+        "", "data set whose training images the server uses without labels, in place of a share", free=(REPLAY,)
     )
-    proxy_name: str = option("", "data set whose training images the server uses without labels, in place of a share")
-    proxy_limit: int = option(0, "largest number of images of data.proxy-name, drawn by the seed; 0 = all", low=0)
+    proxy_limit: int = option(
+        0, "largest number of images of data.proxy-name, drawn by the seed; 0 = all", low=0, free=(REPLAY,)
+    )
     proxy_file: str = option(
-        "", "safetensors file with images that the server uses without labels, such as those of another run"
-    )
+        "", "safetensors file with images that the server uses without labels, such as those of another run",
+        path=True, free=(REPLAY,),
+    )  # fmt: skip
     held_out: str = option(
-        "all", "held-out examples that score: all, the half to choose by, or the half to report on", choices=HALVES
-    )
+        "all", "held-out examples that score: all, the half to choose by, or the half to report on", choices=HALVES,
+        free=(REPLAY,),
+    )  # fmt: skip
     num_classes: int = option(
         0, "classes of a data set of your own code; 0 = as many as its labels show", low=0, high=MOST_CLASSES
     )
@@ -60,8 +66,7 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         """Check every value, and the combinations of values."""
-        check(self, "data")
-        self.partition_spec()
+        super().__post_init__()
         check_left_out(self.name, self.left_out)
         check_normalization(self.name, self.normalization)
         if self.law == "domains" and not (self.own or self.name in (*DOMAINED, *TABLE_FORMS)):
@@ -146,14 +151,3 @@ class DataConfig:
                 f"setting 'data.proxy-limit' is {self.proxy_limit}: must be 0 where 'data.proxy-name' names no data "
                 "set; 'data.proxy' is a share"
             )
-
-    def partition_spec(self) -> PartitionSpec:
-        """Return the law of the division with its settings."""
-        return PartitionSpec(
-            law=self.law,
-            alpha=self.alpha,
-            classes_per_client=self.classes_per_client,
-            sigma=self.sigma,
-            copies=self.copies,
-            min_size=self.min_size,
-        )

@@ -62,14 +62,18 @@ class PartitionSpec:
         "variants, log-normal sizes, classes per client (FedOV's or P1's), IID, or one domain per client",
         choices=tuple(LAWS),
     )
-    alpha: float = option(0.3, "concentration of the Dirichlet laws; the smaller, the more skewed", above=0)
+    alpha: float = option(0.3, "concentration of the Dirichlet laws; the smaller, the more skewed", above=0.0)
     classes_per_client: int = option(2, "classes that each client holds under the laws of classes", low=1)
     sigma: float = option(
-        0.0, "spread of the log-normal client sizes of 'dirichlet-classes', 'dirichlet-p4' and 'lognormal'", low=0
+        0.0,
+        "sigma of the log-normal client sizes of 'dirichlet-classes', 'dirichlet-p4' and 'lognormal'; 0 = equal sizes",
+        low=0.0,
+        high=20.0,
     )
     copies: float = option(
-        10.0, "how often 'dirichlet-overlap' hands a class out, the whole class at most to each client", above=0
-    )
+        10.0, "how often 'dirichlet-overlap' hands a class out, the whole class at most to each client", above=0.0,
+        high=1e6,
+    )  # fmt: skip
     min_size: int = option(10, "examples of the smallest client under 'dirichlet-clients' (DENSE: 10)", low=1)
 
     def __post_init__(self) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from strategies.core.errors import OptionError
 from strategies.core.facts import HEAD, STATISTICS, backbone_in, is_head, kind_of
-from strategies.core.options import OWN_FORM, check, is_own, listed, meant, option
+from strategies.core.options import OWN_FORM, REPLAY, check, is_own, listed, meant, option
 
 from . import ARCHITECTURES, HEAD_FORM, known_name
 
@@ -21,7 +21,7 @@ class ModelConfig:
         "comma-separated architectures, assigned to the clients in turn; statistics or statistics+<backbone> sends "
         "sums of features; empty: model.name",
     )
-    student: str = option("", "architecture of the server's result; empty: model.name")
+    student: str = option("", "architecture of the server's result; empty: model.name", free=(REPLAY,))
     accepted: str = option(
         "", "comma-separated architectures that uploads may have; empty: the zoo and those that these settings name"
     )

@@ -23,7 +23,7 @@ from typing import Any
 from server_app.launch.guard import TOKEN_KEY
 from server_app.replay.request import ReplayRequest
 from server_app.replay.stored import replay_run
-from server_app.report.communication import cost_of_uploads, own_names
+from server_app.report.communication import cost_of_uploads, ensemble_row, is_own_row
 from server_app.settings.choices import CHOICES
 from strategies.compute import InProcess, ServerCompute
 from strategies.core.durable import store_errors
@@ -340,10 +340,10 @@ def _outcomes(cell: Cell, result: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the method's own rows of the result; without scores, the same rows with accuracy None."""
     method = CHOICES[cell.method]
     if result["table"]:
-        return [dict(row) for row in result["table"] if row["kind"] != "client" and row["name"] in own_names(method)]
+        return [dict(row) for row in result["table"] if row["kind"] != "client" and is_own_row(row["name"], method)]
     kept = read_json(cell.folder / OUTCOME_FILE)
     both = kept["student"] and kept["combiner"]
-    names = [(own_names(method)[1] if both else method.title, "ensemble")] if kept["combiner"] else []
+    names = [(ensemble_row(method) if both else method.title, "ensemble")] if kept["combiner"] else []
     names += [(method.title, method.kind if method.kind != "ensemble" else "student")] if kept["student"] else []
     return [{"name": name, "kind": kind, "accuracy": None} for name, kind in names]
 

@@ -19,12 +19,12 @@ from server_app.launch.guard import guarded, sigterm_as_interrupt
 from server_app.replay.stored import check_replay, unmet_need
 from server_app.report.page import PAGE_FILE, write_page
 from server_app.settings.choices import CHOICES
-from server_app.settings.read import default_settings
+from server_app.settings.read import default_settings, overridden
 from server_app.settings.text import to_toml
 from strategies.core.durable import make_folder, store_errors
 from strategies.core.errors import OptionError, StoreError
 from strategies.core.gpu import resolve_device
-from strategies.core.options import Scalar, listed, parse
+from strategies.core.options import QUICK, Scalar, listed, parse
 from strategies.core.places import expanded
 from strategies.run.files import read_json, write_json
 from strategies.run.journal import ProgressFile, duration
@@ -294,8 +294,8 @@ def _cells(asked: Comparison, methods: Sequence[str], folder: Path) -> list[Cell
 
 
 def _draws(cell: Cell) -> bool:
-    method, options = CHOICES[cell.method], {**(info_of(cell.run).get("settings") or {}), **cell.overrides}
-    random = method.plan(parse(method.config, options, method.name)).random
+    method, options = CHOICES[cell.method], overridden(info_of(cell.run).get("settings") or {}, cell.overrides)
+    random = method.plan(parse(method.config, options, method.name, str(options.get("preset", QUICK)))).random
     return method.kind == "student" if random is None else random
 
 

@@ -10,15 +10,16 @@ from typing import Any
 
 from server_app.compare.sources import data_of
 from server_app.settings.choices import CHOICES
-from server_app.settings.settled import FREE_ON_RESUME, completed
+from server_app.settings.read import listed_settings
+from server_app.settings.settled import free_on
 from strategies.core.errors import OptionError
-from strategies.core.options import Scalar
+from strategies.core.options import RESUME, Scalar
 from strategies.rounds.config import OWN_LR, IterativeConfig
 from strategies.run.run_folder import RunFolder
 from strategies.run.stage import kept_round
 
 # Options that may differ between the runs of one setting: the seed, and options that do not change the computation.
-NEUTRAL = frozenset({*FREE_ON_RESUME, "seed", "uploads", "device", "threads", "iterative.checkpoint-every"})
+NEUTRAL = free_on(RESUME) | {"seed", "uploads", "device", "threads", "iterative.checkpoint-every"}
 # Options that all strategies of 'iterative' share; its other options belong to one strategy or a few.
 SHARED = ("rounds", "fraction", "lr-decay", "evaluate-every")
 OF_STRATEGIES: Mapping[str, Sequence[str]] = {
@@ -121,7 +122,7 @@ def _read(path: Path) -> RoundsRun:
             "method 'iterative' or another that trains its clients in rounds"
         )
     name, stored = info["method"], info.get("settings")
-    flat = completed(stored) if isinstance(stored, dict) else {}
+    flat = listed_settings(stored) if isinstance(stored, dict) else {}
     method, shared, own = _split(name, flat) if flat else (CHOICES[name].title, {}, _plain_facts(info))
     done = int(rows[-1]["epoch"])
     whole = result.get("status") == "finished" and not result.get("resumed_at")

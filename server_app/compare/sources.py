@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from server_app.report.communication import curve_of, own_names
+from server_app.report.communication import curve_of, is_own_row
 from server_app.settings.choices import CHOICES
 from server_app.settings.read import default_settings, known_settings
 from strategies.core.errors import OptionError
@@ -146,7 +146,7 @@ def _own_result(run: Path) -> dict[str, Any] | None:
     rows = [row for row in result["table"] if row["kind"] != "client"]
     if not rows:  # a run of another project has no scores
         return None
-    own = [dict(row) for row in rows if row is rows[-1] or row["name"] in own_names(CHOICES[result["method"]])]
+    own = [dict(row) for row in rows if row is rows[-1] or is_own_row(row["name"], CHOICES[result["method"]])]
     trained = next((row for row in own if row["kind"] == "ensemble"), own[-1])
     trained["curve"] = [list(place) for place in curve_of(metrics, cost)]
     settings = info.get("settings", {})

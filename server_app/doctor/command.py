@@ -150,10 +150,10 @@ def _not_given(check: str, fix: str) -> Iterator[DoctorFinding]:
 
 
 def _settings(given: Sequence[str] | None) -> Settings:
-    from server_app.settings.read import known_options, read_settings
-    from server_app.settings.text import merge_settings, with_absolute_paths
+    from server_app.settings.catalogue import catalogue
+    from server_app.settings.read import read_settings
 
-    return read_settings(with_absolute_paths(merge_settings(given or [], {o.key: o.kind for o in known_options()})))
+    return read_settings(catalogue().settings(given or []))
 
 
 def _report(role: str, checks: Sequence[Check], format: Format) -> None:  # noqa: A002

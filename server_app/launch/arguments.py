@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +16,7 @@ from server_app.report.tables import output_console
 from server_app.settings.catalogue import catalogue
 from strategies.core import offline
 from strategies.core.errors import OptionError
-from strategies.core.options import Scalar
+from strategies.core.options import PUBLISHED, QUICK, Scalar
 from strategies.core.places import expanded
 
 # Settings whose value is a run, by path, by name, or latest.
@@ -126,16 +126,28 @@ def print_overview() -> None:
 
 
 def print_details(facts: Mapping[str, Any]) -> None:
-    """Print a method's source, result and needs, and its options with this app's defaults in two columns."""
+    """Print a method's source, result and needs, and its options: those that matter first, then the rest."""
     console = output_console()
     console.print(f"{facts['name']}: {facts['title']} ({facts['source']})")
     console.print(f"  {facts['assumption']}; result: {facts['kind']}")
     for need in facts["needs"]:
         console.print(f"  needs: {need}")
+    if not facts["options"]:
+        console.print("  no options")
+    main = [entry for entry in facts["options"] if entry["main"]]
+    others = [entry for entry in facts["options"] if not entry["main"]]
+    for heading, entries in (("options that matter first", main), ("further options" if main else "options", others)):
+        if entries:
+            console.print(_options(heading, entries))
+
+
+def _options(heading: str, entries: Sequence[Mapping[str, Any]]) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    table.add_column("option", no_wrap=True)
+    table.add_column(heading, no_wrap=True)
     table.add_column("meaning")
-    for entry in facts["options"]:
-        own = "" if entry["app_default"] == entry["default"] else f"; default of its paper: {entry['default']}"
-        table.add_row(f"{entry['key']} = {entry['app_default']}", f"{entry['help']}; {entry['allowed']}{own}")
-    console.print(table if facts["options"] else "  no options")
+    for entry in entries:
+        quick = entry["presets"].get(QUICK, entry["presets"][PUBLISHED])
+        differing = [f"{name} {value}" for name, value in entry["presets"].items() if value != quick]
+        others = f"; preset {', '.join(differing)}" if differing else ""
+        table.add_row(f"{entry['key']} = {quick}", f"{entry['help']}; {entry['allowed']}{others}")
+    return table

@@ -18,7 +18,7 @@ from server_app.launch.console import INTERRUPTED, echo_to, errors, oneshot, pro
 from server_app.launch.result import print_result
 from server_app.settings.build import DEFAULT_SUPERNODES, check_before_start, number_of_clients
 from server_app.settings.commit import COMMIT_VARIABLE, commit_of
-from server_app.settings.read import Settings, known_settings, read_settings
+from server_app.settings.read import Settings, known_settings, listed_settings, overridden, read_settings
 from server_app.settings.settled import check_adopted, check_same_run
 from server_app.settings.text import toml_table
 from strategies.core.durable import atomic_write, store_errors
@@ -118,12 +118,12 @@ def planned(given: Mapping[str, Scalar], num_supernodes: int | None) -> tuple[di
     if settings.get("resume"):
         folder = Path(str(settings["resume"]))
         stored = stored_settings(folder)
-        settings = {**stored, **settings, "resume": str(folder.absolute()), "run-dir": ""}
-        check_same_run({"settings": stored}, read_settings(settings).flat)
+        settings = listed_settings({**stored, **settings, "resume": str(folder.absolute()), "run-dir": ""})
+        check_same_run({"settings": stored}, settings)
         num_supernodes = num_supernodes or resumed_supernodes(folder)
     elif source := settings.get("uploads"):  # the clients are those of the stored run
         new = {"resume": "", "run-dir": "", "uploads": "", "forget": ""}
-        settings = {**stored_settings(Path(str(source))), **new, **settings}
+        settings = listed_settings(overridden(stored_settings(Path(str(source))), {**new, **settings}))
         num_supernodes = num_supernodes or stored_supernodes(Path(str(source)))
     checked = read_settings(settings)
     if not checked.app.resume:

@@ -20,7 +20,6 @@ from strategies.core.errors import OneShotError, OptionError
 from strategies.core.facts import CLASSIFIER, kind_of
 from strategies.core.options import flatten, options_of, parse, reject_unknown
 from strategies.core.seeds import seeded_torch
-from strategies.gatekeeper.config import GatekeeperConfig
 from strategies.method import Job
 from strategies.run.identity import stored_normalization
 from strategies.run.stage import all_cores
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from strategies.method import State
 
 # The settings of the app that a replay of another project's run takes, beside the seed.
-OF_THE_APP = ("teacher", "teacher-run", "store-images", "data.proxy-file")
+OF_THE_APP = ("preset", "teacher", "teacher-run", "store-images", "data.proxy-file", "gatekeeper.policy")
 
 
 def of_the_app(app: AppConfig) -> dict[str, Any]:
@@ -136,16 +135,14 @@ def _foreign_job(request: ReplayRequest, info: Mapping[str, Any]) -> tuple[Setti
             "module:attribute that returns its nn.Module"
         )
     method = CHOICES[name]
-    own, door = options_of(method.config, name), options_of(GatekeeperConfig, "gatekeeper")
-    reject_unknown(request.overrides, ["seed", *OF_THE_APP, *(o.key for o in own + door)])
+    reject_unknown(request.overrides, ["seed", *OF_THE_APP, *(o.key for o in options_of(method.config, name))])
     begun = begun_options(request, info)
     chosen = {**begun, **request.overrides}
-    config: Any = parse(method.config, chosen, name)
-    gatekeeper = flatten(parse(GatekeeperConfig, chosen, "gatekeeper"), "gatekeeper")
     said = {key: chosen[key] for key in OF_THE_APP if key in chosen}
     app = AppConfig.from_settings({"seed": request.overrides.get("seed", info["seed"]), **said})
+    config: Any = parse(method.config, chosen, name, app.preset)
     if request.resume is not None:
-        now = {**flatten(config, name), **gatekeeper, "seed": app.seed, **of_the_app(app)}
+        now = {**flatten(config, name), "seed": app.seed, **of_the_app(app)}
         check_same_run({"settings": {**begun, "seed": info["seed"]}}, now)
     shape = tuple(info["input-shape"])
     job = Job(
@@ -161,8 +158,7 @@ def _foreign_job(request: ReplayRequest, info: Mapping[str, Any]) -> tuple[Setti
         proxy=images_in(app.data.proxy_file, shape) if app.data.proxy_file else None,
         store_images=app.store_images,
     )
-    flat = {**flatten(app), **flatten(config, name), **gatekeeper}
-    return Settings(app, method, config, None, flat, parse(GatekeeperConfig, chosen, "gatekeeper")), job
+    return Settings(app, method, config, None, {**flatten(app), **flatten(config, name)}), job
 
 
 def begun_options(request: ReplayRequest, info: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from server_app.report.finish import bare_result, finish
 from server_app.settings.build import build_job, held_out
 from server_app.settings.choices import CHOICES
 from server_app.settings.commit import commit_facts
-from server_app.settings.read import Settings, known_settings, read_settings, scaled_line
+from server_app.settings.read import Settings, overridden, read_settings, scaled_line
 from server_app.settings.server_data import HeldOut, OwnScores, Scorer, open_half
 from server_app.settings.settled import check_same_run, check_settled
 from strategies.compute import ServerCompute, choose, named
@@ -57,7 +57,7 @@ def replay_run(
     settings, job = ready.settings, ready.job
     method = _method(settings.choice.name, request, job)
     door = _door(ready, log)
-    with sigterm_as_interrupt(), _target(request, {**info, **_facts(ready, request, door)}) as target:
+    with sigterm_as_interrupt(), _target(request, {**info, **_facts(ready, request)}) as target:
         if (done := target.result()) is not None and done["status"] == "finished":
             return done
         log(f"replay of {request.run}; its folder is {target.path}")
@@ -239,7 +239,7 @@ def _settings(request: ReplayRequest, info: Mapping[str, Any]) -> Settings | Non
     # The run's own method may have had a teacher that this method does not accept.
     if request.method in METHODS and stored.get("teacher") not in METHODS[request.method].teachers:
         wanted = {"teacher": "method", **wanted}
-    settings = read_settings({**known_settings(stored), "resume": "", "run-dir": "", **wanted})
+    settings = read_settings(overridden(stored, {"resume": "", "run-dir": "", **wanted}))
     if request.resume is not None:
         check_same_run(info, settings.flat)
     else:
@@ -247,7 +247,7 @@ def _settings(request: ReplayRequest, info: Mapping[str, Any]) -> Settings | Non
     return settings
 
 
-def _facts(ready: _Prepared, request: ReplayRequest, door: Gatekeeper) -> dict[str, Any]:
+def _facts(ready: _Prepared, request: ReplayRequest) -> dict[str, Any]:
     settings, job = ready.settings, ready.job
     facts = {
         "method": settings.choice.name,
@@ -259,8 +259,7 @@ def _facts(ready: _Prepared, request: ReplayRequest, door: Gatekeeper) -> dict[s
     if not ready.foreign:
         return {**facts, "settings": dict(settings.flat)}
     scored = {"evaluate": request.evaluate} if request.evaluate else {}
-    options = {**flatten(job.config, settings.choice.name), **flatten(door.config, "gatekeeper")}
-    options |= of_the_app(settings.app)
+    options = {**flatten(job.config, settings.choice.name), **of_the_app(settings.app)}
     return {**facts, "options": options, **scored}
 
 

@@ -12,7 +12,6 @@ from server_app.report.drawing import COLOURS, legend_beside, new_figure, short
 from server_app.report.evaluation import EXACT, Row
 from server_app.settings.choices import Choice
 from strategies.core.errors import StoreError
-from strategies.method import TRANSDUCTIVE
 from strategies.run.run_folder import RoundFolder, RunFolder
 from strategies.run.stage import TRAFFIC_FILE, kept_round
 from strategies.run.traffic import MIB, UPLOAD_PHASE, Moved, Traffic
@@ -264,9 +263,14 @@ def _counted(rounds: Sequence[RoundFolder], left_out: Collection[str]) -> tuple[
     return total, sized
 
 
-def own_names(method: Choice) -> tuple[str, ...]:
-    """Return the names of the method's own rows in a result table; the last row always is its own."""
-    return method.title, f"{method.title} ensemble", f"{method.title} ({TRANSDUCTIVE})"
+def is_own_row(name: str, method: Choice) -> bool:
+    """Whether a row of a result table is the method's own, by its name; the last row always is."""
+    return name in (method.title, ensemble_row(method)) or name.startswith(f"{method.title} (")
+
+
+def ensemble_row(method: Choice) -> str:
+    """Return the name of the row of a method's ensemble beside that of its student."""
+    return f"{method.title} ensemble"
 
 
 def curve_of(metrics: Sequence[Mapping[str, Any]], cost: Mapping[str, Any]) -> Curve:
@@ -288,7 +292,7 @@ def points_of(method: Choice, rows: Sequence[Row], metrics: Sequence[Mapping[str
     The method's own rows cost the whole traffic of the run, the others the cost of the uploads.
     """
     uploads, whole, curve = cost.of_uploads(), cost.traffic.mib_per_client, curve_of(metrics, cost.as_json())
-    own = [row for row in rows if row is rows[-1] or row.name.removesuffix(EXACT) in own_names(method)]
+    own = [row for row in rows if row is rows[-1] or is_own_row(row.name.removesuffix(EXACT), method)]
     # The rounds with the clients train the ensemble if the method has one, else the student.
     trained = next((row for row in own if row.kind == "ensemble" and not row.name.endswith(EXACT)), rows[-1])
     points = []

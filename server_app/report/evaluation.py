@@ -194,14 +194,14 @@ def result_table(report: StageReport, method_name: str, held_out: Scorer, *, kee
         rows.append(Row(method.titled(job.config), method.kind, together))
     elif report.outcome.ensemble is not None:
         both = replace(report.outcome, student=None)
-        title = f"{method.title} ensemble" if report.outcome.student is not None else method.title
+        title = method.titled(job.config) if report.outcome.student is None else f"{method.title} ensemble"
         if spec is not None and spec.precision != PLAIN.precision:  # shows the cost of quantisation
             exact = replace(both, ensemble=replace(spec, precision=PLAIN.precision))
             rows.append(Row(f"{title}{EXACT}", "ensemble", held_out.accuracy(load_model(exact, job))))
         rows.append(Row(title, "ensemble", held_out.accuracy(load_model(both, job))))
     if report.outcome.student is not None:
         kind = method.kind if method.kind != "ensemble" else "student"
-        rows.append(Row(method.title, kind, held_out.accuracy(load_model(report.outcome, job))))
+        rows.append(Row(method.titled(job.config), kind, held_out.accuracy(load_model(report.outcome, job))))
     return rows
 
 

@@ -15,7 +15,7 @@ from fl_app.attacks import KINDS, AttackConfig, triggered
 from fl_app.data import ImageData
 from server_app.report.drawing import new_figure, short
 from strategies.combiners.outcomes import load_model
-from strategies.gatekeeper.config import EXCLUDE
+from strategies.core.stage_options import EXCLUDE
 from strategies.gatekeeper.verdicts import MEASURES, SUSPECT, Inspection
 from strategies.run.quarantine import kept_verdict
 

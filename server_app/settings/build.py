@@ -141,7 +141,7 @@ def _check_clients(app: AppConfig, train: Split, num_clients: int) -> None:
         )
     check_request(
         train.labels[shared].numpy(),
-        app.data.partition_spec(),
+        app.data,
         num_clients=num_clients,
         num_classes=train.num_classes,
         domains=None if train.domains is None else train.domains[shared].numpy(),

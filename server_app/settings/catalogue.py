@@ -18,7 +18,7 @@ from strategies.core.options import Option, Scalar, listed, meant
 
 CATALOGUE = Path(__file__).with_name("catalogue.json")
 KINDS = {kind.__name__: kind for kind in (bool, int, float, str)}
-BOUNDS = ("low", "high", "above", "choices")
+RULES = ("low", "high", "above", "choices", "path", "main")
 
 
 @dataclass(frozen=True)
@@ -27,15 +27,15 @@ class Catalogue:
 
     Attributes:
         assumptions: The headings of the methods' list, in order.
-        methods: Name -> title, source, kind, assumption and needs of a method.
-        options: Key -> option, whose default is that of its dataclass.
-        app_defaults: Key -> this app's default.
+        methods: Name -> title, source, kind, assumption, needs and options (key -> name of a preset -> value).
+        options: Key -> option.
+        former: The keys that settings had before -> what to write in their place.
     """
 
     assumptions: Sequence[str]
     methods: Mapping[str, Mapping[str, Any]]
     options: Mapping[str, Option]
-    app_defaults: Mapping[str, Scalar]
+    former: Mapping[str, str]
 
     def check_method(self, name: str) -> None:
         """Refuse an unknown method.
@@ -58,7 +58,7 @@ class Catalogue:
                 self.check_method(name)
 
     def method_facts(self, name: str) -> dict[str, Any]:
-        """Return a method's name, title, source, kind, assumption, needs and options, as JSON has them.
+        """Return a method's facts, as JSON has them; its main options come first.
 
         Raises:
             OptionError: The method is unknown.
@@ -66,10 +66,11 @@ class Catalogue:
         self.check_method(name)
         method = self.methods[name]
         options = [
-            {"key": o.key, "default": o.default, "app_default": self.app_defaults[o.key], "allowed": o.allowed,
-             "help": o.help}
-            for o in self.options.values() if o.key.startswith(f"{name}.")
+            {"key": key, "main": self.options[key].rules.get("main", False), "presets": values,
+             "allowed": self.options[key].allowed, "help": self.options[key].help}
+            for key, values in method["options"].items()
         ]  # fmt: skip
+        options.sort(key=lambda option: not option["main"])
         return {
             "name": name,
             **{key: method[key] for key in ("title", "source", "kind", "assumption", "needs")},
@@ -86,7 +87,7 @@ class Catalogue:
         Raises:
             OptionError: A key is unknown, a value is out of range, or a file cannot be read.
         """
-        given = merge_settings(texts, {key: option.kind for key, option in self.options.items()})
+        given = merge_settings(texts, {key: option.kind for key, option in self.options.items()}, self.former)
         given |= {key: value for key, value in more.items() if value is not None}
         for key, value in given.items():
             self.options[key].check(value)
@@ -95,7 +96,7 @@ class Catalogue:
                 self.check_method(str(given["method"]))
             except OptionError as error:
                 raise OptionError(f"setting 'method': {error}") from error
-        return with_absolute_paths(given)
+        return with_absolute_paths(given, [key for key, option in self.options.items() if option.rules.get("path")])
 
 
 @functools.cache
@@ -103,9 +104,10 @@ def catalogue() -> Catalogue:
     """Read the catalogue."""
     found = json.loads(CATALOGUE.read_text(encoding="utf-8"))
     options = {
-        row["key"]: Option(row["key"], KINDS[row["kind"]], row["default"], row["help"], row["allowed"], row["facts"])
+        row["key"]: Option(
+            row["key"], KINDS[row["kind"]], row["default"], row["help"], row["allowed"], row["rules"], row["presets"]
+        )
         for row in found["options"]
-    }
+    }  # fmt: skip
     methods = {row["name"]: row for row in found["methods"]}
-    app_defaults = {row["key"]: row["app_default"] for row in found["options"]}
-    return Catalogue(found["assumptions"], methods, options, app_defaults)
+    return Catalogue(found["assumptions"], methods, options, dict(found["former"][0]))

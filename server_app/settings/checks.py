@@ -18,7 +18,7 @@ from strategies.compute import named
 from strategies.core.errors import DataError, OptionError, UploadError
 from strategies.core.facts import CLASSIFIER, STATISTICS, kind_of
 from strategies.core.gpu import resolve_device
-from strategies.gatekeeper.config import OFF, GatekeeperConfig
+from strategies.core.stage_options import OFF, GatekeeperConfig
 from strategies.method import METHODS, TEACHERS, Method, Need
 from strategies.rounds.config import IterativeConfig
 

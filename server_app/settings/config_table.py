@@ -11,11 +11,11 @@ import re
 from pathlib import Path
 from typing import Any
 
-from server_app.settings.catalogue import BOUNDS, CATALOGUE
+from server_app.settings.catalogue import CATALOGUE, RULES
 from server_app.settings.choices import ASSUMPTIONS, CHOICES, Choice
-from server_app.settings.read import default_settings, known_options
+from server_app.settings.read import RENAMED, default_settings, known_options
 from server_app.settings.text import to_toml
-from strategies.core.options import Option
+from strategies.core.options import PUBLISHED, UNSET, Option, keys_of, moved_keys, options_of
 from strategies.rounds.config import NEEDS_CLIENTS
 
 BEGIN = "# Written by `make config` from the dataclasses; change those."
@@ -25,11 +25,15 @@ PYPROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
 
 def config_table() -> str:
     """Return the section as TOML, a comment behind every key."""
-    help_of = {o.key: f"{o.help}; {o.allowed}" for o in known_options()}
-    lines = ["[tool.flwr.app.config]", BEGIN]
-    for key, value in default_settings().items():
-        lines.append(f"{key} = {to_toml(value)}  # {help_of[key]}")
-    return "\n".join(lines) + "\n"
+    lines = [f"{o.key} = {to_toml(o.default)}  # {o.help}; {o.allowed}{_unset(o)}" for o in known_options()]
+    return "\n".join(["[tool.flwr.app.config]", BEGIN, *lines]) + "\n"
+
+
+def _unset(option: Option) -> str:
+    """Return what stands for an unset option, for the end of its comment."""
+    if option.presets:
+        return "; empty: " + ", ".join(f"{to_toml(value)} in preset {name}" for name, value in option.presets.items())
+    return "; empty: as the method and its preset say" if option.default == UNSET and option.kind is not str else ""
 
 
 def with_config_table(pyproject: str) -> str:
@@ -39,24 +43,43 @@ def with_config_table(pyproject: str) -> str:
 
 def catalogue_text() -> str:
     """Return the catalogue as JSON, a method or an option per line."""
-    app = default_settings()
-    options = [_option(option, app[option.key]) for option in known_options()]
+    options = [_option(option) for option in known_options()]
     methods = [_method(CHOICES[name]) for name in CHOICES]
-    parts = {"assumptions": ASSUMPTIONS, "methods": methods, "options": options}
+    parts = {
+        "assumptions": ASSUMPTIONS,
+        "methods": methods,
+        "options": options,
+        "former": [list(former_keys().items())],
+    }
     rows = {name: ",\n".join(json.dumps(row, ensure_ascii=False) for row in part) for name, part in parts.items()}
     return "{" + ",\n".join(f'"{name}": [\n{text}\n]' for name, text in rows.items()) + "}\n"
 
 
-def _option(option: Option, app_default: object) -> dict[str, Any]:
-    facts = {name: found for name in BOUNDS if (found := option.facts.get(name)) not in (None, ())}
-    own = {"key": option.key, "kind": option.kind.__name__, "default": option.default, "app_default": app_default}
-    return {**own, "allowed": option.allowed, "help": option.help, "facts": facts}
+def _option(option: Option) -> dict[str, Any]:
+    rules = {
+        name: found for name in RULES if (found := option.rules.get(name)) not in (None, ()) and found is not False
+    }
+    own = {"key": option.key, "kind": option.kind.__name__, "default": option.default, "presets": option.presets}
+    return {**own, "allowed": option.allowed, "help": option.help, "rules": rules}
 
 
 def _method(method: Choice) -> dict[str, Any]:
     needs = [need.value for need in method.needs] + [NEEDS_CLIENTS] * (method.method is None)
     own = {"name": method.name, "title": method.title, "source": method.source, "kind": method.kind}
-    return {**own, "assumption": method.assumption, "needs": sorted(needs)}
+    keys = {o.key: o.presets or {PUBLISHED: o.default} for o in options_of(method.config, method.name)}
+    return {**own, "assumption": method.assumption, "needs": sorted(needs), "options": keys}
+
+
+def former_keys() -> dict[str, str]:
+    """Return the keys that settings had before -> what to write in their place."""
+    listed = default_settings()
+    found = {old: f"{new!r} now" for old, new in RENAMED.items() if new in listed}
+    for name in CHOICES:
+        config = CHOICES[name].config
+        found |= {old: f"{new!r} now" for old, new in moved_keys(config, name).items() if old not in listed}
+        fixed = {key for key in keys_of(config, name) if key not in listed and key not in found}
+        found |= dict.fromkeys(fixed, "a value of the method's preset, which no setting changes")
+    return dict(sorted(found.items()))
 
 
 def main() -> None:

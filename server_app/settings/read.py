@@ -2,36 +2,39 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fl_app.config import AppConfig
 from server_app.settings.choices import CHOICES, Choice
 from strategies.core.errors import OptionError
 from strategies.core.facts import STATISTICS
-from strategies.core.options import Option, Scalar, flatten, listed, options_of, parse, reject_unknown, shortened
-from strategies.gatekeeper.config import OFF, GatekeeperConfig
+from strategies.core.options import (
+    ADOPTION,
+    REPLAY,
+    UNSET,
+    Option,
+    Scalar,
+    flatten,
+    keys_of,
+    listed,
+    moved_keys,
+    options_of,
+    parse,
+    reject_unknown,
+    shortened,
+)
+from strategies.core.stage_options import OFF, GatekeeperConfig
 from strategies.method import METHODS, Method, Plan
 from strategies.rounds.refinement import Refiner
 from strategies.statistics.choice import with_share
 
-# Defaults for small data. Tried out on digits, they take seconds, where DENSE's own values take an hour and FENS's a
-# minute. FLBoost's values, tried out on Fashion-MNIST, suit models as small as the main job's.
-APP_DEFAULTS: Mapping[str, Scalar] = {
-    "dense.epochs": 24,
-    "dense.generator-steps": 10,
-    "dense.generator-lr": 0.003,
-    "dense.synthesis-batch-size": 64,
-    "dense.batch-size": 32,
-    "dense.kd-temperature": 4.0,
-    "fens.rounds": 100,
-    "fens.server-lr": 0.003,
-    "flboost.adversarial-weight": 0.1,
-    "flboost.generator-step": "joint",
-    "flboost.generator-steps": 3,
-    "flboost.student-lr": 0.05,
-}
+# Former names of settings, which stored runs have: name -> name of today, and (today's name, value) -> value of today.
+# A setting that methods share now, ``server.batch-size``, is read from its former key ``dense.batch-size`` as well.
+RENAMED: Mapping[str, str] = {"f-adi.inversion-batch-size": "f-adi.synthesis-batch-size"}
+RENAMED_VALUES: Mapping[tuple[str, Scalar], Scalar] = {}
 
 
 @dataclass(frozen=True)
@@ -43,8 +46,8 @@ class Settings:
         choice: The value of the setting ``method``.
         method_config: Its config, with the server epochs after ``scale``.
         refiner: The method that fine-tunes the model of every round, with its config after ``scale``; None for none.
-        flat: All settings as given, completed by the defaults.
-        gatekeeper: The options of the gatekeeper.
+        flat: All settings as given, completed by the defaults; those that the method and its preset decide are empty.
+        scaled: The schedules that ``scale`` shortens: key -> the configured number of epochs, and the number that runs.
     """
 
     app: AppConfig
@@ -52,7 +55,12 @@ class Settings:
     method_config: Any
     refiner: Refiner | None
     flat: Mapping[str, Scalar]
-    gatekeeper: GatekeeperConfig
+    scaled: Mapping[str, list[Scalar]] = field(default_factory=dict)
+
+    @property
+    def gatekeeper(self) -> GatekeeperConfig:
+        """The options of the gatekeeper."""
+        return self.app.gatekeeper
 
     @property
     def method(self) -> Method | None:
@@ -75,28 +83,68 @@ class Settings:
         refiner = {} if self.refiner is None else flatten(self.refiner.config, self.refiner.method.name)
         return {**flatten(self.method_config, self.choice.name), **refiner}
 
-    @property
-    def scaled(self) -> dict[str, list[Scalar]]:
-        """The schedules that ``scale`` shortens: key -> the configured number of epochs, and the number that runs."""
-        run = {**flatten(self.app), **self.options}
-        return {key: [self.flat[key], value] for key, value in run.items() if value != self.flat[key]}
-
 
 def default_settings() -> dict[str, Scalar]:
     """Return every key with its default, as in pyproject.toml and for a bare ``flwr run .``."""
-    return {**{o.key: o.default for o in known_options()}, **APP_DEFAULTS}
+    return {o.key: o.default for o in known_options()}
 
 
-def known_options() -> list[Option]:
-    """Return every option of the app, of its gatekeeper and of the methods."""
-    own = options_of(AppConfig) + options_of(GatekeeperConfig, "gatekeeper")
-    return own + [o for name in CHOICES for o in options_of(CHOICES[name].config, name)]
+@functools.cache
+def known_options() -> tuple[Option, ...]:
+    """Return every option of the app, of its gatekeeper and of the methods, each key once.
+
+    An option that methods share is unset by default where they, or their presets, differ.
+    """
+    found = {o.key: o for o in options_of(AppConfig)}
+    for name in CHOICES:
+        for own in options_of(CHOICES[name].config, name):
+            server_side = {**own.rules, "free": own.rules["free"] | {REPLAY, ADOPTION}}
+            known = found.get(own.key)
+            alike = known is None or (known.default, known.presets) == (own.default, own.presets)
+            found[own.key] = (
+                replace(own, rules=server_side) if alike else replace(known or own, default=UNSET, presets={})
+            )
+    return tuple(found.values())
+
+
+@functools.cache
+def method_keys() -> frozenset[str]:
+    """Return the keys of methods' and the gatekeeper's options, former ones of stored runs included."""
+    tables = [("gatekeeper", GatekeeperConfig), *((name, CHOICES[name].config) for name in CHOICES)]
+    return frozenset(key for name, config in tables for key in keys_of(config, name))
 
 
 def known_settings(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a stored run that are options of this version; the others have no effect any more."""
-    known = {o.key for o in known_options()}
-    return {key: value for key, value in stored.items() if key in known}
+    """Return a stored run's settings under their names of today, without those that have no effect any more."""
+    known = {o.key for o in known_options()} | method_keys()
+    named = {RENAMED.get(key, key): value for key, value in stored.items()}
+    return {key: RENAMED_VALUES.get((key, value), value) for key, value in named.items() if key in known}
+
+
+def overridden(stored: Mapping[str, Any], changes: Mapping[str, Scalar]) -> dict[str, Any]:
+    """Return stored settings with changes; another preset replaces all stored options of methods."""
+    former = _former_keys().items()
+    gone = method_keys() if "preset" in changes else {own for own, shared in former if shared in changes}
+    return {**{key: value for key, value in known_settings(stored).items() if key not in gone}, **changes}
+
+
+def listed_settings(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all settings under the keys of today; those of the run's own method come from former keys too.
+
+    A setting that is newer than a stored run has its default, which is how the run behaved.
+    """
+    whole = {**default_settings(), **known_settings(flat)}
+    choice = CHOICES[str(whole["method"])]
+    if choice.method is None and whole["iterative.refiner"] != "none":
+        choice = CHOICES[str(whole["iterative.refiner"])]
+    moved = moved_keys(choice.config, choice.name).items()
+    return {key: whole[key] for key in default_settings()} | {new: whole[old] for old, new in moved if old in whole}
+
+
+@functools.cache
+def _former_keys() -> dict[str, str]:
+    """Return the keys of shared options in the methods' own tables, where stored runs have them -> those of today."""
+    return {old: new for name in CHOICES for old, new in moved_keys(CHOICES[name].config, name).items()}
 
 
 def read_settings(given: Mapping[str, Scalar]) -> Settings:
@@ -108,25 +156,33 @@ def read_settings(given: Mapping[str, Scalar]) -> Settings:
     Raises:
         OptionError: The error names the key, the value and the possible values.
     """
-    reject_unknown(given, [o.key for o in known_options()])
+    reject_unknown(given, [*default_settings(), *method_keys()])
     flat = {**default_settings(), **given}
-    app = AppConfig.from_settings(flat)
+    whole = parse(AppConfig, flat)
     try:
-        choice = CHOICES[app.method]
+        choice = CHOICES[whole.method]
     except OptionError as error:
         raise OptionError(f"setting 'method': {error}") from error
-    config: Any = shortened(parse(choice.config, flat, choice.name), app.scale)
-    gatekeeper = parse(GatekeeperConfig, flat, "gatekeeper")
-    if choice.uploads == STATISTICS and gatekeeper.policy != OFF:
+    config: Any = parse(choice.config, flat, choice.name, whole.preset)
+    if choice.uploads == STATISTICS and whole.gatekeeper.policy != OFF:
         config = with_share(config)
-    refiner = _refiner(config.refiner, flat, app.scale) if choice.method is None else None
-    return Settings(app, choice, config, refiner, flat, gatekeeper)
-
-
-def _refiner(name: str, flat: Mapping[str, Scalar], scale: float) -> Refiner | None:
-    if name == "none":
-        return None
-    return Refiner(METHODS[name], shortened(parse(METHODS[name].config, flat, name), scale))
+    parts = [(whole.client, "client"), (config, choice.name)]
+    refiner = config.refiner if choice.method is None else "none"
+    if refiner != "none":
+        parts.append((parse(METHODS[refiner].config, flat, refiner, whole.preset), refiner))
+    short = [shortened(part, whole.scale) for part, _ in parts]
+    was = {key: value for part, table in parts for key, value in flatten(part, table).items()}
+    now = {
+        key: value for part, (_, table) in zip(short, parts, strict=True) for key, value in flatten(part, table).items()
+    }
+    return Settings(
+        app=replace(whole, client=short[0]),
+        choice=choice,
+        method_config=short[1],
+        refiner=None if refiner == "none" else Refiner(METHODS[refiner], short[2]),
+        flat=flat,
+        scaled={key: [was[key], value] for key, value in now.items() if value != was[key]},
+    )
 
 
 def forgotten(text: str) -> set[str]:

@@ -9,29 +9,12 @@ from typing import Any
 from fl_app.config import AppConfig
 from fl_app.data import Split, nobodys
 from server_app.settings.choices import CHOICES
-from server_app.settings.read import Settings, default_settings, known_settings
+from server_app.settings.read import Settings, known_options, listed_settings, method_keys
 from server_app.settings.server_data import open_half
 from strategies.core.errors import OptionError
-from strategies.core.options import Scalar, options_of, parse
+from strategies.core.options import ADOPTION, REPLAY, RESUME, Scalar, parse
 from strategies.method import ClientAsks, Need
 from strategies.run.run_folder import RunFolder
-
-# Settings of the app; those of the methods and of the gatekeeper are free as well.
-FREE_TABLES = (*CHOICES, "gatekeeper")
-FREE_ON_REPLAY = (
-    "method", "seed", "threads", "device", "shards", "checkpoint-s", "data.root", "data.proxy", "data.proxy-name",
-    "data.proxy-limit", "data.proxy-file", "data.held-out", "model.student", "teacher", "teacher-run", "store-images",
-    "tracker",
-)  # fmt: skip
-
-
-# The settings that may differ in a resumed run: folders and waiting times do not change its result, and a client's
-# device changes no more than rounding.
-FREE_ON_RESUME = (
-    "resume", "run-dir", "compute", "shards", "data.root", "client.state-dir", "min-uploads", "deadline-s",
-    "checkpoint-s", "max-upload-mib", "client.max-ensemble-mib", "client.device", "fens.quorum", "fens.patience-s",
-    "fens.ensemble-patience-s", "tracker",
-)  # fmt: skip
 
 
 def check_same_run(stored: Mapping[str, Any], flat: Mapping[str, Scalar]) -> None:
@@ -46,27 +29,24 @@ def check_same_run(stored: Mapping[str, Any], flat: Mapping[str, Scalar]) -> Non
     """
     if not isinstance(stored.get("settings"), dict):
         return
-    begun = completed(stored["settings"])
-    for key, value in flat.items():
-        if key not in FREE_ON_RESUME and begun.get(key, value) != value:
+    begun = listed_settings(stored["settings"])
+    free = free_on(RESUME)
+    for key, value in listed_settings(flat).items():
+        if key not in free and begun.get(key, value) != value:
             raise OptionError(
                 f"setting {key!r} is {value!r}, but the run to resume began with {begun[key]!r}: "
                 "must be that value, or a new run"
             )
 
 
-def completed(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a run's stored settings; a setting newer than the run has its default, which is how the run behaved."""
-    return {**default_settings(), **known_settings(stored)}
+def free_on(where: str) -> frozenset[str]:
+    """Return the settings that may differ from those of the run before: on ``"resume"``, for example."""
+    return frozenset(option.key for option in known_options() if option.may_change(where))
 
 
-# The settings, beside the methods' options, that a run on the uploads of another may change: folders and waiting times.
-FREE_ON_ADOPTION = (
-    "method", "uploads", "forget", "threads", "device", "compute", "shards", "checkpoint-s", "deadline-s",
-    "min-uploads", "max-upload-mib", "data.root", "client.state-dir", "client.max-ensemble-mib", "client.device",
-    "run-dir", "resume",
-    "scale", "teacher", "teacher-run", "store-images", "tracker",
-)  # fmt: skip
+def _fixed(where: str, flat: Mapping[str, Scalar]) -> list[tuple[str, Scalar]]:
+    """Return the settings that may not differ from those of the run before."""
+    return [(key, value) for key, value in flat.items() if key not in free_on(where) | method_keys()]
 
 
 def check_adopted(settings: Settings, num_supernodes: int) -> None:
@@ -90,10 +70,9 @@ def check_adopted(settings: Settings, num_supernodes: int) -> None:
     stored, method = info.get("settings"), settings.choice
     if not isinstance(stored, dict):
         raise OptionError(f"setting 'uploads' is {settings.app.uploads!r}: must be the folder of a run of this app")
-    stored = completed(stored)
-    for key, value in settings.flat.items():
-        free = key in FREE_ON_ADOPTION or key.partition(".")[0] in FREE_TABLES
-        if not free and stored.get(key, value) != value:
+    stored = listed_settings(stored)
+    for key, value in _fixed(ADOPTION, settings.flat):
+        if stored.get(key, value) != value:
             raise OptionError(
                 f"setting {key!r} is {value!r}, but the run whose uploads these are was made with {stored[key]!r}: "
                 "must be that value; its clients divided their examples by it"
@@ -116,8 +95,7 @@ def check_adopted(settings: Settings, num_supernodes: int) -> None:
 def asked_by(stored: Mapping[str, Any]) -> ClientAsks:
     """Return the questions that the method of a run sends its clients."""
     method = CHOICES[str(stored["method"])]
-    keys = {option.key for option in options_of(method.config, method.name)}
-    config: Any = parse(method.config, {key: value for key, value in stored.items() if key in keys}, method.name)
+    config: Any = parse(method.config, stored, method.name, str(stored["preset"]))
     return method.plan(config).asks
 
 
@@ -132,17 +110,17 @@ def check_settled(stored: Mapping[str, Any], settings: Settings) -> None:
         OptionError: The error names the setting, its value and the required value.
         DataError: The proxy is a share of a training set that is missing.
     """
-    begun = {**completed(stored), "resume": "", "run-dir": ""}  # a replay has a folder of its own
-    for key, value in settings.flat.items():
-        free = key in FREE_ON_REPLAY or key.partition(".")[0] in FREE_TABLES
-        if not free and begun.get(key, value) != value:
+    begun = {**listed_settings(stored), "resume": "", "run-dir": ""}  # a replay has a folder of its own
+    for key, value in _fixed(REPLAY, settings.flat):
+        if begun.get(key, value) != value:
+            changing = sorted(free_on(REPLAY) - method_keys())
             raise OptionError(
                 f"setting {key!r} is {value!r}, but the run was made with {begun[key]!r}: must be that value; a "
-                f"replay can change the options of the methods, of the gatekeeper, and {', '.join(FREE_ON_REPLAY)}"
+                f"replay can change the options of the methods, and {', '.join(changing)}"
             )
     uses_share = Need.PROXY_IMAGES in settings.choice.needs or settings.plan.labelled != "unused"
     if settings.app.data.proxy and uses_share:
-        made = AppConfig.from_settings({key: stored[key] for key in settings.flat if key in stored})
+        made = AppConfig.from_settings(listed_settings(stored))
         check_unseen(settings, made, open_half(settings, "train"))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +14,18 @@ from strategies.core.places import expanded
 from strategies.core.toml import read_toml, read_toml_file
 
 CONF = Path(__file__).resolve().parents[2] / "conf"  # the settings files that have names, in a clone or installed
-# Settings that name a file or a folder; those that name a run may be words, see launch/arguments.py.
-PATHS = (
-    "data.root", "data.proxy-file", "features.weights", "client.checkpoint", "client.nodes", "client.state-dir"
-)  # fmt: skip
 
 
-def merge_settings(sources: Sequence[str], kinds: Mapping[str, type]) -> dict[str, Scalar]:
+def merge_settings(
+    sources: Sequence[str], kinds: Mapping[str, type], former: Mapping[str, str] | None = None
+) -> dict[str, Scalar]:
     """Merge files and pairs, later ones over earlier ones.
 
     Args:
         sources: Paths that end in ``.toml``, names of the files in ``conf/``, or ``key=value`` pairs divided by
             spaces. Quotes are optional.
         kinds: Every known key with the type of its value.
+        former: The keys that settings had before -> what to write in their place.
 
     Raises:
         OptionError: The error names the key or file, and the possible values.
@@ -35,13 +34,19 @@ def merge_settings(sources: Sequence[str], kinds: Mapping[str, type]) -> dict[st
     for source in sources:
         file = _file_of(source, kinds)
         merged.update(_read_pairs(source, kinds) if file is None else _read_file(file))
+    for key in merged:
+        if former and key in former:
+            raise OptionError(f"setting {key!r} is {former[key]}")
     reject_unknown(merged, list(kinds))
     return merged
 
 
-def with_absolute_paths(settings: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    """Return settings with absolute paths: the app runs in a folder of its own."""
-    paths = {key: value for key, value in settings.items() if key in PATHS and isinstance(value, str) and value}
+def with_absolute_paths(settings: Mapping[str, Scalar], keys: Collection[str]) -> dict[str, Scalar]:
+    """Return settings with absolute paths under these keys: the app runs in a folder of its own.
+
+    Settings that name a run may be words; :func:`.launch.arguments.settings_of` makes those absolute.
+    """
+    paths = {key: value for key, value in settings.items() if key in keys and isinstance(value, str) and value}
     return {**settings, **{key: str(expanded(value).absolute()) for key, value in paths.items()}}
 
 

@@ -19,6 +19,11 @@ from .errors import OptionError
 Scalar = bool | int | float | str
 T = TypeVar("T")
 OWN_FORM = "module:attribute of your own"
+UNSET = ""  # the value of a setting that the method and its preset decide
+QUICK = "quick"  # the default preset: minutes on a CPU
+PUBLISHED = "published"  # the defaults as a config declares them
+PRESET_NAMES = (QUICK, PUBLISHED, "paper", "published-code", "co-boosting", "fedsyn", "flboost", "feddf")
+LENGTHS = ("epochs", "rounds", "iterations")  # the options that tell how long a method works
 
 
 def is_own(name: str) -> bool:
@@ -32,7 +37,12 @@ def listed(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-def option(
+# What may differ from the run that is resumed, replayed, or whose stored uploads another run uses.
+RESUME, REPLAY, ADOPTION = "resume", "replay", "adoption"
+ANYWHERE = (RESUME, REPLAY, ADOPTION)
+
+
+def option(  # noqa: PLR0913  every rule on an option stands where the option is declared
     default: Any,
     help: str,  # noqa: A002  the word every command line uses
     *,
@@ -41,6 +51,13 @@ def option(
     above: float | None = None,
     choices: Sequence[str] = (),
     scaled: bool = False,
+    path: bool = False,
+    free: Sequence[str] = (),
+    private: tuple[Scalar, str] | None = None,
+    never_private: Mapping[str, str] | None = None,
+    main: bool = False,
+    table: str = "",
+    setting: bool = True,
 ) -> Any:
     """Declare a field of a config dataclass.
 
@@ -52,12 +69,24 @@ def option(
         above: A bound that every valid value exceeds.
         choices: The valid words; :data:`OWN_FORM` among them permits names of the user's own code.
         scaled: Whether it is a number of epochs that :func:`shortened` multiplies.
+        path: Whether it names a file or a folder, which the command line makes absolute.
+        free: Where its value may differ from that of the run before: :data:`RESUME`, :data:`REPLAY`,
+            :data:`ADOPTION`.
+        private: The value that differential privacy requires, and why; None for any value.
+        never_private: Values that exclude differential privacy -> why.
+        main: Whether ``oneshot methods NAME`` shows it first.
+        table: The table of its key, where methods share the option; empty for the config's own table.
+        setting: Whether it has a key; False for a value in which publications differ, which only presets set.
 
     Returns:
         A dataclass field.
     """
-    facts = {"help": help, "low": low, "high": high, "above": above, "choices": tuple(choices), "scaled": scaled}
-    return dataclasses.field(default=default, metadata=facts)
+    rules = {
+        "help": help, "low": low, "high": high, "above": above, "choices": tuple(choices), "scaled": scaled,
+        "path": path, "free": frozenset(free), "private": private, "never_private": dict(never_private or {}),
+        "main": main, "table": table, "setting": setting,
+    }  # fmt: skip
+    return dataclasses.field(default=default, metadata=rules)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,10 +107,11 @@ class Option:
     Attributes:
         key: Its key in settings.
         kind: bool, int, float or str.
-        default: Its default.
+        default: Its default; :data:`UNSET` where the method and its preset decide.
         help: Its meaning.
         allowed: The valid values, in words.
-        facts: The bounds ``low``, ``high`` and ``above``, and the ``choices``; an absent one does not apply.
+        rules: The arguments of :func:`option`; an absent one does not apply.
+        presets: Where the default is :data:`UNSET`: the name of a preset -> its value, in one method's config.
     """
 
     key: str
@@ -89,7 +119,8 @@ class Option:
     default: Scalar
     help: str
     allowed: str
-    facts: Mapping[str, Any] = dataclasses.field(default_factory=dict, compare=False)
+    rules: Mapping[str, Any] = dataclasses.field(default_factory=dict, compare=False)
+    presets: Mapping[str, Scalar] = dataclasses.field(default_factory=dict, compare=False)
 
     def check(self, value: Scalar) -> None:
         """Refuse a value of the wrong kind, or out of range.
@@ -97,7 +128,12 @@ class Option:
         Raises:
             OptionError: Names the key, the value and the range.
         """
-        _check_value(self.key, value, self.kind, self.facts)
+        if not (value == UNSET == self.default):
+            _check_value(self.key, value, self.kind, self.rules)
+
+    def may_change(self, where: str) -> bool:
+        """Whether its value may differ from that of the run before: on :data:`RESUME`, for example."""
+        return where in self.rules.get("free", ())
 
 
 def kebab(name: str) -> str:
@@ -110,7 +146,7 @@ def options_of(config: type | Any, table: str = "") -> list[Option]:
 
     Args:
         config: The dataclass, or an instance whose values become the defaults.
-        table: The name of its table; the keys are prefixed with it.
+        table: The name of its table; the keys are prefixed with it, except those of shared tables.
     """
     if isinstance(config, type):
         return list(_declared(config, table))
@@ -121,19 +157,28 @@ def options_of(config: type | Any, table: str = "") -> list[Option]:
 def _read_options(config: type, table: str) -> tuple[Option, ...]:
     found: list[Option] = []
     for field, kind, key in _fields(config, table):
+        rules = field.metadata
         if dataclasses.is_dataclass(kind):
             found += _declared(kind, key)
-        else:
-            allowed = _allowed(kind, field.metadata)
-            found.append(Option(key, kind, field.default, field.metadata.get("help", ""), allowed, field.metadata))
+        elif rules.get("setting", True):
+            chosen = {
+                name: changes[field.name] for name, changes in presets_of(config).items() if field.name in changes
+            }
+            chosen = {**chosen, PUBLISHED: field.default} if chosen else {}
+            default = UNSET if chosen else field.default
+            found.append(Option(key, kind, default, rules.get("help", ""), _allowed(kind, rules), rules, chosen))
     return tuple(found)
 
 
 def _read_fields(config: type, table: str) -> tuple[tuple[Any, Any, str], ...]:
     """Return every field of a config type, its type and its key."""
     kinds = get_type_hints(config)
-    prefix = f"{table}." if table else ""
-    return tuple((field, kinds[field.name], prefix + kebab(field.name)) for field in dataclasses.fields(config))
+
+    def key(field: Any) -> str:
+        place = (field.metadata.get("table") or table) if table else ""
+        return f"{place}.{kebab(field.name)}" if place else kebab(field.name)
+
+    return tuple((field, kinds[field.name], key(field)) for field in dataclasses.fields(config))
 
 
 # A start asks each type often.
@@ -175,48 +220,97 @@ def shortened(config: T, scale: float) -> T:
     return dataclasses.replace(config, **changes)  # type: ignore[type-var]
 
 
-def parse(cls: type[T], settings: Mapping[str, Scalar], table: str = "") -> T:
+def parse(cls: type[T], settings: Mapping[str, Scalar], table: str = "", preset: str | None = None) -> T:
     """Build a config from flat settings; absent keys keep their default.
 
     Args:
         cls: The config dataclass.
-        settings: ``key -> value``; only keys that belong to this config (see :func:`reject_unknown`).
+        settings: ``key -> value``; only keys that belong to this config (see :func:`reject_unknown`). The key of an
+            option in a shared table may also be that of the config's own table, which wins, as in runs of before.
         table: The name of its table; keys are looked up as ``table.key``.
+        preset: The preset whose values stand where a key is absent or :data:`UNSET`; None: the declared defaults, and
+            no value is unset.
 
     Raises:
         OptionError: A value is of the wrong kind or out of range.
     """
-    values: dict[str, Any] = {}
+    values = dict(presets_of(cls).get(preset, {})) if preset else {}
     for field, kind, key in _fields(cls, table):
         if dataclasses.is_dataclass(kind):
             values[field.name] = parse(kind, settings, key)  # type: ignore[arg-type]
-        elif key in settings:
-            value = settings[key]
+            continue
+        found = [name for name in (own_key(field.name, table), key) if name in settings]
+        if preset:
+            found = [name for name in found if settings[name] != UNSET]
+        if found:
+            value = settings[found[0]]
             # Flower's settings are TOML: a float may be written without a decimal point.
             value = float(value) if kind is float and type(value) is int and -WHOLE <= value < WHOLE else value
-            _check_value(key, value, kind, field.metadata)
+            _check_value(found[0], value, kind, field.metadata)
             values[field.name] = value
     return cls(**values)
 
 
+def keys_of(config: type, table: str) -> set[str]:
+    """Return every key that :func:`parse` reads of a config, those of values that only presets set too."""
+    return {name for field, _, key in _fields(config, table) for name in (key, own_key(field.name, table))}
+
+
+def moved_keys(config: type, table: str) -> dict[str, str]:
+    """Return the keys of a config's own table -> those of the shared table that its options have."""
+    keys = {own_key(field.name, table): key for field, _, key in _fields(config, table)}
+    return {own: key for own, key in keys.items() if own != key}
+
+
+def own_key(name: str, table: str) -> str:
+    """Return a field's key in the table of its own config: ``generator_lr`` of "dense" -> ``dense.generator-lr``."""
+    return f"{table}.{kebab(name)}" if table else kebab(name)
+
+
 def presets(table: Mapping[str, Mapping[str, Any]]) -> classmethod[Any, ..., Any]:
-    """Return a config's class method ``preset(name, **changes)``, which builds the settings of a publication.
+    """Return a config's class method ``preset(name, **changes)``, which builds the settings of a preset.
 
     Args:
-        table: Preset name -> the fields that differ from the defaults.
+        table: Preset name -> the fields that differ from the declared defaults.
     """
 
     def preset(config: type[T], name: str, **changes: Any) -> T:
-        """Return the settings of a publication; ``changes`` override fields.
+        """Return the settings of a preset; ``changes`` override fields.
 
         Raises:
             OptionError: The name is unknown or a change is out of range.
         """
-        if name not in table:
-            raise OptionError(f"unknown preset {name!r} of {config.__name__}: known are {', '.join(table)}")
-        return config(**{**table[name], **changes})
+        if name not in (known := (PUBLISHED, *table)):
+            raise OptionError(f"unknown preset {name!r} of {config.__name__}: known are {', '.join(known)}")
+        return preset_of(config, name, **changes)
 
+    preset.table = table  # type: ignore[attr-defined]
     return classmethod(preset)
+
+
+def presets_of(config: type) -> Mapping[str, Mapping[str, Any]]:
+    """Return the presets of a config type: name -> the fields that differ from the declared defaults."""
+    found: Mapping[str, Mapping[str, Any]] = getattr(getattr(config, "preset", None), "table", {})
+    return found
+
+
+def preset_of(config: type[T], name: str, **changes: Any) -> T:
+    """Return a config under a preset; one without this preset has its declared defaults."""
+    return config(**{**presets_of(config).get(name, {}), **changes})
+
+
+def described(config: Any) -> str:
+    """Return which preset a method's config is, and how much shorter than published: "quick: 24 epochs of 200".
+
+    The name is that of a preset whose values all hold; it is empty for the declared defaults.
+    """
+    published, kind = type(config)(), type(config)
+    if config == published:
+        return ""
+    names = [name for name, changes in presets_of(kind).items() if kind(**changes) == config]
+    pairs = [(name, getattr(config, name), getattr(published, name)) for name in LENGTHS if hasattr(config, name)]
+    shorter = ", ".join(f"{now} {name} of {then}" for name, now, then in pairs if now < then)
+    return ": ".join(filter(None, [*names[:1], shorter]))
 
 
 WHOLE = 2**63  # the messages of Flower hold whole numbers below it

@@ -1,11 +1,12 @@
-"""The options that the data-free methods share; a method's config adds its own.
+"""The options that the methods with a student share, in the table ``server``; a method's config adds its own.
 
 Defaults are those of Co-Boosting's published loop (Dai et al., ICLR 2024), which its comparison uses for every method.
-A method whose paper differs declares the field again.
+A method whose paper differs declares the default again, by :func:`shared`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -23,18 +24,47 @@ PRECISIONS = ("float32", "bfloat16")
 SCHEDULES = ("constant", "cosine", "one-cycle")
 
 
+# Name -> help and rules of an option that several methods have; each declares it once more with its own default.
+_SHARED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "generator_steps": ("generator steps per epoch T_G", {"low": 1, "main": True}),
+    "generator_lr": ("Adam's learning rate of the generator eta_G", {"above": 0.0}),
+    "generator_clip": ("largest norm of the generator's gradient; 0: no limit", {"low": 0.0}),
+    "generator_precision": (
+        "arithmetic of the generator; auto: bfloat16 where the device computes in it", {"choices": ARITHMETICS},
+    ),
+    "synthesis_batch_size": ("images made per epoch", {"low": 2}),
+    "pool_cap": ("most images in the pool, the oldest are dropped first; 0: no limit", {"low": 0}),
+    "batch_size": ("images per step of the student, or of the gate, b", {"low": 2, "main": True}),
+    "kd_temperature": ("temperature of the distillation loss, or of the soft decisions", {"above": 0.0, "main": True}),
+    "student_lr": (
+        "learning rate of the student eta_S; its largest on a one-cycle schedule", {"above": 0.0, "main": True},
+    ),
+    "steps_per_epoch": (
+        "most batches per epoch for the student, the gate or a reweighting; 0: one pass over all images", {"low": 0},
+    ),
+    "weight_decay": ("weight decay of the student", {"low": 0.0}),
+    "schedule": ("schedule of the student's learning rate", {"choices": SCHEDULES}),
+    "student_clip": ("largest norm of the student's gradient; 0: no limit", {"low": 0.0}),
+    "teacher_precision": ("arithmetic of the uploaded models: bfloat16 halves their time", {"choices": PRECISIONS}),
+}  # fmt: skip
+
+
+def shared(name: str, default: Any) -> Any:
+    """Declare an option of the table ``server`` with a method's own default."""
+    meaning, rules = _SHARED[name]
+    return option(default, meaning, table="server", **rules)
+
+
 @dataclass(frozen=True)
 class SynthesisOptions:
     """Options of the generator that makes a batch of images."""
 
-    generator_steps: int = option(30, "generator steps per epoch T_G", low=1)
-    generator_lr: float = option(1e-3, "Adam's learning rate of the generator eta_G", above=0.0)
-    generator_clip: float = option(10.0, "largest norm of the generator's gradient; 0: no limit", low=0.0)
-    generator_precision: str = option(
-        "auto", "arithmetic of the generator; auto: bfloat16 where the device computes in it", choices=ARITHMETICS
-    )
-    latent: int = option(256, "length of the noise vector z", low=1)
-    synthesis_batch_size: int = option(128, "images made per epoch", low=2)
+    generator_steps: int = shared("generator_steps", 30)
+    generator_lr: float = shared("generator_lr", 1e-3)
+    generator_clip: float = shared("generator_clip", 10.0)
+    generator_precision: str = shared("generator_precision", "auto")
+    latent: int = option(256, "length of the noise vector z", low=1, setting=False)  # of every publication
+    synthesis_batch_size: int = shared("synthesis_batch_size", 128)
 
     def recipe(self) -> Recipe:
         """Return the recipe of the generator loop."""
@@ -50,7 +80,7 @@ class SynthesisOptions:
 class PoolOptions:
     """Options of the pool that stores the synthetic images and of reading it."""
 
-    pool_cap: int = option(0, "most images in the pool, the oldest are dropped first; 0: no limit", low=0)
+    pool_cap: int = shared("pool_cap", 0)
     pool_augmentation: str = option(
         "none", "augmentation of the models' images in distillation", choices=AUGMENTATION_NAMES
     )
@@ -64,13 +94,15 @@ class PoolOptions:
 class TextOrCodeOptions(PoolOptions, SynthesisOptions):
     """Options in which the papers of DENSE and Co-Boosting differ from their codes, which give the defaults."""
 
-    optimize_noise: bool = option(True, "optimise the noise together with the generator")
+    optimize_noise: bool = option(True, "optimise the noise together with the generator", setting=False)
     keep_images: str = option(
-        "best", "images kept: those of the generator's lowest loss, or its last ones", choices=("best", "last")
-    )
+        "best", "images kept: those of the generator's lowest loss, or its last ones", choices=("best", "last"),
+        setting=False,
+    )  # fmt: skip
     pool_precision: str = option(
-        "uint8", "format of the pool's pixels: 8 bits, as in image files, or as made", choices=("uint8", "float32")
-    )
+        "uint8", "format of the pool's pixels: 8 bits, as in image files, or as made", choices=("uint8", "float32"),
+        setting=False,
+    )  # fmt: skip
 
     def recipe(self) -> Recipe:
         """Return the recipe of the generator loop."""
@@ -86,10 +118,10 @@ class TextOrCodeOptions(PoolOptions, SynthesisOptions):
 class DistillOptions:
     """Options of the student's training by the ensemble."""
 
-    epochs: int = option(500, "server epochs T", low=1, scaled=True)
-    batch_size: int = option(128, "images per student step b", low=2)
-    kd_temperature: float = option(4.0, "temperature of the distillation loss", above=0.0)
-    student_lr: float = option(0.01, "learning rate of the student eta_S", above=0.0)
+    epochs: int = option(500, "server epochs T", low=1, scaled=True, main=True)
+    batch_size: int = shared("batch_size", 128)
+    kd_temperature: float = shared("kd_temperature", 4.0)
+    student_lr: float = shared("student_lr", 0.01)
 
     def distill_recipe(self, **fixed: Any) -> DistillRecipe:
         """Return the recipe of the student's training.
@@ -105,15 +137,11 @@ class DistillOptions:
 class StudentOptions(DistillOptions):
     """Options of the student's training in which publications differ."""
 
-    steps_per_epoch: int = option(
-        0, "most batches per epoch for the student, and for a reweighting; 0: one pass over all images", low=0
-    )
-    weight_decay: float = option(1e-4, "weight decay of the student", low=0.0)
-    schedule: str = option("cosine", "schedule of the student's learning rate", choices=SCHEDULES)
-    student_clip: float = option(10.0, "largest norm of the student's gradient; 0: no limit", low=0.0)
-    teacher_precision: str = option(
-        "float32", "arithmetic of the uploaded models: bfloat16 halves their time", choices=PRECISIONS
-    )
+    steps_per_epoch: int = shared("steps_per_epoch", 0)
+    weight_decay: float = shared("weight_decay", 1e-4)
+    schedule: str = shared("schedule", "cosine")
+    student_clip: float = shared("student_clip", 10.0)
+    teacher_precision: str = shared("teacher_precision", "float32")
 
 
 OPTIMIZER = "adam"  # of FedKD's published code, at a constant rate, without weight decay and clipping
@@ -123,19 +151,19 @@ OPTIMIZER = "adam"  # of FedKD's published code, at a constant rate, without wei
 class ProxyStudentOptions(DistillOptions):
     """Options of a student on proxy images; the defaults are those of FedKD's published code, which FENS uses."""
 
-    epochs: int = option(200, "server epochs T", low=1, scaled=True)
-    batch_size: int = option(512, "images per student step b", low=2)
-    student_lr: float = option(1e-3, "learning rate of the student eta_S", above=0.0)
+    epochs: int = option(200, "server epochs T", low=1, scaled=True, main=True)
+    batch_size: int = shared("batch_size", 512)
+    student_lr: float = shared("student_lr", 1e-3)
     augmentation: str = option(
         "none", "change of the images each time the student reads them", choices=AUGMENTATION_NAMES
     )
 
 
-def check_pool(config: PoolOptions, table: str) -> None:
+def check_pool(config: PoolOptions) -> None:
     """Refuse a pool that is too small for batch normalisation.
 
     Raises:
         OptionError: The pool's cap is 1.
     """
     if config.pool_cap == 1:
-        raise OptionError(f"setting '{table}.pool-cap' is 1: must be 0 or a whole number at least 2")
+        raise OptionError("setting 'server.pool-cap' is 1: must be 0 or a whole number at least 2")

@@ -17,6 +17,7 @@ from ..combiners.outcomes import load_model
 from ..compute import choose
 from ..core.errors import OptionError
 from ..core.facts import default_normalization, holds_images
+from ..core.options import QUICK
 from ..core.places import expanded
 from ..method import ASSUMED, Job, Method, Normalization
 from ..run.identity import open_run
@@ -51,7 +52,9 @@ class OneShot(Strategy):
         input_shape: (channels, height, width) of one image.
         student: The architecture of the result; needed if ``model`` is a dict of several.
         normalization: The models' input space; None for mean 0.5 and std 0.5 of images; rows and texts stay as is.
-        config: The method's config; None for its defaults.
+        config: The method's config; None for that of the preset.
+        preset: The values of the method's options: ``"quick"``, minutes on a CPU; ``"published"``; ``"paper"`` or
+            ``"published-code"`` where these differ. A method without the preset has its published values.
         compute: Where the server stage runs: ``"ray"`` (the default), ``"in-process"``, or a ServerCompute.
         run_dir: The run folder: made if it is new, resumed if it is a run folder; None for a new one under
             ``$ONESHOT_RUNS`` or ``./runs``.
@@ -78,6 +81,7 @@ class OneShot(Strategy):
         student: str | None = None,
         normalization: Normalization | None = None,
         config: Any = None,
+        preset: str = QUICK,
         compute: str | ServerCompute | None = None,
         run_dir: str | Path | None = None,
         min_uploads: int = 2,
@@ -99,7 +103,7 @@ class OneShot(Strategy):
             num_classes=num_classes,
             input_shape=shape,
             normalization=normalization or default_normalization(shape),
-            config=choose_config(config, method),
+            config=choose_config(config, method, preset),
             seed=seed,
             clients_seed=seed,
             threads=options.threads or all_cores(),
@@ -265,7 +269,7 @@ class OneShot(Strategy):
 
     def summary(self) -> None:
         """Log the method, its place, and the run folder."""
-        log(INFO, "%s (%s), student %s", self.method.title, self.method.source, self.job.student)
+        log(INFO, "%s (%s), student %s", self.method.titled(self.job.config), self.method.source, self.job.student)
         log(INFO, "run folder: %s", self.folder.path)
 
     # The result's scores.

@@ -14,10 +14,11 @@ from flwr.serverapp import Grid
 
 from ..compute import choose
 from ..compute.in_process import WithClients
+from ..core.errors import OptionError
 from ..core.facts import CLASSIFIER
-from ..core.options import check, check_device, option
-from ..gatekeeper.config import GatekeeperConfig
-from ..method import TEACHERS, Job, Method
+from ..core.options import option
+from ..core.stage_options import StageOptions
+from ..method import Job, Method
 from ..run.quarantine import Gatekeeper, quarantined
 from ..run.stage import (
     TRAFFIC_FILE,
@@ -48,26 +49,16 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class RunOptions:
+class RunOptions(StageOptions):
     """Settings of a run that most users leave alone."""
 
-    threads: int = option(0, "torch threads of the server stage; 0 = all cores", low=0)
-    device: str = option("auto", "device of the server stage: auto, cpu, cuda, cuda:1")
-    max_upload_mib: float = option(2048.0, "largest accepted upload, MiB", above=0.0)
-    checkpoint_s: float = option(20.0, "seconds between two checkpoints of the server stage, at least", low=0.0)
-    gatekeeper: GatekeeperConfig = field(default_factory=GatekeeperConfig)
-    teacher: str = option(
-        "method",
-        "teacher that is distilled: the method's own ensemble, or all uploads under the pool of this name",
-        choices=("method", *TEACHERS),
-    )
     accepted: str = option("", "comma-separated architectures that uploads may have; empty: all of the models")
-    store_images: int = option(0, "synthetic images that the outcome holds, the last ones; 0: a sample of 64", low=0)
 
     def __post_init__(self) -> None:
         """Check every value."""
-        check(self)
-        check_device(self.device)
+        super().__post_init__()
+        if self.teacher == "run":
+            raise OptionError("option 'teacher' is 'run': must be 'method' or a teacher's name; 'run' needs a replay")
 
     @property
     def job_teacher(self) -> str | None:

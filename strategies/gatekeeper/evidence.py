@@ -14,9 +14,9 @@ from ..combiners.combiners import Mean
 from ..core.facts import CLASSIFIER, holds_images, is_head, kind_of
 from ..core.layout import settle_input
 from ..core.seeds import generator
+from ..core.stage_options import GatekeeperConfig
 from ..teacher.augment import Standardize
 from ..teacher.ensemble import Ensemble
-from .config import GatekeeperConfig
 from .measures import median, statistic_norms, weight_norms, weight_vector
 from .probes import (
     chosen_images,

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..core.facts import STATISTICS, kind_of
+from ..core.stage_options import GatekeeperConfig
 from ..method import Silent
-from .config import GatekeeperConfig
 from .evidence import Evidence, gather, judged_by_images, usual_size
 from .findings import Cohort, findings_of
 from .measures import (

@@ -50,7 +50,7 @@ LEAST = 1e-3  # smallest weight in a pool, as a share of 1 / number of clients
 
 # "paper": the text. "published-code": its script on CIFAR; on other data sets its pool augmentation is "none".
 PRESETS: dict[str, dict[str, Any]] = {
-    "default": {},
+    "quick": {"epochs": 12, "generator_steps": 10, "generator_lr": 0.003, "batch_size": 32},
     "paper": {
         "keep_images": "last",
         "optimize_noise": False,
@@ -77,24 +77,27 @@ class CoBoostingConfig(StudentOptions, TextOrCodeOptions):
 
     hard_exponent: float = option(1.0, "power of 1 - p in the hard-sample loss L_H; 0: plain cross-entropy", low=0.0)
     adversarial_weight: float = option(1.0, "weight beta of the disagreement loss L_A; 0: none", low=0.0)
-    adversarial_temperature: float = option(3.0, "its temperature, with the square as a factor", above=0.0)
+    adversarial_temperature: float = option(
+        3.0, "temperature of L_A, with its square as a factor", above=0.0, setting=False
+    )
     perturbation: str = option(
         "sign", "change of the images the student learns from: by the gradient's sign, along it, or none",
         choices=("sign", "l2", "none"),
     )  # fmt: skip
-    perturbation_size: float = option(8 / 255, "its size epsilon, in normalised pixels", above=0.0)
+    perturbation_size: float = option(8 / 255, "size epsilon of that change, in normalised pixels", above=0.0)
     reweighting: bool = option(True, "the clients' weights w are learned; false: they stay equal")
     reweighting_step: float = option(0.0, "step mu of the weights; 0: 0.1 / number of clients", low=0.0)
-    reweighting_decay: float = option(0.99, "factor of mu per epoch", above=0.0, high=1.0)
+    reweighting_decay: float = option(0.99, "factor of mu per epoch", above=0.0, high=1.0, setting=False)
     reweighting_data: str = option(
-        "earlier", "images the weights see: those of earlier epochs, or the newest too", choices=("earlier", "all")
-    )
+        "earlier", "images the weights see: those of earlier epochs, or the newest too", choices=("earlier", "all"),
+        setting=False,
+    )  # fmt: skip
 
     preset = presets(PRESETS)
 
     def __post_init__(self) -> None:
         check(self, "co-boosting")
-        settings.check_pool(self, "co-boosting")
+        settings.check_pool(self)
 
 
 def fit(job: Job, progress: Progress) -> Outcome:

@@ -28,7 +28,7 @@ from ..distillation.generated import GeneratedImages
 from ..distillation.learner import Learner, add_to_pool, build_teacher, image_epoch
 from ..distillation.losses import adversarial_divergence, cross_entropy
 from ..distillation.pool import Pool
-from ..distillation.settings import AUGMENTATION_NAMES, StudentOptions, TextOrCodeOptions
+from ..distillation.settings import AUGMENTATION_NAMES, StudentOptions, TextOrCodeOptions, shared
 from ..distillation.synthesis import Batch, Term, View
 from ..method import ENSEMBLES, Method, Need, Outcome, Plan
 from ..teacher.batchnorm import batchnorm_loss, note_without_statistics, reads_statistics
@@ -37,10 +37,19 @@ if TYPE_CHECKING:
     from ..method import Job, Progress
 
 
-# "paper": the text. "published-code": its release on CIFAR; on other data sets its pool augmentation is "flip".
-# "co-boosting": the DENSE baseline of that paper on CIFAR; on other data sets its pool augmentation is "none".
+# "quick": tried out on digits, where it takes seconds and the published values an hour. "paper": the text.
+# "published-code": its release on CIFAR; on other data sets its pool augmentation is "flip". "fedsyn": its tables' row,
+# on CIFAR. "co-boosting": the DENSE baseline of that paper on CIFAR; on other data sets its pool augmentation is none.
 PRESETS: dict[str, dict[str, Any]] = {
-    "default": {},
+    "quick": {
+        "epochs": 24,
+        "generator_steps": 10,
+        "generator_lr": 0.003,
+        "synthesis_batch_size": 64,
+        "batch_size": 32,
+        "kd_temperature": 4.0,
+    },
+    "fedsyn": {"synthesis_augmentation": "crop-flip"},
     "paper": {"distillation_data": "fresh", "keep_images": "last", "optimize_noise": False},
     "published-code": {
         "adversarial_weight": 1.0,
@@ -71,20 +80,22 @@ PRESETS: dict[str, dict[str, Any]] = {
 class DenseConfig(StudentOptions, TextOrCodeOptions):
     """Options of DENSE: the paper's values; where text and code differ, the code's."""
 
-    epochs: int = option(200, "server epochs T", low=1, scaled=True)
-    generator_clip: float = option(0.0, "largest norm of the generator's gradient; 0: no limit", low=0.0)
+    epochs: int = option(200, "server epochs T", low=1, scaled=True, main=True)
+    generator_clip: float = shared("generator_clip", 0.0)
     bn_weight: float = option(1.0, "weight of the batch-normalisation loss lambda_1", low=0.0)
     adversarial_weight: float = option(0.5, "weight of the disagreement loss lambda_2", low=0.0)
-    adversarial_temperature: float = option(1.0, "its temperature, with the square as a factor", above=0.0)
-    kd_temperature: float = option(1.0, "temperature of the distillation loss", above=0.0)
-    weight_decay: float = option(0.0, "its weight decay", low=0.0)
-    schedule: str = option("constant", "its learning rate over the epochs", choices=("constant", "cosine"))
-    student_clip: float = option(0.0, "largest norm of the student's gradient; 0: no limit", low=0.0)
+    adversarial_temperature: float = option(
+        1.0, "temperature of the disagreement loss, with its square as a factor", above=0.0
+    )
+    kd_temperature: float = shared("kd_temperature", 1.0)
+    weight_decay: float = shared("weight_decay", 0.0)
+    schedule: str = shared("schedule", "constant")
+    student_clip: float = shared("student_clip", 0.0)
     synthesis_augmentation: str = option(
         "none", "change of images before the models, in synthesis", choices=AUGMENTATION_NAMES
     )
     distillation_data: str = option(
-        "pool", "the student learns from all images so far, or the newest", choices=("pool", "fresh")
+        "pool", "the student learns from all images so far, or the newest", choices=("pool", "fresh"), setting=False
     )
     rounds: int = option(1, "times the whole line of local training and server stage runs (Table 5)", low=1)
 
@@ -92,7 +103,7 @@ class DenseConfig(StudentOptions, TextOrCodeOptions):
 
     def __post_init__(self) -> None:
         check(self, "dense")
-        settings.check_pool(self, "dense")
+        settings.check_pool(self)
 
 
 def plan(config: DenseConfig) -> Plan:

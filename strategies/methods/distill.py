@@ -17,7 +17,7 @@ from ..core.options import check, option
 from ..distillation.distill import DistillRecipe
 from ..distillation.learner import Learner, build_teacher, learn_from_images
 from ..distillation.pool import batch_count
-from ..distillation.settings import SCHEDULES
+from ..distillation.settings import SCHEDULES, shared
 from ..method import ENSEMBLES, Method, Need
 from ..teacher.average import average_uploads
 
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 class DistillConfig:
     """Options of the distillation; the defaults are those of Tally's student."""
 
-    steps: int = option(2000, "student steps S", low=1)
-    batch_size: int = option(128, "images per student step b", low=2)
-    kd_temperature: float = option(1.0, "temperature of the distillation loss", above=0.0)
+    steps: int = option(2000, "student steps S", low=1, main=True)
+    batch_size: int = shared("batch_size", 128)
+    kd_temperature: float = shared("kd_temperature", 1.0)
     optimizer: str = option("adam", "optimiser of the student; sgd has momentum 0.9", choices=("adam", "sgd"))
     schedule: str = option("one-cycle", "schedule of the student's learning rate", choices=SCHEDULES)
-    student_lr: float = option(3e-3, "largest learning rate of the student", above=0.0)
+    student_lr: float = shared("student_lr", 3e-3)
     start: str = option(
         "fresh", "the student before its first step: fresh, or the uploads' average", choices=("fresh", "average")
     )

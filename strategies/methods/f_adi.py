@@ -19,12 +19,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from ..core.options import check, option
+from ..core.options import check, option, presets
 from ..core.seeds import generator
 from ..distillation import settings
 from ..distillation.epochs import Stage
@@ -32,7 +32,7 @@ from ..distillation.inverted import Pixels, jitter
 from ..distillation.learner import Learner, build_teacher, learn_from_made
 from ..distillation.losses import cross_entropy, jensen_shannon, total_variation
 from ..distillation.pool import Pool
-from ..distillation.settings import PoolOptions, StudentOptions
+from ..distillation.settings import PoolOptions, StudentOptions, shared
 from ..distillation.synthesis import Batch, Recipe, Term, View, synthesize
 from ..method import ENSEMBLES, Method, Need, Outcome
 from ..teacher.batchnorm import batchnorm_loss, note_without_statistics, reads_statistics
@@ -46,20 +46,33 @@ JITTER = 2  # the most pixels that the images roll before each step, as in the p
 COMPETITION_TEMPERATURE = 3.0  # temperature of the two predictions in R_compete, as in the published code
 
 
+# "fedsyn": the row of DENSE's paper.
+PRESETS: dict[str, dict[str, Any]] = {
+    "quick": {"epochs": 12, "inversion_steps": 20, "batch_size": 32},
+    "fedsyn": {
+        "epochs": 200, "kd_temperature": 1.0, "weight_decay": 0.0, "schedule": "constant", "student_clip": 0.0,
+    },
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class FAdiConfig(StudentOptions, PoolOptions):
     """Options of F-ADI; the shared ones are Co-Boosting's, the others DeepInversion's on CIFAR-10."""
 
-    inversion_steps: int = option(30, "steps per epoch on one batch of pixels", low=1)
-    inversion_lr: float = option(0.1, "Adam's learning rate of the pixels", above=0.0)
-    inversion_batch_size: int = option(128, "images made per epoch", low=2)
-    tv_weight: float = option(1e-3, "weight alpha_tv of the total variation", low=0.0)
-    bn_weight: float = option(10.0, "weight alpha_f of the batch-normalisation loss", low=0.0)
-    competition_weight: float = option(10.0, "weight alpha_c of the competition with the student", low=0.0)
+    inversion_steps: int = option(30, "steps per epoch on one batch of pixels", low=1, main=True)
+    inversion_lr: float = option(0.1, "Adam's learning rate of the pixels", above=0.0, setting=False)
+    synthesis_batch_size: int = shared("synthesis_batch_size", 128)
+    tv_weight: float = option(1e-3, "weight alpha_tv of the total variation", low=0.0, setting=False)
+    bn_weight: float = option(10.0, "weight alpha_f of the batch-normalisation loss", low=0.0, setting=False)
+    competition_weight: float = option(
+        10.0, "weight alpha_c of the competition with the student", low=0.0, setting=False
+    )
+
+    preset = presets(PRESETS)
 
     def __post_init__(self) -> None:
         check(self, "f-adi")
-        settings.check_pool(self, "f-adi")
+        settings.check_pool(self)
 
 
 def fit(job: Job, progress: Progress) -> Outcome:
@@ -81,13 +94,13 @@ class FAdiServer:
             note_without_statistics(self.teacher.members, progress)
         self.learner = Learner(job, self.teacher, config.distill_recipe(), augmentation=config.pool_augmentation)
         modules, pool = {"student": self.learner.student}, Pool(config.pool_cap, job.device)
-        self.stage = Stage(modules, self.learner.optimizer, pool, config.inversion_batch_size, job.store_images)
+        self.stage = Stage(modules, self.learner.optimizer, pool, config.synthesis_batch_size, job.store_images)
 
     def synthesize(self, epoch: int, tick: Callable[[], None]) -> Batch:
         """Invert the images of an epoch, Eq. (10)."""
         config, student = self.config, self.learner.student
         rng = generator(self.job.seed, "synthesis", epoch)
-        start = torch.randn((config.inversion_batch_size, *self.job.input_shape), generator=rng)
+        start = torch.randn((config.synthesis_batch_size, *self.job.input_shape), generator=rng)
         labels = torch.randint(self.job.num_classes, (len(start),), generator=rng).to(self.job.device)
         watched = self.teacher.members if config.bn_weight else ()
         with frozen(student), batchnorm_loss(watched) as bn_loss:

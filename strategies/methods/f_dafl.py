@@ -19,12 +19,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from ..core.errors import OptionError
-from ..core.options import check, option
+from ..core.options import check, option, presets
 from ..distillation import settings
 from ..distillation.epochs import Stage
 from ..distillation.generated import GeneratedImages
@@ -40,21 +40,33 @@ if TYPE_CHECKING:
     from ..method import Job, Progress
 
 
+# "fedsyn": the row of DENSE's paper.
+PRESETS: dict[str, dict[str, Any]] = {
+    "quick": {"epochs": 12, "generator_steps": 10, "generator_lr": 0.003, "batch_size": 32},
+    "fedsyn": {
+        "epochs": 200, "kd_temperature": 1.0, "weight_decay": 0.0, "schedule": "constant", "generator_clip": 0.0,
+        "student_clip": 0.0,
+    },
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class FDaflConfig(StudentOptions, PoolOptions, SynthesisOptions):
     """Options of F-DAFL; the shared ones are Co-Boosting's, the weights DAFL's."""
 
-    one_hot_weight: float = option(1.0, "weight of the one-hot loss L_oh", low=0.0)
-    information_weight: float = option(5.0, "weight beta of the information entropy loss L_ie", low=0.0)
-    activation_weight: float = option(0.1, "weight alpha of the activation loss L_a", low=0.0)
+    one_hot_weight: float = option(1.0, "weight of the one-hot loss L_oh", low=0.0, setting=False)
+    information_weight: float = option(5.0, "weight beta of the information entropy loss L_ie", low=0.0, setting=False)
+    activation_weight: float = option(0.1, "weight alpha of the activation loss L_a", low=0.0, setting=False)
+
+    preset = presets(PRESETS)
 
     def __post_init__(self) -> None:
         check(self, "f-dafl")
-        settings.check_pool(self, "f-dafl")
+        settings.check_pool(self)
         if not (self.one_hot_weight or self.information_weight or self.activation_weight):
             raise OptionError(
-                "settings 'f-dafl.one-hot-weight', 'f-dafl.information-weight' and 'f-dafl.activation-weight' are all "
-                "0: must be at least one number greater than 0, from which the generator learns"
+                "options one_hot_weight, information_weight and activation_weight are all 0: must be at least one "
+                "number greater than 0, from which the generator learns"
             )
 
 

@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from ..core.options import check, option
+from ..core.options import check, option, presets
 from ..distillation.learner import Learner, build_teacher, learn_from_images
 from ..distillation.losses import cross_entropy
-from ..distillation.settings import OPTIMIZER, ProxyStudentOptions
+from ..distillation.settings import OPTIMIZER, ProxyStudentOptions, shared
 from ..method import POOLS, Method, Need, Outcome
 
 if TYPE_CHECKING:
@@ -37,8 +37,10 @@ if TYPE_CHECKING:
 class FedEtConfig(ProxyStudentOptions):
     """Options of Fed-ET; the weight is the paper's, the schedule FedKD's."""
 
-    kd_temperature: float = option(1.0, "temperature of the soft decisions", above=0.0)
+    kd_temperature: float = shared("kd_temperature", 1.0)  # of the soft decisions
     diversity_weight: float = option(0.05, "weight lambda of the clients who disagree; 0: labels alone", low=0.0)
+
+    preset = presets({"quick": {"epochs": 12}})
 
     def __post_init__(self) -> None:
         check(self, "fed-et")

@@ -53,11 +53,10 @@ LOCAL_FLOOR = 1e-4
 LOCAL_EPOCHS = 20  # of a round in which clients use the generator
 
 
-# "cvpr2022": FedGen as FLBoost's paper describes it. "original": Zhu et al.
+# "flboost": FedGen as FLBoost's paper describes it. "paper": Zhu et al. Defaults: FLBoost's comparison.
 PRESETS: dict[str, dict[str, Any]] = {
-    "default": {},
-    "cvpr2022": {"generator_width": 8192},
-    "original": {
+    "flboost": {"generator_width": 8192},
+    "paper": {
         "batch_size": 32,
         "latent": 32,
         "generator_width": 256,
@@ -78,25 +77,29 @@ class FedGenConfig:
     """Options of FedGen; the defaults are those of FLBoost's comparison."""
 
     level: str = option("features", "the generator makes inputs of the last layer, or images (FedGen*)", choices=LEVELS)
-    iterations: int = option(50, "generator steps per round", low=1)
-    batch_size: int = option(50, "examples per generator step", low=2)
+    iterations: int = option(50, "generator steps per round", low=1, main=True)
+    batch_size: int = option(50, "examples per generator step", low=2, setting=False)
     latent: int = option(100, "length of the noise vector z", low=1, high=2**12)
     generator_width: int = option(512, "hidden units of the generator of features, an even number", low=2, high=2**14)
-    generator_lr: float = option(0.01, "Adam's learning rate of the generator", above=0.0)
-    lr_decay: float = option(0.998, "factor of the learning rate per round", above=0.0, high=1.0)
-    weight_decay: float = option(1e-3, "its weight decay", low=0.0)
+    generator_lr: float = option(0.01, "Adam's learning rate of the generator", above=0.0, setting=False)
+    lr_decay: float = option(0.998, "factor of the learning rate per round", above=0.0, high=1.0, setting=False)
+    weight_decay: float = option(1e-3, "weight decay of the generator", low=0.0, setting=False)
     labels: str = option(
         "uniform",
         "classes y of the examples: all, or those of which a client has an example",
         choices=("uniform", "held"),
+        setting=False,
     )
     weights: str = option(
-        "uniform", "weights w of the clients: equal, or by their examples of the class", choices=("uniform", "counts")
+        "uniform", "weights w of the clients: equal, or by their examples of the class", choices=("uniform", "counts"),
+        setting=False,
+    )  # fmt: skip
+    ce_form: str = option("per-sample", "w weighs each sample, or the batch's mean", choices=CE_FORMS, setting=False)
+    diversity_weight: float = option(1.0, "weight eta of the diversity loss", low=0.0, setting=False)
+    noise: str = option("normal", "the noise: N(0, 1), or U[0, 1)", choices=NOISES, setting=False)
+    local_batch_size: int = option(
+        50, "generated examples b_g beside each batch of a client", low=1, high=2**12, setting=False
     )
-    ce_form: str = option("per-sample", "w weighs each sample, or the batch's mean", choices=CE_FORMS)
-    diversity_weight: float = option(1.0, "weight eta of the diversity loss", low=0.0)
-    noise: str = option("normal", "the noise: N(0, 1), or U[0, 1)", choices=NOISES)
-    local_batch_size: int = option(50, "generated examples b_g beside each batch of a client", low=1, high=2**12)
 
     preset = presets(PRESETS)
 

@@ -28,6 +28,7 @@ from ..distillation.distill import Distillation
 from ..distillation.epochs import Stage, run_epochs, sample_images
 from ..distillation.losses import cross_entropy
 from ..distillation.pool import Pool, batch_count, quantize, shuffled_batches
+from ..distillation.settings import shared
 from ..method import Method, Need, Outcome
 from ..teacher.augment import Standardize, dequantize
 from ..teacher.ensemble import load_member
@@ -44,10 +45,10 @@ CHUNK = 500  # images decoded at once
 class FedCvaeEnsConfig:
     """Options of FedCVAE-Ens; the defaults are those of its authors' best runs on MNIST, which FENS took over."""
 
-    epochs: int = option(10, "epochs of the classifier", low=1, scaled=True)
-    images: int = option(5000, "images S drawn from all decoders together", low=2)
-    batch_size: int = option(32, "images per step", low=2)
-    student_lr: float = option(1e-3, "Adam's learning rate of the classifier", above=0.0)
+    epochs: int = option(10, "epochs of the classifier", low=1, scaled=True, main=True)
+    images: int = option(5000, "images S drawn from all decoders together", low=2, main=True)
+    batch_size: int = shared("batch_size", 32)
+    student_lr: float = shared("student_lr", 1e-3)  # of Adam
 
     def __post_init__(self) -> None:
         check(self, "fedcvae-ens")

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..combiners.combiners import LabelCount
-from ..core.options import check, option
+from ..core.options import check, option, presets
 from ..distillation.learner import Learner, build_teacher, learn_from_images
 from ..distillation.losses import logit_distance
-from ..distillation.settings import OPTIMIZER, ProxyStudentOptions
+from ..distillation.settings import OPTIMIZER, ProxyStudentOptions, shared
 from ..method import ENSEMBLES, Method, Need, Outcome
 
 if TYPE_CHECKING:
@@ -33,8 +33,10 @@ if TYPE_CHECKING:
 class FedKdConfig(ProxyStudentOptions):
     """Options of FedKD."""
 
-    kd_temperature: float = option(3.0, "temperature of the distillation loss, of kl", above=0.0)
+    kd_temperature: float = shared("kd_temperature", 3.0)  # of kl
     loss: str = option("l1", "how far student and ensemble are apart: L1 of logits, or kl", choices=("l1", "kl"))
+
+    preset = presets({"quick": {"epochs": 12}})
 
     def __post_init__(self) -> None:
         check(self, "fedkd")

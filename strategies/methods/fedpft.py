@@ -54,8 +54,8 @@ class FedPftConfig:
         choices=("diagonal", "spherical"),
     )
     epochs: int = option(10, "epochs over the drawn features", low=1, scaled=True)
-    batch_size: int = option(64, "drawn features per step", low=1)
-    lr: float = option(1e-3, "learning rate of AdamW; falls to 0 on a cosine", above=0.0)
+    batch_size: int = option(64, "drawn features per step", low=1, setting=False)
+    lr: float = option(1e-3, "learning rate of AdamW; falls to 0 on a cosine", above=0.0, setting=False)
     limit: int = option(200000, "features drawn in all; of more examples all clients draw a part in proportion", low=1)
     max_share: float = max_share()
 

@@ -32,7 +32,7 @@ from ..aggregation.trainers import Dialogue, FedAdam, ServersImages, Trainers, r
 from ..combiners.aggregators import AGGREGATORS, STATIC, Aggregator, aggregator_for
 from ..combiners.forms import label_shares
 from ..core.errors import OptionError
-from ..core.options import check, option
+from ..core.options import RESUME, check, option, presets
 from ..method import POOLS, TEACHERS, ClientAsks, ClientPhase, EnsembleSpec, Method, Need, Outcome, Plan, Snapshot
 from ..teacher.ensemble import Ensemble
 from ..uploads.packed import PRECISIONS
@@ -47,41 +47,51 @@ if TYPE_CHECKING:
 MANY_CLASSES = 100
 
 
+# "quick": on digits it takes seconds, where the published rounds take a minute.
+PRESETS: dict[str, dict[str, Any]] = {"quick": {"rounds": 100, "server_lr": 0.003}}
+
+
 @dataclass(frozen=True)
 class FensConfig:
     """Options of FENS; the defaults are Table 8's for CIFAR-10."""
 
-    aggregator: str = option("nn", "how the members' logits become one prediction", choices=tuple(AGGREGATORS))
+    aggregator: str = option(
+        "nn", "how the members' logits become one prediction", choices=tuple(AGGREGATORS), main=True
+    )
     hidden: int = option(0, "hidden units k of the aggregator 'nn'; 0: two per client", low=0)
     start: str = option(
         "drawn",
         "what 'per-class' starts from: drawn weights, the clients' label counts, or those of a teacher's pool",
         choices=("drawn", "label-counts", *sorted(POOLS)),
     )
-    rounds: int = option(500, "federated rounds R of the aggregator", low=1)
-    local_steps: int = option(1, "steps K of a client in each round", low=1)
+    rounds: int = option(500, "federated rounds R of the aggregator", low=1, main=True)
+    local_steps: int = option(1, "steps K of a client in each round", low=1, main=True)
     batch_size: int = option(128, "held examples per step", low=1)
     client_lr: float = option(1.0, "learning rate eta_l of the clients' steps", above=0.0)
-    server_lr: float = option(0.001, "learning rate eta_s of the server's FedAdam", above=0.0)
+    server_lr: float = option(0.001, "learning rate eta_s of the server's FedAdam", above=0.0, main=True)
     precision: str = option("int8", "precision in which the ensemble goes to the clients", choices=PRECISIONS)
     holdout: float = option(0.1, "share of its examples that a client keeps for the aggregator", above=0.0, high=0.9)
     holdout_per_class: bool = option(False, "the share is kept of every class, not of all examples at random")
     train_on: str = option("clients", "where the aggregator is trained", choices=("clients", "server"))
-    quorum: float = option(0.5, "share of the uploading clients without whose answers a round fails", low=0.0, high=1.0)
+    quorum: float = option(
+        0.5, "share of the uploading clients without whose answers a round fails", low=0.0, high=1.0, free=(RESUME,)
+    )
     patience_s: float = option(
-        60.0, "seconds after which a round continues without the clients that are late", above=0.0
+        60.0, "seconds after which a round continues without the clients that are late", above=0.0, free=(RESUME,)
     )
     ensemble_patience_s: float = option(
-        600.0, "seconds after which the rounds begin without the clients that are late with the ensemble", above=0.0
-    )
+        600.0, "seconds after which the rounds begin without the clients that are late with the ensemble", above=0.0,
+        free=(RESUME,),
+    )  # fmt: skip
     evaluate_every: int = option(5, "rounds between two scores of the aggregator; 0: none", low=0)
+
+    preset = presets(PRESETS)
 
     def __post_init__(self) -> None:
         check(self, "fens")
         if self.start != "drawn" and self.aggregator != "per-class":
             raise OptionError(
-                f"setting 'fens.start' is {self.start!r} and 'fens.aggregator' {self.aggregator!r}: allowed with it is "
-                "'per-class'"
+                f"setting 'fens.start' is {self.start!r} and 'fens.aggregator' {self.aggregator!r}: must be 'per-class'"
             )
 
 

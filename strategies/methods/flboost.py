@@ -38,7 +38,8 @@ from ..distillation.losses import diversity
 from ..distillation.matched import LEVELS, Matched, check_level
 from ..distillation.moments import MOMENTS, ImageMoments, check_moments
 from ..distillation.pool import quantize
-from ..distillation.synthesis import ARITHMETICS, generate, in_bfloat16
+from ..distillation.settings import shared
+from ..distillation.synthesis import generate, in_bfloat16
 from ..method import POOLS, InRounds, Method, Outcome
 from ..teacher.augment import AUGMENTATIONS, Standardize
 from ..teacher.average import average_uploads
@@ -50,8 +51,9 @@ if TYPE_CHECKING:
 
 # "paper": the text. "published-code": its release. "feddf": the FedDF of its comparison, 50 steps of a generator in
 # place of real images and 20 of the model, here in ten turns.
+# "quick": tried out on Fashion-MNIST; it suits models as small as the main job's.
 PRESETS: dict[str, dict[str, Any]] = {
-    "default": {},
+    "quick": {"adversarial_weight": 0.1, "generator_step": "joint", "generator_steps": 3, "student_lr": 0.05},
     "paper": {
         "discrepancy": "kl",
         "generator_step": "joint",
@@ -70,17 +72,23 @@ PRESETS: dict[str, dict[str, Any]] = {
 class FlBoostConfig:
     """Options of FLBoost; the defaults are its published values."""
 
-    iterations: int = option(10, "times the generator, then the model learns, per call I", low=1)
-    generator_steps: int = option(1, "generator steps per iteration I_g; per-client: passes over the clients", low=1)
-    student_steps: int = option(5, "steps of the model per iteration I_d", low=1)
-    batch_size: int = option(50, "generated examples per step b", low=2)
+    iterations: int = option(10, "times the generator, then the model learns, per call I", low=1, main=True)
+    generator_steps: int = option(
+        1, "generator steps per iteration I_g; per-client: passes over the clients", low=1, main=True
+    )
+    student_steps: int = option(5, "steps of the model per iteration I_d", low=1, main=True)
+    batch_size: int = option(50, "generated examples per step b", low=2, setting=False)
     latent: int = option(100, "length of the noise vector z", low=1)
-    generator_lr: float = option(0.01, "Adam's learning rate of the generator", above=0.0)
-    generator_precision: str = option("auto", "the generator's arithmetic; auto: the fastest", choices=ARITHMETICS)
-    student_lr: float = option(0.1, "SGD's learning rate of the model", above=0.0)
-    lr_decay: float = option(0.998, "factor of both from round to round", above=0.0, high=1.0)
-    weight_decay: float = option(1e-3, "weight decay of the model", low=0.0)
-    adversarial_weight: float = option(1.0, "weight of the discrepancy L_md that the generator seeks (ADV)", low=0.0)
+    generator_lr: float = option(0.01, "Adam's learning rate of the generator", above=0.0, setting=False)
+    generator_precision: str = shared("generator_precision", "auto")
+    student_lr: float = option(0.1, "SGD's learning rate of the model", above=0.0, main=True)
+    lr_decay: float = option(
+        0.998, "factor of both learning rates from round to round", above=0.0, high=1.0, setting=False
+    )
+    weight_decay: float = option(1e-3, "weight decay of the model", low=0.0, setting=False)
+    adversarial_weight: float = option(
+        1.0, "weight of the discrepancy L_md that the generator seeks (ADV)", low=0.0, main=True
+    )
     ce_weight: float = option(1.0, "weight of the clients' cross-entropy lambda_cls", low=0.0)
     diversity_weight: float = option(1.0, "weight of the diversity loss lambda_r", low=0.0)
     discrepancy: str = option("logits", "L_md: L1 or squares of logits, or KL", choices=consensus.DISCREPANCIES)
@@ -95,11 +103,15 @@ class FlBoostConfig:
     labels: str = option(
         "counts", "classes to make: as often as clients hold them, or equally (no FKD)", choices=("counts", "uniform")
     )
-    label_draw: str = option("fixed", "labels: fixed shares, shuffled, or each drawn by itself", choices=DRAWS)
+    label_draw: str = option(
+        "fixed", "labels: fixed shares, shuffled, or each drawn by itself", choices=DRAWS, setting=False
+    )
     weights: str = option(
         "per-class", "alpha: by the clients' examples of a class, or equal (no AEN)", choices=("per-class", "uniform")
     )
-    ensemble: str = option("probabilities", "the model learns from each client, or a mean", choices=consensus.MEANS)
+    ensemble: str = option(
+        "probabilities", "the model learns from each client, or a mean", choices=consensus.MEANS, setting=False
+    )
     moments: str = option(
         "none", "moments of generated images: 0 and 1, those that models tell, or a data set's", choices=MOMENTS
     )

@@ -40,7 +40,7 @@ from ..distillation.generated import GeneratedImages
 from ..distillation.losses import adversarial_divergence, cross_entropy, soft_kl
 from ..distillation.perturbation import draw_directions, prediction_gradient, step_by_sign
 from ..distillation.pool import Pool, shuffled_batches
-from ..distillation.settings import PRECISIONS, PoolOptions, SynthesisOptions
+from ..distillation.settings import PoolOptions, SynthesisOptions, shared
 from ..distillation.synthesis import Batch, Term, View
 from ..method import EnsembleSpec, Method, Need, Outcome, Plan
 from ..teacher.augment import AUGMENTATIONS, Standardize, dequantize
@@ -319,42 +319,46 @@ def experts_cross_entropy(view: View) -> Tensor:
 GATES: dict[str, type[Experts]] = {"pixels": ByPixels, "predictions": ByPredictions}
 
 
-PRESETS: dict[str, dict[str, Any]] = {"default": {}, "published-code": {"perturbation_size": 8.0}}
+PRESETS: dict[str, dict[str, Any]] = {
+    "quick": {"epochs": 12, "generator_steps": 10, "generator_lr": 0.003, "batch_size": 32},
+    "published-code": {"perturbation_size": 8.0},
+}
 
 
 @dataclass(frozen=True)
 class IntactOflConfig(PoolOptions, SynthesisOptions):
     """Options of IntactOFL; the generator's are the other methods'."""
 
-    epochs: int = option(200, "server epochs T", low=1, scaled=True)
-    steps_per_epoch: int = option(0, "most batches per epoch that the gate sees; 0: one pass over all images", low=0)
-    batch_size: int = option(128, "images per step of the gate", low=2)
+    epochs: int = option(200, "server epochs T", low=1, scaled=True, main=True)
+    steps_per_epoch: int = shared("steps_per_epoch", 0)
+    batch_size: int = shared("batch_size", 128)
     gate: str = option(
         "pixels",
         "the gate's input: the pixels as published, or the experts' predictions",
         choices=tuple(GATES),
+        main=True,
     )
     gate_lr: float = option(
-        0.0, "learning rate of the gate; 0: 0.01 by SGD on pixels, 0.001 by Adam on predictions", low=0.0
-    )
+        0.0, "learning rate of the gate; 0: 0.01 by SGD on pixels, 0.001 by Adam on predictions", low=0.0,
+        setting=False,
+    )  # fmt: skip
     perturbation_size: float = option(
         8 / 255, "how far images are moved before the gate on pixels sees them, in normalised pixels", above=0.0
     )
-    bn_weight: float = option(1.0, "weight of the batch-normalisation loss", low=0.0)
+    bn_weight: float = option(1.0, "weight of the batch-normalisation loss", low=0.0, setting=False)
     distinct_weight: float = option(
         1.0,
         "weight of the disagreement between gate and plain mean, or with a gate on predictions among experts",
         low=0.0,
+        setting=False,
     )
-    teacher_precision: str = option(
-        "float32", "arithmetic of the uploaded models: bfloat16 halves their time", choices=PRECISIONS
-    )
+    teacher_precision: str = shared("teacher_precision", "float32")
 
     preset = presets(PRESETS)
 
     def __post_init__(self) -> None:
         check(self, "intactofl")
-        settings.check_pool(self, "intactofl")
+        settings.check_pool(self)
 
 
 def fit(job: Job, progress: Progress) -> Outcome:

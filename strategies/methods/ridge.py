@@ -65,6 +65,7 @@ class RidgeConfig:
         "none",
         "scores standardises every class's scores, for long tails and a balanced test",
         choices=("none", "scores"),
+        setting=False,
     )
     max_share: float = max_share()
     values: bool = option(

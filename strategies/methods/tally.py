@@ -35,7 +35,7 @@ from ..distillation.epochs import copy_weights, sample_images
 from ..distillation.inverted import invert_images
 from ..distillation.learner import Learner, learn_from_table
 from ..distillation.pool import quantize
-from ..distillation.settings import DistillOptions
+from ..distillation.settings import DistillOptions, shared
 from ..distillation.spanned import DIRECTIONS, move_into_spans
 from ..method import EnsembleSpec, Method, Need, Outcome
 from ..teacher.average import (
@@ -69,12 +69,12 @@ BY_CLASS = ("class-weighted", "merged")  # the starts whose last layer is weighe
 class TallyConfig(TallyPoolOptions, DistillOptions):
     """Options of Tally."""
 
-    epochs: int = option(12, "passes over the noise images T", low=1, scaled=True)
-    images: int = option(16384, "noise images", low=2)
+    epochs: int = option(12, "passes over the noise images T", low=1, scaled=True, main=True)
+    images: int = option(16384, "noise images", low=2, main=True)
     layers: int = option(3, "times that shapes of other noise, or of one colour, are laid over them", low=0)
     inverted: int = option(0, "images inverted from the clients' models beside the noise, each read twice", low=0)
-    kd_temperature: float = option(1.0, "temperature of the distillation loss", above=0.0)
-    student_lr: float = option(3e-3, "largest learning rate of the student", above=0.0)
+    kd_temperature: float = shared("kd_temperature", 1.0)
+    student_lr: float = shared("student_lr", 3e-3)
     spanned: int = option(
         0, "noise images moved into the spans of the clients' updates of a linear layer, beside the noise", low=0
     )

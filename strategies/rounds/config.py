@@ -60,8 +60,10 @@ NAME = "iterative"  # in settings, beside the methods
 class IterativeConfig:
     """Options of federated learning in rounds."""
 
-    strategy: str = option("fedavg", "rule that combines a round's models on the server", choices=tuple(TITLES))
-    rounds: int = option(100, "rounds R", low=1)
+    strategy: str = option(
+        "fedavg", "rule that combines a round's models on the server", choices=tuple(TITLES), main=True
+    )
+    rounds: int = option(100, "rounds R", low=1, main=True)
     fraction: float = option(1.0, "share C of the connected clients that train in a round", above=0.0, high=1.0)
     server_lr: float = option(
         0.0,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import ComputeError, QuorumError
-from ..gatekeeper.config import EXCLUDE, OFF, GatekeeperConfig
+from ..core.stage_options import EXCLUDE, OFF, GatekeeperConfig
 from ..uploads.needs import check_alone
 from .files import read_json, write_json
 from .run_folder import RunFolder

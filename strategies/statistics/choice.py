@@ -58,6 +58,7 @@ def max_share() -> float:
         f"{GUARDED_SHARE} where a gatekeeper judges",
         low=0.0,
         high=1.0,
+        table="server",
     )
     return declared
 

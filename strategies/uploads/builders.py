@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.errors import OptionError
 from ..core.facts import CLASSIFIER, MODEL_ERRORS, STATISTICS, base_of, kind_of, run_on_blanks
-from ..core.options import listed
+from ..core.options import PRESET_NAMES, QUICK, listed, preset_of
 from ..core.seeds import seeded_torch
 
 if TYPE_CHECKING:
@@ -109,15 +109,17 @@ def _check_outputs(model: nn.Module, job: Job, mode: str) -> None:
         )
 
 
-def choose_config(config: Any, method: Method) -> Any:
-    """Return a method's config; None: its defaults.
+def choose_config(config: Any, method: Method, preset: str = QUICK) -> Any:
+    """Return a method's config; None: that of a preset.
 
     Raises:
-        OptionError: It is another method's.
+        OptionError: It is another method's, or the preset is unknown.
     """
     if config is not None and not isinstance(config, method.config):
         raise OptionError(f"config is {type(config).__name__}: must be {method.config.__name__}")
-    return method.config() if config is None else config
+    if preset not in PRESET_NAMES:
+        raise OptionError(f"preset is {str(preset)[:80]!r}: must be one of {', '.join(PRESET_NAMES)}")
+    return preset_of(method.config, preset) if config is None else config
 
 
 # The architectures that a run accepts, and those of one kind.

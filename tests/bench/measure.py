@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import gc
 import os
+import re
 import statistics
 import sys
 import time
@@ -15,6 +16,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from strategies.core.options import PRESET_NAMES
 from strategies.core.processor import keep_freed_memory
 from strategies.run.files import read_json, write_json
 
@@ -25,6 +27,11 @@ def say(line: str = "") -> None:
     """Print a line at once."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
+
+
+def without_preset(name: str) -> str:
+    """Return the name of a result without the preset and the shorter lengths that its row names."""
+    return re.sub(rf" \((?:(?:{'|'.join(PRESET_NAMES)})(?:: )?)?(?:\d+ \w+ of \d+(?:, )?)*\)$", "", name)
 
 
 def cpu_seconds(work: Callable[[], object]) -> float:

@@ -1,6 +1,6 @@
 """Clients of 300 local epochs, and methods on their uploads: ``tests/bench/published.py --dir FOLDER --root DATA``.
 
-The settings are those of Co-Boosting's Table 1 (conf/coboosting-rows.toml, conf/coboosting-table1-*.toml): ten LeNet-5,
+The settings are those of Co-Boosting's Table 1 (conf/coboosting-table1-*.toml): ten LeNet-5,
 or ten CNN5 on CIFAR-10, on all training images. All figures are of the report half of the test images, by which nothing
 is chosen.
 
@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from clients import missing, write_map
-from measure import keep, say
+from measure import keep, say, without_preset
 from rivals import RESULTS, OutOfTimeError, finish_run, oneshot, run_until
 from run_tables import ALPHAS, HEADLINE, HEADLINE_SEEDS, SEEDS
 
@@ -42,7 +42,7 @@ OUT = RESULTS / "published.json"
 CONF = {"fashion-mnist": "fmnist", "mnist": "mnist", "cifar10": "cifar10"}
 ON_GPU = "cifar10"  # its clients alone would take a processor days
 # The papers' arithmetic; by default a GPU's generators compute in bfloat16.
-EXACT = "dense.generator-precision=float32 co-boosting.generator-precision=float32"
+EXACT = "server.generator-precision=float32"
 CLIENTS = 10
 # Name -> method, and files and settings beside those of the run.
 REPLAYS = {
@@ -95,7 +95,7 @@ class Cell:
         """The settings of its clients: two files, and what the cell adds."""
         own = f"data.alpha={self.alpha:g} seed={self.seed} threads=1 method=fedens data.held-out=report"
         exact = [EXACT] if self.data == ON_GPU else []
-        return ["conf/coboosting-rows.toml", f"conf/coboosting-table1-{CONF[self.data]}.toml", own, *exact]
+        return [f"conf/coboosting-table1-{CONF[self.data]}.toml", own, *exact]
 
 
 _THREE_SEEDS = [Cell(data, alpha, seed) for alpha in ALPHAS for seed in SEEDS for data in CONF]
@@ -216,7 +216,7 @@ def _with_clients(result: Path) -> dict[str, float]:
     """Return the accuracies in % of a result: the mean of its clients, and all others."""
     entries = read_json(result)["table"]
     clients = [entry["accuracy"] for entry in entries if entry["kind"] == "client"]
-    others = {entry["name"]: entry["accuracy"] for entry in entries if entry["kind"] != "client"}
+    others = {without_preset(entry["name"]): entry["accuracy"] for entry in entries if entry["kind"] != "client"}
     return {"clients, mean": round(sum(clients) / len(clients), 2), **others}
 
 
@@ -231,7 +231,7 @@ def outcome_of(compared: Path) -> dict[str, Any]:
     if results["status"] != "finished":
         return {"accuracy": {}, **epochs}
     (found,), (line, *_) = results["cells"], results["table"]
-    accuracy = {outcome["name"]: outcome["accuracy"] for outcome in found["outcomes"]}
+    accuracy = {without_preset(outcome["name"]): outcome["accuracy"] for outcome in found["outcomes"]}
     # A GPU's seconds are not those of the other rows, and several cells may have shared it.
     seconds = {} if "gpu_mib" in epochs else {"server_cpu_s": line["server_cpu_s"]}
     return {"accuracy": accuracy, **epochs, **seconds, **{key: line[key] for key in WORK}}

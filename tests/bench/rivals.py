@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from measure import say
+from measure import say, without_preset
 
 from strategies.run.files import read_json, write_json
 
@@ -199,7 +199,9 @@ def measured(folder: Path, data: str, seed: int, name: str, *, root: str) -> dic
         "seed": seed,
         "name": name,
         "cpu_s": round(seconds, 1),
-        "accuracy": {entry["name"]: entry["accuracy"] for entry in result["table"] if entry["kind"] != "client"},
+        "accuracy": {
+            without_preset(entry["name"]): entry["accuracy"] for entry in result["table"] if entry["kind"] != "client"
+        },
     }
     write_json(path, row)
     say(f"{data}, seed {seed}, {name}: {row['accuracy']}, {seconds:.0f} CPU s")

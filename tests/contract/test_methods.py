@@ -62,7 +62,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "fed-et": {"epochs": 2, "batch_size": 6, "student_lr": 0.01},
     "distill": {"steps": 3, "batch_size": 6, "optimizer": "sgd", "student_lr": 0.1},
     "f-dafl": GENERATED,
-    "f-adi": {"epochs": 2, "inversion_steps": 2, "batch_size": 6, "inversion_batch_size": 8},
+    "f-adi": {"epochs": 2, "inversion_steps": 2, "batch_size": 6, "synthesis_batch_size": 8},
     "co-boosting": GENERATED,
     "dense": GENERATED,
     "intactofl": GENERATED,

@@ -9,24 +9,20 @@ import re
 from pathlib import Path
 from typing import Any
 
+from fl_app.config import AppConfig
 from server_app.settings.choices import CHOICES
-from server_app.settings.read import default_settings, known_options
-from strategies.core.options import flatten
-from strategies.methods import co_boosting, dense, fed_gen, feddf, flboost
+from strategies.core.options import PUBLISHED, QUICK, flatten, options_of, preset_of, presets_of
 
 DOCS = Path(__file__).parents[2] / "docs"
 # What has a page of its own: every method, and federated learning in rounds.
 NAMES = list(CHOICES)
 PAGES = {name: DOCS / "methods" / f"{name}.md" for name in NAMES}
 SETTINGS = DOCS / "settings.md"
-PRESETS: dict[str, dict[str, dict[str, Any]]] = {
-    "dense": dense.PRESETS, "co-boosting": co_boosting.PRESETS, "feddf": feddf.PRESETS, "fed-gen": fed_gen.PRESETS,
-    "flboost": flboost.PRESETS,
-}  # fmt: skip
-
-OPTION_HEAD = "| option | default | in this app | allowed | meaning |"
+OPTION_HEAD = "| option | quick | published | allowed | meaning |"
 SETTING_HEAD = "| setting | default | allowed | meaning |"
-PRESET_HEAD = "| preset | default |"
+PRESET_HEAD = "| preset | `published` |"
+# The methods whose page has a table of presets; other pages say theirs in words.
+PRESETS = [name for name in NAMES if PRESET_HEAD in PAGES[name].read_text()]
 
 
 def shown(value: Any) -> str:
@@ -45,23 +41,20 @@ def table(head: str, rows: list[list[str]]) -> str:
 
 def options_table(name: str) -> str | None:
     """Return the table of a method's options, or None if it has none."""
-    own = [option for option in known_options() if option.key.startswith(f"{name}.")]
-    app = default_settings()
-    rows = [
-        [
-            f"`{option.key}`", shown(option.default),
-            shown(app[option.key]) if app[option.key] != option.default else "", option.allowed, option.help,
-        ]
-        for option in own
-    ]  # fmt: skip
+    rows = []
+    for option in sorted(options_of(CHOICES[name].config, name), key=lambda option: not option.rules["main"]):
+        published = option.presets.get(PUBLISHED, option.default)
+        quick = option.presets.get(QUICK, published)
+        other = shown(published) if quick != published else ""
+        rows.append([f"`{option.key}`", shown(quick), other, option.allowed, option.help])
     return table(OPTION_HEAD, rows) if rows else None
 
 
 def presets_table(name: str) -> str:
-    """Return where the presets of a method differ from its defaults."""
+    """Return where the presets of a method differ from its published values."""
     config = CHOICES[name].config
     default = flatten(config(), name)
-    presets = {key: flatten(config(**changes), name) for key, changes in PRESETS[name].items() if key != "default"}
+    presets = {key: flatten(preset_of(config, key), name) for key in presets_of(config)}
     rows = [
         [f"`{key}`", shown(value), *(shown(values[key]) if values[key] != value else "" for values in presets.values())]
         for key, value in default.items()
@@ -72,7 +65,7 @@ def presets_table(name: str) -> str:
 
 def settings_table() -> str:
     """Return the table of the app's settings, without those of the methods."""
-    own = [option for option in known_options() if option.key.partition(".")[0] not in NAMES]
+    own = options_of(AppConfig)
     return table(SETTING_HEAD, [[f"`{o.key}`", shown(o.default), o.allowed, o.help] for o in own])
 
 

@@ -25,7 +25,7 @@ from fl_app.node_config import KEYS
 from server_app.settings.choices import CHOICES
 from server_app.settings.read import default_settings
 from strategies.core.errors import OptionError
-from strategies.core.options import flatten
+from strategies.core.options import PUBLISHED, QUICK, flatten, options_of, preset_of, presets_of
 from strategies.flower.one_shot import OneShot
 from strategies.method import METHODS, Need
 
@@ -115,7 +115,8 @@ def test_tables_of_options_are_as_the_code_has_them(page: Path) -> None:
 @pytest.mark.parametrize("name", list(CHOICES))
 def test_page_of_a_method_has_every_option_once_with_its_default(name: str) -> None:
     text = section(option_tables.PAGES[name], "## Options")
-    defaults = {key: option_tables.shown(value) for key, value in flatten(CHOICES[name].config(), name).items()}
+    quick = flatten(preset_of(CHOICES[name].config, QUICK), name)
+    defaults = {option.key: option_tables.shown(quick[option.key]) for option in options_of(CHOICES[name].config, name)}
     if not defaults:
         assert text.strip() == "No options."
         return
@@ -124,20 +125,20 @@ def test_page_of_a_method_has_every_option_once_with_its_default(name: str) -> N
     assert len(own) == len(defaults)
 
 
-def test_tables_hold_every_setting_once() -> None:
+def test_tables_hold_every_setting() -> None:
     tables = [(path.read_text(), "option") for name, path in option_tables.PAGES.items() if options_of_page(name)]
     tables.append((option_tables.SETTINGS.read_text(), "setting"))
-    assert sorted(row[0] for text, head in tables for row in rows(text, head)) == sorted(default_settings())
+    assert {row[0] for text, head in tables for row in rows(text, head)} == default_settings().keys()
 
 
 def options_of_page(name: str) -> bool:
     return option_tables.options_table(name) is not None
 
 
-@pytest.mark.parametrize("name", list(option_tables.PRESETS))
+@pytest.mark.parametrize("name", option_tables.PRESETS)
 def test_page_of_a_method_describes_each_of_its_presets(name: str) -> None:
     text = option_tables.PAGES[name].read_text()
-    assert re.findall(r"^- \*\*([\w-]+)\*\*:", text, re.MULTILINE) == list(option_tables.PRESETS[name])
+    assert re.findall(r"^- \*\*([\w-]+)\*\*:", text, re.MULTILINE) == [PUBLISHED, *presets_of(CHOICES[name].config)]
 
 
 @pytest.mark.parametrize("name", list(option_tables.PAGES))
@@ -147,12 +148,6 @@ def test_figures_of_a_method_are_those_of_the_pages_of_results(name: str) -> Non
     shown = [line for line in figures.splitlines() if line.startswith("|")]
     assert {line for line in shown if line not in measured and set(line) - set("|-: ")} == set()
     assert shown or figures.startswith(("\nNot measured here.", "\nAll figures are in ["))
-
-
-def test_methods_without_a_preset_of_the_app_run_with_their_defaults() -> None:
-    for name in CHOICES:
-        if name not in ("dense", "fens", "flboost"):
-            assert flatten(CHOICES[name].config(), name).items() <= default_settings().items()
 
 
 def test_pages_list_every_law_and_every_settings_file() -> None:

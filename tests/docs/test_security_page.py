@@ -9,13 +9,12 @@ import pytest
 from doc_pages import ROOT, rows, section
 
 from fl_app.config import AppConfig
-from fl_app.privacy import WANTED
 from server_app.launch.superlink import run_environment
 from server_app.settings.choices import CHOICES
 from strategies.core import offline
 from strategies.core.options import options_of
 from strategies.core.places import RUNS_KEPT
-from strategies.gatekeeper.config import POLICIES
+from strategies.core.stage_options import POLICIES
 from strategies.method import METHODS, Need
 from strategies.methods.fens import FensConfig
 from strategies.rounds.refinement import refines
@@ -93,6 +92,8 @@ def test_page_names_the_variables_that_are_set() -> None:
 def test_page_names_the_refusals_of_differential_privacy() -> None:
     text = section(PAGE, "## Differential privacy")
 
-    assert {"client.share-label-counts", "client.checkpoint"} <= set(WANTED)
+    assert {"client.share-label-counts", "client.checkpoint"} <= {
+        option.key for option in options_of(AppConfig) if option.rules["private"] is not None
+    }
     for word in ("label counts", "checkpoints", "batch normalisation", "number of examples"):
         assert word in text

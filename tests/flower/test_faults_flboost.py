@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.ray]
 # A refinement takes a second, so that there is time to kill in its midst.
 SETTINGS = (
     "method=iterative iterative.strategy=scaffold iterative.refiner=flboost iterative.rounds=5 iterative.fraction=0.5 "
-    "iterative.checkpoint-every=2 flboost.iterations=15 flboost.generator-step=joint flboost.batch-size=16 "
+    "iterative.checkpoint-every=2 flboost.iterations=15 flboost.generator-step=joint "
     "flboost.student-steps=2 flboost.student-lr=0.01 client.epochs=4 client.lr=0.05 data.image-size=8 threads=1 "
     "min-uploads=3"
 )

@@ -29,8 +29,8 @@ from plugs import ROOT, Field, plugged_in, result_of, uploads_in
 from strikes import FAULTS, Fault, Round
 
 SETTINGS = {
-    "method": "dense", "dense.epochs": 60, "dense.generator-steps": 4, "dense.steps-per-epoch": 4,
-    "dense.synthesis-batch-size": 32, "client.epochs": 40, "data.image-size": 8, "threads": 1, "deadline-s": 300,
+    "method": "dense", "dense.epochs": 60, "server.generator-steps": 4, "server.steps-per-epoch": 4,
+    "server.synthesis-batch-size": 32, "client.epochs": 40, "data.image-size": 8, "threads": 1, "deadline-s": 300,
     "checkpoint-s": 0.0, "compute": "in-process",
 }  # fmt: skip
 MOST_RESUMES = 6

@@ -18,7 +18,7 @@ from ...combiners.outcomes import load_model
 from ...core.errors import OptionError
 from ...core.facts import default_normalization
 from ...core.options import flatten
-from ...gatekeeper.config import OFF
+from ...core.stage_options import OFF
 from ...method import Job, Normalization
 from ...rounds.config import NAME, IterativeConfig
 from ...run.identity import open_run

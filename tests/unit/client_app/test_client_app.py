@@ -88,7 +88,7 @@ def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
 
 def own_labels(partition_id: int, **data: Any) -> np.ndarray[Any, Any]:
     labels = open_split("digits", "train").labels.numpy()
-    parts = partition(labels, DataConfig(**data).partition_spec(), num_clients=CLIENTS, num_classes=10, seed=0)
+    parts = partition(labels, DataConfig(**data), num_clients=CLIENTS, num_classes=10, seed=0)
     return labels[parts[partition_id]]
 
 

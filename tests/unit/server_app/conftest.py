@@ -30,15 +30,11 @@ TINY: dict[str, Any] = {
     "epochs": 2,
     "generator-steps": 2,
     "inversion-steps": 2,
-    "inversion-batch-size": 8,
     "synthesis-batch-size": 8,
     "batch-size": 8,
     "latent": 8,
     "steps-per-epoch": 2,
     "images": 64,
-    "probes": 64,
-    "stratification-steps": 2,
-    "stratification-images": 8,
 }
 SMALL: dict[str, Any] = {
     "method": "fedens",
@@ -47,10 +43,10 @@ SMALL: dict[str, Any] = {
     "threads": 1,
     "data.proxy": 0.1,
     **{
-        o.key: TINY[o.key.removeprefix(f"{name}.")]
+        option.key: TINY[option.key.partition(".")[2]]
         for name in METHODS
-        for o in options_of(METHODS[name].config, name)
-        if o.key.removeprefix(f"{name}.") in TINY
+        for option in options_of(METHODS[name].config, name)
+        if option.key.partition(".")[2] in TINY
     },
 }
 

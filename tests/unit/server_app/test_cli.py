@@ -18,7 +18,7 @@ from server_app import cli as command_line
 from server_app.launch import superlink as launching
 from server_app.launch.superlink import Launched
 from server_app.settings.choices import CHOICES
-from server_app.settings.read import APP_DEFAULTS, default_settings
+from server_app.settings.read import default_settings
 from strategies.core.places import make_run_place
 from strategies.run.files import read_json, write_json
 from strategies.run.run_folder import RunFolder
@@ -346,14 +346,17 @@ def test_a_replay_that_was_cut_off_goes_on_as_a_replay_only(
     assert engine.calls == []
 
 
-def test_methods_when_named_show_their_options_with_the_app_s_and_the_paper_s_defaults(engine: Engine) -> None:
+def test_methods_when_named_show_what_matters_first_and_the_values_of_their_presets(engine: Engine) -> None:
     ended = oneshot("methods", "dense", "fedavg", "dw-fedens")
 
     text = " ".join(ended.stdout.split())
     assert f"dense: {CHOICES['dense'].title} ({CHOICES['dense'].source})" in text
     assert f"{CHOICES['dense'].assumption}; result: student" in text
-    assert f"dense.epochs = {APP_DEFAULTS['dense.epochs']} " in text
-    assert "default of its paper: 200" in text
+    assert "dense.epochs = 24 " in text
+    assert "preset co-boosting 500, published 200" in text
+    first, rest = text.partition("further options")[::2]
+    assert "server.batch-size" in first
+    assert "server.student-clip" in rest
     assert "fedavg.weights = examples" in text
     assert "needs: every client's model has the same" in text
     assert "no options" in text
@@ -439,8 +442,8 @@ def test_methods_when_listed_as_json_are_one_line_of_facts(engine: Engine) -> No
     assert facts["fedavg"]["kind"] == "baseline"
     assert facts["label-count-ensemble"]["needs"]
     (epochs,) = [option for option in facts["dense"]["options"] if option["key"] == "dense.epochs"]
-    assert (epochs["default"], epochs["app_default"]) == (200, APP_DEFAULTS["dense.epochs"])
-    assert epochs.keys() == {"key", "default", "app_default", "allowed", "help"}
+    assert epochs["presets"] == {"quick": 24, "published": 200, "co-boosting": 500}
+    assert epochs.keys() == {"key", "main", "presets", "allowed", "help"}
 
 
 @pytest.mark.parametrize("words", [["resume"], ["run", "--resume"]])

@@ -127,5 +127,5 @@ def test_defaults_are_the_published_weight_and_fedkds_schedule() -> None:
 
 @pytest.mark.parametrize(("field", "value"), [("diversity_weight", -0.1), ("augmentation", "blur"), ("epochs", 0)])
 def test_config_out_of_range_names_its_key(field: str, value: object) -> None:
-    with pytest.raises(OptionError, match=f"fed-et.{field.replace('_', '-')}"):
+    with pytest.raises(OptionError, match=f"[.]{field.replace('_', '-')}"):
         FedEtConfig(**{field: value})  # type: ignore[arg-type]

@@ -218,7 +218,7 @@ def test_clients_receive_the_generator_s_description_and_its_weight_of_the_round
 
 
 def test_presets_are_the_publications() -> None:
-    original = FedGenConfig.preset("original", level="images")
+    original = FedGenConfig.preset("paper", level="images")
     assert (original.generator_lr, original.weight_decay, original.lr_decay) == (3e-4, 1e-2, 0.98)
     assert (original.labels, original.weights, original.noise, original.level, original.ce_form) == (
         "held",
@@ -227,12 +227,12 @@ def test_presets_are_the_publications() -> None:
         "images",
         "batch-mean",
     )
-    assert FedGenConfig.preset("default") == FedGenConfig()
+    assert FedGenConfig.preset("published") == FedGenConfig()
     with torch.device("meta"):
-        generator = GeneratorSpec.read(describe_generator(job(FedGenConfig.preset("cvpr2022")))).build(512)
+        generator = GeneratorSpec.read(describe_generator(job(FedGenConfig.preset("flboost")))).build(512)
     assert sum(value.numel() for value in generator.parameters()) == pytest.approx(72e6, rel=0.01)
-    with pytest.raises(OptionError, match="unknown preset 'paper'"):
-        FedGenConfig.preset("paper")
+    with pytest.raises(OptionError, match="unknown preset 'quick'"):
+        FedGenConfig.preset("quick")
 
 
 def without_linear() -> nn.Module:

@@ -137,5 +137,5 @@ def test_every_option_changes_the_result(name: str, usual: Outcome) -> None:
 
 @pytest.mark.parametrize(("field", "value"), [("images", 1), ("student_lr", 0.0), ("batch_size", 1), ("epochs", 0)])
 def test_config_out_of_range_names_its_key(field: str, value: float) -> None:
-    with pytest.raises(OptionError, match=f"fedcvae-ens.{field.replace('_', '-')}"):
+    with pytest.raises(OptionError, match=f"[.]{field.replace('_', '-')}"):
         FedCvaeEnsConfig(**{field: value})  # type: ignore[arg-type]

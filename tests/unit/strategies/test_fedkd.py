@@ -96,5 +96,5 @@ def test_defaults_are_the_published_ones() -> None:
 
 @pytest.mark.parametrize(("field", "value"), [("loss", "l2"), ("augmentation", "blur"), ("batch_size", 1)])
 def test_config_out_of_range_names_its_key(field: str, value: object) -> None:
-    with pytest.raises(OptionError, match=f"fedkd.{field.replace('_', '-')}"):
+    with pytest.raises(OptionError, match=f"[.]{field.replace('_', '-')}"):
         FedKdConfig(**{field: value})  # type: ignore[arg-type]

@@ -314,7 +314,7 @@ def test_settings_that_do_not_fit_are_refused_in_one_line(changes: dict[str, Any
 
 
 def test_presets_are_the_two_variants_and_feddf() -> None:
-    assert FlBoostConfig.preset("default") == FlBoostConfig()
+    assert FlBoostConfig.preset("published") == FlBoostConfig()
     paper, code, feddf = (FlBoostConfig.preset(name) for name in ("paper", "published-code", "feddf"))
     assert (paper.generator_step, paper.discrepancy, paper.student_divergence) == ("joint", "kl", "student-first")
     assert (paper.ce_form, paper.label_draw, paper.per_class) == ("per-sample", "independent", False)

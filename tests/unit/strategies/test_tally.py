@@ -180,7 +180,7 @@ def test_every_option_changes_the_result(name: str) -> None:
      ("start", "zero")],
 )  # fmt: skip
 def test_config_out_of_range_names_its_key(field: str, value: object) -> None:
-    with pytest.raises(OptionError, match=f"tally.{field}"):
+    with pytest.raises(OptionError, match=f"[.]{field}"):
         TallyConfig(**{field: value})  # type: ignore[arg-type]
 
 

@@ -92,7 +92,7 @@ def test_methods_when_compared_have_a_line_per_outcome_with_mean_and_sample_devi
     # What draws nothing has one cell; every method comes once before the next seed.
     assert ran == [("dense", "run", 3), ("fedavg", "run", 3), ("dense", "run", 4), ("dense", "run", 5)]
     lines = rows_of(found)
-    assert list(lines) == ["DENSE ensemble", "DENSE", "FedAvg (one shot)"]
+    assert list(lines) == ["DENSE ensemble", "DENSE (2 epochs of 200)", "FedAvg (one shot)"]
     assert [line["kind"] for line in lines.values()] == ["ensemble", "student", "baseline"]
     assert [line["results"] for line in lines.values()] == [3, 3, 1]
     scores = [
@@ -100,9 +100,9 @@ def test_methods_when_compared_have_a_line_per_outcome_with_mean_and_sample_devi
         for cell in found["cells"]
         if cell["method"] == "dense"
     ]
-    assert lines["DENSE"]["accuracy"] == pytest.approx(sum(scores) / 3, abs=0.01)
-    assert lines["DENSE"]["accuracy_spread"] == pytest.approx(statistics.stdev(scores), abs=0.01)
-    assert lines["DENSE"]["accuracy_spread"] > 0.0
+    assert lines["DENSE (2 epochs of 200)"]["accuracy"] == pytest.approx(sum(scores) / 3, abs=0.01)
+    assert lines["DENSE (2 epochs of 200)"]["accuracy_spread"] == pytest.approx(statistics.stdev(scores), abs=0.01)
+    assert lines["DENSE (2 epochs of 200)"]["accuracy_spread"] > 0.0
     assert lines["DENSE ensemble"]["accuracy_spread"] == 0.0  # the same ensemble each time
     assert lines["FedAvg (one shot)"]["accuracy_spread"] is None
     assert [line["best_accuracy"] for line in lines.values()] == [None, 94.0, None]  # of 93, 94 and 95
@@ -178,14 +178,14 @@ def test_a_folder_s_earlier_methods_stay_in_the_table_and_other_settings_are_ref
     run_folder: MakeRun, ran: list[Any], tmp_path: Path
 ) -> None:
     run, out = run_folder(), tmp_path / "out"
-    oneshot("compare", run, "--methods", "fedens", "--set", "dense.latent=5", "--out", out)
-    ended = oneshot("compare", run, "--methods", "dense", "--set", "dense.latent=5", "--out", out, "--format", "csv")
+    oneshot("compare", run, "--methods", "fedens", "--set", "server.pool-cap=5", "--out", out)
+    ended = oneshot("compare", run, "--methods", "dense", "--set", "server.pool-cap=5", "--out", out, "--format", "csv")
 
     assert [line.split(",")[0] for line in ended.stdout.splitlines()[1:]] == ["fedens", "dense"]
     assert ran == [("fedens", "run", 0), ("dense", "run", 0)]
-    refused = oneshot("compare", run, "--methods", "dense", "--set", "dense.latent=6", "--out", out)
+    refused = oneshot("compare", run, "--methods", "dense", "--set", "server.pool-cap=6", "--out", out)
     assert refused.exit_code == 1
-    assert "compares with dense.latent=5, now it is 6: must be its original settings" in refused.output
+    assert "compares with server.pool-cap=5, now it is 6: must be its original settings" in refused.output
 
 
 @pytest.mark.parametrize(
@@ -269,7 +269,7 @@ def test_ctrl_c_says_how_to_go_on_and_that_command_does_the_rest(
         return str(here(cell, token, log))
 
     monkeypatch.setattr(running, "run_cell", interrupted)
-    overrides = {"dense.optimize-noise": True, "dense.epochs": 1}
+    overrides = {"tally.calibrated": True, "dense.epochs": 1}
     with pytest.raises(KeyboardInterrupt):
         compared(run, methods="fedens,dw-fedens", log=lines, overrides=overrides, out=tmp_path / "out")
     unfinished = json.loads((tmp_path / "out" / "compare.json").read_text())["status"]

@@ -16,7 +16,7 @@ from fl_app.node_config import SUPERNODES_VARIABLE
 from server_app import app as server_app
 from server_app.launch.run_command import RESUME_FILE, leave_resume_file
 from server_app.settings.read import default_settings
-from server_app.settings.settled import FREE_ON_RESUME, check_same_run
+from server_app.settings.settled import check_same_run, free_on
 from server_app.settings.text import merge_settings
 from strategies.core.errors import ComputeError, OptionError, QuorumError
 from strategies.flower.one_shot import OneShot
@@ -70,7 +70,7 @@ def test_a_flipped_bit_in_the_file_is_a_refusal_or_changes_no_setting_of_the_res
         except OptionError as error:
             lines.append(str(error))
         else:
-            assert {key for key in begun if found[key] != begun[key]} <= set(FREE_ON_RESUME)
+            assert {key for key in begun if found[key] != begun[key]} <= free_on("resume")
     assert len(lines) > 25
     assert not any("\n" in line for line in lines)
 

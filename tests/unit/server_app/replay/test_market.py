@@ -130,7 +130,7 @@ def test_a_replay_of_an_import_scores_the_checkpoints_as_they_are(imported: Impo
 
 @pytest.mark.slow
 def test_an_import_can_be_distilled(imported: Import, small: dict[str, Any]) -> None:
-    assert replayed(imported(settings=small), "dense")["table"][-1]["name"] == "DENSE"
+    assert replayed(imported(settings=small), "dense")["table"][-1]["name"] == "DENSE (2 epochs of 200)"
 
 
 def test_methods_that_need_label_counts_work_with_a_map_and_refuse_without(imported: Import, tmp_path: Path) -> None:

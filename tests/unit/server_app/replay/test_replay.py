@@ -279,7 +279,7 @@ def foreign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeRun:
 def test_a_run_of_another_project_when_its_model_is_named_is_replayed_without_scores(
     foreign: MakeRun, method: str
 ) -> None:
-    options = {"dense__epochs": 1, "dense__generator_steps": 1, "dense__synthesis_batch_size": 4, "dense__latent": 4}
+    options = {"dense__epochs": 1, "server__generator_steps": 1, "server__synthesis_batch_size": 4}
 
     result = replayed(foreign(), method, model="foreign_net:Net", **(options if method == "dense" else {}))
 

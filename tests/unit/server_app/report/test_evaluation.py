@@ -30,7 +30,7 @@ def score(report: Any, images: HeldOut, position: int) -> float:
         ("fedavg", [("FedENS", "ensemble"), ("FedAvg (one shot)", "baseline")]),
         ("fedens", [("FedAvg (one shot)", "baseline"), ("FedENS", "ensemble")]),
         ("dw-fedens", [("FedAvg (one shot)", "baseline"), ("FedENS", "ensemble"), ("DW-FedENS", "ensemble")]),
-        ("dense", [("FedAvg (one shot)", "baseline"), ("FedENS", "ensemble"), ("DENSE", "student")]),
+        ("dense", [("FedAvg (one shot)", "baseline"), ("FedENS", "ensemble"), ("DENSE (2 epochs of 200)", "student")]),
     ],
 )
 def test_the_table_when_architectures_are_equal_has_clients_baselines_and_the_result(
@@ -69,7 +69,10 @@ def test_the_table_when_a_method_ends_with_both_has_the_ensemble_before_the_stud
 
     rows = result_table(both, "dense", images)
 
-    assert [(row.name, row.kind) for row in rows[-2:]] == [("DENSE ensemble", "ensemble"), ("DENSE", "student")]
+    assert [(row.name, row.kind) for row in rows[-2:]] == [
+        ("DENSE ensemble", "ensemble"),
+        ("DENSE (2 epochs of 200)", "student"),
+    ]
     ensemble = load_model(replace(both.outcome, student=None), both.job)
     assert rows[-2].accuracy == images.accuracy(ensemble)
     assert rows[-1].accuracy == images.accuracy(load_model(report.outcome, report.job))

@@ -22,6 +22,7 @@ from server_app.report.finish import finish
 from server_app.report.page import Page, Plot, write_page
 from server_app.report.tables import Table
 from server_app.settings.catalogue import catalogue
+from server_app.settings.read import default_settings
 from strategies.run.run_folder import RunFolder
 from strategies.run.stage import keep_outcome
 
@@ -89,7 +90,7 @@ def test_commands_of_a_page_are_accepted_and_fit_the_uploads(page: tuple[Path, d
             assert (given["method"], given["seed"], given["num_supernodes"]) == ("fedens", 1, 3)
             with RunFolder.open(path, write=False) as folder:
                 own = catalogue().settings(given["settings"])
-                assert {**catalogue().app_defaults, "method": "fedens", **own} == folder.info["settings"]
+                assert {**default_settings(), "method": "fedens", **own} == folder.info["settings"]
         for method in (given.get("methods") or given.get("method") or "fedens").split(","):
             assert unmet_need(ReplayRequest(path, method, {})) == ""
 

@@ -161,14 +161,14 @@ def test_the_model_card_names_the_model_its_source_and_its_accuracy(tmp_path: Pa
 
     for part in (
         "# DENSE: one model",
-        "from 3 uploads, with DENSE (Zhang et al., NeurIPS 2022)",
+        "from 3 uploads, with DENSE (2 epochs of 200) (Zhang et al., NeurIPS 2022)",
         "Architecture: lenet5.",
         "images of shape (1, 16, 16)",
         "mean (0.5,)",
         "logits of 10 classes",
         "Seed: 0",
         "| client-000 | client | ",
-        "| DENSE | student | ",
+        "| DENSE (2 epochs of 200) | student | ",
         "- `dense.epochs` = 2",
     ):
         assert part in text

@@ -14,23 +14,20 @@ from fl_app.data import GROUPS, clients_share
 from server_app.settings.build import build_job, build_strategy, check_before_start, held_out, open_half
 from server_app.settings.checks import check_needs_of_settings
 from server_app.settings.choices import CHOICES
-from server_app.settings.read import APP_DEFAULTS, default_settings, read_settings
-from server_app.settings.settled import FREE_ON_RESUME, check_same_run
+from server_app.settings.read import default_settings, listed_settings, overridden, read_settings
+from server_app.settings.settled import check_same_run, free_on
 from strategies.core.errors import ComputeError, DataError, OptionError
 from strategies.core.options import options_of
-from strategies.gatekeeper.config import GatekeeperConfig
 from strategies.method import Normalization
 from strategies.methods.dense import DenseConfig
 from strategies.methods.tally import TallyConfig
 
 
 def test_defaults_cover_every_key_of_the_app_and_of_every_method() -> None:
-    keys = [option.key for option in (*options_of(AppConfig), *options_of(GatekeeperConfig, "gatekeeper"))]
+    keys = [option.key for option in options_of(AppConfig)]
     keys += [option.key for name in CHOICES for option in options_of(CHOICES[name].config, name)]
 
-    assert list(default_settings()) == keys
-    assert len(set(keys)) == len(keys)
-    assert APP_DEFAULTS.items() <= default_settings().items()
+    assert list(default_settings()) == list(dict.fromkeys(keys))
 
 
 def test_settings_when_none_are_given_are_the_main_job() -> None:
@@ -42,14 +39,55 @@ def test_settings_when_none_are_given_are_the_main_job() -> None:
     assert dict(settings.flat) == default_settings()
 
 
-def test_dense_in_the_app_is_short() -> None:
-    main_job = {
-        key.removeprefix("dense.").replace("-", "_"): value
-        for key, value in APP_DEFAULTS.items()
-        if key.startswith("dense.")
-    }
-    assert main_job
-    assert read_settings({"method": "dense"}).method_config == DenseConfig(**main_job)
+# What the app gave before presets had names.
+MAIN_JOB = {
+    "epochs": 24, "generator_steps": 10, "generator_lr": 0.003, "synthesis_batch_size": 64, "batch_size": 32,
+    "kd_temperature": 4.0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ({}, DenseConfig(**MAIN_JOB)),
+        ({"preset": "published"}, DenseConfig()),
+        ({"preset": "paper"}, DenseConfig.preset("paper")),
+        ({"preset": "feddf"}, DenseConfig()),  # a preset that this method lacks
+        ({"dense.epochs": "", "server.batch-size": ""}, DenseConfig(**MAIN_JOB)),
+        ({"dense.epochs": 7, "server.batch-size": 9}, DenseConfig(**{**MAIN_JOB, "epochs": 7, "batch_size": 9})),
+        ({"preset": "paper", "dense.epochs": 24}, DenseConfig.preset("paper", epochs=24)),
+        # Keys of stored runs: of a shared option, and of a value that only presets set today.
+        (
+            {"dense.batch-size": 9, "dense.keep-images": "last"},
+            DenseConfig(**{**MAIN_JOB, "batch_size": 9, "keep_images": "last"}),
+        ),
+    ],
+)
+def test_a_method_has_the_values_of_the_preset_but_where_settings_differ(
+    given: dict[str, Any], wanted: DenseConfig
+) -> None:
+    assert read_settings({"method": "dense", **given}).method_config == wanted
+
+
+def test_another_preset_replaces_the_stored_options_of_methods() -> None:
+    stored = {"method": "dense", "dense.epochs": 24, "dense.batch-size": 9, "client.epochs": 3, "seed": 4}
+
+    again = read_settings(overridden(stored, {"seed": 5}))
+    other = read_settings(overridden(stored, {"preset": "paper"}))
+    smaller = read_settings(overridden(stored, {"server.batch-size": 5}))
+
+    assert (again.method_config.batch_size, again.app.client.epochs, again.app.seed) == (9, 3, 5)
+    assert (other.method_config, other.app.client.epochs) == (DenseConfig.preset("paper"), 3)
+    assert (smaller.method_config.batch_size, smaller.method_config.epochs) == (5, 24)
+
+
+def test_the_settings_of_a_stored_run_are_listed_under_the_keys_of_today() -> None:
+    stored = {"method": "dense", "dense.batch-size": 9, "f-dafl.batch-size": 8, "dense.latent": 256, "gone": 1}
+
+    found = listed_settings(stored)
+
+    assert found == {**default_settings(), "method": "dense", "server.batch-size": 9}
+    check_same_run({"settings": stored}, found)
 
 
 @pytest.mark.parametrize("name", list(CHOICES))
@@ -67,7 +105,7 @@ def test_settings_when_a_method_is_named_have_its_config(name: str) -> None:
         ({"sede": 1}, ["'sede'", "value 1", "did you mean 'seed'?"]),
         ({"dense.epoch": 5}, ["'dense.epoch'", "value 5", "did you mean 'dense.epochs'?"]),
         ({"method": "dense", "dense.epochs": 0}, ["'dense.epochs'", "is 0", "at least 1"]),
-        ({"method": "dense", "dense.schedule": "step"}, ["'dense.schedule'", "'step'", "'constant', 'cosine'"]),
+        ({"method": "dense", "server.schedule": "step"}, ["'server.schedule'", "'step'", "'constant', 'cosine'"]),
         ({"method": "fedavg", "fedavg.weights": "n"}, ["'fedavg.weights'", "'n'", "'examples', 'uniform'"]),
         ({"data.alpha": -1}, ["'data.alpha'", "-1.0", "greater than 0.0"]),
     ],
@@ -201,8 +239,7 @@ def test_a_resumed_run_when_only_places_and_patience_differ_goes_on() -> None:
 
     check_same_run({"settings": default_settings()}, {**default_settings(), **changed})
 
-    assert set(changed) == set(FREE_ON_RESUME)
-    assert set(FREE_ON_RESUME) <= set(default_settings())
+    assert set(changed) == free_on("resume")
 
 
 def test_a_resumed_run_when_it_is_older_than_a_setting_goes_on() -> None:

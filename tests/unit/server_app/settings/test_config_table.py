@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import tomllib
 
+import pytest
+
 from server_app.settings.catalogue import CATALOGUE, catalogue
 from server_app.settings.choices import CHOICES
 from server_app.settings.config_table import PYPROJECT, catalogue_text, config_table, with_config_table
 from server_app.settings.read import default_settings, known_options
 from strategies.core.errors import OptionError
-from strategies.core.options import Option, flatten
+from strategies.core.options import Option, options_of
 
 
 def flat(table: dict[str, object], prefix: str = "") -> dict[str, object]:
@@ -31,8 +33,8 @@ def test_catalogue_is_the_one_that_make_config_writes() -> None:
 def test_catalogue_when_read_has_the_options_of_the_dataclasses_and_their_checks() -> None:
     found = catalogue()
 
-    assert list(found.options.values()) == known_options()
-    assert found.app_defaults == default_settings()
+    assert tuple(found.options.values()) == known_options()
+    assert [option.presets for option in found.options.values()] == [option.presets for option in known_options()]
     for option in known_options():
         own = found.options[option.key]
         for value in (option.default, -1.5, "no such word", True):
@@ -76,7 +78,16 @@ def test_other_sections_when_the_table_is_written_stay_as_they_are() -> None:
     assert with_config_table(after) == after
 
 
-def test_defaults_of_the_main_job_are_keys_that_methods_have() -> None:
-    keys = {key for name in CHOICES for key in flatten(CHOICES[name].config(), name)}
+def test_every_former_key_says_what_to_write_and_is_refused() -> None:
+    former, listed = catalogue().former, default_settings()
 
-    assert keys <= set(default_settings())
+    assert former["dense.batch-size"] == "'server.batch-size' now"
+    assert former["dense.keep-images"] == "a value of the method's preset, which no setting changes"
+    assert not former.keys() & listed.keys()
+    assert {line.split("'")[1] for line in former.values() if line.endswith("now")} <= listed.keys()
+    with pytest.raises(OptionError, match=r"^setting 'dense.batch-size' is 'server.batch-size' now$"):
+        catalogue().settings(["dense.batch-size=3"])
+
+
+def test_each_method_shows_at_most_five_options_first() -> None:
+    assert all(sum(o.rules["main"] for o in options_of(CHOICES[name].config, name)) <= 5 for name in CHOICES)

@@ -238,7 +238,7 @@ def test_a_capped_share_weighs_a_boastful_client_down(
     states["client-000"]["counts"] = states["client-000"]["counts"].roll(1, 0)
     path = stored(tmp_path / "run", SETTINGS, states, facts)
     free = replayed(path, "ridge", tmp_path / "free")
-    capped = replayed(path, "ridge", tmp_path / "capped", **{"ridge.max-share": 0.25})
+    capped = replayed(path, "ridge", tmp_path / "capped", **{"server.max-share": 0.25})
     assert free["accuracy"] + 20.0 < capped["accuracy"]
 
 
@@ -286,7 +286,7 @@ def test_a_deployed_node_runs_no_module_of_the_run_s_choice() -> None:
     [
         ({}, 0.0),
         ({"gatekeeper.policy": "warn"}, 0.2),
-        ({"gatekeeper.policy": "exclude", "ridge.max-share": 0.5}, 0.5),
+        ({"gatekeeper.policy": "exclude", "server.max-share": 0.5}, 0.5),
     ],
 )
 def test_a_gatekeeper_caps_the_share_of_a_client_unless_it_is_set(

@@ -17,7 +17,7 @@ from server_app.settings.checks import check_needs_of_settings
 from server_app.settings.read import read_settings
 from strategies.core.errors import OptionError
 from strategies.core.facts import Upload, UploadFacts
-from strategies.gatekeeper.config import GatekeeperConfig
+from strategies.core.stage_options import GatekeeperConfig
 from strategies.gatekeeper.inspection import inspect
 from strategies.run.run_folder import RunFolder, load_ensemble
 from strategies.statistics.groups import SIZE, with_heads

@@ -10,6 +10,7 @@ from server_app.settings.text import merge_settings, to_toml, with_absolute_path
 from strategies.core.errors import OptionError
 
 KINDS = {option.key: option.kind for option in known_options()}
+PATHS = [option.key for option in known_options() if option.rules["path"]]
 
 
 def test_pairs_when_quoted_or_not_are_read_by_the_type_of_their_key() -> None:
@@ -37,12 +38,14 @@ def test_a_value_that_is_no_toml_is_kept_as_it_is_for_the_check_to_name() -> Non
 
 def test_files_and_pairs_when_both_are_given_the_later_wins(tmp_path: Path) -> None:
     file = tmp_path / "some.toml"
-    file.write_text('seed = 1\nmethod = "dense"\n[dense]\nepochs = 7\nkd-temperature = 4.0\n[data]\nalpha = 0.1\n')
+    file.write_text(
+        'seed = 1\nmethod = "dense"\n[dense]\nepochs = 7\n[server]\nkd-temperature = 4.0\n[data]\nalpha = 0.1\n'
+    )
 
     first = merge_settings([str(file), "seed=2 dense.epochs=8", "seed=3"], KINDS)
     last = merge_settings(["seed=2", str(file)], KINDS)
 
-    assert first == {"seed": 3, "method": "dense", "dense.epochs": 8, "dense.kd-temperature": 4.0, "data.alpha": 0.1}
+    assert first == {"seed": 3, "method": "dense", "dense.epochs": 8, "server.kd-temperature": 4.0, "data.alpha": 0.1}
     assert last["seed"] == 1
 
 
@@ -60,7 +63,7 @@ def test_no_settings_when_nothing_is_given() -> None:
         ),
         (
             "ridge.zzzzzz=1",
-            r"'ridge.zzzzzz' \(value 1\): known are ridge.balance, ridge.max-share, ridge.penalty, ridge.val",
+            r"'ridge.zzzzzz' \(value 1\): known are ridge.penalty, ridge.values",
         ),
         ("seed", r"setting 'seed' is not a pair: must be key=value"),
         ("run-dir='open", r"cannot be read: No closing quotation"),
@@ -146,11 +149,11 @@ def test_paths_when_relative_are_those_of_the_caller(tmp_path: Path, monkeypatch
         "data.name": "mnist",
     }
 
-    assert with_absolute_paths(given) == {
+    assert with_absolute_paths(given, PATHS) == {
         **given,
         "data.root": str(tmp_path / "sets"),
         "data.proxy-file": str(tmp_path / "images.safetensors"),
         "features.weights": str(tmp_path / "backbone.pt"),
         "client.checkpoint": str(tmp_path / "models/{client}.pt"),
     }
-    assert with_absolute_paths({"data.root": "/data"}) == {"data.root": "/data"}
+    assert with_absolute_paths({"data.root": "/data"}, PATHS) == {"data.root": "/data"}

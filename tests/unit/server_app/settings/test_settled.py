@@ -15,8 +15,8 @@ from fl_app.data import open_split, server_share
 from server_app.launch.run_command import stored_settings
 from server_app.replay.request import ReplayRequest
 from server_app.replay.stored import replay_run
-from server_app.settings.read import default_settings, known_options, read_settings
-from server_app.settings.settled import FREE_ON_REPLAY, check_same_run
+from server_app.settings.read import default_settings, read_settings
+from server_app.settings.settled import check_same_run
 from strategies.core.errors import OneShotError, OptionError, StoreError
 from strategies.method import METHODS
 from strategies.run.files import read_json, write_json
@@ -75,10 +75,6 @@ def test_settings_that_are_the_run_s_own_or_the_server_s_are_let_pass(run_folder
     result = replayed(run, "fedens", {"client.epochs": 7, "data.alpha": 0.3, **free})
 
     assert result["status"] == "finished"
-
-
-def test_the_changeable_keys_of_a_replay_are_settings() -> None:
-    assert set(FREE_ON_REPLAY) <= {entry.key for entry in known_options()}
 
 
 def test_proxy_images_follow_the_seed_of_the_run_and_not_that_of_the_replay(

@@ -101,7 +101,7 @@ def test_fedcvae_ens_from_training_to_result(tmp_path: Path) -> None:
 
     result = replayed(run, "fedcvae-ens", tmp_path / "replay")
 
-    assert [(row["name"], row["kind"]) for row in result["table"]] == [("FedCVAE-Ens", "student")]
+    assert [(row["name"], row["kind"]) for row in result["table"]] == [("FedCVAE-Ens (3 epochs of 10)", "student")]
     assert result["accuracy"] > 30.0
     assert (tmp_path / "replay" / "student.safetensors").exists()
     assert "synthetic_images.png" in result["plots"]

@@ -100,7 +100,7 @@ def test_a_method_trains_its_student_by_its_options_and_what_its_publication_fix
     assert found == [(DistillRecipe(**given, **fixed), name in ("fedkd", "fed-et"))]
 
 
-PRESETS = {"default": {}, "paper": {"epochs": 7, "schedule": "constant"}}
+PRESETS = {"paper": {"epochs": 7, "schedule": "constant"}}
 
 
 @dataclass(frozen=True)
@@ -113,11 +113,11 @@ class ToyConfig(StudentOptions):
 
 def test_preset_is_its_values_then_the_changes() -> None:
     assert ToyConfig.preset("paper", epochs=8) == ToyConfig(epochs=8, schedule="constant")
-    assert ToyConfig.preset("default") == ToyConfig()
+    assert ToyConfig.preset("published") == ToyConfig()
 
 
 def test_preset_that_is_unknown_or_changed_out_of_range_is_refused() -> None:
-    with pytest.raises(OptionError, match="unknown preset 'code' of ToyConfig: known are default, paper"):
+    with pytest.raises(OptionError, match="unknown preset 'code' of ToyConfig: known are published, paper"):
         ToyConfig.preset("code")
     with pytest.raises(OptionError, match="toy.epochs"):
         ToyConfig.preset("paper", epochs=0)

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from strategies.core.facts import UploadFacts
-from strategies.gatekeeper.config import GatekeeperConfig
+from strategies.core.stage_options import GatekeeperConfig
 from strategies.method import Job, Normalization, Upload
 
 State = dict[str, torch.Tensor]

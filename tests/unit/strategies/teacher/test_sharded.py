@@ -118,7 +118,7 @@ METHODS_WITH_MEMBERS: dict[str, Any] = {
     "co-boosting": CoBoostingConfig(**{**TINY, **SMOOTH}),
     "dense": DenseConfig(**TINY),
     "f-dafl": FDaflConfig(**TINY),
-    "f-adi": FAdiConfig(epochs=2, inversion_steps=2, inversion_batch_size=6, batch_size=5),
+    "f-adi": FAdiConfig(epochs=2, inversion_steps=2, synthesis_batch_size=6, batch_size=5),
     "feddf": FedDfConfig(epochs=2, batch_size=5),
     "fedkd": FedKdConfig(epochs=2, batch_size=5),
     "fed-et": FedEtConfig(epochs=2, batch_size=5),

@@ -30,7 +30,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "co-boosting": {"epochs": 1, "generator_steps": 1, "batch_size": 4, "synthesis_batch_size": 4, "latent": 4},
     "tally": {"epochs": 1, "images": 4, "batch_size": 4, "probes": 4},
     "f-dafl": {"epochs": 1, "generator_steps": 1, "batch_size": 4, "synthesis_batch_size": 4, "latent": 4},
-    "f-adi": {"epochs": 1, "batch_size": 4, "inversion_steps": 1, "inversion_batch_size": 4},
+    "f-adi": {"epochs": 1, "batch_size": 4, "inversion_steps": 1, "synthesis_batch_size": 4},
 }  # fmt: skip
 DATA_FREE = [name for name in REFINERS if Need.PROXY_IMAGES not in METHODS[name].needs]
 ALMOST = 1e-9

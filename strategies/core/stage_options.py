@@ -1,0 +1,64 @@
+"""The options of a server stage, whoever runs it: a Flower strategy, or this app."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from .options import ADOPTION, ANYWHERE, REPLAY, RESUME, check, check_device, option
+from .registry import TEACHER_HOMES
+
+OFF = "off"
+WARN = "warn"
+EXCLUDE = "exclude"
+POLICIES = (OFF, WARN, EXCLUDE)
+
+
+@dataclass(frozen=True)
+class GatekeeperConfig:
+    """The policy for uploads that look harmful, and the effort of an inspection."""
+
+    policy: str = option(
+        OFF,
+        "uploads that look harmful: off does not inspect, warn reports them, exclude leaves them out",
+        choices=POLICIES,
+        free=(REPLAY, ADOPTION),
+    )
+    # An inspection's effort; the figures of the gatekeeper's page have these values.
+    images: int = option(
+        4, "images inverted from each client's model for each class that it knows", low=1, setting=False
+    )
+    steps: int = option(60, "steps of an inversion", low=1, setting=False)
+    trigger_steps: int = option(60, "steps of the search for a backdoor's trigger; 0: no search", low=0, setting=False)
+
+    def __post_init__(self) -> None:
+        """Check every value."""
+        check(self, "gatekeeper")
+
+
+@dataclass(frozen=True)
+class StageOptions:
+    """Settings of the server stage that most users leave alone."""
+
+    threads: int = option(0, "torch threads of the server stage; 0 = all cores", low=0, free=(REPLAY, ADOPTION))
+    device: str = option("auto", "device of the server stage: auto, cpu, cuda, cuda:1", free=(REPLAY, ADOPTION))
+    max_upload_mib: float = option(2048.0, "largest accepted upload, MiB", above=0.0, free=(RESUME, ADOPTION))
+    checkpoint_s: float = option(
+        20.0, "shortest time between two checkpoints of the server stage, seconds", low=0.0, free=ANYWHERE
+    )
+    store_images: int = option(
+        0, "synthetic images that images.safetensors holds: the last ones of the method; 0 = a sample of 64", low=0,
+        free=(REPLAY, ADOPTION),
+    )  # fmt: skip
+    teacher: str = option(
+        "method",
+        "the ensemble that is distilled; method: the method's own; run: the ensemble of the replayed run, or of "
+        "teacher-run (replay only); else all uploads, as this method combines them",
+        choices=("method", "run", *TEACHER_HOMES),
+        free=(REPLAY, ADOPTION),
+    )
+    gatekeeper: GatekeeperConfig = field(default_factory=GatekeeperConfig)
+
+    def __post_init__(self) -> None:
+        """Check every value."""
+        check(self)
+        check_device(self.device)
