@@ -227,7 +227,7 @@ def check_images(job: Job, key: str) -> None:
     """
     if not holds_images(job.input_shape):
         raise OptionError(
-            f"{key} is {TEACHER.name!r}, and the examples' shape is {tuple(job.input_shape)}: allowed with it are "
+            f"{key} is {TEACHER.name!r}, and the examples' shape is {tuple(job.input_shape)}: must be "
             "images, because it runs the clients' models on noise"
         )
 

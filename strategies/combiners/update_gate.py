@@ -178,7 +178,7 @@ def check_gate(job: Job, key: str, value: str = "'updates'", otherwise: str = "'
     with torch.no_grad():
         if below is None or below.eval()(torch.zeros(1, *job.input_shape)).dim() != 2:
             raise OptionError(
-                f"{key} is {value}, and the model is {job.student}: allowed with it are chains of layers without batch "
+                f"{key} is {value}, and the model is {job.student}: must be a chain of layers without batch "
                 f"normalisation or hooks, with a linear layer of flat inputs before the last; else {otherwise}"
             )
 

@@ -1,4 +1,4 @@
-"""How a module stands before it is called: its memory and that of its images, and its mode for a while."""
+"""Memory format and eval mode of a module."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from ..method import Job
 
 BATCH = 256
-DIRECTIONS = 0.5  # of a span at most, as a share of the layer's inputs: noise, too, lies in a span of them all
+DIRECTIONS = 0.5  # of a span at most, as a share of the layer's inputs: a full-rank span contains noise
 RATE = 0.3  # Adam's learning rate of v
 LABEL_WEIGHT = 0.1
 BLUR, RADIUS = 1.0, 3  # standard deviation of G and half its width, in pixels

@@ -265,7 +265,7 @@ def _student(asked: str | None, method: Method, uploads: Sequence[Upload], copie
 
 
 def _check_further(further: Mapping[str, Any], method: Method) -> None:
-    """Refuse arguments that are none, as an option of the method, which belongs into its config; check the threads."""
+    """Refuse unknown arguments, such as an option of the method, which belongs into its config; check the threads."""
     for name in further:
         if name in {field.name for field in fields(method.config)}:
             wanted = f"{method.config.__name__}({name}=...)"

@@ -246,8 +246,8 @@ def _label_counts(job: Job, key: str, value: str) -> Any:
     silent = [upload.client for upload in job.uploads if upload.label_counts is None]
     if silent:
         raise OptionError(
-            f"setting {key!r} is {value!r}: allowed where every client tells its label counts; silent are "
-            f"{', '.join(silent)}"
+            f"setting {key!r} is {value!r}: needs that every client reports its label counts; missing are "
+            f"those of {', '.join(silent)}"
         )
     return [upload.label_counts for upload in job.uploads]
 

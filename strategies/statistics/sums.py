@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..core.seeds import derive_seed
 
-RESIDUE = 1e-12  # of all examples: fewer of a class are what rounding leaves of weighted ones
+RESIDUE = 1e-12  # of all examples: below this a class's count is rounding error
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ def merge_sums(uploads: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
     It passes the checks of an upload and leads to the same head. To the server the node is one client: one fold in the
     choice of the penalty, and one name to forget. Each upload of a private run has its budget's noise, so that a sum of
-    several is none.
+    several is not one.
 
     Args:
         uploads: At least one, of the same feature function: ``counts``, ``sums``, ``noise``, ``fingerprint``,
