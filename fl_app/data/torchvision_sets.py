@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from strategies.core.errors import DataError
-from strategies.core.pixels import PIXELS
+from strategies.core.facts import PIXELS
 
 # Errors of reading a damaged file, in torchvision, numpy, scipy and pickle.
 DAMAGE = (RuntimeError, OSError, ValueError, TypeError, AssertionError, EOFError, LookupError, pickle.UnpicklingError)

@@ -27,16 +27,18 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from ..core.errors import OptionError
+from ..core.errors import OptionError, UploadError
 from ..core.gpu import has_hooks
 from ..core.seeds import initial_torch
+from ..teacher.average import repeat_tied_weights
 from ..teacher.copies import build_module
-from ..teacher.merged import resembles_start
+from ..teacher.merged import linear_layers, merge_layers, resembles_start
 from .opinion_pools import RULES, UNHELD, OpinionPool, center_logits
 from .trained import hold_as_buffers, register
 
 if TYPE_CHECKING:
-    from ..method import Job, State
+    from ..method import Job, Progress, State, Upload
+
 
 SHARE = 0.3  # largest number of basis vectors, as a share of the layer's inputs
 LEAST_RESIDUAL = 1e-5  # r_k(x) is exact to about a tenth of it in float32
@@ -285,3 +287,45 @@ def _fresh(job: Job, seed: int) -> nn.Module:
     """Return a model of the student's architecture with the fresh weights of this app's clients."""
     with initial_torch(seed, job.student):
         return job.builders[job.student]()
+
+
+# The merged linear layers of a job's uploads, where the weights that their clients began from are known.
+
+
+def merge_uploads(
+    job: Job, uploads: Sequence[Upload], weights: Sequence[float], progress: Progress, *, but: str = ""
+) -> State:
+    """Return the merged weights and biases of the linear layers; none, and a note why, if they cannot be merged.
+
+    A note names the clients that did not start from those weights: they have no part in the merge. They are fewer than
+    half, so that no single client can turn it off; otherwise there is no merge.
+
+    Args:
+        job: Its student and its clients' start.
+        uploads: Of the student's architecture; each is read twice.
+        weights: w_k, one for each upload.
+        progress: Receives the notes.
+        but: The name of a weight that is not merged.
+    """
+    try:
+        if job.clients_seed is None:  # in rounds ``start`` is the uploads' mean, from which no client started
+            raise UploadError(UNKNOWN_START)
+        model = start_model(job)
+        start, names = model.state_dict(), [name for name in linear_layers(model) if f"{name}.weight" != but]
+        others = [upload.client for upload in uploads if not _began_from(upload, start, names[:1])]
+        if 2 * len(others) >= len(uploads):
+            raise UploadError(OTHER_START.format(others[0]))
+    except UploadError as error:
+        progress.record({"note": f"linear layers are averaged and not merged: {error}"})
+        return {}
+    for client in others:
+        progress.record({"note": f"linear layers are merged without {client}: {OTHER_START.format('it')}"})
+    pairs = zip(uploads, weights, strict=True)
+    heard = ((one.read(), weight) for one, weight in pairs if one.client not in others)
+    return repeat_tied_weights(model, merge_layers(start, heard, names))
+
+
+def _began_from(upload: Upload, start: State, first: Sequence[str]) -> bool:
+    """Return whether a client's first such layer is still like its start."""
+    state = upload.read()
+    return all(resembles_start(state[f"{name}.weight"], start[f"{name}.weight"]) for name in first)

@@ -14,7 +14,7 @@ LIBRARY = __package__.rpartition(".")[0]  # under whatever name the library is v
 
 
 # Where the teachers stand that a job may name in place of a method's own ensemble; settings choose among these names.
-TEACHER_HOMES = {"tally": "combiners.tally_pool:TEACHER", "dw-fedens": "combiners.sized_teacher:TEACHER"}
+TEACHER_HOMES = {"tally": "combiners.tally_pool:TEACHER", "dw-fedens": "methods.dw_fedens:TEACHER"}
 
 
 class Registry(Mapping[str, Entry]):

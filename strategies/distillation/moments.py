@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.errors import OptionError
-from ..core.pixels import PIXELS
+from ..core.facts import PIXELS
 from ..teacher.copies import build_module
 from ..teacher.ensemble import load_member
 

@@ -32,13 +32,11 @@ from ..core.options import check, option, presets
 from ..core.seeds import generator
 from ..distillation import settings
 from ..distillation.epochs import Stage, copy_weights, run_epochs
-from ..distillation.generated import GeneratedImages
 from ..distillation.learner import Learner, build_teacher
-from ..distillation.losses import hard_cross_entropy, soft_kl
-from ..distillation.perturbation import draw_directions, prediction_gradient, step_by_sign
+from ..distillation.losses import draw_directions, hard_cross_entropy, prediction_gradient, soft_kl, step_by_sign
 from ..distillation.pool import Pool, shuffled_groups
 from ..distillation.settings import StudentOptions, TextOrCodeOptions
-from ..distillation.synthesis import Batch, Term, View
+from ..distillation.synthesis import Batch, GeneratedImages, Term, View
 from ..method import POOLS, EnsembleSpec, Method, Need, Outcome
 from ..teacher.ensemble import TOGETHER
 

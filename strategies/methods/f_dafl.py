@@ -27,12 +27,11 @@ from ..core.errors import OptionError
 from ..core.options import check, option, presets
 from ..distillation import settings
 from ..distillation.epochs import Stage
-from ..distillation.generated import GeneratedImages
 from ..distillation.learner import Learner, build_teacher, learn_from_made
 from ..distillation.losses import cross_entropy, information
 from ..distillation.pool import Pool
 from ..distillation.settings import PoolOptions, StudentOptions, SynthesisOptions
-from ..distillation.synthesis import Batch, Term, View
+from ..distillation.synthesis import Batch, GeneratedImages, Term, View
 from ..method import ENSEMBLES, Method, Need, Outcome
 from ..teacher.heads import penultimate_features
 

@@ -31,8 +31,6 @@ from ..teacher.ensemble import load_member
 from ..teacher.frozen import forget_statistics
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from ..method import Job, Progress, Upload
 
 

@@ -35,9 +35,8 @@ from ..core.work import work
 from ..distillation.consensus import CE_FORMS, weighted_cross_entropy
 from ..distillation.epochs import copy_weights
 from ..distillation.generator_spec import LEVELS, NOISES, GeneratorSpec, draw_noise
-from ..distillation.label_draws import class_weights
 from ..distillation.losses import diversity
-from ..distillation.matched import Matched, check_level
+from ..distillation.matched import Matched, check_level, class_weights
 from ..method import InRounds, Method, Need, Outcome
 from ..teacher.average import average_uploads
 

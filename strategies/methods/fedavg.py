@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..combiners.merged_uploads import merge_uploads
+from ..combiners.update_gate import merge_uploads
 from ..core.options import check, option
 from ..core.seeds import seeded_torch
 from ..method import Method, Need, Outcome

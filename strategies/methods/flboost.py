@@ -33,9 +33,8 @@ from ..core.seeds import generator, seeded_torch
 from ..core.work import work
 from ..distillation import consensus
 from ..distillation.epochs import clock_block, copy_weights, sample_images
-from ..distillation.label_draws import DRAWS, draw_labels, shares_of
 from ..distillation.losses import diversity
-from ..distillation.matched import LEVELS, Matched, check_level
+from ..distillation.matched import DRAWS, LEVELS, Matched, check_level, draw_labels, shares_of
 from ..distillation.moments import MOMENTS, ImageMoments, check_moments
 from ..distillation.pool import quantize
 from ..distillation.settings import shared

@@ -3,11 +3,10 @@
 A method of this library, published nowhere else.
 
 Symbols: z_k -> member logits; n_k^c -> tally_pool.examples_per_class; pi_k, q_k, l_k -> opinion_pools; P_T -> the
-    pool's softmax; X -> noise.noise_images, overlaid.
-Where: the counts -> class_counts; the teacher -> opinion_pools.OpinionPool, with ``gate`` update_gate.GatedPool;
-    the start -> class_weighted; the student ``min_S mean_X KL(P_T(X) || S(X))`` -> learner.Learner; X of heads on one
-    backbone, which are noise features -> feature_noise.generate_noise; with ``spanned``, more X ->
-    spanned.move_into_spans.
+    pool's softmax; X -> noise.noise_images, overlay_shapes.
+Where: the counts -> combiners.tally_pool; the teacher -> opinion_pools.OpinionPool, with ``gate``
+    update_gate.GatedPool; the start -> class_weighted; the student ``min_S mean_X KL(P_T(X) || S(X))`` -> learner.Learner; X of heads on one
+    backbone, which are noise features -> noise.generate_noise; with ``spanned``, more X -> spanned.move_into_spans.
 """
 
 from __future__ import annotations
@@ -21,12 +20,10 @@ import torch
 from torch import Tensor
 
 from ..combiners.combiners import name_of
-from ..combiners.feature_noise import generate_noise, to_feature_space, to_image_space
-from ..combiners.merged_uploads import merge_uploads
-from ..combiners.noise import noise_batches, overlay_shapes
+from ..combiners.noise import generate_noise, noise_batches, overlay_shapes, to_feature_space, to_image_space
 from ..combiners.opinion_pools import class_shares
 from ..combiners.tally_pool import READ_OFF_ROWS, TallyPoolOptions, build_tally_teacher
-from ..combiners.update_gate import check_gate, find_spans, gate_pool
+from ..combiners.update_gate import check_gate, find_spans, gate_pool, merge_uploads
 from ..core.errors import OptionError
 from ..core.facts import holds_images
 from ..core.options import check, option

@@ -9,8 +9,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from strategies.combiners.class_counts import geometric_mean, response_shares, row_shares
 from strategies.combiners.opinion_pools import OpinionPool
+from strategies.combiners.tally_pool import geometric_mean, response_shares, row_shares
 from strategies.methods.tally import class_weighted
 
 Array = NDArray[np.float64]

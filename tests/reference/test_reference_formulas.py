@@ -202,7 +202,7 @@ def co_boosting(clients: list[Linear], **options: object) -> CoBoostingServer:
 
 @pytest.mark.parametrize("form", ["sign", "l2"])
 def test_perturbation_equals_numpy(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strategies.distillation.perturbation.PERTURBATION_TEMPERATURE", 2.0)
+    monkeypatch.setattr("strategies.distillation.losses.PERTURBATION_TEMPERATURE", 2.0)
     clients = [Linear(RNG.normal(size=(3, 16)), RNG.normal(size=3)) for _ in range(2)]
     server = co_boosting(clients, perturbation=form, perturbation_size=0.25)
     server.combiner.load_state_dict({"weights": torch.tensor([0.2, 0.6])})

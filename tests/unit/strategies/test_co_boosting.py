@@ -22,8 +22,7 @@ from strategies.combiners.combiners import name_of
 from strategies.combiners.outcomes import build_ensemble
 from strategies.combiners.tally_pool import build_tally_teacher
 from strategies.core.errors import OptionError
-from strategies.distillation.generated import GeneratedImages
-from strategies.distillation.synthesis import Batch
+from strategies.distillation.synthesis import Batch, GeneratedImages
 from strategies.method import Outcome, Silent, Upload
 from strategies.methods import dense
 from strategies.methods.co_boosting import METHOD, CoBoostingConfig, fit

@@ -16,7 +16,7 @@ from strategies.core.errors import OptionError
 from strategies.core.seeds import generator as rng
 from strategies.core.seeds import seeded_torch
 from strategies.distillation.generators import ConditionalGenerator
-from strategies.distillation.label_draws import draw_labels
+from strategies.distillation.matched import draw_labels
 from strategies.method import Job, Outcome, Silent
 from strategies.methods.flboost import METHOD, FlBoostConfig
 

@@ -10,8 +10,7 @@ from method_fakes import BUILDERS, OTHER, SHAPE, TINY, UPLOADS, Book, tiny_job, 
 from strategies.combiners.outcomes import load_model
 from strategies.core.errors import OptionError
 from strategies.core.seeds import generator
-from strategies.distillation.losses import cross_entropy
-from strategies.distillation.perturbation import draw_directions
+from strategies.distillation.losses import cross_entropy, draw_directions
 from strategies.method import Job, Outcome, Silent
 from strategies.methods.intactofl import ByPixels, IntactOflConfig, expert_mixture, fit
 from strategies.teacher.augment import Standardize, dequantize

@@ -8,13 +8,6 @@ from fused_fakes import First
 from fused_fakes import made as fused_blocks
 from torch import Tensor, nn
 
-from strategies.combiners.class_counts import (
-    cap_at_median,
-    correlations,
-    find_agreeing,
-    geometric_mean,
-    response_shares,
-)
 from strategies.combiners.combiners import (
     COMBINERS,
     LabelCount,
@@ -30,6 +23,13 @@ from strategies.combiners.combiners import (
 )
 from strategies.combiners.gate import Gate, start_gate
 from strategies.combiners.opinion_pools import RULES, OpinionPool
+from strategies.combiners.tally_pool import (
+    cap_at_median,
+    correlations,
+    find_agreeing,
+    geometric_mean,
+    response_shares,
+)
 from strategies.combiners.trained import Linear, PerClass, TwoLayers, Voting
 from strategies.combiners.update_gate import GatedPool, lower_part
 from strategies.combiners.voting import FLOOR, Array, scores, sum_votes, vote_counts

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from strategies.combiners import noise
-from strategies.combiners.feature_noise import generate_noise, to_feature_space
-from strategies.combiners.noise import noise_images, overlay_shapes, random_fields
+from strategies.combiners.noise import generate_noise, noise_images, overlay_shapes, random_fields, to_feature_space
 from strategies.core.facts import Upload, UploadFacts
 from strategies.core.seeds import generator
 from strategies.method import METHODS, Job, Normalization, Silent

@@ -11,7 +11,6 @@ import torch
 from method_fakes import UPLOADS, telling, tiny_job
 from torch import Tensor, nn
 
-from strategies.combiners.class_counts import geometric_mean, response_shares, row_shares
 from strategies.combiners.combiners import Mean, weights_gradient
 from strategies.combiners.noise import noise_images
 from strategies.combiners.opinion_pools import OpinionPool
@@ -19,6 +18,9 @@ from strategies.combiners.tally_pool import (
     TallyPoolOptions,
     examples_per_class,
     fit_pool,
+    geometric_mean,
+    response_shares,
+    row_shares,
 )
 from strategies.core.facts import UploadFacts
 from strategies.core.seeds import generator

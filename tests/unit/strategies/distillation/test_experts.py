@@ -6,7 +6,7 @@ import torch
 from method_fakes import BUILDERS, SHAPE, UPLOADS, tiny_job
 from torch import nn
 
-from strategies.distillation.perturbation import draw_directions
+from strategies.distillation.losses import draw_directions
 from strategies.distillation.synthesis import View
 from strategies.methods.intactofl import ByPixels, IntactOflConfig
 from strategies.teacher.ensemble import Ensemble

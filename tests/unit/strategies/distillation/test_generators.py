@@ -19,7 +19,7 @@ from strategies.distillation.generators import (
     PixelConv,
     UpsampleConv,
 )
-from strategies.distillation.label_draws import draw_labels, shares_of
+from strategies.distillation.matched import draw_labels, shares_of
 from strategies.method import Job, Normalization, Silent, Upload
 
 

@@ -11,7 +11,7 @@ import torch
 from flboost_fakes import SMALL, C, Rows, job
 from torch import nn
 
-from strategies.core.pixels import PIXELS
+from strategies.core.facts import PIXELS
 from strategies.distillation.moments import NEIGHBOURS, ImageMoments, read_off
 from strategies.method import Normalization, Silent
 from strategies.methods.flboost import METHOD

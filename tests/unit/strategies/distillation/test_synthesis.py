@@ -8,10 +8,9 @@ from strategies.combiners.combiners import Mean
 from strategies.core.errors import OptionError
 from strategies.core.seeds import generator
 from strategies.core.seeds import generator as rng
-from strategies.distillation.generated import GeneratedImages
 from strategies.distillation.inverted import Pixels, invert_images
 from strategies.distillation.losses import cross_entropy
-from strategies.distillation.synthesis import Batch, Recipe, Term, View, synthesize
+from strategies.distillation.synthesis import Batch, GeneratedImages, Recipe, Term, View, synthesize
 from strategies.method import Job, Normalization
 from strategies.teacher.augment import dequantize
 from strategies.teacher.ensemble import Ensemble

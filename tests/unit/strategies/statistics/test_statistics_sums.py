@@ -3,11 +3,11 @@ import pytest
 import torch
 from statistics_fakes import CLASSES, FEATURES, divided, examples, of
 
+from fl_app.models.features import ReluMap
 from strategies.core.fingerprint import encode_fingerprint
 from strategies.core.seeds import derive_seed
 from strategies.statistics.gaussians import Gaussians
 from strategies.statistics.heads import Lda, Ridge
-from strategies.statistics.maps import ReluMap
 from strategies.statistics.moments import FeatureMoments, moments_from_arrays, moments_to_arrays
 from strategies.statistics.privacy import COUNT_WEIGHT, SUM_WEIGHT, normalize_features, sensitivity
 from strategies.statistics.sums import Statistics, from_arrays, merge_sums, projection, to_arrays
