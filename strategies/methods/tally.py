@@ -5,8 +5,9 @@ A method of this library, published nowhere else.
 Symbols: z_k -> member logits; n_k^c -> tally_pool.examples_per_class; pi_k, q_k, l_k -> opinion_pools; P_T -> the
     pool's softmax; X -> noise.noise_images, overlay_shapes.
 Where: the counts -> combiners.tally_pool; the teacher -> opinion_pools.OpinionPool, with ``gate``
-    update_gate.GatedPool; the start -> class_weighted; the student ``min_S mean_X KL(P_T(X) || S(X))`` -> learner.Learner; X of heads on one
-    backbone, which are noise features -> noise.generate_noise; with ``spanned``, more X -> spanned.move_into_spans.
+    update_gate.GatedPool; the start -> class_weighted; the student ``min_S mean_X KL(P_T(X) || S(X))`` ->
+    learner.Learner; X of heads on one backbone, which are noise features -> noise.generate_noise; with ``spanned``,
+    more X -> spanned.move_into_spans.
 """
 
 from __future__ import annotations
