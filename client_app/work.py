@@ -18,7 +18,7 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from client_app.attacking import check_trains, exaggerate_claims, poison, scale_last_layer, scale_weights
+from client_app.attacking import check_trains, choose_victim, exaggerate_claims, poison, scale_last_layer, scale_weights
 from client_app.keeping import Keep, Trained
 from client_app.label_counts import check_shares_counts
 from client_app.node import Asked, Node, check_question, refuse

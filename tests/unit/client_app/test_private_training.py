@@ -230,7 +230,9 @@ def test_a_model_of_one_s_own_with_a_part_that_does_not_answer_trains_the_others
 def test_a_model_whose_gradients_of_single_examples_are_missed_is_refused_in_one_line(
     model: nn.Module, reason: str
 ) -> None:
-    with pytest.raises(UploadError, match=f"^privacy.epsilon: opacus cannot compute the gradients .*: .*{reason}"):
+    with pytest.raises(
+        UploadError, match=f"^privacy.epsilon: opacus cannot compute the per-sample gradients .*: .*{reason}"
+    ):
         fit(model, own_data(), replace(PLAIN, batch_size=12))
 
 
