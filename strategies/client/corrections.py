@@ -35,25 +35,64 @@ import torch
 from flwr.app import ConfigRecord, Message
 from torch import nn
 
+from ..client import read_arrays
 from ..core import refusals
 from ..core.clients import real_of, whole_of
 from ..core.places import check_round
 from ..uploads.ternary import LEAST_DENSITY, VALUES, Compression, flatten_arrays, unflatten_arrays
-from . import read_arrays
 from .generated import GeneratedExamples
-from .parameters import State, arrays_of, beside, inner, kept_or_zero, parameters_of, part_of, shapes_of, squared_way
 from .round_state import RoundState
 
-# SCAFFOLD's control variates on the client, and the length of the local steps, which FedNova uses too.
-#
-# Paper: Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, SCAFFOLD: Stochastic Controlled Averaging for Federated
-# Learning, ICML 2020, https://arxiv.org/abs/1910.06378, Algorithm 1 with option II; FedNova: see
-# :mod:`strategies.rounds.rules`.
-# Deviations: K eta_l is the distance that K steps move a weight whose gradient is 1. :class:`Travel` counts it for SGD
-# with momentum too, so that the control variates stay mean gradients; without momentum it equals K eta_l. It uses the
-# learning rates of the steps themselves, and starts at the server's model, refined or not. Published code of FedFTG
-# takes the rate of the first round, and the model before its refinement. Weight decay is part of the gradients, and
-# so of the control variates. Clipping acts on ``g - c_i + c``: the new control variate belongs to the clipped step.
+# A model's trainable parameters by name, without buffers: the corrections of local training act on these.
+
+State = dict[str, torch.Tensor]
+
+
+def parameters_of(model: nn.Module) -> State:
+    """Return copies of a model's trainable parameters by name."""
+    return {name: value.detach().clone() for name, value in model.named_parameters()}
+
+
+def kept_or_zero(kept: Mapping[str, torch.Tensor], start: State) -> State:
+    """Return a client's kept value of every parameter, or zeros if no kept value fits.
+
+    Args:
+        kept: Kept values by name of parameter; empty for none.
+        start: The parameters.
+    """
+    if shapes_of(kept) == shapes_of(start):
+        return beside(kept, start)
+    return {name: torch.zeros_like(value) for name, value in start.items()}
+
+
+def beside(state: Mapping[str, torch.Tensor], start: State) -> State:
+    """Return a state on the devices of its parameters."""
+    return {name: state[name].to(value.device) for name, value in start.items()}
+
+
+def inner(model: nn.Module, other: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Return ``<w, other>`` over all parameters w, a scalar; its gradient is ``other``."""
+    return torch.stack([(value * other[name]).sum() for name, value in model.named_parameters()]).sum()
+
+
+def squared_way(model: nn.Module, start: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Return ``||w - start||^2`` over all parameters w, a scalar."""
+    return torch.stack([(value - start[name]).square().sum() for name, value in model.named_parameters()]).sum()
+
+
+def part_of(kept: Mapping[str, torch.Tensor], prefix: str) -> State:
+    """Return the entries whose names start with a prefix, under their names without it."""
+    return {name.removeprefix(prefix): value for name, value in kept.items() if name.startswith(prefix)}
+
+
+def arrays_of(state: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """Return tensors as numpy arrays."""
+    return {name: value.cpu().numpy() for name, value in state.items()}
+
+
+def shapes_of(state: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, ...]]:
+    """Return names and shapes, to compare two states."""
+    return {name: tuple(value.shape) for name, value in state.items()}
 
 
 @dataclass

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from ..core.errors import OptionError, UploadError
+from ..core.errors import OptionError
 from ..core.gpu import has_hooks
 from ..core.seeds import initial_torch
 from ..teacher.average import repeat_tied_weights
@@ -307,16 +307,15 @@ def merge_uploads(
         progress: Receives the notes.
         but: The name of a weight that is not merged.
     """
-    try:
-        if job.clients_seed is None:  # in rounds ``start`` is the uploads' mean, from which no client started
-            raise UploadError(UNKNOWN_START)
-        model = start_model(job)
-        start, names = model.state_dict(), [name for name in linear_layers(model) if f"{name}.weight" != but]
-        others = [upload.client for upload in uploads if not _began_from(upload, start, names[:1])]
-        if 2 * len(others) >= len(uploads):
-            raise UploadError(OTHER_START.format(others[0]))
-    except UploadError as error:
-        progress.record({"note": f"linear layers are averaged and not merged: {error}"})
+    averaged = "linear layers are averaged and not merged"
+    if job.clients_seed is None:  # in rounds ``start`` is the uploads' mean, from which no client started
+        progress.record({"note": f"{averaged}: {UNKNOWN_START}"})
+        return {}
+    model = start_model(job)
+    start, names = model.state_dict(), [name for name in linear_layers(model) if f"{name}.weight" != but]
+    others = [upload.client for upload in uploads if not _began_from(upload, start, names[:1])]
+    if 2 * len(others) >= len(uploads):
+        progress.record({"note": f"{averaged}: {OTHER_START.format(others[0])}"})
         return {}
     for client in others:
         progress.record({"note": f"linear layers are merged without {client}: {OTHER_START.format('it')}"})

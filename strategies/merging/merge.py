@@ -11,8 +11,10 @@ from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
+import numpy as np
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from ..combiners.outcomes import build_ensemble, load_model
 from ..compute.in_process import InProcess
@@ -20,7 +22,7 @@ from ..core import refusals
 from ..core.checkpoints import read_checkpoint
 from ..core.durable import atomic_write, make_folder, store_errors
 from ..core.errors import OptionError, StoreError, blaming
-from ..core.facts import CLASSIFIER, UploadFacts, base_of, default_normalization, holds_images, kind_of
+from ..core.facts import CLASSIFIER, CLIENT_NAME, UploadFacts, base_of, default_normalization, holds_images, kind_of
 from ..core.options import meant
 from ..core.places import expanded
 from ..method import ASSUMED, METHODS, Job, Method, Need, Normalization, Outcome, Upload
@@ -34,19 +36,89 @@ from ..uploads.checks import Signatures, check_upload
 from ..uploads.tensors import tensor_form
 from .card import CARD_FILE, merged_card
 from .copies import Copies, copies_of, maker_of
-from .given import by_name, kept_weights, named_models
 
 if TYPE_CHECKING:
-    from typing import Unpack
+    from typing import TypeVar, Unpack
 
     from ..core.facts import State
     from ..method import EnsembleSpec
     from ..teacher.ensemble import Ensemble
     from ..uploads.builders import Model
-    from .given import PerModel, Trained
+
+    Value = TypeVar("Value")
+    PerModel = Sequence[Value] | Mapping[str, Value]
+    Trained = nn.Module | Mapping[str, torch.Tensor] | str | Path
 
 
-# Progress for people: one line that is written over, in a notebook's cell or on a terminal; else a line each time.
+# What a user gives to a merge: models in any form, and values per model.
+
+
+def named_models(models: object) -> dict[str, Trained]:
+    """Return client -> its model, whatever holds them.
+
+    Raises:
+        OptionError: There is no model, one of another type, or a name that no client may have.
+    """
+    # A module may yield its layers, and a text its letters.
+    alone = isinstance(models, str | nn.Module) and not isinstance(models, nn.ModuleList)
+    if alone or not isinstance(models, Iterable):
+        raise OptionError(f"models is {_kind(models)}: must be a list of models, or a mapping of client name -> model")
+    named = dict(models) if isinstance(models, Mapping) else {f"client-{k:03}": one for k, one in enumerate(models)}
+    if not named:
+        raise OptionError("models is empty: must hold at least one model")
+    for client, one in named.items():
+        if not (isinstance(client, str) and CLIENT_NAME.fullmatch(client)):
+            raise OptionError(f"client name is {client!r}: must be up to 64 letters, digits, '.', '_' and '-'")
+        if not isinstance(one, nn.Module | Mapping | str | Path):
+            raise OptionError(f"model {client!r} is {_kind(one)}: must be a module, a state dict or a checkpoint file")
+    return named
+
+
+def _kind(value: object) -> str:
+    return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
+
+
+def by_name(values: PerModel[Value] | None, named: Mapping[str, Trained], what: str) -> dict[str, Value]:
+    """Return client -> its value; empty if none are given.
+
+    Args:
+        values: In the order of the models, or by client name; numbers of numpy and torch become Python's.
+        named: Client -> its model.
+        what: The argument's name in messages.
+
+    Raises:
+        OptionError: There are more or fewer than models.
+    """
+    if values is None:
+        return {}
+    if isinstance(values, Mapping):
+        if odd := sorted(set(values) ^ set(named), key=str):
+            raise OptionError(f"{what} and models differ in {odd[0]!r}: must have the same names")
+        return {client: _plain(value) for client, value in values.items()}
+    if len(values) != len(named):
+        raise OptionError(f"{what} has {len(values)} entries: must have one per model, {len(named)}")
+    return dict(zip(named, map(_plain, values), strict=True))
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if isinstance(value, np.ndarray | np.generic | torch.Tensor) else value
+
+
+def kept_weights(client: str, trained: Trained) -> State | str | Path:
+    """Return a file's name, or a copy of the tensors, which their owner may train further.
+
+    Raises:
+        UploadError: An entry of a state dict is no tensor, or has no values.
+    """
+    if isinstance(trained, str | Path):
+        return trained
+    state = trained.state_dict() if isinstance(trained, nn.Module) else trained
+    for key, value in state.items():
+        if not (isinstance(key, str) and isinstance(value, torch.Tensor)):
+            raise refusals.no_tensor(f"{key!r} of its state dict", _kind(value)).of(f"model {client!r}")
+        if value.is_meta or is_lazy(value):
+            raise refusals.no_tensor(f"tensor {key!r}", "without values yet").of(f"model {client!r}")
+    return {key: value.detach().to("cpu", copy=True) for key, value in state.items()}
 
 
 class OneLine:

@@ -24,12 +24,11 @@ from torch import Tensor
 from ..core.options import check, option, presets
 from ..distillation import settings
 from ..distillation.epochs import Stage, run_epochs
-from ..distillation.generated import GeneratedImages
 from ..distillation.learner import Learner, add_to_pool, build_teacher, image_epoch
 from ..distillation.losses import adversarial_divergence, cross_entropy
 from ..distillation.pool import Pool
 from ..distillation.settings import AUGMENTATION_NAMES, StudentOptions, TextOrCodeOptions, shared
-from ..distillation.synthesis import Batch, Term, View
+from ..distillation.synthesis import Batch, GeneratedImages, Term, View
 from ..method import ENSEMBLES, Method, Need, Outcome, Plan
 from ..teacher.batchnorm import batchnorm_loss, note_without_statistics, reads_statistics
 

@@ -36,12 +36,17 @@ from ..core.work import work
 from ..distillation import settings
 from ..distillation.distill import take_step
 from ..distillation.epochs import Stage, learning_rate, run_epochs
-from ..distillation.generated import GeneratedImages
-from ..distillation.losses import adversarial_divergence, cross_entropy, soft_kl
-from ..distillation.perturbation import draw_directions, prediction_gradient, step_by_sign
+from ..distillation.losses import (
+    adversarial_divergence,
+    cross_entropy,
+    draw_directions,
+    prediction_gradient,
+    soft_kl,
+    step_by_sign,
+)
 from ..distillation.pool import Pool, shuffled_batches
 from ..distillation.settings import PoolOptions, SynthesisOptions, shared
-from ..distillation.synthesis import Batch, Term, View
+from ..distillation.synthesis import Batch, GeneratedImages, Term, View
 from ..method import EnsembleSpec, Method, Need, Outcome, Plan
 from ..teacher.augment import AUGMENTATIONS, Standardize, dequantize
 from ..teacher.batchnorm import batchnorm_loss, note_without_statistics, reads_statistics
