@@ -14,13 +14,10 @@ from safetensors.torch import save_file
 
 from client_app import app as client_app
 from client_app import work
-from client_app.fens import FensHalf
 from client_app.tasks import TASKS
 from fl_app.config import AppConfig, DataConfig
 from fl_app.data import open_split, partition
 from fl_app.models import build, builders
-from strategies.client.fens import Told
-from strategies.core.errors import UploadError
 from strategies.core.options import flatten
 from strategies.core.seeds import seeded_torch
 from strategies.flower.messages import Request, read_reply
@@ -256,27 +253,3 @@ def test_a_pretrained_client_in_simulation_uploads_its_file_and_trains_nothing(
     assert checked.facts.label_counts is not None
     assert checked.metrics == {}
     assert same(state_of(reply), state)
-
-
-def test_a_pretrained_node_without_data_opens_none_and_tells_no_number(
-    ask: Callable[..., Message], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    replace_training(monkeypatch, never)
-    monkeypatch.setattr(work, "cached_split", never)
-    save_file(SIGNATURES_STATE, tmp_path / "clinic-a.safetensors")
-
-    reply = ask(node={"client": "clinic-a", "checkpoint": str(tmp_path / "{client}.safetensors")})
-
-    checked = read_reply(reply.content, SIGNATURES, num_classes=10, max_bytes=2**20, sender="node-9")
-    assert (checked.facts.client, checked.facts.pretrained) == ("clinic-a", True)
-    assert (checked.facts.num_examples, checked.facts.label_counts) == (None, None)
-
-
-def test_examples_that_came_after_the_upload_keep_the_client_out_of_fens(ask: Callable[..., Message]) -> None:
-    facts = {"client": "hospital-a", "partition-id": 0, "num-partitions": 1}
-    ask(node=facts, data__limit=400, method="fens")
-    told = Told(RUN, 0, 0.0, per_class=False, num_classes=10)
-
-    FensHalf({**flatten(AppConfig()), "data.limit": 400}, facts).local().examples(told)
-    with pytest.raises(UploadError, match="examples changed since its upload"):
-        FensHalf({**flatten(AppConfig()), "data.limit": 420}, facts).local().examples(told)

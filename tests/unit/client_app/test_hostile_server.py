@@ -158,17 +158,6 @@ def test_no_checkpoint_outside_the_node_s_folders_is_touched_and_all_get_the_sam
     assert error_of(replies[0]) == line.format(named)
 
 
-@pytest.mark.parametrize("user", ["root", "unknown-user", ""])
-def test_no_answer_tells_which_users_the_node_s_machine_has(hospital: Callable[..., Hospital], user: str) -> None:
-    named = f"~{user}/model.safetensors"
-
-    error = error_of(hospital().train(client__checkpoint=named))
-
-    assert error == f"setting 'client.checkpoint' is {named!r}: must be in a folder of this node's 'read'"
-    folders = {"data.root": named, "data.name": "imagefolder", "data.image-size": 8}
-    assert user not in error_of(hospital().asked({"run-id": RUNS[0]}, folders)) or not user
-
-
 @pytest.mark.parametrize("kind", [MessageType.TRAIN, "train.fens", "train.fusefl", MessageType.QUERY])
 @pytest.mark.parametrize("error", [PermissionError(13, "denied", "/srv/patients"), KeyError("/srv/patients")])
 def test_the_text_of_an_unexpected_error_stays_on_a_deployed_node(

@@ -36,15 +36,6 @@ def test_kept_uploads_come_back_equal(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("*.tmp"))
 
 
-def test_another_run_round_or_client_has_a_place_of_its_own(tmp_path: Path) -> None:
-    kept(tmp_path).save(TRAINED, STATE)
-
-    assert kept(tmp_path, run="f" * 32).load() is None
-    assert kept(tmp_path, client="client-001").load() is None
-    assert kept(tmp_path, client="client-000-1").load() is None
-    assert kept(tmp_path, server_round=2).load() is None
-
-
 @pytest.mark.parametrize("ending", [".safetensors", ".json"])
 @pytest.mark.parametrize("content", [None, b"", b"{}", b"[1]", b"\xff\xfe", b"half"])
 def test_a_torn_or_missing_file_counts_as_nothing(tmp_path: Path, ending: str, content: bytes | None) -> None:
@@ -112,21 +103,6 @@ def test_clients_side_by_side_when_they_share_a_folder_do_not_disturb_each_other
         thread.join()
 
     assert failures == []
-
-
-def test_the_place_is_the_setting_else_the_environment_s_else_the_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.delenv("ONESHOT_CLIENT_STATE", raising=False)
-    Keep("", RUN, "a", 1).save(TRAINED, STATE)
-    monkeypatch.setenv("ONESHOT_CLIENT_STATE", str(tmp_path / "environment"))
-    Keep("", RUN, "b", 1).save(TRAINED, STATE)
-    Keep("~/setting", RUN, "c", 1).save(TRAINED, STATE)
-
-    assert (tmp_path / "home/.cache/oneshot-fl/clients" / RUN / "a-1.json").exists()
-    assert (tmp_path / "environment" / RUN / "b-1.json").exists()
-    assert (tmp_path / "home/setting" / RUN / "c-1.json").exists()
 
 
 def test_weights_when_the_process_dies_before_the_facts_are_written_do_not_count(

@@ -65,21 +65,6 @@ def test_steps_when_counted_take_the_place_of_the_epochs(steps: int, size: int, 
     assert size == 1 or net[2].num_batches_tracked == sum(lengths)
 
 
-@pytest.mark.parametrize(
-    ("size", "batches"), [(16, [8, 8]), (17, [8, 8]), (23, [8, 8]), (24, [8, 8, 8]), (7, [7]), (1, [1])]
-)
-def test_whole_batches_leave_out_the_smaller_last_one_and_a_small_client_has_one_of_all(
-    size: int, batches: list[int]
-) -> None:
-    seen: list[int] = []
-    net = model()
-    net.register_forward_pre_hook(lambda net, given: seen.append(len(given[0])) if net.training else None)
-
-    run(replace(FAST, epochs=1, whole_batches=True), net=net, data=toy(size))
-
-    assert seen == batches
-
-
 def test_momentum_when_forgotten_after_every_epoch_equals_training_that_starts_anew() -> None:
     config = replace(FAST, epochs=2, batch_size=16)
     forgetful, _ = run(replace(config, momentum_epochs=1), data=toy(16))

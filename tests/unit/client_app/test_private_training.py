@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import importlib.util
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -129,22 +128,6 @@ def test_noise_is_that_of_the_plan_times_the_clipping_norm_over_the_mean_batch(m
 
     for after, before in zip(model.parameters(), start.parameters(), strict=True):
         torch.testing.assert_close(before - after, torch.full_like(before, 0.5 * 3.0 * 0.25 / 2))
-
-
-def test_gradients_of_a_model_in_double_precision_lose_the_digits_below_the_noise_too() -> None:
-    model = nn.Sequential(nn.Flatten(), Doubled(), linear_model()[1].double())
-    start = [parameter.detach().clone() for parameter in model.parameters()]
-
-    fit(model, linear_data(), replace(PLAIN, steps=1, lr=1.0))
-
-    for after, before in zip(model.parameters(), start, strict=True):
-        step = (before - after).detach()
-        torch.testing.assert_close(step, step.float().double(), rtol=0, atol=1e-14)
-
-
-class Doubled(nn.Module):
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        return rows.double()
 
 
 @pytest.mark.slow
@@ -458,15 +441,3 @@ def test_settings_when_they_would_tell_more_are_refused_in_one_line(key: str, va
     assert allowed in str(caught.value)
     assert "\n" not in str(caught.value)
     AppConfig.from_settings({"client.loss": "ldam", "client.sam-rho": 0.05})  # without a budget all is well
-
-
-def test_a_model_with_batch_normalisation_a_large_delta_and_a_missing_opacus_are_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    with pytest.raises(UploadError, match="the model must have no batch normalisation"):
-        fit(nn.Sequential(nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(3, 2)), linear_data())
-    with pytest.raises(UploadError, match=r"privacy.delta is 0.01: must be less than 1 / 100"):
-        plan_privacy(PrivacyConfig(1.0, 0.01), PLAIN, 100)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(UploadError, match=r"privacy.epsilon needs opacus, .* pip install 'oneshot-fl\[privacy\]'"):
-        fit(linear_model(), linear_data())

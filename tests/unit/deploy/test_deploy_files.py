@@ -97,16 +97,6 @@ def test_compose_services_are_started_as_the_units_are() -> None:
     assert "ports" not in services["supernode"]
 
 
-def test_compose_secrets_and_folders_are_those_that_make_keys_makes() -> None:
-    text = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
-    assert {name: entry["file"] for name, entry in text["secrets"].items()} == {
-        "server.key": "${KEYS:-./keys}/server/server.key",
-        "node.key": "${KEYS:-./keys}/${NODE:-hospital-a}/node.key",
-    }
-    for service, secrets in (("superlink", ["server.key"]), ("supernode", ["node.key"])):
-        assert text["services"][service]["secrets"] == secrets
-
-
 def test_every_unit_stops_flower_from_installing_and_from_telemetry() -> None:
     image = (DEPLOY / "Dockerfile").read_text()
     for key, value in (

@@ -91,14 +91,3 @@ def test_server_s_own_processes_are_heard_whatever_address_it_listens_on(
     superlink: ModuleType, arguments: list[str], more: set[str]
 ) -> None:
     assert superlink.allowed_addresses(arguments) == {"127.0.0.1", "::1"} | more
-
-
-@pytest.mark.parametrize(
-    ("arguments", "own"),
-    [([], "127.0.0.1"), (["--host", "0.0.0.0"], "127.0.0.1"), (["--host", "::"], "::1")],  # noqa: S104
-)
-def test_server_s_own_processes_are_heard_where_the_operator_names_another_machine_alone(
-    superlink: ModuleType, monkeypatch: pytest.MonkeyPatch, arguments: list[str], own: str
-) -> None:
-    monkeypatch.setenv("ONESHOT_CONTROL_FROM", "192.0.2.9")
-    assert superlink.allowed_addresses(arguments) == {"192.0.2.9", own}

@@ -74,15 +74,6 @@ def test_gaussian_mechanisms_compose_exactly(tmp_path: Path) -> None:
     assert delta == 1e-5
 
 
-def test_trained_models_and_old_lines_are_added_to_gaussian_mechanisms(tmp_path: Path) -> None:
-    enter_sums(tmp_path, 1.0)
-    enter_sums(tmp_path, 1.0)
-    both = Ledger.of(tmp_path, "alice").spent()[0]
-    enter(tmp_path)  # without mu, as lines were before
-
-    assert Ledger.of(tmp_path, "alice").spent() == (pytest.approx(both + 8.0), pytest.approx(2e-5))
-
-
 def test_a_gaussian_mechanism_beyond_the_budget_is_told_what_is_left(tmp_path: Path) -> None:
     policy = NodePolicy.of({"max-epsilon": 12.0})
     enter(tmp_path, policy=policy)

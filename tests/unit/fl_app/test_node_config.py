@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fl_app.node_config import SUPERNODES_VARIABLE, checkpoint_path, node_facts, node_policy, read_nodes
+from fl_app.node_config import SUPERNODES_VARIABLE, node_facts, node_policy, read_nodes
 from fl_app.node_policy import CACHE_MIB, FREE, NodePolicy
 from strategies.core.errors import DataError, OptionError, UploadError
 
@@ -92,23 +92,6 @@ def test_file_that_is_no_node_is_refused_by_its_name(nodes: Path, text: str, lin
     (nodes / "d.toml").write_text(text)
     with pytest.raises(OptionError, match=line):
         read_nodes(nodes)
-
-
-@pytest.mark.parametrize(
-    ("template", "expected"),
-    [
-        ("", None),
-        ("/data/model.pt", "/data/model.pt"),
-        ("/data/{client}/part-{partition}.pt", "/data/clinic-a/part-4.pt"),
-        ("/data/{partition:03d}.pt", "/data/004.pt"),
-        ("~/model.pt", "~/model.pt"),
-        ("/data/{{}}/{partition:2}.pt", "/data/{}/ 4.pt"),
-    ],
-)
-def test_a_template_when_filled_in_is_the_client_s_path(template: str, expected: str | None) -> None:
-    path = checkpoint_path(template, client="clinic-a", partition_id=4)
-
-    assert path == (None if expected is None else Path(expected))
 
 
 # What a node's own config permits a run's settings.

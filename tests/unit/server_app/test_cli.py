@@ -135,34 +135,6 @@ def test_json_when_asked_for_is_the_last_line_and_alone_on_standard_output(engin
     assert result == read_json(Path(result["run_dir"]) / "result.json")
 
 
-def test_run_config_when_repeated_is_merged_and_the_later_wins(engine: Engine, tmp_path: Path) -> None:
-    (tmp_path / "some.toml").write_text('method = "fedavg"\nseed = 1\n[data]\nalpha = 0.1\n')
-
-    ended = oneshot("run", "--run-config", "some.toml", "--run-config", "seed=2 method=fedens", "--num-supernodes", "7")
-
-    assert ended.exit_code == 0, ended.output
-    ((_, settings, supernodes),) = engine.calls
-    run_dir = settings.pop("run-dir")
-    assert settings == {"method": "fedens", "seed": 2, "data.alpha": 0.1}
-    assert "-fedens-" in run_dir
-    assert supernodes == 7
-
-
-def test_another_app_s_folder_when_named_is_run_and_a_folder_without_app_is_refused(
-    engine: Engine, tmp_path: Path
-) -> None:
-    (tmp_path / "app").mkdir()
-    (tmp_path / "app/pyproject.toml").write_text("[tool.flwr.app]\npublisher = 'x'\n")
-    (tmp_path / "none").mkdir()
-
-    assert oneshot("run", tmp_path / "app").exit_code == 0
-    refused = oneshot("run", tmp_path / "none")
-
-    assert engine.calls[0][0] == tmp_path / "app"
-    assert refused.exit_code == 1
-    assert refused.stderr.startswith(f"error: {tmp_path / 'none'} is no Flower app")
-
-
 @pytest.mark.parametrize(
     ("words", "parts"),
     [

@@ -6,17 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from torch import nn
 
 from strategies.combiners.outcomes import load_model
-from strategies.core.errors import OptionError
 from strategies.core.facts import UploadFacts
 from strategies.core.seeds import generator
 from strategies.method import Job, Normalization, Silent, Upload
-from strategies.methods.fafi import METHOD, NOISE_IMAGES, FafiConfig, fit
-from strategies.uploads.needs import check_needs
+from strategies.methods.fafi import NOISE_IMAGES, FafiConfig, fit
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 CLASSES, FEATURES = 3, 5
@@ -118,17 +115,3 @@ def test_predictions_by_test_batch_depend_on_the_other_images_and_by_default_do_
         member.load_state_dict(each.read())
         members.append(member.train()(images))
     torch.testing.assert_close(batch(images), batch.combiner(torch.stack(members)))  # type: ignore[operator]
-
-
-def test_upload_without_prototypes_is_refused_by_name() -> None:
-    bare = Upload(UploadFacts("c9", "net+prototypes", 10), lambda: {"weight": torch.zeros(2, 2)})
-
-    with pytest.raises(OptionError, match=r"a tensor 'prototypes' of shape \(3, features\); the upload of c9 has none"):
-        fit(job(upload(0), bare), Silent())
-
-
-def test_architectures_of_encoders_must_be_the_student_s() -> None:
-    check_needs(METHOD, job(upload(0), upload(1)))
-
-    with pytest.raises(OptionError, match=r"needs one architecture for all, 'net'; different are c1 \(normed\+"):
-        check_needs(METHOD, job(upload(0), upload(1, "normed+prototypes")))

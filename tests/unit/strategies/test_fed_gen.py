@@ -8,15 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from method_fakes import BUILDERS, SHAPE, Book, telling, upload
+from method_fakes import BUILDERS, SHAPE, upload
 from torch import nn
 
-from strategies.compute import InProcess
 from strategies.core.errors import OptionError
 from strategies.distillation.generator_spec import GeneratorSpec
 from strategies.method import Job, Normalization, Silent, Upload
 from strategies.methods.fed_gen import METHOD, FedGenConfig, FedGenServer, describe_generator, fit
-from strategies.rounds.refinement import Refinement, Refiner
 from strategies.teacher.average import weighted_mean
 from strategies.uploads.needs import check_needs
 
@@ -47,10 +45,6 @@ def made_by(memory: State, config: FedGenConfig) -> torch.Tensor:
     with torch.no_grad():
         examples: torch.Tensor = found.train()(noise, torch.arange(12) % 3)
     return examples
-
-
-def counted(*counts: tuple[int, ...] | None) -> tuple[Upload, ...]:
-    return tuple(telling(one, label_counts=given) for one, given in zip(UPLOADS, counts, strict=True))
 
 
 # The loss.
@@ -128,20 +122,6 @@ def test_round_goes_on_from_the_generator_of_the_last() -> None:
     assert anew["norm0.num_batches_tracked"] == 4
 
 
-def test_learning_rate_falls_from_round_to_round() -> None:
-    moved = []
-    for number in (1, 11):
-        config = replace(SMALL, iterations=1, lr_decay=0.9)
-        with torch.random.fork_rng():
-            torch.manual_seed(1)
-            start = GeneratorSpec.read(describe_generator(job())).build(16).state_dict()
-        start = {name: value.clone() for name, value in start.items()}
-        after = fit(job(config, memory=start, server_round=number), Silent()).memory
-        moved.append((after["features.bias"] - start["features.bias"]).abs().max().item())
-    # The first step of Adam is as long as its rate.
-    assert moved == pytest.approx([0.01, 0.01 * 0.9**10], rel=1e-3)
-
-
 @pytest.mark.parametrize("config", [SMALL, IMAGES], ids=["features", "images"])
 def test_same_seed_same_bits_and_rounds_draw_anew(config: FedGenConfig) -> None:
     torch.manual_seed(5)
@@ -184,23 +164,6 @@ def test_every_option_is_tried_here() -> None:
 
 
 # Label counts.
-
-
-def drawn(config: FedGenConfig, uploads: tuple[Upload, ...]) -> tuple[list[int], list[str]]:
-    book = Book()
-    return FedGenServer(job(config, uploads=uploads, start=UPLOADS[0].read()), book).classes.tolist(), book.notes
-
-
-def test_without_label_counts_everything_is_equal_and_noted_once_in_all_rounds() -> None:
-    uploads, lines = counted((9, 1, 0), None, (0, 1, 5)), list[str]()
-    config = replace(SMALL, labels="held", weights="counts")
-    assert drawn(config, uploads)[0] == [0, 1, 2]
-    assert same(fit(job(config, uploads=uploads), Silent()).memory, fit(job(), Silent()).memory)
-    assert drawn(SMALL, uploads)[1] == []
-    stage = Refinement(Refiner(METHOD, config), job(), InProcess(), say=lines.append)
-    for number in (1, 2, 3):
-        stage.run(number, uploads, UPLOADS[0].read())
-    assert lines == ["no label-counts from c1: all classes and clients weigh the same"]
 
 
 # The description of the generator for the clients.

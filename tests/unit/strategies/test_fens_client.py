@@ -81,17 +81,6 @@ def test_a_run_id_that_is_a_path_is_refused(tmp_path: Path) -> None:
         LogitCache(str(tmp_path), "../../etc", "alice")
 
 
-@pytest.mark.parametrize("facts", [{}, {"step": "round"}, {"step": "dance"}])
-def test_an_invalid_question_is_answered_with_its_missing_entry(tmp_path: Path, facts: dict[str, str]) -> None:
-    common = {"run-id": RUN, "seed": 0, "holdout": 0.1, "per-class": False, "num-classes": 3, "ensemble": "e" * 64}
-    given = {**common, **facts} if facts.get("step") == "dance" else facts
-
-    said, arrays = respond(given, {}, DirectClients(tmp_path).local("c0"))
-
-    assert "missing or unknown" in said["error"]
-    assert not arrays
-
-
 def test_held_out_examples_are_a_tenth_and_the_same_every_time() -> None:
     train, held = held_out(95, client="alice", seed=3)
 
@@ -100,14 +89,6 @@ def test_held_out_examples_are_a_tenth_and_the_same_every_time() -> None:
     np.testing.assert_array_equal(held_out(95, client="alice", seed=3)[1], held)
     assert not np.array_equal(held_out(95, client="bob", seed=3)[1], held)
     assert not np.array_equal(held_out(95, client="alice", seed=4)[1], held)
-
-
-def test_held_out_per_class_takes_the_share_of_each() -> None:
-    labels = np.array([0] * 40 + [1] * 20 + [2] * 4)
-    train, held = held_out(64, client="alice", seed=0, share=0.25, labels=labels)
-
-    assert np.bincount(labels[held]).tolist() == [10, 5, 1]
-    assert sorted([*train, *held]) == list(range(64))
 
 
 def test_a_member_that_works_in_place_changes_neither_examples_nor_the_logits_of_others(

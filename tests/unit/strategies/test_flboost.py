@@ -35,16 +35,6 @@ def test_outcome_is_the_model_the_generator_times_and_images() -> None:
     assert outcome.images.dtype == torch.uint8
 
 
-def test_uploads_start_and_memory_stay_as_they_are() -> None:
-    first = METHOD.fit(job(), Silent())
-    given = job(memory=first.memory)
-    assert given.start is not None
-    states = [upload.read() for upload in given.uploads] + [given.start, first.memory]
-    before = [{name: value.clone() for name, value in state.items()} for state in states]
-    METHOD.fit(given, Silent())
-    assert not any(differ(state, copy) for state, copy in zip(states, before, strict=True))
-
-
 @pytest.mark.parametrize("step", ["per-client", "joint"])
 def test_order_of_uploads_does_not_show(step: str) -> None:
     given = job(replace(SMALL, generator_step=step))
@@ -225,18 +215,6 @@ def test_loop_equals_a_plain_one_written_from_the_algorithm(variant: str) -> Non
     assert differ(student(ours), given.start or {})
 
 
-def test_adversarial_step_alone_moves_images_to_where_the_models_differ() -> None:
-    config = replace(SMALL, ce_weight=0.0, diversity_weight=0.0, iterations=1, student_lr=1e-12, batch_size=16)
-    for form in ("logits", "kl"):
-        found = []
-        for steps in (1, 12):
-            rows = Rows()
-            METHOD.fit(job(replace(config, discrepancy=form, generator_steps=steps, generator_step="joint")), rows)
-            assert rows.rows[0].keys() == {"epoch", "generator", "adversarial", "distillation"}
-            found.append(-rows.rows[0]["adversarial"])
-        assert found[1] > 1.2 * found[0]  # on average over the steps
-
-
 @pytest.mark.parametrize("start", ["average", "given"])
 def test_student_learns_from_the_clients(start: str) -> None:
     config = replace(SMALL, iterations=8, batch_size=12, generator_step="joint")
@@ -277,24 +255,6 @@ def test_equal_counts_are_as_good_as_none(option: dict[str, Any]) -> None:
     given = replace(given, uploads=tuple(telling(u, label_counts=(5,) * C) for u in given.uploads))
     plain, switched = (METHOD.fit(replace(given, config=c), Silent()) for c in (SMALL, replace(SMALL, **option)))
     assert not differ(student(plain), student(switched))
-
-
-def test_without_all_label_counts_everything_is_uniform_and_logged_once() -> None:
-    given = job()
-    silent = replace(
-        given,
-        uploads=(
-            *given.uploads[:2],
-            telling(given.uploads[2], label_counts=None),
-        ),
-    )
-    rows = Rows()
-    found = METHOD.fit(silent, rows)
-    assert [row["note"] for row in rows.rows if "note" in row] == [
-        "no label counts from c2: all classes and clients weigh the same"
-    ]
-    uniform = replace(SMALL, labels="uniform", weights="uniform")
-    assert not differ(student(found), student(METHOD.fit(job(uniform), Silent())))
 
 
 @pytest.mark.parametrize(

@@ -54,17 +54,6 @@ def test_questions_hold_every_client_s_block_in_order_and_the_last_ones_go_out_f
         np.testing.assert_array_equal(outcome.ensemble.weights[f"stages.0.{k}.block.2.weight"], sent)
 
 
-def test_classifier_is_the_plain_mean_and_the_calibration_moves_it_alone() -> None:
-    plain, moved = (fit_with_clients(one, Silent(), Answering(one)) for one in (job(calibrate=False), job()))
-
-    assert plain.ensemble is not None
-    assert moved.ensemble is not None
-    wanted = np.mean([Answering(job()).answer(f"c{k}", 2).arrays["classifier.weight"] for k in range(3)], axis=0)
-    np.testing.assert_allclose(plain.ensemble.weights["classifier.weight"], wanted, atol=1e-7)
-    changed = {k for k, value in moved.ensemble.weights.items() if not torch.equal(value, plain.ensemble.weights[k])}
-    assert changed == {"classifier.weight", "classifier.bias"}
-
-
 def test_calibration_is_an_epoch_of_steps_on_draws_of_the_classes_that_there_are() -> None:
     means = torch.tensor([[3.0, 0, 0], [0, 3.0, 0], [0, 0, 0], [0, 0, 3.0]])
     told = Gaussians(torch.tensor([5, 9, 0, 2]), means, 0.1 * torch.eye(3).expand(4, 3, 3))

@@ -15,8 +15,6 @@ from torch import nn
 
 from strategies import Result, load_ensemble_module, merge
 from strategies.core.errors import OptionError, UploadError
-from strategies.merging.merge import OneLine
-from strategies.method import ASSUMED, Normalization
 from strategies.methods.fedavg import FedAvgConfig
 from strategies.methods.tally import TallyConfig
 
@@ -188,42 +186,6 @@ def test_models_of_another_kind_are_merged_whatever_their_builder_is_called(
         assert torch.equal(loaded(IMAGES), predicted(result))
 
 
-class Words(nn.Module):
-    """A model of texts that refuses numbers with fractions."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = nn.EmbeddingBag(50, 4)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        return self.table(tokens.flatten(1))  # type: ignore[no-any-return]
-
-
-@pytest.mark.parametrize("model", [None, Words])
-def test_models_of_texts_are_merged(model: Callable[[], nn.Module] | None) -> None:
-    words, tokens = [trained(seed, Words) for seed in range(2)], torch.randint(0, 50, (3, 1, 1, 7))
-
-    ensemble = merge(words, "fedens", model=model, **{**SHAPE, "input_shape": (1, 1, 7)}).ensemble
-
-    assert ensemble is not None
-    with torch.no_grad():
-        torch.testing.assert_close(ensemble(tokens), (words[0](tokens) + words[1](tokens)) / 2)
-
-
-def test_rows_without_a_normalization_are_merged_as_they_are() -> None:
-    said: list[str] = []
-
-    def row_net() -> nn.Module:
-        return nn.Sequential(nn.Flatten(), nn.Linear(5, 4))
-
-    shape = {**SHAPE, "log": said.append}
-    rows = merge([trained(0, row_net)], "fedens", **{**shape, "input_shape": (5, 1, 1)})
-    assert rows.job.normalization == Normalization((0.0,) * 5, (1.0,) * 5)
-    assert ASSUMED not in said
-    assert merge(NETS, "fedens", **shape).job.normalization == Normalization((0.5,), (0.5,))
-    assert ASSUMED in said
-
-
 def code_of(folder: Path) -> str:
     (code,) = re.findall(r"```python\n(.*?)```", (folder / "model_card.md").read_text(), re.DOTALL)
     return str(code)
@@ -254,11 +216,3 @@ def test_the_card_says_what_was_merged_and_loads_it(
         assert torch.equal(names["student"](IMAGES), result.student.eval()(IMAGES))
         assert result.ensemble is not None
         assert torch.allclose(names["ensemble"](IMAGES), result.ensemble(IMAGES), atol=1e-6)
-
-
-@pytest.mark.parametrize(("live", "shown"), [(True, "\rfirst\rb    \n"), (False, "first\nb\n")])
-def test_progress_is_one_line_that_is_written_over(capsys: pytest.CaptureFixture[str], live: bool, shown: str) -> None:
-    with OneLine(live) as line:
-        line("first")
-        line("b")
-    assert capsys.readouterr().out == shown

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 
 from server_app.launch import time_trial
 from server_app.launch.time_trial import trial
@@ -53,13 +52,6 @@ def test_time_of_clients_is_that_of_a_step_for_all_their_steps_on_all_cores(monk
     assert found[3] == pytest.approx(4 * 41 * step, rel=0.05)
 
 
-def test_time_of_rounds_is_that_of_the_clients_in_every_round() -> None:
-    found = trial(read_settings({**QUICK, "method": "iterative", "iterative.rounds": 10}), 3)
-
-    assert found.keys() == {"clients"}
-    assert 0.0 < found["clients"] < 600.0
-
-
 def test_time_of_a_server_stage_is_reckoned_from_its_first_steps(
     monkeypatch: pytest.MonkeyPatch, clock: list[float]
 ) -> None:
@@ -81,29 +73,3 @@ def test_time_of_a_server_stage_is_reckoned_from_its_first_steps(
     assert [upload.facts.client for upload in job.uploads] == ["client-000", "client-001", "client-002"]
     assert [upload.facts.num_examples for upload in job.uploads] == [1297 // 3] * 3
     assert all(upload.read().keys() == job.builders["lenet5"]().state_dict().keys() for upload in job.uploads)
-
-
-def test_time_of_a_stage_that_ends_in_the_trial_is_its_own_for_every_round(
-    monkeypatch: pytest.MonkeyPatch, clock: list[float]
-) -> None:
-    def fit(job: Job, progress: Progress) -> Outcome:
-        clock[0] += 2.0
-        return Outcome(None, None)
-
-    assert trial(settings_with(monkeypatch, fit), 3)["server"] == 2.0
-    assert trial(settings_with(monkeypatch, fit, **{"dense.rounds": 3}), 3)["server"] == 6.0
-
-
-def test_stage_that_reports_nothing_is_ended_and_has_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fit(job: Job, progress: Progress) -> Outcome:
-        while True:
-            torch.ones(1).add_(1)
-
-    monkeypatch.setattr(time_trial, "LIMIT_S", 0.2)
-
-    assert trial(settings_with(monkeypatch, fit), 3) == {"clients": 1.0}
-
-
-@pytest.mark.parametrize("more", [{"method": "ridge"}, {"client.checkpoint": "x.safetensors"}, {"method": "fedov"}])
-def test_clients_that_do_something_else_have_no_trial(more: dict[str, Any]) -> None:
-    assert trial(read_settings({**QUICK, **more}), 3) == {}

@@ -86,20 +86,6 @@ def test_a_replay_without_a_method_runs_the_run_s_own_and_gives_the_same_bits_ea
     assert first["run_dir"] != again["run_dir"]
 
 
-def test_settings_when_they_differ_from_the_run_s_are_used_and_kept(run_folder: MakeRun) -> None:
-    run = run_folder()
-
-    plain = replayed(run, "dense")
-    other = replayed(run, "dense", dense__epochs=1, seed=5)
-
-    info = json.loads((Path(other["run_dir"]) / "run.json").read_text())
-    assert (info["settings"]["dense.epochs"], info["settings"]["seed"], info["seed"]) == (1, 5, 5)
-    assert other["seed"] == 5
-    assert other["weights_sha256"] != plain["weights_sha256"]
-    with RunFolder.open(Path(other["run_dir"]), write=False) as folder:
-        assert [row["epoch"] for row in folder.round(1).metrics() if "epoch" in row] == [1]
-
-
 @pytest.mark.parametrize(
     ("how", "message"),
     [

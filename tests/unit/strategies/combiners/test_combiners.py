@@ -27,8 +27,6 @@ from strategies.combiners.tally_pool import (
     cap_at_median,
     correlations,
     find_agreeing,
-    geometric_mean,
-    response_shares,
 )
 from strategies.combiners.trained import Linear, PerClass, TwoLayers, Voting
 from strategies.combiners.update_gate import GatedPool, lower_part
@@ -168,26 +166,6 @@ def test_weighted_mean_gradient_of_two_members_equals_the_one_by_hand() -> None:
 
 
 # Class shares read off a model; the formulas once more in numpy stand in ``tests/reference``.
-
-
-def test_response_shares_of_a_client_that_never_answers_with_a_class_are_small_there() -> None:
-    logits = torch.randn(2, 500, 3, generator=torch.Generator().manual_seed(0))
-    logits[0, :, 2] -= 6
-    shares = response_shares(logits)
-    assert shares.dtype == torch.float64
-    torch.testing.assert_close(shares.sum(1), torch.ones(2, dtype=torch.float64))
-    assert float(shares[0, 2]) < 0.02
-    assert float(shares[1].min()) > 0.3
-
-
-def test_geometric_mean_of_equal_tables_is_the_table_and_needs_both_to_know_a_class() -> None:
-    one = torch.tensor([[0.2, 0.8, 0.0], [0.5, 0.25, 0.25]], dtype=torch.float64)
-    torch.testing.assert_close(geometric_mean(one, one), one)
-    other = torch.tensor([[0.5, 0.0, 0.5], [0.25, 0.25, 0.5]], dtype=torch.float64)
-    mean = geometric_mean(one, other)
-    assert mean[0].tolist() == [1.0, 0.0, 0.0]
-    torch.testing.assert_close(mean, geometric_mean(other, one))
-    torch.testing.assert_close(mean.sum(1), torch.ones(2, dtype=torch.float64))
 
 
 def test_capped_sizes_are_at_most_the_median() -> None:

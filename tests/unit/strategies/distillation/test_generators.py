@@ -1,5 +1,4 @@
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -223,25 +222,6 @@ def test_generator_is_of_its_level() -> None:
 def test_wrong_descriptions_are_refused(key: str, value: Any, allowed: str) -> None:
     with pytest.raises(UploadError, match=f"the server's generator-{key} is .*: must be {allowed}"):
         GeneratorSpec.read({**SPEC.as_config(), f"generator-{key}": value})
-
-
-@pytest.mark.parametrize(
-    ("level", "sizes", "most"),
-    [
-        ("features", {"latent": 100, "classes": 10, "width": 18}, 2**19),
-        ("images", {"latent": 4, "classes": 4, "shape": (1, 8, 7), "width": 65536}, 2**20),
-    ],
-)
-def test_a_batch_of_more_than_256_mib_is_refused_before_it_is_made(
-    level: str, sizes: dict[str, Any], most: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("strategies.distillation.generator_spec.MOST", 2**20 + 1)
-    spec = replace(SPEC, level=level, batch=most, **sizes)
-    assert GeneratorSpec.read(spec.as_config()) == spec
-    with pytest.raises(
-        UploadError, match=f"generator-batch is {most + 1}: must be small enough for {2**26} values in all, not"
-    ):
-        GeneratorSpec.read(replace(spec, batch=most + 1).as_config())
 
 
 # Labels as often as clients hold them, and what each client counts for them.

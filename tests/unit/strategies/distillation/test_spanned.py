@@ -8,10 +8,10 @@ import torch
 from scipy.special import logsumexp
 from torch import Tensor, nn
 
-from strategies.combiners.update_gate import Spans, find_spans, residual
+from strategies.combiners.update_gate import Spans, find_spans
 from strategies.core.facts import UploadFacts
 from strategies.core.seeds import generator
-from strategies.distillation.spanned import Objective, moved
+from strategies.distillation.spanned import Objective
 from strategies.method import Job, Normalization, Upload
 
 SHAPE, CLASSES, CLIENTS = (2, 6, 5), 3, 3
@@ -83,19 +83,3 @@ def test_objective_is_the_sum_of_both_residuals_and_the_classes_cross_entropy(no
     ce = logsumexp(logits, axis=1) - logits[np.arange(4), labels.numpy()]
     expected = np.log(ratios).sum() + 0.1 * ce.sum()
     assert float(found) == pytest.approx(expected, rel=1e-4)
-
-
-def test_images_move_into_the_span_of_their_client(noise: Tensor) -> None:
-    job = make_job()
-    spans, labels = make_spans(job), torch.zeros(len(noise), dtype=torch.long)
-    objective = Objective(job, spans, 0)
-
-    def outside(images: Tensor) -> float:
-        inputs = objective.standardize(images / 255)
-        both = [residual(layers(inputs), objective.basis) for layers in (objective.start, objective.below)]
-        return float(torch.stack(both).mean())
-
-    found = moved(noise, labels, objective, steps=40)
-    assert found.dtype == torch.uint8
-    assert found.shape == noise.shape
-    assert outside(found) < 0.6 * outside(noise)

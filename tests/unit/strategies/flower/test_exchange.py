@@ -11,7 +11,6 @@ from flower_fakes import (
     CLASSES,
     SIGNATURES,
     DeployedGrid,
-    Hostile,
     crashing,
     equal,
     in_turn,
@@ -84,12 +83,6 @@ def test_collect_when_lost_nodes_leave_the_quorum_open_waits_for_them_to_the_dea
     assert clock.now == pytest.approx(300.0)
 
 
-def test_collect_when_one_client_is_two_nodes_still_waits_for_the_quorum_of_clients(folder: RoundFolder) -> None:
-    nodes = {1: named("alice", 1), 2: named("alice", 1), 3: named("bob", 2)}
-    collector(folder).collect(DeployedGrid(nodes, joins={3: 100}), REQUEST, timeout=3600.0, min_uploads=2)
-    assert folder.held() == ["alice", "bob"]
-
-
 def test_collect_when_the_same_upload_comes_twice_takes_it_once_and_refuses_nothing(
     folder: RoundFolder, said: list[str]
 ) -> None:
@@ -127,12 +120,3 @@ def test_an_accepted_upload_is_never_replaced_by_another_of_its_name(folder: Rou
     collector(folder).collect(grid, REQUEST, timeout=60.0, min_uploads=1)
     assert equal(folder.uploads()[0].read(), weights(1))
     assert reasons(folder) == {"alice": "its upload is already here, a second one is refused"}
-
-
-def test_collect_when_an_answer_cannot_be_inflated_goes_on_without_its_node(folder: RoundFolder) -> None:
-    nodes = {1: named("alice", 1), 2: named("bob", 2), 3: named("carol", 3)}
-    grid = Hostile(nodes, hostile=[2], error=KeyError("chunk"))
-    collector(folder).collect(grid, REQUEST, timeout=3600.0, min_uploads=2)
-    assert folder.held() == ["alice", "carol"]
-    assert reasons(folder) == {"node-2": "its answer cannot be read: KeyError: 'chunk'"}
-    assert grid.of_type() == [1, 2, 3]

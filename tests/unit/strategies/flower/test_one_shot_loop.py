@@ -20,9 +20,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 
 from strategies import OneShot, OneShotFedAvg
 from strategies.client import already_held, held_mark
-from strategies.compute import ray_actors
 from strategies.core.errors import QuorumError
-from strategies.method import Job, Method, Outcome, Progress
 
 START = ArrayRecord(weights(5))
 
@@ -55,26 +53,6 @@ def test_configure_train_asks_every_node_and_names_held_uploads(tmp_path: Path) 
     assert grid.asked[0].content["config"]["held"] == [held_mark("alice", grid.asked[0].content["config"]["run-id"])]
     assert work == ["alice", "bob"]
     found.close()
-
-
-def test_aggregate_train_by_default_uses_ray_where_it_runs_and_never_waits_for_another_to_start_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[Any] = []
-
-    def run(self: ray_actors.RayActors, method: Method, job: Job, progress: Progress) -> Outcome:
-        asked.append(self.owns_ray)
-        return method.fit(job, progress)
-
-    monkeypatch.setattr(ray_actors.RayActors, "run", run)
-    found = strategy(OneShotFedAvg, tmp_path / "loop", compute=None)
-    one_round(found, FakeGrid(GRID))
-    found.close()
-    for simulation in (True, False):
-        grid = FakeGrid(GRID, simulation=simulation)
-        strategy(OneShotFedAvg, tmp_path / f"{simulation}", compute=None).start(grid)
-    # In a simulation Flower starts Ray and ends it.
-    assert asked == [None, False, True]
 
 
 def test_evaluate_steps_ask_a_share_of_the_nodes_and_average(tmp_path: Path) -> None:

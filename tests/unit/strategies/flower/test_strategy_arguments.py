@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from flower_fakes import GRID, SHAPE, FakeGrid, net, strategy
+from flower_fakes import SHAPE, strategy
 from flwr.serverapp.strategy import FedAvg
 
 from strategies import FedENS, FLBoost, Iterative, OneShotFedAvg
@@ -46,20 +45,6 @@ def test_an_argument_of_another_type_is_refused_in_one_line(
     assert str(refusal.value).startswith(next(iter(change)))
     assert reason in str(refusal.value)
     assert "\n" not in str(refusal.value)
-
-
-@pytest.mark.parametrize("returned", [0.93, None, {"accuracy": "high"}, {"both": torch.ones(2)}, torch.ones(3, 3)])
-def test_scores_without_names_cost_a_warning_and_the_result_stays(
-    tmp_path: Path, said: list[str], returned: Any
-) -> None:
-    found = strategy(OneShotFedAvg, tmp_path / "run", evaluate_model=lambda model: returned)
-    result = found.start(FakeGrid(GRID))
-    assert list(result.arrays) == list(net().state_dict())
-    assert result.evaluate_metrics_serverapp == {}
-    heard = [line for line in said if "evaluate_model returned" in line]
-    assert len(heard) == 1
-    assert "must be names with numbers" in heard[0]
-    assert "\n" not in heard[0]
 
 
 @pytest.mark.parametrize("kind", [OneShotFedAvg, Iterative])

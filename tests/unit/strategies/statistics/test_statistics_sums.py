@@ -10,7 +10,7 @@ from strategies.statistics.gaussians import Gaussians
 from strategies.statistics.heads import Lda, Ridge
 from strategies.statistics.moments import FeatureMoments, moments_from_arrays, moments_to_arrays
 from strategies.statistics.privacy import COUNT_WEIGHT, SUM_WEIGHT, normalize_features, sensitivity
-from strategies.statistics.sums import Statistics, from_arrays, merge_sums, projection, to_arrays
+from strategies.statistics.sums import Statistics, from_arrays, merge_sums, to_arrays
 
 PROBE = torch.arange(16.0)
 
@@ -58,15 +58,6 @@ def test_arrays_round_once_to_float32_and_keep_counts() -> None:
     assert torch.equal(found.gram, found.gram.T)
 
 
-def test_projection_has_orthonormal_columns_that_follow_from_the_seed() -> None:
-    basis = projection(FEATURES, 4, seed=7)
-    torch.testing.assert_close(basis.T @ basis, torch.eye(4, dtype=torch.float64), rtol=0, atol=1e-12)
-    assert torch.equal(basis, projection(FEATURES, 4, seed=7))
-    assert not torch.equal(basis, projection(FEATURES, 4, seed=8))
-    with pytest.raises(ValueError, match="must be 1 to 6"):
-        projection(FEATURES, 7, seed=0)
-
-
 def test_the_merged_upload_of_a_node_is_that_of_all_its_clients_examples() -> None:
     rows, labels = examples(0)
     fingerprint = encode_fingerprint({"backbone": "tiny"})
@@ -108,16 +99,6 @@ def test_variances_are_numpys_within_each_class() -> None:
     found = moments(rows, labels).variances(ANY)
     for c in range(CLASSES):
         np.testing.assert_allclose(found[c], rows[labels == c].numpy().var(0), rtol=1e-9)
-
-
-def test_a_class_of_one_example_has_the_mean_variance_of_the_others() -> None:
-    rows, labels = examples(1)
-    kept = (labels != 2) | (torch.arange(90) == int((labels == 2).nonzero()[0]))
-    own = moments(rows[kept], labels[kept])
-    assert own.counts[2] == 1
-    wanted = sum(float(own.counts[c]) * rows[labels == c].numpy().var(0) for c in (0, 1)) / float(own.counts[:2].sum())
-    np.testing.assert_allclose(own.variances(ANY)[2], wanted, rtol=1e-9)
-    np.testing.assert_allclose(own.means[2], rows[kept][labels[kept] == 2][0], rtol=1e-12)
 
 
 def test_arrays_round_once_to_float32() -> None:

@@ -3,7 +3,6 @@ from collections.abc import Callable
 import pytest
 import torch
 from forward_backward import answers
-from method_fakes import telling
 from torch import Tensor, nn
 
 from strategies.combiners.combiners import Mean
@@ -12,7 +11,6 @@ from strategies.method import Upload
 from strategies.teacher import calls as module
 from strategies.teacher.calls import StackedMembers, recompute_backward
 from strategies.teacher.ensemble import Ensemble
-from strategies.uploads.quantization import calibrate, simulate_int8
 
 
 def net(width: int) -> nn.Module:
@@ -76,32 +74,3 @@ def test_stacked_members_equal_the_loop(fold: bool, most: int, images: Tensor, m
         answers(model.member_logits, images), answers(ensemble(fold=fold).member_logits, images), strict=True
     ):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
-
-
-def calibrated(images: Tensor, *, one_less: bool = False) -> list[Upload]:
-    """The uploads, with ranges of these images; one of them without if told to."""
-    found = []
-    for upload in uploads():
-        model = BUILDERS[upload.architecture]()
-        model.load_state_dict(upload.read())
-        silent = one_less and upload.client == "c1"
-        found.append(upload if silent else telling(upload, ranges=calibrate(model, [images])))
-    return found
-
-
-@pytest.mark.parametrize("form", ["auto", "loop", "stacked"])
-@pytest.mark.parametrize("one_less", [False, True])
-def test_int8_members_are_the_quantised_uploads_whatever_form_is_asked_for(
-    form: str, one_less: bool, images: Tensor
-) -> None:
-    chosen = calibrated(images, one_less=one_less)
-    model = Ensemble.from_uploads(chosen, BUILDERS, Mean(), precision="int8", form=form)
-    assert not model._together
-    assert all(any(isinstance(layer, nn.BatchNorm2d) for layer in member.modules()) for member in model.members)
-    logits = model.member_logits(images)
-    for upload, ours in zip(chosen, logits, strict=True):
-        alone = BUILDERS[upload.architecture]()
-        alone.load_state_dict(upload.read())
-        assert not torch.equal(ours, alone.eval()(images))
-        member = simulate_int8(alone, upload.ranges).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        assert torch.equal(ours, member(images))

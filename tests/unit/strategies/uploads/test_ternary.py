@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from strategies.core.errors import UploadError
-from strategies.uploads.ternary import VALUES, Compression, Sparse, golomb_bits
+from strategies.uploads.ternary import VALUES, Compression, Sparse
 
 
 def vector(size: int, seed: int = 0) -> np.ndarray[Any, Any]:
@@ -29,12 +29,6 @@ def test_ternary_is_the_largest_entries_signs_times_their_mean(size: int, densit
     assert len(found.places) == Compression(density).entries_of(size) == kept
 
 
-def test_values_in_16_bits_and_ternary_ones_of_four_numbers() -> None:
-    values = np.array([4.0, -3.0, 2.0, 1.0], np.float32)
-    found = {kind: Compression(0.5, kind).compress(values).dense().tolist() for kind in VALUES}
-    assert found == {"float16": [4.0, -3.0, 0.0, 0.0], "ternary": [3.5, -3.5, 0.0, 0.0]}
-
-
 @pytest.mark.parametrize("values", VALUES)
 @pytest.mark.parametrize(("size", "density"), [(1, 0.01), (7, 1.0), (64, 0.5), (1000, 0.01), (50_000, 1 / 400)])
 def test_code_goes_there_and_back_to_the_bit(size: int, density: float, values: str) -> None:
@@ -43,16 +37,6 @@ def test_code_goes_there_and_back_to_the_bit(size: int, density: float, values: 
     found = one.decode(one.encode(sent), size, "update")
     assert np.array_equal(found.dense(), sent.dense())
     assert found.dense().dtype == np.float32
-
-
-@pytest.mark.parametrize("density", [0.01, 0.05, 1 / 400])
-def test_code_is_as_long_as_golomb_s_formula_says(density: float) -> None:
-    sent = Compression(density).compress(vector(200_000))
-    width = golomb_bits(density)
-    # Bits of a place on average, and one for its sign.
-    wanted = width + 1 / (1 - (1 - density) ** (2**width)) + 1
-    assert 8 * Compression(density).encode(sent)["bits"].size / len(sent.places) == pytest.approx(wanted, rel=0.01)
-    assert width == 1 + math.floor(math.log2(math.log((math.sqrt(5) - 1) / 2) / math.log(1 - density)))
 
 
 def code_of(size: int, one: Compression) -> dict[str, Any]:
