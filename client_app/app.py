@@ -13,10 +13,10 @@ from flwr.common.constant import ErrorCode
 from flwr.common.logger import log
 
 from client_app.label_counts import reported_counts
-from client_app.node import Asked, Node
+from client_app.node import Node, TrainRequest
 from fl_app.node_config import client_name, is_deployed, node_facts, node_policy
 from fl_app.project import FAILURES
-from strategies.client import TORN, already_held, answered, failure, read_arrays, upload_facts
+from strategies.client import TORN, already_held, answer_question, failure, read_arrays, upload_facts
 from strategies.core.errors import OneShotError
 
 if TYPE_CHECKING:
@@ -61,16 +61,16 @@ def upload(msg: Message, context: Context) -> Message:
     # Imported here, so that a process loads only the modules that its message needs.
     import torch
 
-    from client_app.work import trained_model
+    from client_app.work import prepare_upload
     from fl_app.config import AppConfig
 
     try:
         config = AppConfig.from_settings(context.run_config)
         node = Node.of(facts, config, policy)
         torch.set_num_threads(1)
-        asked = Asked.of(msg.content.config_records.get("config", ConfigRecord()), config.seed)
+        request = TrainRequest.read(msg.content.config_records.get("config", ConfigRecord()), config.seed)
         start = read_arrays(msg.content.array_records.get("arrays", ArrayRecord()), torch.from_numpy)
-        trained, state = trained_model(config, node, asked, start)
+        trained, state = prepare_upload(config, node, request, start)
         return _reply(msg, config, node, trained, state)
     except OneShotError as error:
         return failure(msg, client=name, reason=str(error))
@@ -79,31 +79,31 @@ def upload(msg: Message, context: Context) -> Message:
 @app.train("fens")
 def fens(msg: Message, context: Context) -> Message:
     """Answer a request of FENS about the examples that this client held out of training."""
-    from client_app.fens import FensHalf
+    from client_app.fens import FensClient
     from strategies.client.fens import answer
 
     try:
         facts = node_facts(context.node_config, context.run_config)
-        local = FensHalf(context.run_config, facts, node_policy(context.node_config, facts)).local()
+        local = FensClient(context.run_config, facts, node_policy(context.node_config, facts)).local()
     except OneShotError as error:
-        return answered(msg, {"client": client_name(context.node_config), "error": str(error)}, ArrayRecord())
+        return answer_question(msg, {"client": client_name(context.node_config), "error": str(error)}, ArrayRecord())
     return answer(msg, local)
 
 
 @app.train("fusefl")
 def fusefl(msg: Message, context: Context) -> Message:
-    """Answer a question of FuseFL: train the next block above everybody's, or tell moments of the fused features."""
+    """Answer a question of FuseFL: train the next block on top of all clients' blocks, or send moments of features."""
     import torch
 
     from client_app.fusefl import answer
     from fl_app.config import AppConfig
 
     said = dict(msg.content.config_records.get("config", ConfigRecord()))
-    told = {"client": client_name(context.node_config), "stage": said.get("stage", 0)}
+    record = {"client": client_name(context.node_config), "stage": said.get("stage", 0)}
     state = dict[str, torch.Tensor]()
     try:
         facts = node_facts(context.node_config, context.run_config)
-        told["client"] = client_name(facts)
+        record["client"] = client_name(facts)
         config = AppConfig.from_settings(context.run_config)
         node = Node.of(facts, config, node_policy(context.node_config, facts))
         torch.set_num_threads(1)
@@ -111,8 +111,8 @@ def fusefl(msg: Message, context: Context) -> Message:
         sent = read_arrays(msg.content.array_records.get("arrays", ArrayRecord()), torch.from_numpy)
         state = answer(config, node, said, sent, max_mib=limit)
     except OneShotError as error:
-        told["error"] = str(error)
-    return answered(msg, told, ArrayRecord(state))
+        record["error"] = str(error)
+    return answer_question(msg, record, ArrayRecord(state))
 
 
 @app.query()
@@ -137,7 +137,7 @@ def _one_round(msg: Message, context: Context, facts: Mapping[str, Any], policy:
         config, (said, sent) = AppConfig.from_settings(context.run_config), read_round(msg)
         node = Node.of(facts, config, policy)
         torch.set_num_threads(1)
-        trained, records, metrics = local_round(config, node, Asked.of(said, config.seed), said, sent)
+        trained, records, metrics = local_round(config, node, TrainRequest.read(said, config.seed), said, sent)
         reply = _reply(msg, config, node, trained, records["arrays"])
         reply.content["metrics"] = MetricRecord({**reply.content.metric_records["metrics"], **metrics})
         reply.content.update({key: ArrayRecord(state) for key, state in records.items() if key != "arrays"})

@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from client_app.node import Asked, Node, refuse
+from client_app.node import Node, TrainRequest, refuse
 from fl_app.node_config import client_name
 from fl_app.node_policy import FREE, NodePolicy
-from strategies.client.fens import Local
-from strategies.client.fens import Own as OwnModel
-from strategies.client.holdout import Told
+from strategies.client.fens import Local, OwnModel
+from strategies.client.holdout import HoldoutRequest
 from strategies.core import refusals
 from strategies.core.errors import UploadError
 
@@ -19,12 +18,12 @@ if TYPE_CHECKING:
     import torch
 
     from client_app.keeping import Trained
-    from client_app.work import Own, State
+    from client_app.work import LocalExamples, State
     from fl_app.config import AppConfig
 
 
 @dataclass(frozen=True)
-class FensHalf:
+class FensClient:
     """One client of this app, as FENS sees it.
 
     Attributes:
@@ -44,7 +43,7 @@ class FensHalf:
             client=client_name(self.facts),
             examples=self._examples,
             build=self._build,
-            own=self._own_model,
+            own=self._load_own_model,
             state_dir=self._state_dir(),
             max_ensemble_mib=float(limit),
             refusal=self._refusal(),
@@ -61,43 +60,43 @@ class FensHalf:
     def _state_dir(self) -> str:
         return self.policy.state_dir(str(self.settings.get("client.state-dir", "")))
 
-    def _examples(self, told: Told) -> tuple[torch.Tensor, torch.Tensor]:
+    def _examples(self, holdout: HoldoutRequest) -> tuple[torch.Tensor, torch.Tensor]:
         from fl_app.data import normalize
 
-        node, own = self._own(told)
+        node, own = self._load_examples(holdout)
         if not node.has_data:
             raise refusals.no_part("the client holds no examples")
-        self._check_unchanged(told, own)
+        self._check_unchanged(holdout, own)
         data = own.split.take(own.held)
         return normalize(data.images, *own.split.normalization), data.labels
 
-    def _build(self, architecture: str, told: Told) -> torch.nn.Module:
+    def _build(self, architecture: str, holdout: HoldoutRequest) -> torch.nn.Module:
         from fl_app.models import build
         from fl_app.models.feature_heads import feature_builders
         from fl_app.models.features import FeatureFunction
         from strategies.core.facts import backbone_in, is_head
 
         self.policy.check_architecture(architecture)
-        _, own = self._own(told)
-        if told.num_classes != own.split.num_classes:
-            raise refusals.bad_request("num-classes", told.num_classes, str(own.split.num_classes))
+        _, own = self._load_examples(holdout)
+        if holdout.num_classes != own.split.num_classes:
+            raise refusals.bad_request("num-classes", holdout.num_classes, str(own.split.num_classes))
         if not is_head(architecture):
-            return build(architecture, num_classes=told.num_classes, input_shape=own.split.input_shape)
+            return build(architecture, num_classes=holdout.num_classes, input_shape=own.split.input_shape)
         config = self._config()
         self.policy.check_backbone(backbone_in(architecture), config.features.weights)
         function = FeatureFunction(config.features, config.seed, *own.split.normalization)
-        return feature_builders([architecture], function, told.num_classes)[architecture]()
+        return feature_builders([architecture], function, holdout.num_classes)[architecture]()
 
-    def _own_model(self, told: Told) -> OwnModel | None:
-        kept = self._kept(told)
+    def _load_own_model(self, holdout: HoldoutRequest) -> OwnModel | None:
+        kept = self._load_kept(holdout)
         return None if kept is None else OwnModel(kept[0].facts.architecture, kept[1], kept[0].facts.ranges)
 
-    def _kept(self, told: Told) -> tuple[Trained, State] | None:
-        from client_app.keeping import Keep
+    def _load_kept(self, holdout: HoldoutRequest) -> tuple[Trained, State] | None:
+        from client_app.keeping import KeptModel
 
-        return Keep(self._state_dir(), told.run_id, client_name(self.facts), 1).load()
+        return KeptModel(self._state_dir(), holdout.run_id, client_name(self.facts), 1).load()
 
-    def _check_unchanged(self, told: Told, own: Own) -> None:
+    def _check_unchanged(self, holdout: HoldoutRequest, own: LocalExamples) -> None:
         """Refuse examples that came or went since the upload: another draw of them holds out what the model knows.
 
         Raises:
@@ -105,7 +104,7 @@ class FensHalf:
         """
         from client_app.attacking import exaggerate_claims
 
-        if (kept := self._kept(told)) is None:
+        if (kept := self._load_kept(holdout)) is None:
             return
         facts = kept[0].facts
         now = exaggerate_claims(replace(facts, label_counts=own.label_counts), self._config().attack)
@@ -114,17 +113,17 @@ class FensHalf:
                 "the client's examples changed since its upload, so its model may know those that it would hold out"
             )
 
-    def _own(self, told: Told) -> tuple[Node, Own]:
+    def _load_examples(self, holdout: HoldoutRequest) -> tuple[Node, LocalExamples]:
         import torch
 
-        from client_app.work import own_examples
+        from client_app.work import load_examples
 
         torch.set_num_threads(1)
         config = self._config()
         refuse(config.privacy, "answers on held-out examples")
         node = Node.of(self.facts, config, self.policy)
-        asked = Asked(told.run_id, 1, told.seed, told.holdout, told.per_class)
-        return node, own_examples(config, node, asked)
+        request = TrainRequest(holdout.run_id, 1, holdout.seed, holdout.share, holdout.per_class)
+        return node, load_examples(config, node, request)
 
     def _config(self) -> AppConfig:
         from fl_app.config import AppConfig

@@ -1,4 +1,4 @@
-"""A client's part of FuseFL after its upload: it trains its next block above everybody's, or tells moments of features.
+"""A client's part of FuseFL after its upload: it trains its next block above those of all, or sends moments.
 
 Paper: Tang, Zhang, Dong, Cheung, Zhou, Han, Chu, FuseFL: One-Shot Federated Learning through the Lens of Causality with
     Progressive Model Fusion, NeurIPS 2024, https://arxiv.org/abs/2410.20380. Read version: the abstract, and a summary
@@ -23,12 +23,12 @@ from safetensors import SafetensorError
 from torch import nn
 
 from client_app.attacking import poison
-from client_app.keeping import Keep
+from client_app.keeping import KeptModel
 from client_app.label_counts import check_shares_counts
-from client_app.node import Asked, Node, refuse
+from client_app.node import Node, TrainRequest, refuse
 from client_app.tasks import part_of
 from client_app.training.local import Epoch, train
-from client_app.work import Own, State, augmentation_of, own_examples, reporter
+from client_app.work import LocalExamples, State, augmentation_of, load_examples, reporter
 from fl_app.data import ImageData, normalize
 from fl_app.models import build
 from fl_app.models.blocks import cut
@@ -67,17 +67,17 @@ def answer(config: AppConfig, node: Node, said: Mapping[str, Any], sent: State, 
     """
     refuse(config.privacy, "training block by block")
     node.policy.check_private(0.0)
-    blocks, asked, adapter = config.client.blocks, Asked.of(said, config.seed), str(said.get("adapter"))
+    blocks, request, adapter = config.client.blocks, TrainRequest.read(said, config.seed), str(said.get("adapter"))
     stage = _stage(said, sent, blocks + 1, max_mib)
-    keep = partial(Keep, node.state_dir, asked.run_id, node.client)
+    keep = partial(KeptModel, node.state_dir, request.run_id, node.client)
     below = keep(stage - 1).load()
     if below is None:
         raise refusals.lost_state(f"the model that it trained up to block {stage - 1} of this run")
-    (trained, kept), own = below, own_examples(config, node, asked)
+    (trained, kept), own = below, load_examples(config, node, request)
     classes = own.split.num_classes
-    data = poison(own.split.take(own.train), config.attack, client=node.client, num_classes=classes, seed=asked.seed)
+    data = poison(own.split.take(own.train), config.attack, client=node.client, num_classes=classes, seed=request.seed)
     received = {**part_of(kept, FROZEN), **{f"{stage - 1}.{key}": value for key, value in sent.items()}}
-    with seeded_torch(asked.seed, "fusefl", stage):
+    with seeded_torch(request.seed, "fusefl", stage):
         model = build(node.architecture, num_classes=classes, input_shape=own.split.input_shape)
         whole = cut(node.architecture, model, blocks)
         below_it = [part_of(received, f"{number}.") for number in range(1, stage)]
@@ -85,7 +85,9 @@ def answer(config: AppConfig, node: Node, said: Mapping[str, Any], sent: State, 
         if stage > blocks:
             return _moments(config, node, own, data, frozen)
         net = above(whole, stage, frozen, adapter, kept)
-    last = _train(net, frozen, own, data, config, node=node, seed=derive_seed(asked.seed, "client", node.client, stage))
+    last = _train(
+        net, frozen, own, data, config, node=node, seed=derive_seed(request.seed, "client", node.client, stage)
+    )
     state = net.state_dict()
     try:
         done = replace(trained, loss=last.loss, accuracy=last.accuracy)
@@ -111,7 +113,7 @@ def _stage(said: Mapping[str, Any], sent: State, last: int, max_mib: float) -> i
 
 
 def _train(
-    net: nn.Module, frozen: Frozen, own: Own, data: ImageData, config: AppConfig, *, node: Node, seed: int
+    net: nn.Module, frozen: Frozen, own: LocalExamples, data: ImageData, config: AppConfig, *, node: Node, seed: int
 ) -> Epoch:
     """Train a net above frozen blocks in place, on kept outputs of theirs where images do not change."""
     kind = augmentation_of(config, own.split)
@@ -125,11 +127,11 @@ def _train(
     return train(net, ImageData(outputs, data.labels), client, augmentation="none", **how)
 
 
-def _moments(config: AppConfig, node: Node, own: Own, data: ImageData, frozen: Frozen) -> State:
+def _moments(config: AppConfig, node: Node, own: LocalExamples, data: ImageData, frozen: Frozen) -> State:
     """Return the Gaussian of the fused features of every class, in float32.
 
     Raises:
-        UploadError: The client does not tell its label counts, which are part of them.
+        UploadError: The client does not share its label counts, which are part of them.
     """
     check_shares_counts(config.client, node.policy, what="the calibration: needs fusefl.calibrate=false")
     parts = [sum_members(_joined(frozen, own, images), frozen.members) for images in torch.split(data.images, BATCH)]
@@ -137,6 +139,6 @@ def _moments(config: AppConfig, node: Node, own: Own, data: ImageData, frozen: F
     return {"counts": found.counts, "means": found.means.float(), "covariances": found.covariances.float()}
 
 
-def _joined(frozen: Frozen, own: Own, images: torch.Tensor) -> torch.Tensor:
+def _joined(frozen: Frozen, own: LocalExamples, images: torch.Tensor) -> torch.Tensor:
     joined: torch.Tensor = frozen(normalize(images, *own.split.normalization))
     return joined

@@ -17,18 +17,18 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from client_app.attacking import check_rounds, poison
 from client_app.keeping import Trained
-from client_app.node import Asked, Node, refuse
+from client_app.node import Node, TrainRequest, refuse
 from client_app.training.local import hits, minimise
 from client_app.training.losses import loss_of
 from client_app.training.widened import widen
-from client_app.work import State, own_examples
+from client_app.work import State, load_examples
 from fl_app.config import AppConfig, ClientConfig
 from fl_app.data import augment, normalize
 from fl_app.models import build
 from strategies.client.corrections import LocalUpdate
 from strategies.client.round_state import RoundState
 from strategies.core import refusals
-from strategies.core.clients import real_of
+from strategies.core.clients import read_float
 from strategies.core.facts import UploadFacts
 from strategies.core.processor import flush_subnormals
 from strategies.core.seeds import derive_seed, initial_torch
@@ -36,14 +36,14 @@ from strategies.core.seeds import derive_seed, initial_torch
 
 @flush_subnormals()
 def local_round(
-    config: AppConfig, node: Node, asked: Asked, said: Mapping[str, Any], sent: Mapping[str, State]
+    config: AppConfig, node: Node, request: TrainRequest, said: Mapping[str, Any], sent: Mapping[str, State]
 ) -> tuple[Trained, dict[str, State], dict[str, float]]:
     """Return a client's answer: the facts of its training, array records by name, and metrics.
 
     Args:
         config: The app's settings.
         node: The client.
-        asked: The request's known fields.
+        request: The request's known fields.
         said: The request's whole config.
         sent: The request's arrays by name of record.
 
@@ -57,15 +57,15 @@ def local_round(
     check_rounds(config.attack, node.client)
     refuse(config.privacy, "training in rounds")
     node.policy.check_private(0.0)
-    own, client = own_examples(config, node, asked), _client_config(config.client, said)
+    own, client = load_examples(config, node, request), _client_config(config.client, said)
     split = own.split
-    with initial_torch(asked.seed, node.architecture):
+    with initial_torch(request.seed, node.architecture):
         model = build(node.architecture, num_classes=split.num_classes, input_shape=split.input_shape)
-    memory = RoundState.of(node.state_dir, asked.run_id, node.client)
+    memory = RoundState.of(node.state_dir, request.run_id, node.client)
     momentum = client.momentum if client.optimizer == "sgd" else 0.0
     update = LocalUpdate(model, said, sent, momentum=momentum, memory=memory, label_counts=own.label_counts)
     kind, classes = client.augmentation, split.num_classes
-    data = poison(split.take(own.train), config.attack, client=node.client, num_classes=classes, seed=asked.seed)
+    data = poison(split.take(own.train), config.attack, client=node.client, num_classes=classes, seed=request.seed)
     criterion, kind = loss_of(client, data.labels), split.augmentation if kind == "data-set" else kind
     forward = widen(model)
 
@@ -76,7 +76,7 @@ def local_round(
     def prepare(images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         return normalize(augment(images, kind, generator), *split.normalization)
 
-    seed = derive_seed(asked.seed, "client", node.client, asked.server_round)
+    seed = derive_seed(request.seed, "client", node.client, request.server_round)
     with counted_steps(model, update.step):
         last = minimise(model, data, client, objective=objective, prepare=prepare, seed=seed)
     facts = UploadFacts(node.client, node.architecture, len(own.train), own.label_counts)
@@ -105,5 +105,5 @@ def counted_steps(model: nn.Module, step: Callable[..., None]) -> Iterator[None]
 
 
 def _client_config(config: ClientConfig, said: Mapping[str, Any]) -> ClientConfig:
-    factor = real_of(said, "lr-factor", 1.0)
+    factor = read_float(said, "lr-factor", 1.0)
     return replace(config, lr=config.lr * factor, final_lr=config.final_lr * factor)

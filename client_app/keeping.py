@@ -56,7 +56,7 @@ class Trained:
         return {key: value for key, value in known.items() if value is not None and not math.isnan(value)}
 
 
-class Keep:
+class KeptModel:
     """One client's files for one round of one run.
 
     Args:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fl_app.node_config import checkpoint_path, client_name
 from fl_app.node_policy import FREE, NodePolicy
 from strategies.core import refusals
-from strategies.core.clients import real_of, whole_of
+from strategies.core.clients import read_float, read_int
 from strategies.core.facts import CLIENT_NAME
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Asked:
+class TrainRequest:
     """The server's request beside the weights; another strategy's request may lack any of it.
 
     Attributes:
@@ -111,7 +111,7 @@ class Asked:
     task: str = "classifier"
 
     @classmethod
-    def of(cls, said: Mapping[str, Any], seed: int) -> Asked:
+    def read(cls, said: Mapping[str, Any], seed: int) -> TrainRequest:
         """Read a request's config; ``seed`` is the app's own, used if the server sends none.
 
         Raises:
@@ -119,16 +119,16 @@ class Asked:
         """
         return cls(
             str(said.get("run-id", "")),
-            whole_of(said, "server-round", 1),
-            whole_of(said, "seed", seed),
-            real_of(said, "holdout", 0.0),
+            read_int(said, "server-round", 1),
+            read_int(said, "seed", seed),
+            read_float(said, "holdout", 0.0),
             bool(said.get("holdout-per-class", False)),
             bool(said.get("calibrate", False)),
             str(said.get("task", "classifier")),
         )
 
 
-def check_question(privacy: PrivacyConfig, asked: Asked) -> None:
+def check_question(privacy: PrivacyConfig, request: TrainRequest) -> None:
     """Refuse a request whose answer would be outside the guarantee.
 
     Raises:
@@ -137,11 +137,11 @@ def check_question(privacy: PrivacyConfig, asked: Asked) -> None:
     if not privacy.on:
         return
     refused = {
-        f"task {asked.task!r}": asked.task not in PRIVATE_TASKS,
-        "a second round of uploads": asked.server_round != 1,
-        "answers on held-out examples": bool(asked.holdout),
-        "the ranges of activations, for INT8": asked.calibrate,
-        "an upload to a run without an id, which cannot be sent again": not asked.run_id,
+        f"task {request.task!r}": request.task not in PRIVATE_TASKS,
+        "a second round of uploads": request.server_round != 1,
+        "answers on held-out examples": bool(request.holdout),
+        "the ranges of activations, for INT8": request.calibrate,
+        "an upload to a run without an id, which cannot be sent again": not request.run_id,
     }
     for what, found in refused.items():
         if found:

@@ -19,9 +19,9 @@ from safetensors import SafetensorError
 from torch import nn
 
 from client_app.attacking import check_trains, choose_victim, exaggerate_claims, poison, scale_last_layer, scale_weights
-from client_app.keeping import Keep, Trained
+from client_app.keeping import KeptModel, Trained
 from client_app.label_counts import check_shares_counts
-from client_app.node import Asked, Node, check_question, refuse
+from client_app.node import Node, TrainRequest, check_question, refuse
 from client_app.tasks import Wanted, task_of
 from client_app.training.feature_sums import ClientSums, check_enough
 from client_app.training.local import Epoch, epoch_lengths
@@ -110,7 +110,7 @@ cached_split = functools.lru_cache(maxsize=2)(open_data)
 
 
 @dataclass(frozen=True)
-class Own:
+class LocalExamples:
     """A client's own examples.
 
     Attributes:
@@ -130,7 +130,7 @@ class Own:
         return tuple(torch.bincount(labels, minlength=self.split.num_classes).tolist())
 
 
-def own_examples(config: AppConfig, node: Node, asked: Asked) -> Own:
+def load_examples(config: AppConfig, node: Node, request: TrainRequest) -> LocalExamples:
     """Return a client's examples; every client draws the same division.
 
     Raises:
@@ -151,26 +151,26 @@ def own_examples(config: AppConfig, node: Node, asked: Asked) -> Own:
         node.policy.check_backbone(config.features.backbone, config.features.weights)
         split = as_read(split, config.features)
     positions = own_positions(split, config, partition_id=node.partition_id, num_partitions=node.num_partitions)
-    labels = split.labels[positions].numpy() if asked.per_class else None
-    parts = held_out(len(positions), client=node.client, seed=asked.seed, share=asked.holdout, labels=labels)
+    labels = split.labels[positions].numpy() if request.per_class else None
+    parts = held_out(len(positions), client=node.client, seed=request.seed, share=request.holdout, labels=labels)
     train, held = (positions[torch.from_numpy(part)] for part in parts)
-    return Own(split, train, held)
+    return LocalExamples(split, train, held)
 
 
 def _read(policy: NodePolicy, what: str, read: Read, positions: torch.Tensor) -> torch.Tensor:
-    """Decode examples; a deployed node does not tell which of its files is damaged."""
+    """Decode examples; a deployed node does not say which of its files is damaged."""
     with policy.reading(what):
         return read(positions)
 
 
 @flush_subnormals()
-def trained_model(config: AppConfig, node: Node, asked: Asked, start: State) -> tuple[Trained, State]:
+def prepare_upload(config: AppConfig, node: Node, request: TrainRequest, start: State) -> tuple[Trained, State]:
     """Return the model that a client sends: pretrained, kept from an earlier request, or trained now.
 
     Args:
         config: The app's settings.
         node: The client.
-        asked: The server's request.
+        request: The server's request.
         start: Start weights; used if they fit the client's architecture.
 
     Returns:
@@ -179,10 +179,10 @@ def trained_model(config: AppConfig, node: Node, asked: Asked, start: State) -> 
     Raises:
         OneShotError: The data set, architecture or file is missing, or the node's policy does not permit the upload.
     """
-    sent = task_of(asked.task).sent  # an unknown task is refused first
-    name = uploaded_name(asked.task, node.architecture)
+    sent = task_of(request.task).sent  # an unknown task is refused first
+    name = uploaded_name(request.task, node.architecture)
     path = checkpoint_path(node.checkpoint, client=node.client, partition_id=node.partition_id)
-    check_question(config.privacy, asked)
+    check_question(config.privacy, request)
     if is_head(name) or kind_of(name) == STATISTICS:
         node.policy.check_backbone(backbone_in(name) or config.features.backbone, config.features.weights)
     node.policy.check_private(config.privacy.epsilon)
@@ -195,36 +195,38 @@ def trained_model(config: AppConfig, node: Node, asked: Asked, start: State) -> 
             state = load_checkpoint(expanded(path))
         facts = UploadFacts(node.client, name, pretrained=True)
         if node.has_data:  # a node may hold nothing but its checkpoint
-            own = own_examples(config, node, asked)
+            own = load_examples(config, node, request)
             facts = replace(facts, num_examples=len(own.train), label_counts=own.label_counts)
         return Trained(facts), state
-    trained, whole = _load_or_train(config, node, asked, start)
+    trained, whole = _load_or_train(config, node, request, start)
     return trained, sent(whole)
 
 
-def _load_or_train(config: AppConfig, node: Node, asked: Asked, start: State) -> tuple[Trained, State]:
+def _load_or_train(config: AppConfig, node: Node, request: TrainRequest, start: State) -> tuple[Trained, State]:
     """Return the whole model of a client, kept from an earlier request or trained now."""
-    if not asked.run_id:
-        return _train(config, node, asked, start)
-    keep = Keep(node.state_dir, asked.run_id, node.client, asked.server_round)
+    if not request.run_id:
+        return _train(config, node, request, start)
+    keep = KeptModel(node.state_dir, request.run_id, node.client, request.server_round)
     if (kept := keep.load()) is not None:
         node.policy.check_private(kept[0].epsilon or 0.0)
         return kept
     if config.privacy.on and keep.finished:
         raise refusals.spent_twice()
-    return _train_and_keep(config, node, asked, keep=keep, start=start)
+    return _train_and_keep(config, node, request, keep=keep, start=start)
 
 
-def _train_and_keep(config: AppConfig, node: Node, asked: Asked, *, keep: Keep, start: State) -> tuple[Trained, State]:
+def _train_and_keep(
+    config: AppConfig, node: Node, request: TrainRequest, *, keep: KeptModel, start: State
+) -> tuple[Trained, State]:
     """Train, enter the upload into the privacy ledger, and keep the model."""
     ledger = Ledger.of(state_root(node.state_dir), node.client)
-    mu = config.privacy.mu if config.privacy.on and _sends_sums(node, asked) else None
+    mu = config.privacy.mu if config.privacy.on and _sends_sums(node, request) else None
     ledger.check(config.privacy, node.policy, mu=mu)
-    made = _train(config, node, asked, start)
+    made = _train(config, node, request, start)
     # A killed SuperNode may leave a process that still trains; the model kept first may have been sent.
     if config.privacy.on and (kept := keep.load()) is not None:
         return kept
-    ledger.enter(config.privacy, node.policy, run=asked.run_id, server_round=asked.server_round, mu=mu)
+    ledger.enter(config.privacy, node.policy, run=request.run_id, server_round=request.server_round, mu=mu)
     try:
         keep.save(*made)
     except (OSError, SafetensorError) as error:  # the model is sent without a kept copy
@@ -234,25 +236,25 @@ def _train_and_keep(config: AppConfig, node: Node, asked: Asked, *, keep: Keep, 
     return made
 
 
-def _train(config: AppConfig, node: Node, asked: Asked, start: State) -> tuple[Trained, State]:
+def _train(config: AppConfig, node: Node, request: TrainRequest, start: State) -> tuple[Trained, State]:
     """Return the model that a client trains on its own examples, or on another's if it is an attacker that copies."""
     if config.attack.of(node.client) != "copy":
-        return _train_as(node, config, asked, start)
-    trained, state = _train_as(choose_victim(node, config), config, asked, start)
-    own = own_examples(config, node, asked)
+        return _train_as(node, config, request, start)
+    trained, state = _train_as(choose_victim(node, config), config, request, start)
+    own = load_examples(config, node, request)
     facts = replace(trained.facts, client=node.client, num_examples=len(own.train), label_counts=own.label_counts)
     return replace(trained, facts=facts), state
 
 
-def _train_as(node: Node, config: AppConfig, asked: Asked, start: State) -> tuple[Trained, State]:
+def _train_as(node: Node, config: AppConfig, request: TrainRequest, start: State) -> tuple[Trained, State]:
     """Train the model of this client on its examples."""
-    own, attack = own_examples(config, node, asked), config.attack.of(node.client)
-    task = task_of(asked.task, node.architecture)
-    if _sends_sums(node, asked):
+    own, attack = load_examples(config, node, request), config.attack.of(node.client)
+    task = task_of(request.task, node.architecture)
+    if _sends_sums(node, request):
         check_enough(len(own.train), config.features.min_examples, node.client)
     split, classes = own.split, own.split.num_classes
-    data = poison(split.take(own.train), config.attack, client=node.client, num_classes=classes, seed=asked.seed)
-    model, last, epsilon = _started(config, node, asked, split), NO_METRICS, None
+    data = poison(split.take(own.train), config.attack, client=node.client, num_classes=classes, seed=request.seed)
+    model, last, epsilon = _build_untrained(config, node, request, split), NO_METRICS, None
     how: dict[str, Any] = {
         "normalization": split.normalization,
         "augmentation": augmentation_of(config, split),
@@ -263,15 +265,15 @@ def _train_as(node: Node, config: AppConfig, asked: Asked, start: State) -> tupl
         if config.privacy.on:
             epsilon = task.train_privately(model, data, config.client, privacy=config.privacy, **how)
         else:
-            seed = derive_seed(asked.seed, "client", node.client, asked.server_round)
+            seed = derive_seed(request.seed, "client", node.client, request.server_round)
             last = task.train(model, data, node.training(config.client), seed=seed, **how)
     if attack == "scale":
         model.load_state_dict(scale_weights(model.state_dict(), config.attack.factor))
     elif attack == "last-layer":
         scale_last_layer(model, config.attack.factor)
-    name = uploaded_name(asked.task, node.architecture)
-    calibrates = asked.calibrate and task.calibrates
-    ranges = activation_ranges(model, data, split.normalization, seed=asked.seed) if calibrates else None
+    name = uploaded_name(request.task, node.architecture)
+    calibrates = request.calibrate and task.calibrates
+    ranges = activation_ranges(model, data, split.normalization, seed=request.seed) if calibrates else None
     size, counts = len(own.train), own.label_counts
     if isinstance(model, ClientSums):  # an example without features is not in the sums
         size, counts = model.examples, counts if config.privacy.on else model.label_counts
@@ -279,23 +281,25 @@ def _train_as(node: Node, config: AppConfig, asked: Asked, start: State) -> tupl
     return Trained(facts, last.loss, last.accuracy, epsilon), model.state_dict()
 
 
-def _sends_sums(node: Node, asked: Asked) -> bool:
+def _sends_sums(node: Node, request: TrainRequest) -> bool:
     """Return whether the client's upload is sums of features: by the task, or by its own architecture."""
-    return kind_of(uploaded_name(asked.task, node.architecture)) == STATISTICS
+    return kind_of(uploaded_name(request.task, node.architecture)) == STATISTICS
 
 
-def _started(config: AppConfig, node: Node, asked: Asked, split: Split) -> torch.nn.Module:
+def _build_untrained(config: AppConfig, node: Node, request: TrainRequest, split: Split) -> torch.nn.Module:
     """Return the untrained model."""
     # The seed gives clients of one architecture the same start weights without sending any, unless client.init differs.
-    seeded = initial_torch(asked.seed, node.architecture, *([node.client] if config.client.init == "different" else []))
+    seeded = initial_torch(
+        request.seed, node.architecture, *([node.client] if config.client.init == "different" else [])
+    )
     if config.attack.of(node.client) == "random":
-        seeded = seeded_torch(asked.seed, "attack", "random", node.client, asked.server_round)
+        seeded = seeded_torch(request.seed, "attack", "random", node.client, request.server_round)
     with seeded:
-        most = node.policy.cache_mib(config.features.cache_mib) if asked.run_id else 0.0
+        most = node.policy.cache_mib(config.features.cache_mib) if request.run_id else 0.0
         cache = FeatureCache(state_root(node.state_dir) / "features", most) if most else None
-        name = node.architecture if asked.task != STATISTICS else STATISTICS
+        name = node.architecture if request.task != STATISTICS else STATISTICS
         wanted = Wanted(name, split.num_classes, split.input_shape, split.normalization, config, cache)
-        return task_of(asked.task, node.architecture).build(wanted)
+        return task_of(request.task, node.architecture).build(wanted)
 
 
 def reporter(config: AppConfig, node: Node, examples: int) -> Callable[[Epoch], None]:

@@ -95,7 +95,7 @@ def add_up_privately(
 
 
 def check_enough(examples: int, least: int, client: str) -> None:
-    """Refuse sums over so few examples that they would tell much of each; the server is not told their number.
+    """Refuse sums over so few examples that they would reveal much of each; their number is not sent.
 
     Raises:
         UploadError: Names the setting.

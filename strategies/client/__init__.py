@@ -45,12 +45,12 @@ def already_held(msg: Message, *, client: str) -> Message | None:
 
     config = msg.content.config_records.get("config", ConfigRecord())
     held = config.get("held", [])
-    if not isinstance(held, list) or held_mark(client, str(config.get("run-id", ""))) not in held:
+    if not isinstance(held, list) or held_digest(client, str(config.get("run-id", ""))) not in held:
         return None
     return Message(RecordDict({"upload": ConfigRecord({"client": client, "held": True})}), reply_to=msg)
 
 
-def held_mark(client: str, run_id: str) -> str:
+def held_digest(client: str, run_id: str) -> str:
     """Return the digest that stands for a client's name in a request, so that a node reads no other client's name.
 
     Args:
@@ -67,7 +67,7 @@ def failure(msg: Message, *, client: str, reason: str) -> Message:
     return Message(RecordDict({"upload": ConfigRecord({"client": client, "error": reason})}), reply_to=msg)
 
 
-def answered(msg: Message, said: Mapping[str, Any], arrays: ArrayRecord) -> Message:
+def answer_question(msg: Message, said: Mapping[str, Any], arrays: ArrayRecord) -> Message:
     """Return the answer to a question of FENS or FuseFL.
 
     Args:

@@ -37,7 +37,7 @@ from torch import nn
 
 from ..client import read_arrays
 from ..core import refusals
-from ..core.clients import real_of, whole_of
+from ..core.clients import read_float, read_int
 from ..core.places import check_round
 from ..uploads.ternary import LEAST_DENSITY, VALUES, Compression, flatten_arrays, unflatten_arrays
 from .generated import GeneratedExamples
@@ -341,13 +341,13 @@ class LocalUpdate:
         memory: RoundState | None = None,
         label_counts: Sequence[int] | None = None,
     ) -> None:
-        self._round = whole_of(said, "server-round", 1)
+        self._round = read_int(said, "server-round", 1)
         check_round(self._round)
-        self._last, self._safe = (whole_of(said, key) if key in said else None for key in ("last-round", "safe-round"))
+        self._last, self._safe = (read_int(said, key) if key in said else None for key in ("last-round", "safe-round"))
         self._memory = memory or RoundState(None, str(said.get("client", "client")))
         self._travel = Travel(momentum)
-        mu, alpha = (real_of(said, key, 0.0) for key in ("proximal-mu", "feddyn-alpha"))
-        sparse, self._recalled = compression_of(real_of(said, "stc-density", 0.0), said), None
+        mu, alpha = (read_float(said, key, 0.0) for key in ("proximal-mu", "feddyn-alpha"))
+        sparse, self._recalled = compression_of(read_float(said, "stc-density", 0.0), said), None
         if sparse or alpha or "control" in sent:
             self._recalled = self._memory.recall(self._round, self._last)
         kept = self._recalled.state if self._recalled else {}

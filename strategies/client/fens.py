@@ -29,13 +29,13 @@ from flwr.clientapp import ClientApp
 from ..aggregation.steps import Sgd, round_steps, units
 from ..combiners.voting import vote_counts
 from ..core import refusals
-from ..core.clients import real_of, whole_of
+from ..core.clients import read_float, read_int
 from ..core.errors import OneShotError, OptionError, UploadError
 from ..core.processor import flush_subnormals
 from ..core.seeds import derive_seed
 from ..uploads.packed import PackedMember, ensemble_digest, from_wire, pack_member, unpack_member
-from . import answered, read_arrays
-from .holdout import Told
+from . import answer_question, read_arrays
+from .holdout import HoldoutRequest
 from .logits import LogitCache, Logits, check_made
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
-class Own:
+class OwnModel:
     """A client's copy of the model that it uploaded, with the ranges of its activations if it sent any."""
 
     architecture: str
@@ -82,9 +82,9 @@ class Local:
     """
 
     client: str
-    examples: Callable[[Told], tuple[Any, Any]]
-    build: Callable[[str, Told], torch.nn.Module]
-    own: Callable[[Told], Own | None] = lambda told: None  # noqa: ARG005  a foreign client keeps none
+    examples: Callable[[HoldoutRequest], tuple[Any, Any]]
+    build: Callable[[str, HoldoutRequest], torch.nn.Module]
+    own: Callable[[HoldoutRequest], OwnModel | None] = lambda holdout: None  # noqa: ARG005  a foreign client keeps none
     state_dir: str = ""
     max_ensemble_mib: float = 0.0
     refusal: str = ""
@@ -103,19 +103,19 @@ def respond(facts: Mapping[str, Any], arrays: Arrays, local: Local) -> Said:
         return {"error": local.refusal}, {}
     try:
         _check_size(sum(array.nbytes for array in arrays.values()) / MIB, local)
-        step, asked = _STEPS[str(facts["step"])], _Asked(facts, arrays, local)
+        step, question = _STEPS[str(facts["step"])], _Question(facts, arrays, local)
     except KeyError as error:
         return {"error": f"the server's question has a missing or unknown {error}"}, {}
     except OneShotError as error:
         return {"error": str(error)}, {}
     try:
-        return step(asked)
+        return step(question)
     except (OneShotError, OSError) as error:
         return {"error": str(error)}, {}
 
 
 @dataclass
-class _Asked:
+class _Question:
     """One question, and the client's side for its answer."""
 
     facts: Mapping[str, Any]
@@ -127,16 +127,16 @@ class _Asked:
         self.ensemble = str(facts["ensemble"])
         if not DIGEST.fullmatch(self.ensemble):  # it becomes the name of a file
             raise refusals.bad_request("ensemble", self.ensemble, "64 hexadecimal digits")
-        self.told = Told(
+        self.holdout = HoldoutRequest(
             run_id=str(facts["run-id"]),
             seed=self.number("seed"),
-            holdout=self.real("holdout"),
+            share=self.real("holdout"),
             per_class=bool(facts["per-class"]),
             num_classes=self.number("num-classes", counts=True),
         )
         # These three settings determine the held examples, and so their logits.
-        held = f"{self.told.seed}/{self.told.holdout}/{self.told.per_class}"
-        self.cache = LogitCache(self.local.state_dir, self.told.run_id, self.local.client, held)
+        held = f"{self.holdout.seed}/{self.holdout.share}/{self.holdout.per_class}"
+        self.cache = LogitCache(self.local.state_dir, self.holdout.run_id, self.local.client, held)
 
     def fact(self, key: str) -> Any:
         """Return an entry of the question.
@@ -151,7 +151,7 @@ class _Asked:
     def number(self, key: str, *, counts: bool = False) -> int:
         """Return a whole number of the question; one that ``counts`` lies in 1 to :data:`MOST`."""
         self.fact(key)
-        value = whole_of(self.facts, key)
+        value = read_int(self.facts, key)
         if counts and not 1 <= value <= MOST:
             raise refusals.bad_request(key, value, f"a whole number from 1 to {MOST}")
         return value
@@ -159,7 +159,7 @@ class _Asked:
     def real(self, key: str) -> float:
         """Return a finite number of the question."""
         self.fact(key)
-        return real_of(self.facts, key)
+        return read_float(self.facts, key)
 
     def listed(self, key: str, kind: type, length: int | None = None) -> list[Any]:
         """Return a list of the question whose values are all of one kind, of the given length."""
@@ -171,23 +171,23 @@ class _Asked:
         return list(values)
 
 
-def _offer(asked: _Asked) -> Said:
+def _offer(question: _Question) -> Said:
     """Answer whether the client has the ensemble's logits, and if not, which members the server has to send."""
-    facts, local = asked.facts, asked.local
-    members = _members(asked)
-    logits = _cached(asked) or _kept(asked, members)
+    facts, local = question.facts, question.local
+    members = _members(question)
+    logits = _cached(question) or _kept(question, members)
     if facts.get("forget-others") is True:
-        asked.cache.forget_others(asked.ensemble)
+        question.cache.forget_others(question.ensemble)
     if logits is not None:
-        return {"ensemble": asked.ensemble, "examples": len(logits.labels)}, {}
-    own = asked.local.own(asked.told)
-    digest = "" if own is None else _packed(own, str(asked.fact("precision"))).digest
+        return {"ensemble": question.ensemble, "examples": len(logits.labels)}, {}
+    own = question.local.own(question.holdout)
+    digest = "" if own is None else _packed(own, str(question.fact("precision"))).digest
     needed = [number for number, member in enumerate(members) if member != digest]
-    sizes = asked.listed("sizes", int, len(members))
+    sizes = question.listed("sizes", int, len(members))
     _check_size(sum(sizes[number] for number in needed) / MIB, local)
-    examples = len(_examples(asked)[1])
-    check_made("logits", len(members) * examples * asked.told.num_classes * 4, local.max_ensemble_mib)
-    return {"ensemble": asked.ensemble, "examples": examples, "needs": needed}, {}
+    examples = len(_examples(question)[1])
+    check_made("logits", len(members) * examples * question.holdout.num_classes * 4, local.max_ensemble_mib)
+    return {"ensemble": question.ensemble, "examples": examples, "needs": needed}, {}
 
 
 def _check_size(size: float, local: Local) -> None:
@@ -196,62 +196,62 @@ def _check_size(size: float, local: Local) -> None:
         raise refusals.beyond_limit("the ensemble is", size, local.max_ensemble_mib)
 
 
-def _members(asked: _Asked) -> list[str]:
-    members: list[str] = asked.listed("members", str)
-    if not members or ensemble_digest(members) != asked.ensemble:
+def _members(question: _Question) -> list[str]:
+    members: list[str] = question.listed("members", str)
+    if not members or ensemble_digest(members) != question.ensemble:
         raise refusals.other_digest("the ensemble's digest does not match its members")
     return members
 
 
-def _cached(asked: _Asked) -> Logits | None:
+def _cached(question: _Question) -> Logits | None:
     """Return the ensemble's logits, with the inputs if the aggregator reads them; None if any of this is missing."""
-    found = asked.cache.load(asked.ensemble)
-    return None if found is not None and asked.facts.get("sees-inputs") and not found.inputs.size else found
+    found = question.cache.load(question.ensemble)
+    return None if found is not None and question.facts.get("sees-inputs") and not found.inputs.size else found
 
 
-def _kept(asked: _Asked, members: list[str]) -> Logits | None:
+def _kept(question: _Question, members: list[str]) -> Logits | None:
     """Select the logits from those of a larger ensemble, and save them under this one's digest."""
-    found = asked.cache.known(members)
-    if found is None or (asked.facts.get("sees-inputs") and not found.inputs.size):
+    found = question.cache.known(members)
+    if found is None or (question.facts.get("sees-inputs") and not found.inputs.size):
         return None
-    check_made("logits", len(members) * found.values[0].nbytes, asked.local.max_ensemble_mib)
+    check_made("logits", len(members) * found.values[0].nbytes, question.local.max_ensemble_mib)
     selected = found.of(members)
-    asked.cache.save(asked.ensemble, selected)
+    question.cache.save(question.ensemble, selected)
     return selected
 
 
-def _packed(own: Own, precision: str) -> PackedMember:
+def _packed(own: OwnModel, precision: str) -> PackedMember:
     return pack_member(own.architecture, own.state, precision=precision, ranges=own.ranges)
 
 
-def _examples(asked: _Asked) -> tuple[Any, np.ndarray[Any, Any]]:
-    inputs, given = asked.local.examples(asked.told)
+def _examples(question: _Question) -> tuple[Any, np.ndarray[Any, Any]]:
+    inputs, given = question.local.examples(question.holdout)
     labels, count = np.asarray(given), len(inputs)
     if labels.size != count:
         raise refusals.bad_labels(labels.shape, count)
     if count == 0:
         raise refusals.no_part(
-            f"'fens.holdout' is {asked.told.holdout:g}, which holds out none of the client's examples"
+            f"'fens.holdout' is {question.holdout.share:g}, which holds out none of the client's examples"
         )
     return inputs, labels.astype(np.int64).reshape(-1)  # a column [n, 1] would pick rows by broadcasting
 
 
 @flush_subnormals()
-def _compute(asked: _Asked) -> Said:
+def _compute(question: _Question) -> Said:
     """Compute the logits of every member on the held examples, of equal members once, and save them."""
     import torch
 
-    facts, arrays, precision = asked.facts, asked.arrays, str(asked.fact("precision"))
-    members = _members(asked)
-    architectures = asked.listed("architectures", str, len(members))
+    facts, arrays, precision = question.facts, question.arrays, str(question.fact("precision"))
+    members = _members(question)
+    architectures = question.listed("architectures", str, len(members))
     numbers = {key.split("/", 1)[0] for key in arrays}
     sent = {number for number in range(len(members)) if str(number) in numbers}
-    own = asked.local.own(asked.told) if len(sent) < len(members) else None
+    own = question.local.own(question.holdout) if len(sent) < len(members) else None
     copy = None if own is None else _packed(own, precision)
-    inputs, labels = _examples(asked)
+    inputs, labels = _examples(question)
     if isinstance(inputs, np.ndarray):  # numpy's own floats are double, a module's are not
         inputs = torch.as_tensor(inputs.astype(np.float32) if inputs.dtype == np.float64 else inputs)
-    check_made("logits", len(members) * len(labels) * asked.told.num_classes * 4, asked.local.max_ensemble_mib)
+    check_made("logits", len(members) * len(labels) * question.holdout.num_classes * 4, question.local.max_ensemble_mib)
     values: dict[str, np.ndarray[Any, Any]] = {}
     for number, (digest, architecture) in enumerate(zip(members, architectures, strict=True)):
         if digest in values:  # clients with equal uploads are equal members
@@ -261,55 +261,55 @@ def _compute(asked: _Asked) -> Said:
             packed = from_wire(number, arrays, facts, architecture=architecture, precision=precision)
         if packed is None or packed.digest != digest:
             raise refusals.other_digest(f"member {number} of the ensemble has another digest than the server's offer")
-        module = unpack_member(packed, partial(asked.local.build, architecture, asked.told))
+        module = unpack_member(packed, partial(question.local.build, architecture, question.holdout))
         with torch.no_grad():  # copies, because a member that works in place would change the others' inputs
             outputs = torch.cat([module(part.clone()) for part in torch.split(inputs, BATCH)])
         values[digest] = outputs.float().numpy()
         # Again, because a module may have more outputs than the server says.
-        check_made("logits", len(members) * values[digest].nbytes, asked.local.max_ensemble_mib)
+        check_made("logits", len(members) * values[digest].nbytes, question.local.max_ensemble_mib)
     seen = inputs.float().numpy() if facts.get("sees-inputs") else np.zeros(0, np.float32)
     logits = Logits(tuple(members), np.stack([values[digest] for digest in members]), labels, seen)
-    asked.cache.save(asked.ensemble, logits)
-    return {"ensemble": asked.ensemble, "examples": len(logits.labels)}, {}
+    question.cache.save(question.ensemble, logits)
+    return {"ensemble": question.ensemble, "examples": len(logits.labels)}, {}
 
 
-def _round(asked: _Asked) -> Said:
+def _round(question: _Question) -> Said:
     """Do the local steps of one round; a client that has lost the logits answers "missing"."""
-    logits = _cached(asked)
+    logits = _cached(question)
     if logits is None:
-        return {"ensemble": asked.ensemble, "missing": True}, {}
-    number, aggregator = asked.number("round"), str(asked.fact("aggregator"))
-    sgd = Sgd(asked.number("steps", counts=True), asked.number("batch-size", counts=True), asked.real("lr"))
-    work = 4 * units(asked.arrays) * min(sgd.batch_size, len(logits.labels))
-    check_made("hidden units in a step", work, asked.local.max_ensemble_mib)
+        return {"ensemble": question.ensemble, "missing": True}, {}
+    number, aggregator = question.number("round"), str(question.fact("aggregator"))
+    sgd = Sgd(question.number("steps", counts=True), question.number("batch-size", counts=True), question.real("lr"))
+    work = 4 * units(question.arrays) * min(sgd.batch_size, len(logits.labels))
+    check_made("hidden units in a step", work, question.local.max_ensemble_mib)
     try:
         params = round_steps(
             aggregator,
-            asked.arrays,
+            question.arrays,
             inputs=logits.inputs,
             logits=logits.values,
             labels=logits.labels,
             sgd=sgd,
-            seed=derive_seed(asked.told.seed, "fens", asked.local.client, number),
+            seed=derive_seed(question.holdout.seed, "fens", question.local.client, number),
         )
     except (LookupError, TypeError, ValueError) as error:
         raise refusals.misfit_aggregator(aggregator, error) from error
-    return {"ensemble": asked.ensemble, "round": number, "examples": len(logits.labels)}, params
+    return {"ensemble": question.ensemble, "round": number, "examples": len(logits.labels)}, params
 
 
-def _votes(asked: _Asked) -> Said:
+def _votes(question: _Question) -> Said:
     """Count how each member labels the held examples of each class."""
-    if not asked.local.tells_counts:
+    if not question.local.tells_counts:
         raise refusals.counts_not_shared("votes")
-    logits = _cached(asked)
+    logits = _cached(question)
     if logits is None:
-        return {"ensemble": asked.ensemble, "missing": True}, {}
+        return {"ensemble": question.ensemble, "missing": True}, {}
     members, _, classes = logits.values.shape
-    check_made("votes", members * classes**2 * 8, asked.local.max_ensemble_mib)
-    return {"ensemble": asked.ensemble}, {"counts": vote_counts(logits.values, logits.labels).astype(np.int64)}
+    check_made("votes", members * classes**2 * 8, question.local.max_ensemble_mib)
+    return {"ensemble": question.ensemble}, {"counts": vote_counts(logits.values, logits.labels).astype(np.int64)}
 
 
-_STEPS: Mapping[str, Callable[[_Asked], Said]] = {
+_STEPS: Mapping[str, Callable[[_Question], Said]] = {
     "offer": _offer, "ensemble": _compute, "round": _round, "votes": _votes,
 }  # fmt: skip
 
@@ -338,7 +338,7 @@ def serve(
     """
     builders = dict(model) if isinstance(model, Mapping) else {}
 
-    def build(architecture: str, told: Told) -> torch.nn.Module:  # noqa: ARG001  a foreign model knows its classes
+    def build(architecture: str, holdout: HoldoutRequest) -> torch.nn.Module:  # noqa: ARG001  a foreign model knows its classes
         if builders and architecture not in builders:
             raise OptionError(f"architecture is {architecture!r}: must be one of {', '.join(builders)}")
         chosen = builders[architecture] if builders else model
@@ -351,7 +351,7 @@ def serve(
             msg,
             Local(
                 client=name,
-                examples=lambda told: examples(context),  # noqa: ARG005  the client selects its held examples itself
+                examples=lambda holdout: examples(context),  # noqa: ARG005  the client selects its held examples itself
                 build=build,
                 state_dir=state_dir,
                 max_ensemble_mib=max_ensemble_mib,
@@ -368,4 +368,4 @@ def answer(msg: Message, local: Local) -> Message:
     except UploadError as error:
         said, made = {"error": str(error)}, {}
     record = ArrayRecord({key: Array(value) for key, value in made.items()})
-    return answered(msg, {"client": local.client, **said}, record)
+    return answer_question(msg, {"client": local.client, **said}, record)

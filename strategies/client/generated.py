@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from ..core import refusals
-from ..core.clients import whole_of
+from ..core.clients import read_int
 from ..core.errors import OptionError
 from ..core.seeds import generator, seeded_torch
 from ..distillation.generator_spec import GeneratorSpec, draw_noise
@@ -59,7 +59,7 @@ class GeneratedExamples:
         self.spec = GeneratorSpec.read(said)
         self._head = _head_of(model, self.spec) if self.spec.level == "features" else None
         self._generator = _generator(model, self.spec, self._head, sent)
-        self._rng = generator(whole_of(said, "seed", 0), "generated", client, server_round)
+        self._rng = generator(read_int(said, "seed", 0), "generated", client, server_round)
         counts = list(label_counts or ())
         self._most = self.spec.epochs * sum(counts) if counts else float("inf")
         self._seen, self._size, self._full = 0, 0, 0

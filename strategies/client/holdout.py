@@ -14,20 +14,20 @@ Positions = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Told:
-    """The server's settings in every question that the choice of a client's own examples depends on.
+class HoldoutRequest:
+    """What the server's question says of the examples that the client held out of training.
 
     Attributes:
         run_id: The run of the ensemble's uploads.
         seed: The run's seed.
-        holdout: Share of the client's examples that it kept from training.
-        per_class: Whether it kept that share of every class.
+        share: Share of the client's examples that it held out.
+        per_class: Whether it held out that share of every class.
         num_classes: C.
     """
 
     run_id: str
     seed: int
-    holdout: float
+    share: float
     per_class: bool
     num_classes: int
 

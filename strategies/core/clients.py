@@ -85,7 +85,7 @@ class ClientAsks:
     calibrate: bool = False
 
 
-def whole_of(said: Mapping[str, Any], key: str, usual: int | None = None) -> int:
+def read_int(said: Mapping[str, Any], key: str, usual: int | None = None) -> int:
     """Return a whole number of a request's config, or its default.
 
     Args:
@@ -102,8 +102,8 @@ def whole_of(said: Mapping[str, Any], key: str, usual: int | None = None) -> int
     return value
 
 
-def real_of(said: Mapping[str, Any], key: str, usual: float | None = None) -> float:
-    """Return a finite number of a request's config, or its default; see :func:`whole_of`.
+def read_float(said: Mapping[str, Any], key: str, usual: float | None = None) -> float:
+    """Return a finite number of a request's config, or its default; see :func:`read_int`.
 
     Raises:
         UploadError: The server has sent something else.

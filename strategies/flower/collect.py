@@ -48,7 +48,7 @@ class Collector:
 
     Attributes:
         clients: Names of the uploads of this phase. A client that has a name keeps the upload that an earlier process
-            took; a nameless one, whose upload the server cannot recognise, trains and answers anew.
+            took; one without a name, whose upload the server cannot recognise, trains and answers anew.
         traffic: Bytes of the messages.
     """
 
@@ -182,8 +182,8 @@ class Collector:
         reports = [report for _, report in sorted(self._reported.items()) if report[0]]
         means = {}
         for key in sorted(common_to_most([metrics.keys() for _, metrics in reports])):
-            told = [(examples, metrics[key]) for examples, metrics in reports if key in metrics]
-            means[key] = sum(n * value for n, value in told) / sum(n for n, _ in told)
+            values = [(examples, metrics[key]) for examples, metrics in reports if key in metrics]
+            means[key] = sum(n * value for n, value in values) / sum(n for n, _ in values)
         return means
 
     def _accept(self, reply: Message, sent: SentQuestion) -> None:
@@ -201,10 +201,10 @@ class Collector:
             log(INFO, "upload of %s: it came again, unchanged", name)
             return
         if checked.anonymous:
-            # Equal weights of two nameless clients: which of the two comes first changes nothing.
+            # Equal weights of two clients without names: which of the two comes first changes nothing.
             names = [name, *(f"{name}-{k}" for k in range(2, len(self.clients) + 2))]
             name = next(n for n in names if n not in self.clients)
-        # An earlier process may have stored the same weights of a nameless client.
+        # An earlier process may have stored the same weights of a client without a name.
         if self._probe is not None:
             with blaming(name):
                 warning = self._probe(checked.facts, checked.state)

@@ -108,18 +108,18 @@ def average_scores(strategy: Strategy, server_round: int, replies: Iterable[Mess
         AggregationError: They cannot be averaged, for any reason.
         InconsistentMessageReplies: They do not fit together.
     """
-    check, failed, told = scores_check(strategy), list[Message](), list[Message]()
+    check, failed, usable = scores_check(strategy), list[Message](), list[Message]()
     for reply in replies:
         try:
             if not reply.has_error():
                 check(reply.content)
-            (failed if reply.has_error() else told).append(reply)
+            (failed if reply.has_error() else usable).append(reply)
         except UploadError as error:
             log(WARNING, "refused node-%d: %s", reply.metadata.src_node_id, error.reason)
     if _averages_as_flower(strategy):
-        told = _alike(told)
+        usable = _alike(usable)
     try:
-        scores = strategy.aggregate_evaluate(server_round, [*told, *failed])  # Flower logs the reasons of the failed
+        scores = strategy.aggregate_evaluate(server_round, [*usable, *failed])  # Flower logs the reasons of the failed
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # of a project's own average, say
         raise AggregationError(f"{type(error).__name__}: {error}") from error
     return kept_scores(f"{type(strategy).__name__}.aggregate_evaluate", scores)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 
-from ..client import held_mark
+from ..client import held_digest
 from ..core import refusals
 from ..core.errors import blaming
 from ..core.facts import CLIENT_NAME, UploadFacts
@@ -83,7 +83,7 @@ class Request:
         config.update(self.asks)
         config.pop("held", None)  # ours alone
         if self.held:  # Flower cannot count the bytes of an empty list
-            config["held"] = [held_mark(name, self.run_id) for name in self.held]
+            config["held"] = [held_digest(name, self.run_id) for name in self.held]
         return Message(
             RecordDict({"arrays": self.start, "config": config}), dst_node_id=node_id, message_type=message_type
         )
@@ -211,9 +211,9 @@ def arrays_name(content: RecordDict) -> str:
 
 
 def metrics_name(content: RecordDict) -> str:
-    """Return the name of the record with a client's numbers: ``metrics``, or the first; an empty one tells nothing."""
-    told = [name for name, record in content.metric_records.items() if record]
-    return "metrics" if "metrics" in told or not told else told[0]
+    """Return the name of the record with a client's numbers: ``metrics``, or the first; an empty one does not count."""
+    filled = [name for name, record in content.metric_records.items() if record]
+    return "metrics" if "metrics" in filled or not filled else filled[0]
 
 
 def metrics_of(content: RecordDict) -> MetricRecord:
@@ -221,10 +221,10 @@ def metrics_of(content: RecordDict) -> MetricRecord:
     return content.metric_records.get(metrics_name(content), MetricRecord())
 
 
-def common_to_most(told: Sequence[Collection[H]]) -> set[H]:
-    """Return what more than half of the clients tell; each client's own are different from each other."""
-    counts = Counter(chain.from_iterable(told))
-    return {each for each, count in counts.items() if 2 * count > len(told)}
+def common_to_most(reports: Sequence[Collection[H]]) -> set[H]:
+    """Return what more than half of the clients report; the entries of one client are different from each other."""
+    counts = Counter(chain.from_iterable(reports))
+    return {each for each, count in counts.items() if 2 * count > len(reports)}
 
 
 def in_order(arrays: Mapping[str, V], names: Iterable[str]) -> dict[str, V]:

@@ -39,7 +39,9 @@ class Pace:
     _total: int = 0
     _done: tuple[int, int] = (0, 0)
     _now: float = 0.0  # of the last report
-    _anchor: tuple[float, float, bool] | None = None  # time, epochs done by then, and whether steps told it
+    _anchor: tuple[float, float, bool] | None = (
+        None  # time, epochs done by then, and whether they were counted in steps
+    )
     _borders: list[tuple[float, int, int]] = field(default_factory=list)  # time, epochs done, steps of the last one
 
     def __post_init__(self) -> None:
@@ -55,7 +57,7 @@ class Pace:
         self._step, self._total, self._done, self._now = step, total, part, now
 
     def left(self, now: float) -> float | None:
-        """Return the seconds left; None while nothing tells them."""
+        """Return the seconds left; None while they are unknown."""
         if not self._borders:
             return self._left_in_first_epoch(now)
         if not (spans := self._spans()):

@@ -126,7 +126,7 @@ def pin_clients(
     Args:
         folder: The round.
         present: Clients of this upload phase. Uploads that are here without one of these names are set aside: a
-            nameless client has sent another one since, and must not count twice.
+            client without a name has sent another one since, and must not count twice.
         quarantined: Those of them that the stage works without; their uploads stay where replays find them.
         held: The clients whose uploads had arrived when the phase ended; a later upload stays for replays only. None
             for those that are here now.

@@ -145,11 +145,11 @@ def check_outputs(
     """Refuse a classifier whose outputs for ordinary inputs are not finite, and sums that no examples can have.
 
     Args:
-        architecture: The key of the model, which tells its kind; a decoder takes no images and is not probed.
+        architecture: The key of the model, from which its kind follows; a decoder takes no images and is not probed.
         state: Its weights, which fit the builder's model.
         builder: Builds the model.
         input_shape: Of one input; the probes are standard normal. A model that cannot take them is not judged.
-        num_examples: The examples that the client tells of, which sums must be over; None if it tells none.
+        num_examples: The client's reported number of examples, which its sums must be over; None if it reports none.
 
     Returns:
         A warning about an upload that is accepted; empty for none.

@@ -205,6 +205,6 @@ def _lacking(job: Job) -> set[Need]:
         Need.SIDES_OF_FOUR: images and not any(side % 4 for side in job.input_shape[1:]),
         Need.IMAGE_GRADIENTS: not any(map(_on_features, [job.student, *(u.architecture for u in job.uploads)])),
         Need.PROXY_IMAGES: _proxy_fits(job),
-        Need.EXACT_SUMS: True,  # only the settings tell, before any client has spent its budget
+        Need.EXACT_SUMS: True,  # the settings alone show it, before any client has spent its budget
     }
     return {need for need in Need if not met[need]}

@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 from measure import say
 
-from client_app.node import Asked, Node
-from client_app.work import trained_model
+from client_app.node import Node, TrainRequest
+from client_app.work import prepare_upload
 from fl_app.config import AppConfig
 from server_app.settings.read import Settings, known_options, read_settings
 from server_app.settings.text import merge_settings
@@ -41,7 +41,7 @@ def train_missing(folder: Path, settings: Sequence[str], *, clients: int, only: 
     for number, node in enumerate(_nodes(read.app, clients)):
         file = folder / f"{node.client}{SUFFIX}"
         if (not only or number in only) and not file.exists():
-            trained, state = trained_model(read.app, node, _asked(read), {})
+            trained, state = prepare_upload(read.app, node, _asked(read), {})
             save_weights(file, state)
             if trained.facts.num_examples is not None:
                 say(f"{node.client}: {trained.facts.num_examples} examples, accuracy {trained.accuracy:.4f}")
@@ -58,7 +58,7 @@ def write_map(folder: Path, settings: Sequence[str], *, clients: int) -> tuple[s
     read, file = _read([*settings, f"client.checkpoint='{folder}/{{client}}{SUFFIX}'"]), folder / "map.toml"
     told = []
     for node in _nodes(read.app, clients):
-        facts, _ = trained_model(read.app, node, _asked(read), {})
+        facts, _ = prepare_upload(read.app, node, _asked(read), {})
         assert facts is not None, node.client
         told.append(f'["{node.client}{SUFFIX}"]\nlabel-counts = {list(facts.label_counts)}\n')
     file.write_text("\n".join(told))
@@ -74,10 +74,10 @@ def _nodes(config: AppConfig, clients: int) -> Iterator[Node]:
         yield Node.of({"partition-id": number, "num-partitions": clients}, config)
 
 
-def _asked(read: Settings) -> Asked:
+def _asked(read: Settings) -> TrainRequest:
     """Return the server's request; a method may ask the clients to keep examples from training."""
     asks = read.plan.asks
-    return Asked("", 1, read.app.seed, asks.holdout, asks.holdout_per_class)
+    return TrainRequest("", 1, read.app.seed, asks.holdout, asks.holdout_per_class)
 
 
 if __name__ == "__main__":

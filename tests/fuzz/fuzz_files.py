@@ -20,7 +20,7 @@ from fuzz_messages import PLACES, STATE, net
 from hypothesis import strategies as st
 from PIL import Image
 
-from client_app.keeping import Keep
+from client_app.keeping import KeptModel
 from fl_app.data import open_split
 from fl_app.node_config import read_nodes
 from server_app.doctor.node import NodeConfig
@@ -107,8 +107,8 @@ def _refuse_nothing(found: Any) -> Any:
     return found
 
 
-def _keep() -> Keep:
-    return Keep(str(ROOT / "state"), RUN_ID, "alice", 1)
+def _keep() -> KeptModel:
+    return KeptModel(str(ROOT / "state"), RUN_ID, "alice", 1)
 
 
 TRAINED = {"architecture": "net", "num_examples": 9, "label_counts": [1, 2, 3, 3], "loss": 0.5, "accuracy": 0.5,

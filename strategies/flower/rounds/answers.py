@@ -204,19 +204,19 @@ def _further(contents: Sequence[RecordDict]) -> set[str]:
 OWN = ("epoch", "answers", "accuracy", "mib_up", "mib_down", "mib_per_client")
 
 
-def in_row(told: Mapping[str, float]) -> dict[str, float]:
+def in_row(metrics: Mapping[str, float]) -> dict[str, float]:
     """Return the clients' numbers as a round's row names them: ``train-accuracy`` is theirs, ``accuracy`` the server's.
 
     Args:
-        told: By the clients' own names, of which any may be one of :data:`OWN`, or steer a terminal. No value takes
+        metrics: By the clients' own names, of which any may be one of :data:`OWN`, or steer a terminal. No value takes
             the place of another: a name that is taken gets one more ``train-``.
     """
-    row = {printable(name): value for name, value in told.items() if name not in OWN}
-    for name in filter(told.__contains__, OWN):
+    row = {printable(name): value for name, value in metrics.items() if name not in OWN}
+    for name in filter(metrics.__contains__, OWN):
         free = f"train-{name}"
         while free in row:
             free = f"train-{free}"
-        row[free] = told[name]
+        row[free] = metrics[name]
     return row
 
 

@@ -399,11 +399,11 @@ class IterativeRounds:
 
     def _test(self, number: int, evaluate_fn: EvaluateFn | None) -> dict[str, float]:
         began = time.monotonic()
-        told = self.client_scores.ask(number, self._trip) if number and self._trip is not None else {}
+        theirs = self.client_scores.ask(number, self._trip) if number and self._trip is not None else {}
         if evaluate_fn is not None and (scores := evaluate_fn(number, ArrayRecord(self.state))) is not None:
             self.scores[number] = scores
         self._module.load_state_dict(self._model.state)
-        found = {**told, **(observe(self._job, number, self._module) if number else {})}
+        found = {**theirs, **(observe(self._job, number, self._module) if number else {})}
         self.account.spend("evaluation", began)
         return found
 

@@ -63,7 +63,7 @@ class RefinedRounds:
         """Keep the place of all rounds, a Ray actor say, during a block.
 
         Args:
-            grid: Flower's grid; it tells whose Ray there is.
+            grid: Flower's grid; a simulation's has a Ray of its own.
             tick: Called every now and then while the method works.
         """
         place = self._place(owns_ray=not is_simulation(grid))

@@ -208,7 +208,7 @@ class FedNova(SteppedFedAvg):
         self._server_lr, self._server_momentum = server_lr, server_momentum
 
     def check_answer(self, content: RecordDict) -> RecordDict:
-        """Refuse an answer that does not tell how far its steps went.
+        """Refuse an answer without the length of its local steps.
 
         Raises:
             UploadError: ``travel`` is missing, not positive, or no possible way.

@@ -11,8 +11,8 @@ import torch
 
 from client_app.attacking import exaggerate_claims, poison
 from client_app.keeping import Trained
-from client_app.node import Asked, Node
-from client_app.work import trained_model
+from client_app.node import Node, TrainRequest
+from client_app.work import prepare_upload
 from fl_app.attacks import AttackConfig, triggered
 from fl_app.config import AppConfig
 from fl_app.data import ImageData
@@ -32,7 +32,9 @@ def config_of(kind: str = "none", clients: str = "", **more: Any) -> AppConfig:
 def sent_by(partition_id: int, config: AppConfig, **asked: Any) -> tuple[Trained, State]:
     """Return what a simulated client sends; without a run, so that nothing is kept."""
     node = Node.of({"partition-id": partition_id, "num-partitions": CLIENTS}, config)
-    trained, state = trained_model(config, node, Asked(**{"run_id": "", "server_round": 1, "seed": 0, **asked}), {})
+    trained, state = prepare_upload(
+        config, node, TrainRequest(**{"run_id": "", "server_round": 1, "seed": 0, **asked}), {}
+    )
     return trained, {key: value.clone() for key, value in state.items()}
 
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from PIL import Image
 
-from client_app.node import Asked, Node
-from client_app.work import own_examples
+from client_app.node import Node, TrainRequest
+from client_app.work import load_examples
 from fl_app.config import AppConfig
 from fl_app.data import GROUPS, open_split, server_share
 from fl_app.data.domains import THINGS
@@ -20,7 +20,7 @@ from strategies.core.options import Scalar
 def positions(partition_id: int, clients: int, **settings: Scalar) -> torch.Tensor:
     config = AppConfig.from_settings({f"data.{key.replace('_', '-')}": value for key, value in settings.items()})
     node = Node(f"client-{partition_id:03d}", partition_id, clients, "cnn5", "", config.data.root, has_data=True)
-    return own_examples(config, node, Asked("", 1, 0)).train
+    return load_examples(config, node, TrainRequest("", 1, 0)).train
 
 
 def test_clients_when_a_share_is_the_server_s_hold_the_rest_among_them() -> None:

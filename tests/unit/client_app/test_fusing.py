@@ -15,9 +15,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 from client_app import app as client_app
 from client_app import fusefl
-from client_app.keeping import Keep
-from client_app.node import Asked, Node
-from client_app.work import own_examples, trained_model
+from client_app.keeping import KeptModel
+from client_app.node import Node, TrainRequest
+from client_app.work import load_examples, prepare_upload
 from fl_app.data import Normalization, normalize, open_split
 from fl_app.models import build
 from fl_app.models.blocks import cut
@@ -83,7 +83,7 @@ def test_clients_train_block_by_block_and_the_result_is_the_fused_network_of_the
     # What a client keeps of stage 2 is what it sent: its block in the result, and its share of the classifier.
     weights, heads = report.outcome.ensemble.weights, []
     for number, upload in enumerate(report.job.uploads):
-        kept = Keep("", RunFolder.open(tmp_path / "run", write=False).id, upload.client, 2).load()
+        kept = KeptModel("", RunFolder.open(tmp_path / "run", write=False).id, upload.client, 2).load()
         assert kept is not None
         assert torch.equal(weights[f"stages.0.{number}.block.fc1.weight"], kept[1]["1.block.fc1.weight"])
         assert weights[f"stages.0.{number}.adapter.weight"].shape == (16, 16 * CLIENTS, 1, 1)
@@ -136,7 +136,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Settings, Node]:
     folder = tmp_path_factory.mktemp("state")
     settings = settings_of(client__state_dir=str(folder))
     node = Node.of({"partition-id": 0, "num-partitions": CLIENTS}, settings.app)
-    trained_model(settings.app, node, Asked(RUN, 1, 0, task="block"), {})
+    prepare_upload(settings.app, node, TrainRequest(RUN, 1, 0, task="block"), {})
     return settings, node
 
 
@@ -159,10 +159,10 @@ def test_a_stage_is_a_step_on_the_loss_above_the_frozen_outputs(trained: tuple[S
     found = fusefl.answer(config, node, said, sent)
     still = fusefl.answer(replace(config, client=replace(client, lr=1e-9)), node, said, sent)  # where it began
 
-    kept = Keep(node.state_dir, RUN, node.client, 1).load()
+    kept = KeptModel(node.state_dir, RUN, node.client, 1).load()
     assert kept is not None
     torch.testing.assert_close(still["block.fc1.weight"], kept[1]["1.fc1.weight"])
-    own = own_examples(config, node, Asked(RUN, 1, 0))
+    own = load_examples(config, node, TrainRequest(RUN, 1, 0))
     data = own.split.take(own.train)
     x, firsts = normalize(data.images, *own.split.normalization), []
     for k in range(2):  # LeNet-5's first block, by its formula; 16 pixels a side are padded twice

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from client_app import keeping
-from client_app.keeping import MODELS_KEPT, Keep, Trained
+from client_app.keeping import MODELS_KEPT, KeptModel, Trained
 from strategies.core.errors import UploadError
 from strategies.core.facts import UploadFacts
 from strategies.core.places import RUNS_KEPT
@@ -19,8 +19,8 @@ TRAINED = Trained(UploadFacts("client-000", "lenet5", 12, (5, 7, 0), ranges={"":
 STATE = {"w": torch.arange(6.0).reshape(2, 3).t(), "steps": torch.tensor(3)}
 
 
-def kept(root: Path, run: str = RUN, client: str = "client-000", server_round: int = 1) -> Keep:
-    return Keep(str(root), run, client, server_round)
+def kept(root: Path, run: str = RUN, client: str = "client-000", server_round: int = 1) -> KeptModel:
+    return KeptModel(str(root), run, client, server_round)
 
 
 def test_kept_uploads_come_back_equal(tmp_path: Path) -> None:

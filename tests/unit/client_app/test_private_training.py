@@ -11,18 +11,18 @@ import pytest
 import torch
 from torch import nn
 
-from client_app.fens import FensHalf
+from client_app.fens import FensClient
 from client_app.iterating import local_round
 from client_app.keeping import Trained
-from client_app.node import Asked, Node
+from client_app.node import Node, TrainRequest
 from client_app.training import private as private_training
 from client_app.training.private import PrivacyPlan, plan_privacy, train
-from client_app.work import trained_model
+from client_app.work import prepare_upload
 from fl_app.config import AppConfig, ClientConfig
 from fl_app.data import ImageData, Normalization
 from fl_app.models import build
 from fl_app.privacy import PrivacyConfig
-from strategies.client.fens import Told
+from strategies.client.fens import HoldoutRequest
 from strategies.core.errors import OptionError, UploadError
 from strategies.core.options import flatten
 
@@ -267,7 +267,9 @@ def private(**more: Any) -> AppConfig:
 
 def sent_by(config: AppConfig, **asked: Any) -> tuple[Trained, State]:
     node = Node.of({"partition-id": 1, "num-partitions": 3}, config)
-    trained, state = trained_model(config, node, Asked(**{"run_id": RUN, "server_round": 1, "seed": 0, **asked}), {})
+    trained, state = prepare_upload(
+        config, node, TrainRequest(**{"run_id": RUN, "server_round": 1, "seed": 0, **asked}), {}
+    )
     return trained, {key: value.clone() for key, value in state.items()}
 
 
@@ -320,7 +322,7 @@ def test_an_upload_when_the_disk_refuses_its_copy_is_not_sent(tmp_path: Path, mo
     def refuse(*_: object) -> None:
         raise OSError("No space left")
 
-    monkeypatch.setattr("client_app.keeping.Keep.save", refuse)
+    monkeypatch.setattr("client_app.keeping.KeptModel.save", refuse)
 
     with pytest.raises(UploadError, match="cannot be kept, so it is not sent"):
         sent_by(private(client__state_dir=str(tmp_path)))
@@ -406,12 +408,12 @@ def test_rounds_checkpoints_and_questions_of_fens_are_refused(tmp_path: Path) ->
     node = Node.of({"partition-id": 1, "num-partitions": 3}, config)
 
     with pytest.raises(UploadError, match="the server asks for training in rounds"):
-        local_round(config, node, Asked(RUN, 1, 0), {}, {"arrays": {}})
+        local_round(config, node, TrainRequest(RUN, 1, 0), {}, {"arrays": {}})
     with pytest.raises(UploadError, match="this node's checkpoint"):
-        trained_model(config, replace(node, checkpoint=str(tmp_path / "m.pt")), Asked(RUN, 1, 0), {})
-    half = FensHalf(dict(flatten(config)), {"partition-id": 1, "num-partitions": 3})
+        prepare_upload(config, replace(node, checkpoint=str(tmp_path / "m.pt")), TrainRequest(RUN, 1, 0), {})
+    half = FensClient(dict(flatten(config)), {"partition-id": 1, "num-partitions": 3})
     with pytest.raises(UploadError, match="answers on held-out examples"):
-        half.local().examples(Told(RUN, 0, 0.1, per_class=False, num_classes=10))
+        half.local().examples(HoldoutRequest(RUN, 0, 0.1, per_class=False, num_classes=10))
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from client_app.node import Asked, Node
-from client_app.work import trained_model
+from client_app.node import Node, TrainRequest
+from client_app.work import prepare_upload
 from server_app.replay.request import ReplayRequest
 from server_app.replay.stored import replay_run
 from server_app.settings.build import build_job
@@ -33,7 +33,7 @@ def sent_by_clients(
     settings, states, facts = read_settings(given), {}, {}
     for partition_id in range(CLIENTS):
         node = Node.of({"partition-id": partition_id, "num-partitions": CLIENTS}, settings.app)
-        trained, states[node.client] = trained_model(settings.app, node, Asked(run_id, 1, 0, task=task), {})
+        trained, states[node.client] = prepare_upload(settings.app, node, TrainRequest(run_id, 1, 0, task=task), {})
         facts[node.client] = replace(trained.facts, label_counts=None) if settings.app.privacy.on else trained.facts
     return states, facts
 

@@ -20,7 +20,7 @@ from torch import nn
 from strategies.aggregation import steps
 from strategies.aggregation import steps as gate_steps
 from strategies.client import logits as module
-from strategies.client.fens import Own, respond
+from strategies.client.fens import OwnModel, respond
 from strategies.client.holdout import held_out
 from strategies.client.logits import ENSEMBLES_KEPT, LogitCache, Logits
 from strategies.combiners.aggregators import AGGREGATORS
@@ -150,7 +150,7 @@ def test_an_ensemble_whose_name_is_a_path_is_refused(tmp_path: Path, step: str) 
     assert said["error"] == "the server's ensemble is '../../../victim': must be 64 hexadecimal digits"
 
 
-OWN = Own("narrow", UPLOADS[0].read())
+OWN = OwnModel("narrow", UPLOADS[0].read())
 MINE = pack_member("narrow", OWN.state, precision="float32").digest
 
 

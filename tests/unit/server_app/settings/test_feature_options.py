@@ -12,8 +12,8 @@ import pytest
 import torch
 from feature_fakes import CLIENTS, SETTINGS, replayed, sent_by_clients, stored
 
-from client_app.node import Asked, Node
-from client_app.work import trained_model
+from client_app.node import Node, TrainRequest
+from client_app.work import prepare_upload
 from fl_app.data.split import pixels, unchanged
 from fl_app.feature_cache import FeatureSource
 from fl_app.models.features import FeatureFunction
@@ -95,7 +95,7 @@ def test_a_small_client_sends_nothing_and_the_server_is_not_told_its_number(
     for partition_id in range(CLIENTS):
         node = Node.of({"partition-id": partition_id, "num-partitions": CLIENTS}, app)
         try:
-            sent.append(trained_model(app, node, Asked("", 1, 0, task=task), {})[0])
+            sent.append(prepare_upload(app, node, TrainRequest("", 1, 0, task=task), {})[0])
         except UploadError as error:
             silent.append(str(error))
     assert [trained.facts.num_examples for trained in sent] == [101, 101, 101]

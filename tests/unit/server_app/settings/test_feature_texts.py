@@ -11,8 +11,8 @@ import torch
 from feature_fakes import CLIENTS, SETTINGS, Sent, replayed, sent_by_clients, stored
 from tiny_texts import write_news
 
-from client_app.node import Asked, Node
-from client_app.work import own_examples
+from client_app.node import Node, TrainRequest
+from client_app.work import load_examples
 from fl_app.models.features import FeatureFunction
 from fl_app.models.features_config import FeaturesConfig
 from fl_app.node_policy import NodePolicy
@@ -126,6 +126,6 @@ def test_other_methods_read_hashes_of_words_unless_a_backbone_of_texts_is_named(
 def test_a_deployed_node_reads_no_texts_by_a_module_of_the_run_s_choice(given: dict[str, Any]) -> None:
     app = read_settings({**given, "method": "fedens", "model.name": "text-bag"}).app
     node = Node.of({"partition-id": 0, "num-partitions": CLIENTS, "data-root": given["data.root"]}, app)
-    own_examples(app, node, Asked("", 1, 0))
+    load_examples(app, node, TrainRequest("", 1, 0))
     with pytest.raises(UploadError, match="'tiny_texts:make': must be .* a module of the run's choice"):
-        own_examples(app, replace(node, policy=NodePolicy(deployed=True)), Asked("", 1, 0))
+        load_examples(app, replace(node, policy=NodePolicy(deployed=True)), TrainRequest("", 1, 0))

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from client_app.node import Asked, Node
-from client_app.work import trained_model
+from client_app.node import Node, TrainRequest
+from client_app.work import prepare_upload
 from fl_app.data.own import open_own
 from fl_app.node_policy import NodePolicy
 from server_app.replay.request import ReplayRequest
@@ -118,7 +118,7 @@ def run_of(given: dict[str, Scalar], path: Path, clients: int = 3) -> Path:
     with RunFolder.create(path, info) as folder:
         for number in range(clients):
             node = Node.of({"partition-id": number, "num-partitions": clients}, settings.app)
-            trained, state = trained_model(settings.app, node, Asked("", 1, 0), {})
+            trained, state = prepare_upload(settings.app, node, TrainRequest("", 1, 0), {})
             name, form = trained.facts.architecture, tensor_form("its tensors", exact=True)
             folder.round(1).accept(trained.facts, check_upload(state, name, signatures[name], form))
     return path
@@ -187,11 +187,14 @@ def test_a_deployed_node_reads_its_own_tables_and_runs_no_code_that_it_does_not_
     listing = {**facts, "architectures": "own_run:Net", "data-sources": "own_run:load"}
     node = Node.of(listing, settings.app, NodePolicy.of(listing, deployed=True))
     with pytest.raises(OptionError, match="1 client|3, one client"):  # the source is called, and has three holders
-        trained_model(settings.app, node, Asked("", 1, 0), {})
+        prepare_upload(settings.app, node, TrainRequest("", 1, 0), {})
     refusing = {**facts, "architectures": "own_run:Net"}
     with pytest.raises(UploadError, match="'own_run:load': must be among this node"):
-        trained_model(
-            settings.app, Node.of(refusing, settings.app, NodePolicy.of(refusing, deployed=True)), Asked("", 1, 0), {}
+        prepare_upload(
+            settings.app,
+            Node.of(refusing, settings.app, NodePolicy.of(refusing, deployed=True)),
+            TrainRequest("", 1, 0),
+            {},
         )
 
 
@@ -204,6 +207,6 @@ def test_a_deployed_node_tells_the_server_no_value_of_its_rows(tables: Path) -> 
     node = Node.of(facts, settings.app, NodePolicy.of(facts, deployed=True))
 
     with pytest.raises(UploadError) as error:
-        trained_model(settings.app, node, Asked("", 1, 0), {})
+        prepare_upload(settings.app, node, TrainRequest("", 1, 0), {})
 
     assert str(error.value) == "data set 'csv' cannot be read on this node; its log has the reason"

@@ -12,10 +12,10 @@ import pytest
 import torch
 from flwr.app import ArrayRecord
 
-from client_app.keeping import Keep
-from client_app.node import Asked, Node
+from client_app.keeping import KeptModel
+from client_app.node import Node, TrainRequest
 from client_app.tasks import TASKS
-from client_app.work import trained_model
+from client_app.work import prepare_upload
 from fl_app.data import open_split
 from fl_app.models.features import FeatureFunction
 from fl_app.models.features_config import FeaturesConfig
@@ -69,7 +69,9 @@ def run_of(method: str, how_much: dict[str, Any], path: Path) -> Path:
     with RunFolder.create(path, facts) as folder:
         for partition_id in range(CLIENTS):
             node = Node.of({"partition-id": partition_id, "num-partitions": CLIENTS}, settings.app)
-            trained, state = trained_model(settings.app, node, Asked("", 1, 0, task=settings.choice.uploads), {})
+            trained, state = prepare_upload(
+                settings.app, node, TrainRequest("", 1, 0, task=settings.choice.uploads), {}
+            )
             wanted = signatures[trained.facts.architecture]  # what the server accepts
             assert {key: tuple(value.shape) for key, value in state.items()} == {k: s for k, (s, _) in wanted.items()}
             folder.round(1).accept(trained.facts, state)
@@ -196,7 +198,7 @@ def test_a_task_that_a_client_does_not_know_is_refused() -> None:
     node = Node.of({"partition-id": 0, "num-partitions": CLIENTS}, settings.app)
 
     with pytest.raises(UploadError, match=r"task is 'poetry': must be one of classifier, open-set, prototypes"):
-        trained_model(settings.app, node, Asked("", 1, 0, task="poetry"), {})
+        prepare_upload(settings.app, node, TrainRequest("", 1, 0, task="poetry"), {})
 
 
 def test_a_checkpoint_is_sent_as_the_task_s_kind(tmp_path: Path) -> None:
@@ -204,19 +206,19 @@ def test_a_checkpoint_is_sent_as_the_task_s_kind(tmp_path: Path) -> None:
     torch.save({"weight": torch.zeros(1)}, tmp_path / "0.pt")
     node = Node.of({"partition-id": 0, "num-partitions": CLIENTS}, settings.app)
 
-    trained, _ = trained_model(settings.app, node, Asked("", 1, 0, task="open-set"), {})
+    trained, _ = prepare_upload(settings.app, node, TrainRequest("", 1, 0, task="open-set"), {})
 
     assert trained.facts.architecture == "mnist-cnn+unknown"
 
 
 def test_client_keeps_its_whole_model_and_sends_the_task_s_part_again(tmp_path: Path) -> None:
     given = {**SETTINGS, **QUICK, "method": "fedcvae-ens", "client.state-dir": str(tmp_path)}
-    settings, asked = read_settings(given), Asked("a" * 32, 1, 0, task="cvae")
+    settings, asked = read_settings(given), TrainRequest("a" * 32, 1, 0, task="cvae")
     node = Node.of({"partition-id": 0, "num-partitions": CLIENTS}, settings.app)
-    _, first = trained_model(settings.app, node, asked, {})
-    kept = Keep(str(tmp_path), asked.run_id, node.client, 1)
+    _, first = prepare_upload(settings.app, node, asked, {})
+    kept = KeptModel(str(tmp_path), asked.run_id, node.client, 1)
     whole = kept.load()
-    _, again = trained_model(settings.app, node, asked, {})
+    _, again = prepare_upload(settings.app, node, asked, {})
 
     assert whole is not None
     assert whole[1].keys() > {f"decoder.{key}" for key in first}
@@ -231,4 +233,4 @@ def test_request_of_a_method_says_its_task_and_the_client_reads_it(name: str) ->
 
     asks = Message.of(method, job, ArrayRecord(), 1, config={}, run_id="run").asks
 
-    assert Asked.of(asks, 0).task == method.uploads
+    assert TrainRequest.read(asks, 0).task == method.uploads

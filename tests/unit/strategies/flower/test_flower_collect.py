@@ -20,7 +20,7 @@ from flower_fakes import (
 )
 from flwr.app import ArrayRecord, Message, RecordDict
 
-from strategies.client import failure, held_mark
+from strategies.client import failure, held_digest
 from strategies.core.errors import QuorumError
 from strategies.flower.asking import Exchange
 from strategies.flower.collect import ALONE_S, Collector
@@ -151,7 +151,7 @@ def test_collect_when_a_client_that_is_held_is_asked_does_not_work_again(folder:
     grid = FakeGrid({8: named("alice", 9, work=work), 9: named("bob", 2, work=work)})
     phase, _ = take(folder, grid, min_uploads=2)
     assert work == ["alice", "bob"]
-    assert grid.asked[0].content["config"]["held"] == [held_mark("alice", grid.asked[0].content["config"]["run-id"])]
+    assert grid.asked[0].content["config"]["held"] == [held_digest("alice", grid.asked[0].content["config"]["run-id"])]
     assert phase.clients == {"alice", "bob"}
     assert folder.refused() == []
 

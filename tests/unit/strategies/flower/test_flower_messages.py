@@ -11,7 +11,7 @@ import torch
 from flower_fakes import CLASSES, SIGNATURES, equal, net, records, weights
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-from strategies.client import already_held, held_mark, upload_facts
+from strategies.client import already_held, held_digest, upload_facts
 from strategies.core.errors import UploadError
 from strategies.core.facts import UploadFacts
 from strategies.flower.messages import Reply, Request, is_anonymous, read_reply
@@ -200,7 +200,7 @@ def test_request_holds_all_settings_of_a_client() -> None:
     message = request.message(7)
     assert (message.metadata.dst_node_id, message.metadata.message_type) == (7, "train")
     assert message.content["arrays"] is start
-    held = [held_mark("alice", "f00"), held_mark("bob", "f00")]
+    held = [held_digest("alice", "f00"), held_digest("bob", "f00")]
     facts = {"lr": 0.1, "server-round": 2, "run-id": "f00", "seed": 5, "held": held}
     assert message.content["config"] == ConfigRecord(facts)
 

@@ -19,7 +19,7 @@ from flower_fakes import (
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 
 from strategies import OneShot, OneShotFedAvg
-from strategies.client import already_held, held_mark
+from strategies.client import already_held, held_digest
 from strategies.core.errors import QuorumError
 
 START = ArrayRecord(weights(5))
@@ -50,7 +50,7 @@ def test_configure_train_asks_every_node_and_names_held_uploads(tmp_path: Path) 
     one_round(found, grid)
     assert grid.of_type() == [1, 2]
     assert grid.asked[0].content["config"]["lr"] == 0.1
-    assert grid.asked[0].content["config"]["held"] == [held_mark("alice", grid.asked[0].content["config"]["run-id"])]
+    assert grid.asked[0].content["config"]["held"] == [held_digest("alice", grid.asked[0].content["config"]["run-id"])]
     assert work == ["alice", "bob"]
     found.close()
 
@@ -76,6 +76,6 @@ def question(held: Any = None) -> Message:
 
 
 def test_already_held_when_the_client_is_named_answers_at_once() -> None:
-    answer = already_held(question([held_mark("bob", ""), held_mark("alice", "")]), client="alice")
+    answer = already_held(question([held_digest("bob", ""), held_digest("alice", "")]), client="alice")
     assert answer is not None
     assert answer.content == RecordDict({"upload": ConfigRecord({"client": "alice", "held": True})})

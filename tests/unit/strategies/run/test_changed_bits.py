@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from client_app.keeping import Keep, Trained
+from client_app.keeping import KeptModel, Trained
 from fl_app.ledger import Ledger
 from fl_app.node_policy import FREE
 from fl_app.privacy import PrivacyConfig
@@ -100,7 +100,7 @@ def run_in(root: Path) -> Any:
 def client_state(root: Path) -> None:
     """Make everything that a client keeps."""
     state = str(root / "state")
-    Keep(state, RUN, "a", 1).save(
+    KeptModel(state, RUN, "a", 1).save(
         Trained(UploadFacts("a", "x", 3, (1, 2), ranges={"layer": (0.0, 1.0)}), 0.25, 0.5), weights(1.0)
     )
     memory = RoundState(root / "state" / RUN, "a")
@@ -115,7 +115,9 @@ def state_in(root: Path) -> Any:
     state, logits = str(root / "state"), LogitCache(str(root / "state"), RUN, "a").load("e" * 64)
     arrays = logits and (logits.members, logits.values.tolist(), logits.labels.tolist(), logits.inputs.tolist())
     memory = RoundState(root / "state" / RUN, "a").recall(2, 1)
-    return _plain([Keep(state, RUN, "a", 1).load(), memory.state, arrays, Ledger.of(root / "state", "a").releases()])
+    return _plain(
+        [KeptModel(state, RUN, "a", 1).load(), memory.state, arrays, Ledger.of(root / "state", "a").releases()]
+    )
 
 
 def _plain(value: Any) -> str:

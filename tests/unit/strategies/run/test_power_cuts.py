@@ -13,7 +13,7 @@ import pytest
 import torch
 from power_cut import PowerCuts
 
-from client_app.keeping import Keep, Trained
+from client_app.keeping import KeptModel, Trained
 from fl_app.ledger import Ledger
 from fl_app.node_policy import FREE
 from fl_app.privacy import PrivacyConfig
@@ -140,12 +140,14 @@ def save_traffic(run: RunFolder, number: int) -> None:
 
 
 def kept_by_client(root: Path) -> float | None:
-    found = Keep(str(root / "state"), RUN, "a", 1).load()
+    found = KeptModel(str(root / "state"), RUN, "a", 1).load()
     return None if found is None else found[0].loss + found[1]["bias"].item()
 
 
 def keep(root: Path, value: float) -> None:
-    Keep(str(root / "state"), RUN, "a", 1).save(Trained(UploadFacts("a", "x", 1, (1,)), value, 1.0), weights(value))
+    KeptModel(str(root / "state"), RUN, "a", 1).save(
+        Trained(UploadFacts("a", "x", 1, (1,)), value, 1.0), weights(value)
+    )
 
 
 def states_in(root: Path) -> float:
