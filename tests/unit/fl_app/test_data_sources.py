@@ -116,12 +116,12 @@ def test_svhn_is_read_with_its_zero_as_class_zero(svhn: Path) -> None:
 @pytest.mark.parametrize(
     "config",
     [
-        DataConfig("imagefolder", image_size=8),
-        DataConfig("imagefolder", image_size=8, classes="healthy,ill"),
-        DataConfig("mnist"),
-        DataConfig("pacs", image_size=8, left_out="photo"),
-        DataConfig("heart-disease"),
-        DataConfig("ag-news"),
+        DataConfig(name="imagefolder", image_size=8),
+        DataConfig(name="imagefolder", image_size=8, classes="healthy,ill"),
+        DataConfig(name="mnist"),
+        DataConfig(name="pacs", image_size=8, left_out="photo"),
+        DataConfig(name="heart-disease"),
+        DataConfig(name="ag-news"),
     ],
     ids=lambda config: config.name,
 )
