@@ -29,7 +29,7 @@ from strategies.core.options import (
 from strategies.core.stage_options import OFF, GatekeeperConfig
 from strategies.method import METHODS, Method, Plan
 from strategies.rounds.refinement import Refiner
-from strategies.statistics.choice import with_share
+from strategies.statistics.choice import limit_share
 
 # Former names of settings, which stored runs have: name -> name of today, and (today's name, value) -> value of today.
 # A setting that methods share now, ``server.batch-size``, is read from its former key ``dense.batch-size`` as well.
@@ -165,7 +165,7 @@ def read_settings(given: Mapping[str, Scalar]) -> Settings:
         raise OptionError(f"setting 'method': {error}") from error
     config: Any = parse(choice.config, flat, choice.name, whole.preset)
     if choice.uploads == STATISTICS and whole.gatekeeper.policy != OFF:
-        config = with_share(config)
+        config = limit_share(config)
     parts = [(whole.client, "client"), (config, choice.name)]
     refiner = config.refiner if choice.method is None else "none"
     if refiner != "none":

@@ -115,7 +115,7 @@ def round_steps(
     return local_steps(aggregator, params, logits=logits, labels=labels, sgd=sgd, seed=seed)
 
 
-def units(params: Mapping[str, np.ndarray[Any, Any]]) -> int:
+def hidden_units(params: Mapping[str, np.ndarray[Any, Any]]) -> int:
     """Return the hidden units k of an aggregator's parameters; 0 if they have no hidden layer."""
     return params["bias1"].size if "bias1" in params else 0
 
@@ -129,7 +129,7 @@ def _expected(
     """Return parameters of the names and shapes that fit the logits; hidden units and the gate's form are as given."""
     entry, (members, _, classes) = AGGREGATORS[aggregator], logits.shape
     if entry.kind == "trained":
-        return entry.start(None, members=members, classes=classes, hidden=units(given))
+        return entry.start(None, members=members, classes=classes, hidden=hidden_units(given))
     if entry.kind != "torch":
         raise ValueError("it is not trained by gradients")
     from ..combiners.gate import start_gate

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from ..combiners.aggregators import aggregator_for, check_params
+from ..combiners.aggregators import check_params, choose_aggregator
 from ..combiners.voting import sum_votes, vote_counts
 from ..core import refusals
 from ..core.bounds import Bound
@@ -163,7 +163,7 @@ class Dialogue:
         self._job, self._clients, self._config = job, clients, job.config
         # 0.28 of 25 is 7, even if floating point yields slightly more.
         self._quorum = max(1, math.ceil(job.config.quorum * len(job.uploads) - 1e-9))
-        self._aggregator = aggregator_for(job.config.aggregator, job.num_classes)
+        self._aggregator = choose_aggregator(job.config.aggregator, job.num_classes)
         self._sent, self._resent = False, Counter[str]()
         self._bound = Bound()
         self.notes = self._bound.notes
@@ -345,7 +345,7 @@ class ServersImages:
         config, seed = self._job.config, self._job.seed
         sgd = Sgd(config.local_steps, config.batch_size, config.client_lr)
         trained = round_steps(
-            aggregator_for(config.aggregator, self._job.num_classes).name,
+            choose_aggregator(config.aggregator, self._job.num_classes).name,
             params,
             inputs=inputs,
             logits=logits,

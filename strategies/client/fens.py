@@ -26,7 +26,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
 
-from ..aggregation.steps import Sgd, round_steps, units
+from ..aggregation.steps import Sgd, hidden_units, round_steps
 from ..combiners.voting import vote_counts
 from ..core import refusals
 from ..core.clients import read_float, read_int
@@ -280,7 +280,7 @@ def _round(question: _Question) -> Said:
         return {"ensemble": question.ensemble, "missing": True}, {}
     number, aggregator = question.number("round"), str(question.fact("aggregator"))
     sgd = Sgd(question.number("steps", counts=True), question.number("batch-size", counts=True), question.real("lr"))
-    work = 4 * units(question.arrays) * min(sgd.batch_size, len(logits.labels))
+    work = 4 * hidden_units(question.arrays) * min(sgd.batch_size, len(logits.labels))
     check_made("hidden units in a step", work, question.local.max_ensemble_mib)
     try:
         params = round_steps(

@@ -132,7 +132,7 @@ def check_params(expected: Mapping[str, Array], given: Mapping[str, Array]) -> N
             raise ValueError(f"aggregator parameter {name!r} holds NaN or Inf: must be finite")
 
 
-def aggregator_for(name: str, classes: int) -> Aggregator:
+def choose_aggregator(name: str, classes: int) -> Aggregator:
     """Return an aggregator by its name; with two classes, its form for two classes if it has one.
 
     Raises:

@@ -108,7 +108,7 @@ def move_into_spans(
     for k in sorted({*clients.tolist()}):
         objective = Objective(job, spans, k)
         for part in torch.split(torch.nonzero(clients == k).flatten(), BATCH):
-            made[part] = moved(images[part], labels[part], objective, steps=steps, tick=tick)
+            made[part] = optimize_images(images[part], labels[part], objective, steps=steps, tick=tick)
     return made
 
 
@@ -152,7 +152,7 @@ class Objective(nn.Module):
         return outside.sum() + LABEL_WEIGHT * F.cross_entropy(logits[0], labels, reduction="sum")
 
 
-def moved(
+def optimize_images(
     images: Tensor, labels: Tensor, objective: Objective, *, steps: int, tick: Callable[[], None] = lambda: None
 ) -> Tensor:
     """Return images, uint8 [B, ch, H, W] on the CPU, after some steps of Adam from others; arguments as above."""

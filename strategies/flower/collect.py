@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from logging import INFO, WARNING
 from typing import TYPE_CHECKING
 
@@ -93,32 +94,39 @@ class Collector:
         exchange = Exchange(
             nodes,
             UPLOAD_PHASE,
-            question=lambda node: replace(request, held=self._held_for(node)).message(node),
+            question=partial(self._request_to, request),
             receive=self.receive,
-            unneeded=lambda node: self._names.name_of(node) in self.clients,
+            unneeded=self._has_upload_of,
         )
-
-        def enough() -> bool:
-            # Who fails early must not end the phase while a client with a key of its own may still connect.
-            everybody = self._names.enrolled or min_uploads
-            complete = len(self.clients) >= min_uploads or len(self.clients) + exchange.failed >= everybody
-            # A resumed run that has its uploads needs no node; who is still to come connects again soon.
-            alone = complete and (len(self.clients) == self._names.enrolled or exchange.waited >= ALONE_S)
-            came = bool(exchange.asked) or (alone and not nodes.simulated)
-            return (nodes.simulated or complete) and nodes.settled and came and not exchange.waiting_for
-
-        def progress() -> str:
-            away = f", {len(exchange.away)} have lost their connection" if exchange.away else ""
-            waiting = f"waiting for {len(exchange.waiting_for)} of {exchange.asked} nodes{away}"
-            return f"uploads: {len(self.clients)} here, {waiting}, {timeout - exchange.waited:.0f} s to the deadline"
-
-        exchange.wait(timeout, enough, progress)
+        enough = partial(self._is_complete, exchange, nodes, min_uploads)
+        exchange.wait(timeout, enough, partial(self._progress, exchange, timeout))
         exchange.poll(everybody=True)  # an answer that has arrived by now is in time
         self._save_traffic()
         self._late = True
         exchange.refuse_missing(timeout)
         self.check_quorum(min_uploads, exchange.asked, timeout)
         return exchange
+
+    def _request_to(self, request: Request, node: int) -> Message:
+        return replace(request, held=self._held_for(node)).message(node)
+
+    def _has_upload_of(self, node: int) -> bool:
+        return self._names.name_of(node) in self.clients
+
+    def _is_complete(self, exchange: Exchange, nodes: Nodes, min_uploads: int) -> bool:
+        """Return whether the phase may end before its deadline."""
+        # Who fails early must not end the phase while a client with a key of its own may still connect.
+        everybody = self._names.enrolled or min_uploads
+        complete = len(self.clients) >= min_uploads or len(self.clients) + exchange.failed >= everybody
+        # A resumed run that has its uploads needs no node; who is still to come connects again soon.
+        alone = complete and (len(self.clients) == self._names.enrolled or exchange.waited >= ALONE_S)
+        came = bool(exchange.asked) or (alone and not nodes.simulated)
+        return (nodes.simulated or complete) and nodes.settled and came and not exchange.waiting_for
+
+    def _progress(self, exchange: Exchange, timeout: float) -> str:
+        away = f", {len(exchange.away)} have lost their connection" if exchange.away else ""
+        waiting = f"waiting for {len(exchange.waiting_for)} of {exchange.asked} nodes{away}"
+        return f"uploads: {len(self.clients)} here, {waiting}, {timeout - exchange.waited:.0f} s to the deadline"
 
     def _held_for(self, node: int) -> tuple[str, ...]:
         """Return the clients whose uploads are here: the node's own, or all while its name is unknown."""

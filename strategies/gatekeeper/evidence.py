@@ -19,14 +19,14 @@ from ..teacher.augment import Standardize
 from ..teacher.ensemble import Ensemble
 from .measures import median, statistic_norms, weight_norms, weight_vector
 from .probes import (
-    chosen_images,
+    choose_images,
     invert,
     logits_of,
-    moved,
     noise_images,
-    predicted,
+    predict_labels,
     search_triggers,
-    stamped,
+    stamp_trigger,
+    step_images,
 )
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def judged_by_images(job: Job) -> bool:
     return holds_images(job.input_shape) and all(kind_of(one) == CLASSIFIER and not is_head(one) for one in names)
 
 
-def gather(job: Job, config: GatekeeperConfig, progress: Progress) -> Evidence:
+def gather_evidence(job: Job, config: GatekeeperConfig, progress: Progress) -> Evidence:
     """Measure every upload of a job.
 
     Args:
@@ -202,7 +202,7 @@ class _Gatherer:
         job, device = self.job, self.job.device
         rng = generator(job.seed, "gatekeeper", "noise")
         shown = torch.cat([*made, noise_images(NOISE, job.input_shape, rng)]).to(device)
-        pool = chosen_images([*made], TRIGGER_IMAGES, generator(job.seed, "gatekeeper", "pool")).to(device)
+        pool = choose_images([*made], TRIGGER_IMAGES, generator(job.seed, "gatekeeper", "pool")).to(device)
         logits, sizes, triggers = [], [], list[Trigger | None]()
         for upload in job.uploads:
             model = self.model(upload)
@@ -237,12 +237,12 @@ class _Gatherer:
         seen: dict[int, dict[int, float]] = {k: {} for k in looked}
         for j, upload in enumerate(self.job.uploads if looked else ()):
             model = self.model(upload)
-            before = predicted(model, pool, self.standardize)
+            before = predict_labels(model, pool, self.standardize)
             for k in looked:
                 trigger = triggers[k]
                 if k != j and trigger is not None:
-                    after = predicted(model, stamped(pool, trigger.mask, trigger.pattern), self.standardize)
-                    seen[k][j] = moved(before, after, trigger.target)
+                    after = predict_labels(model, stamp_trigger(pool, trigger.mask, trigger.pattern), self.standardize)
+                    seen[k][j] = step_images(before, after, trigger.target)
         return [self.with_transfer(t, seen.get(k, {})) for k, t in enumerate(triggers)]
 
     def with_transfer(self, trigger: Trigger | None, seen: dict[int, float]) -> Trigger | None:

@@ -42,19 +42,19 @@ class Cohort:
     agreed: Tensor
 
 
-def findings_of(cohort: Cohort, evidence: Evidence, arrived: Sequence[str]) -> list[tuple[Finding, ...]]:
+def find_all(cohort: Cohort, evidence: Evidence, arrived: Sequence[str]) -> list[tuple[Finding, ...]]:
     """Return the findings on every client [M], the clearest first."""
-    copies, alone = copied(cohort, evidence, arrived), disagreeing(cohort.agreed, AGREEMENT)
+    copies, alone = find_copies(cohort, evidence, arrived), find_disagreeing(cohort.agreed, AGREEMENT)
     found = []
     for k in range(len(evidence.clients)):
-        own = [copies[k], scaled(k, cohort), strange(k, cohort, evidence, alone.get(k))]
+        own = [copies[k], find_scaled(k, cohort), find_strange(k, cohort, evidence, alone.get(k))]
         if not is_flat(k, cohort):  # every trigger of a flat model is small
-            own.append(backdoored(k, cohort, evidence))
+            own.append(find_backdoor(k, cohort, evidence))
         found.append(tuple(finding for finding in own if finding is not None))
     return found
 
 
-def scaled(k: int, cohort: Cohort) -> Finding | None:
+def find_scaled(k: int, cohort: Cohort) -> Finding | None:
     """Return a finding if the scale of a client's weights, statistics or logits differs from the others'."""
     norm, statistics = cohort.measures["norm"][k], cohort.measures["statistics"][k]
     logits = cohort.measures["logits"][k]
@@ -79,7 +79,7 @@ def is_unlike(k: int, cohort: Cohort) -> bool:
     return likeness[k] < UNLIKE and others > ALIKE
 
 
-def disagreeing(agreed: Tensor, least: float) -> dict[int, str]:
+def find_disagreeing(agreed: Tensor, least: float) -> dict[int, str]:
     """Return the clients that agree too little with the others on the classes that both know, and the reasons.
 
     Clients are removed one at a time, starting with the one that agrees least. A removed client no longer counts in
@@ -101,7 +101,7 @@ def disagreeing(agreed: Tensor, least: float) -> dict[int, str]:
     return found
 
 
-def strange(k: int, cohort: Cohort, evidence: Evidence, alone: str | None) -> Finding | None:
+def find_strange(k: int, cohort: Cohort, evidence: Evidence, alone: str | None) -> Finding | None:
     """Return a finding if a client predicts at random, or other labels than the others for the same images."""
     flat, unlike = is_flat(k, cohort), is_unlike(k, cohort)
     if unlike and (flat or evidence.behaviour is None):
@@ -126,7 +126,7 @@ def _flips(k: int, evidence: Evidence) -> str:
     return f"; it predicts {some_pairs(pairs)}" if pairs else ""
 
 
-def backdoored(k: int, cohort: Cohort, evidence: Evidence) -> Finding | None:
+def find_backdoor(k: int, cohort: Cohort, evidence: Evidence) -> Finding | None:
     """Return a finding if an unusually small trigger turns images into one class, in this model alone."""
     trigger = evidence.behaviour.triggers[k] if evidence.behaviour is not None else None
     ratio = cohort.measures["trigger"][k]
@@ -144,10 +144,10 @@ def backdoored(k: int, cohort: Cohort, evidence: Evidence) -> Finding | None:
     )
 
 
-def copied(cohort: Cohort, evidence: Evidence, arrived: Sequence[str]) -> list[Finding | None]:
+def find_copies(cohort: Cohort, evidence: Evidence, arrived: Sequence[str]) -> list[Finding | None]:
     """Return a finding for every client whose weights copy another client's, taken for the original [M]."""
     count, found = len(evidence.clients), list[Finding | None]()
-    sound = [k for k in range(count) if scaled(k, cohort) is None]
+    sound = [k for k in range(count) if find_scaled(k, cohort) is None]
     nearest, distances = nearest_distances(cohort.apart), cohort.apart.tolist()
     kinds = evidence.architectures
     usual_of = {kind: UsualDistance(nearest, [k for k in sound if kinds[k] == kind]) for kind in set(kinds)}

@@ -17,8 +17,8 @@ import torch
 from ..core.facts import STATISTICS, kind_of
 from ..core.stage_options import GatekeeperConfig
 from ..method import Silent
-from .evidence import Evidence, gather, judged_by_images, usual_size
-from .findings import Cohort, findings_of
+from .evidence import Evidence, gather_evidence, judged_by_images, usual_size
+from .findings import Cohort, find_all
 from .measures import (
     NAN,
     UsualDistance,
@@ -78,9 +78,9 @@ def inspect(
         probe = getattr(builder(), "probe", None) if builder is not None else None
         judged = inspect_sums(job.uploads, arrived, progress or Silent(), probe)
         return replace(judged, seconds=time.monotonic() - began)
-    evidence = gather(job, config, progress or Silent())
-    cohort = cohort_of(evidence)
-    found = findings_of(cohort, evidence, arrived)
+    evidence = gather_evidence(job, config, progress or Silent())
+    cohort = build_cohort(evidence)
+    found = find_all(cohort, evidence, arrived)
     names = [name for name in MEASURES if not all(math.isnan(v) for v in cohort.measures[name])]
     scores = {name: _scores(name, cohort.measures[name]) for name in names}
     rows = tuple(
@@ -105,7 +105,7 @@ def _cohorts(uploads: Sequence[Upload]) -> list[tuple[Upload, ...]]:
     return list(found.values())
 
 
-def cohort_of(evidence: Evidence) -> Cohort:
+def build_cohort(evidence: Evidence) -> Cohort:
     """Return every measure of every client; weights are compared among equal architectures, behaviour among all."""
     count = len(evidence.clients)
     apart = distances(evidence.vectors)

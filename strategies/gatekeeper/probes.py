@@ -117,7 +117,7 @@ class Triggers:
         return self.masks.sum((1, 2, 3))
 
 
-def stamped(images: Tensor, mask: Tensor, pattern: Tensor) -> Tensor:
+def stamp_trigger(images: Tensor, mask: Tensor, pattern: Tensor) -> Tensor:
     """Return ``(1 - m) x + m Delta``, Eq. (2)."""
     return (1 - mask) * images + mask * pattern
 
@@ -141,9 +141,10 @@ def search_triggers(
         for targets in torch.split(torch.arange(classes), group)
     ]
     masks, patterns = (torch.cat(parts) for parts in zip(*found, strict=True))
-    before = predicted(model, images, standardize)
+    before = predict_labels(model, images, standardize)
     success = [
-        moved(before, predicted(model, stamped(images, masks[t], patterns[t]), standardize), t) for t in range(classes)
+        step_images(before, predict_labels(model, stamp_trigger(images, masks[t], patterns[t]), standardize), t)
+        for t in range(classes)
     ]
     return Triggers(masks, patterns, torch.tensor(success))
 
@@ -158,7 +159,7 @@ def _search(
     wanted = targets.repeat_interleave(batch)
     with torch.enable_grad():
         for _ in range(steps):
-            shown = stamped(images, torch.sigmoid(mask), torch.sigmoid(pattern))
+            shown = stamp_trigger(images, torch.sigmoid(mask), torch.sigmoid(pattern))
             logits = model(standardize(shown.flatten(0, 1)))
             loss = F.cross_entropy(logits, wanted, reduction="sum") / batch + SPARSITY * torch.sigmoid(mask).sum()
             mask.grad, pattern.grad = torch.autograd.grad(loss, [mask, pattern])
@@ -167,7 +168,7 @@ def _search(
     return torch.sigmoid(mask).detach()[:, 0], torch.sigmoid(pattern).detach()[:, 0]
 
 
-def moved(before: Tensor, after: Tensor, target: int) -> float:
+def step_images(before: Tensor, after: Tensor, target: int) -> float:
     """Return the share of predictions [B] that were not the target before and are after; NaN if all were."""
     others = before != target
     return float((after[others] == target).float().mean()) if others.any() else float("nan")
@@ -179,12 +180,12 @@ def logits_of(model: nn.Module, images: Tensor, standardize: Standardize) -> Ten
     return torch.cat([model(standardize(part)).float() for part in torch.split(images, AT_ONCE)])
 
 
-def predicted(model: nn.Module, images: Tensor, standardize: Standardize) -> Tensor:
+def predict_labels(model: nn.Module, images: Tensor, standardize: Standardize) -> Tensor:
     """Return the predicted classes [N] of pixels [N, ch, H, W]."""
     return logits_of(model, images, standardize).argmax(1)
 
 
-def chosen_images(images: Sequence[Tensor], most: int, rng: torch.Generator) -> Tensor:
+def choose_images(images: Sequence[Tensor], most: int, rng: torch.Generator) -> Tensor:
     """Return at most ``most`` of all clients' images, drawn at random."""
     pool = torch.cat(list(images))
     return pool[torch.randperm(len(pool), generator=rng)[:most].to(pool.device)]

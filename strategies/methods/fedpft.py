@@ -73,15 +73,15 @@ def fit(job: Job, progress: Progress) -> Outcome:
     clients = ClientSumsOnServer(job.uploads, job.config.max_share)
     if any(clients.noises()):
         raise OptionError("method 'fedpft' cannot use sums with noise: must be 'ridge'")
-    rows, labels = drawn(clients, job.config, seed=job.seed)
+    rows, labels = draw_features(clients, job.config, seed=job.seed)
     progress.record({"drawn": len(labels)})
     middle = time.perf_counter()
-    head = trained(rows.to(job.device), labels.to(job.device), job, progress)
+    head = train_head(rows.to(job.device), labels.to(job.device), job, progress)
     timings = {"draw": middle - begin, "train": time.perf_counter() - middle}
     return Outcome(student=head_state(job, head.weight, head.bias), timings=timings)
 
 
-def drawn(clients: ClientSumsOnServer, config: FedPftConfig, *, seed: int) -> tuple[Tensor, Tensor]:
+def draw_features(clients: ClientSumsOnServer, config: FedPftConfig, *, seed: int) -> tuple[Tensor, Tensor]:
     """Draw ``n_kc`` features from the Gaussian of every client and class, at most ``limit`` in all.
 
     Each draw has its own seed, by client and class, so that no client changes another's.
@@ -139,7 +139,7 @@ def _moments(clients: ClientSumsOnServer, name: str, config: FedPftConfig) -> Fe
     return moments_from_arrays(arrays)
 
 
-def trained(rows: Tensor, labels: Tensor, job: Job, progress: Progress) -> Head:
+def train_head(rows: Tensor, labels: Tensor, job: Job, progress: Progress) -> Head:
     """Return a softmax head, trained by AdamW from zeros.
 
     Args:

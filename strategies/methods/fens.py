@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from ..aggregation.trainers import Dialogue, FedAdam, ServersImages, Trainers, require_labelled
-from ..combiners.aggregators import AGGREGATORS, STATIC, Aggregator, aggregator_for
+from ..combiners.aggregators import AGGREGATORS, STATIC, Aggregator, choose_aggregator
 from ..combiners.forms import label_shares
 from ..core.errors import OptionError
 from ..core.options import RESUME, check, option, presets
@@ -118,7 +118,7 @@ def check_job(job: Job) -> None:
     Raises:
         OptionError: The error names the setting, its value and the possible values.
     """
-    aggregator = aggregator_for(job.config.aggregator, job.num_classes)
+    aggregator = choose_aggregator(job.config.aggregator, job.num_classes)
     if job.config.start != "drawn" and aggregator.name != "per-class":
         raise OptionError(
             f"setting 'fens.start' is {job.config.start!r}, and there are 2 classes, whose aggregator 'per-class' has "
@@ -136,7 +136,7 @@ def check_alone(job: Job) -> None:
     Raises:
         OptionError: The error names the aggregators that need no training.
     """
-    if aggregator_for(job.config.aggregator, job.num_classes).kind != "static":
+    if choose_aggregator(job.config.aggregator, job.num_classes).kind != "static":
         require_labelled(job)
 
 
@@ -146,19 +146,19 @@ def fit(job: Job, progress: Progress) -> Outcome:
     Raises:
         OptionError: The aggregator is trained, and the server has no labelled images.
     """
-    return fitted(job, progress, ServersImages(job))
+    return fit_with_trainers(job, progress, ServersImages(job))
 
 
 def fit_with_clients(job: Job, progress: Progress, clients: Clients) -> Outcome:
     """Send the ensemble to the clients, and train the aggregator with them, round by round."""
     if job.config.train_on == "server":
         return fit(job, progress)
-    return fitted(job, progress, Dialogue(job, clients))
+    return fit_with_trainers(job, progress, Dialogue(job, clients))
 
 
-def fitted(job: Job, progress: Progress, trainers: Trainers) -> Outcome:
+def fit_with_trainers(job: Job, progress: Progress, trainers: Trainers) -> Outcome:
     """Determine the aggregator with given trainers: the clients, the server, or those of a bench."""
-    began, aggregator = time.monotonic(), aggregator_for(job.config.aggregator, job.num_classes)
+    began, aggregator = time.monotonic(), choose_aggregator(job.config.aggregator, job.num_classes)
     if aggregator.kind == "static":
         counts = _label_counts(job, "fens.aggregator", job.config.aggregator) if aggregator.counts else []
         params = aggregator.from_counts(counts)

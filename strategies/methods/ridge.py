@@ -6,7 +6,7 @@ Paper: He, Tong, Fang, Sun, Zeng, Li, Chen, Chen, AFL: A Single-Round Analytic A
     Read version: notes on both papers and on AFL's code.
 Symbols: G_k, S_k, n_k -> the upload of client k; lambda -> penalty; A -> Statistics.scatter; W, b -> the result.
 Where: the solution -> statistics.heads.Ridge; the choice of lambda -> statistics.choice.choose_penalty; the value of
-    clients -> statistics.choice.values_of.
+    clients -> statistics.choice.value_clients.
 Deviations: AFL's pairwise law is replaced by the sum, to which it is equal. The bias is not penalised, lambda is in
     units of the mean eigenvalue, features have norm 1, and lambda is chosen by leaving clients out. With noise in the
     sums lambda follows from the noise, and there is no bias.
@@ -25,8 +25,8 @@ import torch
 from ..core.facts import GRAM
 from ..core.options import Always, check, option
 from ..method import Method, Outcome, Plan
-from ..statistics.choice import choose_penalty, max_share, values_of
-from ..statistics.heads import Head, Ridge, balanced
+from ..statistics.choice import choose_penalty, max_share, value_clients
+from ..statistics.heads import Head, Ridge, balance_classes
 from ..statistics.sums import Statistics
 from ..statistics.uploaded import ClientSumsOnServer, check_second, head_state
 
@@ -101,11 +101,11 @@ def _exact(job: Job, progress: Progress, clients: ClientSumsOnServer) -> Head:
         choice.record(progress, "lambda")
     progress.record({"chosen_lambda": penalty})
     if config.values and len(clients) >= 3:
-        for name, value in values_of(clients, penalty, seed=job.seed).items():
+        for name, value in value_clients(clients, penalty, seed=job.seed).items():
             progress.record({"client": name, "value": value})
     total = Statistics.total(clients.values())
     head = Ridge(total).head(penalty)
-    return balanced(head, total.counts) if config.balance == "scores" else head
+    return balance_classes(head, total.counts) if config.balance == "scores" else head
 
 
 def check_uploads(job: Job) -> None:

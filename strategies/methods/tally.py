@@ -104,14 +104,14 @@ def fit(job: Job, progress: Progress) -> Outcome:
         progress.record({"note": f"left out are {', '.join(left_out)}: {why}"})
     if config.gate == "updates":
         pool = teacher.combiner = _gated(job, pool, progress)
-    start = start_of(job, pool, progress)
+    start = build_start(job, pool, progress)
     learner = Learner(
         replace(job, start=start),
         teacher,
         config.distill_recipe(optimizer=OPTIMIZER, schedule=SCHEDULE),
         frozen_statistics=start is not None,  # the statistics of noise differ from those of the clients' images
     )
-    images = noise_of(job)
+    images = make_noise(job)
     shown = [images]  # the images that the outcome keeps
 
     def table() -> dict[str, Tensor]:
@@ -138,7 +138,7 @@ def _gated(job: Job, pool: OpinionPool, progress: Progress) -> OpinionPool:
     return pool
 
 
-def noise_of(job: Job) -> Tensor:
+def make_noise(job: Job) -> Tensor:
     """Return the noise images as bytes [N, ch, H, W], or noise features [N, d, 1, 1]."""
     config: TallyConfig = job.config
     if not holds_images(job.input_shape):
@@ -175,7 +175,7 @@ def _inverted(job: Job, learner: Learner, pool: OpinionPool, tick: Callable[[], 
     return rows
 
 
-def start_of(job: Job, pool: OpinionPool, progress: Progress) -> State | None:
+def build_start(job: Job, pool: OpinionPool, progress: Progress) -> State | None:
     """Return the weights before the first step: those of the job in a round, and where no client has the architecture.
 
     None stands for fresh ones.

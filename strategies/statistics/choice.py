@@ -10,7 +10,7 @@ import torch
 
 from ..core.options import option
 from ..core.seeds import generator
-from .heads import LAMBDAS, SHRINKAGES, Head, Lda, Ridge, fallback, ridge_head, squared_error
+from .heads import LAMBDAS, SHRINKAGES, Head, Lda, Ridge, fallback_penalties, ridge_head, squared_error
 from .sums import Statistics
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def max_share() -> float:
     return declared
 
 
-def with_share(config: Any) -> Any:
+def limit_share(config: Any) -> Any:
     """Return a method's config with the cap on a client's share that holds where clients are not trusted."""
     return config if config.max_share else replace(config, max_share=GUARDED_SHARE)
 
@@ -102,7 +102,7 @@ def choose_shrinkage(
     return _choose(clients, grid, losses, seed=seed, alone=1)
 
 
-def folds_of(names: Sequence[str], seed: int) -> list[tuple[str, ...]]:
+def deal_folds(names: Sequence[str], seed: int) -> list[tuple[str, ...]]:
     """Deal clients to folds: each its own up to 20 clients, else ten folds drawn by the seed."""
     ordered = sorted(names)
     if len(ordered) <= SINGLE_FOLDS:
@@ -111,11 +111,11 @@ def folds_of(names: Sequence[str], seed: int) -> list[tuple[str, ...]]:
     return [tuple(sorted(ordered[k] for k in drawn[fold::FOLDS])) for fold in range(FOLDS)]
 
 
-def values_of(clients: Mapping[str, Statistics], penalty: float, *, seed: int = 0) -> dict[str, float]:
+def value_clients(clients: Mapping[str, Statistics], penalty: float, *, seed: int = 0) -> dict[str, float]:
     """Return the value of every client to the others, without test data.
 
     ``v_j = sum over k of [E_k(without j and k) - E_k(without k)] / sum over k of n_k``, over the folds k of
-    :func:`folds_of` that j is not in: how much larger the left-out error per example would be without j. A negative
+    :func:`deal_folds` that j is not in: how much larger the left-out error per example would be without j. A negative
     value is no proof of harm where classes are skewed.
 
     Args:
@@ -132,7 +132,7 @@ def values_of(clients: Mapping[str, Statistics], penalty: float, *, seed: int = 
     total = Statistics.total(clients[name] for name in names)
     lost, judged = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0.0)
     pairs = dict[frozenset[str], Head]()  # of two single clients, which judge each other
-    for fold in folds_of(names, seed):
+    for fold in deal_folds(names, seed):
         held_out = Statistics.total(clients[name] for name in fold)
         rest = total - held_out
         error = squared_error(ridge_head(rest, penalty), held_out)
@@ -158,13 +158,13 @@ def _choose(
     alone: int,
 ) -> ChosenPenalty:
     total = Statistics.total(clients[name] for name in sorted(clients))
-    folds = folds_of(list(clients), seed)
+    folds = deal_folds(list(clients), seed)
     found: dict[str, tuple[list[float], float]] = {}
     for fold in folds if len(folds) > 1 else []:
         held_out = Statistics.total(clients[name] for name in fold)
         found[" ".join(fold)] = losses(total - held_out, held_out), held_out.examples
     if not found:
-        return ChosenPenalty(fallback(total)[alone], {}, {})
+        return ChosenPenalty(fallback_penalties(total)[alone], {}, {})
     mean = [sum(row[k] for row, _ in found.values()) / total.examples for k in range(len(grid))]
     best = max(k for k, loss in enumerate(mean) if loss <= min(mean) + TIE)
     by_client = {fold: row[best] / max(1.0, examples) for fold, (row, examples) in found.items()}

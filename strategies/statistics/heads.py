@@ -156,7 +156,7 @@ def squared_error(head: Head, statistics: Statistics) -> float:
     return float(quadratic + constant - 2.0 * (statistics.sums * weight).sum() - 2.0 * bias @ statistics.counts)
 
 
-def balanced(head: Head, counts: Tensor) -> Head:
+def balance_classes(head: Head, counts: Tensor) -> Head:
     """Return a ridge head for a test with equally frequent classes.
 
     Every score is standardised by its target's mean and deviation over the training examples,
@@ -174,7 +174,7 @@ def balanced(head: Head, counts: Tensor) -> Head:
     return Head(head.weight / scale[:, None], bias)
 
 
-def fallback(statistics: Statistics) -> tuple[float, float]:
+def fallback_penalties(statistics: Statistics) -> tuple[float, float]:
     """Return lambda = d / N and a = d / (d + N), for the case that no client can be left out."""
     features, examples = statistics.features, statistics.examples
     return features / examples, features / (features + examples)

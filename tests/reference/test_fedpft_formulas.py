@@ -16,7 +16,7 @@ from torch import nn
 from strategies.core.facts import UploadFacts
 from strategies.core.seeds import generator
 from strategies.method import Job, Normalization, Silent, Upload
-from strategies.methods.fedpft import METHOD, FedPftConfig, drawn, numbers_within
+from strategies.methods.fedpft import METHOD, FedPftConfig, draw_features, numbers_within
 from strategies.statistics.uploaded import ClientSumsOnServer, FeatureSums
 
 Array = NDArray[np.float64]
@@ -60,7 +60,7 @@ def drawn_in_numpy() -> tuple[Array, NDArray[np.int64]]:
 
 
 def test_draws_are_those_of_every_clients_gaussians() -> None:
-    rows, labels = drawn(ClientSumsOnServer(uploads()), CONFIG, seed=SEED)
+    rows, labels = draw_features(ClientSumsOnServer(uploads()), CONFIG, seed=SEED)
     wanted, classes = drawn_in_numpy()
     assert labels.tolist() == classes.tolist()
     np.testing.assert_allclose(rows, wanted, atol=1e-5)
@@ -75,7 +75,7 @@ def test_limit_thins_all_clients_in_proportion_and_a_boastful_one_is_capped_firs
                 for key, value in upload.read().items()
             }
             found.append(Upload(upload.facts, partial(dict, state)))
-        labels = drawn(ClientSumsOnServer(tuple(found), share), replace(CONFIG, limit=limit), seed=SEED)[1]
+        labels = draw_features(ClientSumsOnServer(tuple(found), share), replace(CONFIG, limit=limit), seed=SEED)[1]
         return np.bincount(labels.numpy(), minlength=CLASSES).tolist()
 
     assert counts(100.0, 0.0, 280) == [60, 100, 120]

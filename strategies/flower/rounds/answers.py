@@ -52,7 +52,7 @@ def check_trained(reply: Reply) -> None:
         raise refusals.no_training().of(reply.facts.client)
 
 
-def checked_by(strategy: Strategy, content: RecordDict) -> RecordDict:
+def check_strategy_parts(strategy: Strategy, content: RecordDict) -> RecordDict:
     """Check the strategy's own parts of an answer: its records, and the numbers that it computes with.
 
     Args:

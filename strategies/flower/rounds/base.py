@@ -71,7 +71,7 @@ class Base:
         return max(1, *wanted)
 
 
-def facts_of(base: Base) -> dict[str, Any]:
+def identify_strategy(base: Base) -> dict[str, Any]:
     """Return the identity of a strategy in plain values, which a resumed run must match.
 
     Returns:

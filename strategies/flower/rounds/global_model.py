@@ -24,7 +24,7 @@ from ...core.seeds import seeded_torch
 from ...teacher.average import weighted_mean
 from ..messages import in_order
 from ..surroundings import ShownNodes, seeded_strategy, within
-from .answers import CheckedAnswer, checked_by, show_to_strategy, to_numpy, to_record
+from .answers import CheckedAnswer, check_strategy_parts, show_to_strategy, to_numpy, to_record
 from .base import Base
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class GlobalModel:
         Raises:
             UploadError: The answer does not fit the question.
         """
-        return checked_by(self._base.strategy, content)
+        return check_strategy_parts(self._base.strategy, content)
 
     def take(self, server_round: int, answers: Sequence[CheckedAnswer]) -> dict[str, float] | None:
         """Move to the next model.

@@ -28,7 +28,7 @@ from ...uploads.builders import check_student, choose_student, named_builders
 from ..arguments import absolute, check_arguments, check_start, keep_plain_scores
 from ..messages import in_order
 from ..run import Account, RunOptions
-from .base import Base, facts_of
+from .base import Base, identify_strategy
 from .loop import IterativeRounds
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ class Iterative(Strategy):
         """The run folder; opened, and locked for this process, at its first use, until :meth:`close`."""
         if self._folder is None:
             path = self._run_dir or default_run_dir("", NAME)
-            identity = facts_of(self._base) if self._base is not None else {}
+            identity = identify_strategy(self._base) if self._base is not None else {}
             if self._refiner is not None:
                 identity |= flatten(self._refiner.config, self._refiner.method.name)
             self._folder = open_run(path, NAME, self.job, identity=identity, facts=self._facts)

@@ -11,7 +11,7 @@ from strategies.combiners.aggregators import (
     TORCH_ONLY,
     Array,
     Params,
-    aggregator_for,
+    choose_aggregator,
 )
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -55,7 +55,7 @@ def array(*values: object) -> Array:
     ],
 )
 def test_aggregator_for_two_classes_is_the_form_for_them(name: str, classes: int, form: str) -> None:
-    assert aggregator_for(name, classes).name == form
+    assert choose_aggregator(name, classes).name == form
 
 
 # Initial parameters

@@ -7,7 +7,7 @@ import torch
 
 from strategies.gatekeeper import measures
 from strategies.gatekeeper.evidence import Behaviour, Evidence, Trigger
-from strategies.gatekeeper.findings import Cohort, backdoored
+from strategies.gatekeeper.findings import Cohort, find_backdoor
 from strategies.gatekeeper.verdicts import MEASURES
 
 NAN = float("nan")
@@ -68,7 +68,7 @@ def test_a_trigger_is_suspect_below_half_the_others(size: float, harm: str) -> N
     measures = {name: [float("nan")] * 3 for name in MEASURES} | {"trigger": [size / 10.0, 1.0, 1.0]}
     apart = torch.full((3, 3), float("nan"), dtype=torch.float64)
 
-    found = backdoored(0, Cohort(measures, ("",) * 3, apart, apart), evidence)
+    found = find_backdoor(0, Cohort(measures, ("",) * 3, apart, apart), evidence)
 
     assert (found.kind if found else "") == harm
 

@@ -3,7 +3,7 @@ import pytest
 import torch
 from statistics_fakes import CLASSES, FEATURES, divided, examples, of
 
-from strategies.statistics.choice import choose_penalty, values_of
+from strategies.statistics.choice import choose_penalty, value_clients
 from strategies.statistics.heads import Lda, Ridge, squared_error
 from strategies.statistics.sums import Statistics
 
@@ -112,7 +112,7 @@ def test_value_is_the_loss_of_the_others_without_a_client() -> None:
     parts = dict(zip("abcd", torch.arange(240).chunk(4), strict=True))
     clients = {name: of(rows[part], labels[part]) for name, part in parts.items()}
     clients["d"] = of(rows[parts["d"]], (labels[parts["d"]] + 1) % 3)  # wrong labels
-    found = values_of(clients, 0.1)
+    found = value_clients(clients, 0.1)
     assert found["d"] < 0 < min(found["a"], found["b"], found["c"])
     with pytest.raises(ValueError, match="must be at least 3"):
-        values_of({"a": clients["a"], "b": clients["b"]}, 0.1)
+        value_clients({"a": clients["a"], "b": clients["b"]}, 0.1)
