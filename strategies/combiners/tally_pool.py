@@ -145,7 +145,7 @@ def correlations(logits: Tensor) -> Tensor:
 
 
 COUNTS = ("auto", "noise-rows", "noise", "rows", "tempered", "uniform")
-READ_OFF_ROWS = ("noise-rows", "rows", "tempered")  # estimated from the last layer, even with uploaded label counts
+FROM_LAST_LAYER = ("noise-rows", "rows", "tempered")  # estimated from the last layer, even with uploaded label counts
 BATCH = 256  # probes in one forward pass
 LARGEST_LOGIT = 1e15  # its square, and sums of many such squares, are finite in float32
 
@@ -228,12 +228,12 @@ def examples_per_class(job: Job, answers: Tensor, uploads: Sequence[Upload], opt
     """
     sizes = known_sizes(uploads)
     sizes = cap_at_median(sizes) if options.cap_examples else sizes
-    told = [upload.label_counts for upload in uploads]
+    reported = [upload.label_counts for upload in uploads]
     if options.counts == "uniform":
         shares = torch.full((len(uploads), job.num_classes), 1 / job.num_classes)
         return sizes[:, None] * shares
-    claimed = normalize_rows(torch.tensor([row or (0,) * job.num_classes for row in told]).double())
-    silent = torch.tensor([not row or not sum(row) for row in told])
+    claimed = normalize_rows(torch.tensor([row or (0,) * job.num_classes for row in reported]).double())
+    silent = torch.tensor([not row or not sum(row) for row in reported])
     if options.counts == "auto" and not bool(silent.any()):
         return (sizes[:, None] * claimed).float()
     # With "auto" only clients without label counts are estimated.
@@ -292,8 +292,8 @@ def row_norms(uploads: Sequence[Upload], builders: Mapping[str, ModelBuilder], c
 def known_sizes(uploads: Sequence[Upload]) -> Tensor:
     """Return the clients' numbers of examples [M]; one that is not reported counts as the median of the others."""
     sizes = [sum(u.label_counts or ()) or None if u.num_examples is None else u.num_examples for u in uploads]
-    told = [float(size) for size in sizes if size]
-    usual = float(torch.tensor(told).median()) if told else 1.0
+    known = [float(size) for size in sizes if size]
+    usual = float(torch.tensor(known).median()) if known else 1.0
     return torch.tensor([usual if size is None else float(size) for size in sizes])
 
 

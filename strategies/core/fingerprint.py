@@ -59,24 +59,24 @@ def short_fingerprint(fingerprint: Tensor) -> str:
     return hashlib.sha256(bytes(fingerprint.flatten().tolist())).hexdigest()[:8]
 
 
-def describe_difference(told: Tensor, expected: Tensor) -> str:
+def describe_difference(found: Tensor, expected: Tensor) -> str:
     """Return the fields in which two fingerprints differ, with both values; the first three of them."""
-    one, other = decode_fingerprint(told), decode_fingerprint(expected)
+    one, other = decode_fingerprint(found), decode_fingerprint(expected)
     names = [name for name in dict.fromkeys([*other, *one]) if _value(one, name) != _value(other, name)]
     parts = [f"{name[:_SHOWN]}: {_value(one, name)}, expected is {_value(other, name)}" for name in names[:3]]
     more = [f"{len(names) - 3} more"] if len(names) > 3 else []
     return "; ".join([*parts, *more]) or "the form of the fields"
 
 
-def check_fingerprint(told: Tensor, expected: Tensor) -> None:
+def check_fingerprint(found: Tensor, expected: Tensor) -> None:
     """Refuse what comes from another feature function.
 
     Raises:
         UploadError: Names the fields that differ, with both values.
     """
-    if _without_build(told) != _without_build(expected):
+    if _without_build(found) != _without_build(expected):
         raise refusals.other_features(
-            short_fingerprint(told), short_fingerprint(expected), describe_difference(told, expected)
+            short_fingerprint(found), short_fingerprint(expected), describe_difference(found, expected)
         )
 
 
@@ -87,8 +87,8 @@ def probe_warning(upload: Mapping[str, Tensor], expected: Tensor) -> str:
         upload: The client's ``probe`` [16], finite, and its ``fingerprint``, which equals the server's.
         expected: The server's own [16].
     """
-    told, precision = upload["probe"], str(decode_fingerprint(upload["fingerprint"]).get("precision"))
-    apart = float((told.double() - expected.double()).norm() / expected.double().norm().clamp_min(1e-12))
+    found, precision = upload["probe"], str(decode_fingerprint(upload["fingerprint"]).get("precision"))
+    apart = float((found.double() - expected.double()).norm() / expected.double().norm().clamp_min(1e-12))
     if apart <= TOLERANCE.get(precision, TOLERANCE["float32"]):
         return ""
     return (

@@ -86,7 +86,7 @@ class Names:
         self._names: dict[int, str] = {}
         self._ranks: dict[int, int] = {}
         self._introduced: set[int] = set()
-        self._told = False
+        self._warned = False
         self._keys = named_keys()
 
     @property
@@ -174,7 +174,7 @@ class Names:
                 self._names.setdefault(node, name)
             else:
                 unnamed += 1
-        if unnamed and not self._told:
-            self._told = True
+        if unnamed and not self._warned:
+            self._warned = True
             ranked = self._introduced - set(self._names) <= set(self._ranks)
             log(INFO, "%d clients have no names, so %s", unnamed, _BY_RANK if ranked else _BY_ID)

@@ -23,7 +23,7 @@ from torch import Tensor
 from ..combiners.combiners import name_of
 from ..combiners.noise import generate_noise, noise_batches, overlay_shapes, to_feature_space, to_image_space
 from ..combiners.opinion_pools import class_shares
-from ..combiners.tally_pool import READ_OFF_ROWS, TallyPoolOptions, build_tally_teacher
+from ..combiners.tally_pool import FROM_LAST_LAYER, TallyPoolOptions, build_tally_teacher
 from ..combiners.update_gate import check_gate, find_spans, gate_pool, merge_uploads
 from ..core.errors import OptionError
 from ..core.facts import holds_images
@@ -231,7 +231,7 @@ def check_last_layer(job: Job) -> None:
     if job.config.inverted:
         check_gradients(job, "setting 'tally.inverted'", "It must be 0")
     # The clients' architectures are not known yet if there are several.
-    if job.config.counts in READ_OFF_ROWS and set(job.builders) == {job.student}:
+    if job.config.counts in FROM_LAST_LAYER and set(job.builders) == {job.student}:
         _head_keys(job, "counts", "noise")
     if job.config.start in BY_CLASS and not job.refines:
         _head_keys(job)

@@ -1,4 +1,4 @@
-"""One full Gaussian per class, told by every client and pooled: counts, means and covariances of features.
+"""One full Gaussian per class, sent by every client and pooled: counts, means and covariances of features.
 
 CCVR (Luo, Chen, Hu, Zhang, Liang, Feng, No Fear of Heterogeneity, NeurIPS 2021, https://arxiv.org/abs/2106.05001).
 """
@@ -44,7 +44,7 @@ class Gaussians:
         return cls(torch.bincount(labels, minlength=classes), means, covariances)
 
     def check(self, most: int) -> None:
-        """Refuse what no examples' features have, as one client may tell it.
+        """Refuse what no examples' features have, as one client may send it.
 
         Args:
             most: The largest number of examples.
@@ -56,16 +56,16 @@ class Gaussians:
             raise refusals.impossible_sums(
                 f"counts are {self.counts.tolist()!s:.80}", f"from 0, with a sum of 1 to {most}"
             )
-        means, told = self.means.double(), self.covariances.double()
-        variances = told.diagonal(dim1=1, dim2=2)
+        means, spread = self.means.double(), self.covariances.double()
+        variances = spread.diagonal(dim1=1, dim2=2)
         if not max(float(means.abs().max()), float(variances.abs().max())) <= LARGEST:
             raise refusals.impossible_sums(f"means or variances exceed {LARGEST:g}", "at most that large")
-        if bool(told[self.counts < 2].any() or means[self.counts < 1].any()):
+        if bool(spread[self.counts < 2].any() or means[self.counts < 1].any()):
             raise refusals.impossible_sums("covariances of less than two examples, or means of none, are not 0", "0")
         # |S_ij| <= sqrt(S_ii S_jj) bounds the other entries too.
         slack = ROUNDING * variances.amax(1)[:, None, None] + torch.finfo(torch.float32).tiny
         roots = variances.clamp(min=0).sqrt()
-        over = (told.abs() - roots[:, :, None] * roots[:, None] > slack) | ((told - told.mT).abs() > slack)
+        over = (spread.abs() - roots[:, :, None] * roots[:, None] > slack) | ((spread - spread.mT).abs() > slack)
         if bool((variances < 0).any() or over.any()):
             raise refusals.impossible_sums(
                 "covariances are not those of features",

@@ -1,4 +1,4 @@
-"""The models that a user passes to a strategy: one callable, or several by name."""
+"""The models that a user passes to a strategy, one callable or several by name, and those that clients may upload."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from ..method import Job, Method, ModelBuilder
 
     Model = ModelBuilder | Mapping[str, ModelBuilder]
-    from ..method import ModelBuilder
 
 
 def named_builders(model: Model) -> dict[str, ModelBuilder]:
@@ -120,9 +119,6 @@ def choose_config(config: Any, method: Method, preset: str = QUICK) -> Any:
     if preset not in PRESET_NAMES:
         raise OptionError(f"preset is {str(preset)[:80]!r}: must be one of {', '.join(PRESET_NAMES)}")
     return preset_of(method.config, preset) if config is None else config
-
-
-# The architectures that a run accepts, and those of one kind.
 
 
 def builders_of_kind(builders: Mapping[str, ModelBuilder], kind: str) -> Mapping[str, ModelBuilder]:

@@ -9,7 +9,7 @@ Neural Networks for Efficient Integer-Arithmetic-Only Inference*, CVPR 2018.
 
 The arithmetic of a quantised model runs in float32. The input and the output of every convolution, linear layer, batch
 normalisation and activation module are rounded to their grid. Nothing is folded, sums of residual blocks are float32,
-and the logits are read off their grid.
+and the logits are the values on their grid.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""The tensors of a checkpoint as a form of an upload's arrays."""
+"""Tensors as a form of an upload's arrays, and a digest of weights, whatever file holds them."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,8 +14,7 @@ from ..core import refusals
 from ..core.errors import StoreError
 from .checks import Form, Shape
 
-if TYPE_CHECKING:
-    import torch
+Weights = Mapping[str, torch.Tensor | np.ndarray]
 
 
 def tensor_form(what: str, *, exact: bool) -> Form:
@@ -42,15 +41,11 @@ def _read(value: torch.Tensor, _: Shape, dtype: str, what: str) -> np.ndarray[An
 
 
 def _dtype(name: str) -> torch.dtype:
-    import torch
-
     found: torch.dtype = getattr(torch, name)
     return found
 
 
 def _is_plain(value: torch.Tensor) -> bool:
-    import torch
-
     return value.layout == torch.strided and not (value.is_nested or value.is_quantized or value.is_meta)
 
 
@@ -64,12 +59,6 @@ def _number(dtype: torch.dtype) -> str:
 def _described(value: torch.Tensor) -> str:
     dtype = str(value.dtype).removeprefix("torch.")
     return f"{dtype}{list(value.shape)}" if _is_plain(value) else f"{dtype} and no dense tensor"
-
-
-# A digest of weights themselves, whatever the file that holds them.
-
-
-Weights = Mapping[str, torch.Tensor | np.ndarray]
 
 
 def dense(name: str, value: torch.Tensor | np.ndarray) -> torch.Tensor:

@@ -153,7 +153,7 @@ def test_a_private_upload_is_in_the_ledger_before_anything_of_it_is_kept_or_sent
         seen.append(len(ledger.releases()))
         raise OSError("power cut")
 
-    monkeypatch.setattr("client_app.keeping.Keep.save", save)
+    monkeypatch.setattr("client_app.keeping.KeptModel.save", save)
     with pytest.raises(UploadError, match="cannot be kept, so it is not sent: power cut"):
         sent_by_clients(given, "0123456789abcdef0123456789abcdef")
     assert seen == [1]
