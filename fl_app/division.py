@@ -23,20 +23,20 @@ def own_positions(split: Split, config: AppConfig, *, partition_id: int, num_par
     if not 0 <= partition_id < num_partitions:
         raise DataError(f"partition-id is {partition_id}: must be 0 to {num_partitions - 1}")
     chosen = clients_share(split, seed=config.seed, limit=config.data.limit, proxy=config.data.proxy)
-    law = config.data
+    spec = config.data
     try:
         parts = partition(
             split.labels[chosen].numpy(),
-            law,
+            spec,
             num_clients=num_partitions,
             num_classes=split.num_classes,
             seed=config.seed,
             domains=None if split.domains is None else split.domains[chosen].numpy(),
         )
     except (DataError, OptionError):
-        if num_partitions > 1 or law.law == BY_DOMAIN:
+        if num_partitions > 1 or spec.partition == BY_DOMAIN:
             raise
         return chosen  # a refusal would tell the server of the node's sizes and classes
     mine = chosen[torch.from_numpy(parts[partition_id])]
-    # The data of a node without others are its own, also under a law that hands out a part.
+    # The data of a node without others are its own, also under a partition that hands out a part.
     return chosen if num_partitions == 1 and len(mine) < len(chosen) else mine

@@ -11,7 +11,7 @@ from strategies.core.facts import Normalization
 
 from .domains import GROUPS, check_left_out
 from .opening import open_data
-from .partitions import LAWS, PartitionSpec, check_request, label_counts, partition
+from .partitions import PARTITIONERS, PartitionSpec, check_request, label_counts, partition
 from .preprocessing import AUGMENTATIONS, augment, normalize
 from .proxy import clients_share, images_in, images_of, nobodys, server_share
 from .sources import (
@@ -34,8 +34,8 @@ __all__ = [
     "GROUPS",
     "HALVES",
     "IMAGELESS",
-    "LAWS",
     "NORMALIZATIONS",
+    "PARTITIONERS",
     "SOURCES",
     "TABLE_FORMS",
     "ImageData",

@@ -69,10 +69,10 @@ class DataConfig(PartitionSpec):
         super().__post_init__()
         check_left_out(self.name, self.left_out)
         check_normalization(self.name, self.normalization)
-        if self.law == "domains" and not (self.own or self.name in (*DOMAINED, *TABLE_FORMS)):
+        if self.partition == "domains" and not (self.own or self.name in (*DOMAINED, *TABLE_FORMS)):
             raise OptionError(
-                f"setting 'data.law' is 'domains' and 'data.name' {self.name!r}: must be a data set of domains, one of "
-                f"{', '.join((*DOMAINED, *TABLE_FORMS))}, or {OWN_FORM}"
+                f"setting 'data.partition' is 'domains' and 'data.name' {self.name!r}: must be a data set of domains, "
+                f"one of {', '.join((*DOMAINED, *TABLE_FORMS))}, or {OWN_FORM}"
             )
         self._check_classes()
         self._check_proxy()
@@ -97,12 +97,12 @@ class DataConfig(PartitionSpec):
         """Refuse a division of examples that lie with their clients already.
 
         Raises:
-            OptionError: The law is another than that of domains.
+            OptionError: The partition is another than 'domains'.
         """
-        if by_client and self.law != "domains":
+        if by_client and self.partition != "domains":
             raise OptionError(
-                f"setting 'data.law' is {self.law!r}: must be 'domains' where 'data.name' is {self.name!r}, which says "
-                "what each client holds"
+                f"setting 'data.partition' is {self.partition!r}: must be 'domains' where 'data.name' is {self.name!r}"
+                ", which says what each client holds"
             )
 
     def _check_classes(self) -> None:

@@ -1,20 +1,20 @@
-"""The laws by which the papers divide a training set among clients; plain numpy, no config.
+"""The partitioners of the papers: how a training set is divided among clients; plain numpy, no config.
 
 Papers:
-    P1: Dai et al., Enhancing One-Shot Federated Learning Through Data and Ensemble Co-Boosting, ICLR 2024,
+    Co-Boosting: Dai et al., Enhancing One-Shot Federated Learning Through Data and Ensemble Co-Boosting, ICLR 2024,
         arXiv:2402.15070.
-    P2: Zhang et al., DENSE: Data-Free One-Shot Federated Learning, NeurIPS 2022, arXiv:2112.12371.
-    P4: Zhang et al., Fine-Tuning Global Model via Data-Free Knowledge Distillation for Non-IID Federated Learning,
-        CVPR 2022, arXiv:2203.09249.
+    DENSE: Zhang et al., DENSE: Data-Free One-Shot Federated Learning, NeurIPS 2022, arXiv:2112.12371.
+    FLBoost, called FedFTG in its code: Zhang et al., Fine-Tuning Global Model via Data-Free Knowledge Distillation for
+        Non-IID Federated Learning, CVPR 2022, arXiv:2203.09249.
     FENS: Allouah et al., Revisiting Ensembling in One-Shot Federated Learning, NeurIPS 2024, arXiv:2411.07182.
     FedOV: Diao et al., Towards Addressing Label Skews in One-Shot Federated Learning, ICLR 2023.
     IntactOFL: Zeng et al., One-shot-but-not-degraded Federated Learning, ACM MM 2024, published code.
 Symbols: N examples, n clients, C classes, p_k the class prior of client k, m_k its size.
-Common arguments: ``by_class`` holds, for each class, the positions of its examples in data set order. Each law
+Common arguments: ``by_class`` holds, for each class, the positions of its examples in data set order. Each
 returns the positions of each client's examples; none but :func:`overlapping` gives one twice.
-Deviations: the fill loop of P1's released code rejects draws and may never end; :func:`fill` draws directly from the
-same law. Flower Datasets has partitioners of the same family with other minimum, cap and size rules, so the laws are
-written out here.
+Deviations: the fill loop of Co-Boosting's released code rejects draws and may never end; :func:`fill` draws directly
+from the same distribution. Flower Datasets has partitioners of the same family with other minimum, cap and size rules,
+so they are written out here.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ def iid(by_class: Sequence[Positions], num_clients: int, rng: np.random.Generato
 def dirichlet_over_classes(
     by_class: Sequence[Positions], num_clients: int, rng: np.random.Generator, *, alpha: float, sigma: float
 ) -> list[Positions]:
-    """P1's law: every client draws a class prior p_k ~ Dir(alpha 1_C) and is filled up to its size from it.
+    """Co-Boosting's: every client draws a class prior p_k ~ Dir(alpha 1_C) and is filled up to its size from it.
 
-    P1's text says otherwise, but its Dirichlet is over the classes of a client, not over the clients of a class. A
+    The text says otherwise, but its Dirichlet is over the classes of a client, not over the clients of a class. A
     client that is filled late gets the remaining examples, even of classes that its prior hardly holds.
 
     Args:
@@ -63,7 +63,7 @@ def dirichlet_over_classes(
 def dirichlet_over_classes_shuffled(
     by_class: Sequence[Positions], num_clients: int, rng: np.random.Generator, *, alpha: float, sigma: float
 ) -> list[Positions]:
-    """P4's law: P1's, but each class is shuffled first and the first client gets the rounding remainder."""
+    """FLBoost's: as Co-Boosting's, but each class is shuffled first, and the first client gets what rounding leaves."""
     shuffled = [rng.permutation(positions) for positions in by_class]
     total = sum(map(len, by_class))
     sizes = client_sizes(total, num_clients, rng, sigma=sigma)
@@ -73,7 +73,7 @@ def dirichlet_over_classes_shuffled(
 
 
 def client_sizes(total: int, num_clients: int, rng: np.random.Generator, *, sigma: float) -> Positions:
-    """Draw P1's client sizes: m_k = int(v_k / sum(v) * N), v_k ~ LogNormal(log(N/n), sigma).
+    """Draw Co-Boosting's client sizes: m_k = int(v_k / sum(v) * N), v_k ~ LogNormal(log(N/n), sigma).
 
     Returns:
         Sizes [n]; their sum is N or, by rounding, up to n - 1 less.
@@ -143,7 +143,7 @@ def _cumulate(priors: Reals, left: Sequence[int], foreign: bool) -> list[list[fl
 def dirichlet_over_clients(
     by_class: Sequence[Positions], num_clients: int, rng: np.random.Generator, *, alpha: float, min_size: int
 ) -> list[Positions]:
-    """P2's law (and FENS's): every class is divided by q ~ Dir(alpha 1_n); clients of average size get no more.
+    """DENSE's (and FENS's): every class is divided by q ~ Dir(alpha 1_n); clients of average size get no more.
 
     The division is drawn again until the smallest client holds ``min_size`` examples (10 in DENSE, C in FENS).
 
@@ -177,9 +177,9 @@ def dirichlet_over_clients(
 def overlapping(
     by_class: Sequence[Positions], num_clients: int, rng: np.random.Generator, *, alpha: float, copies: float
 ) -> list[Positions]:
-    """IntactOFL's law: of every class each client draws its share from the whole class, so that clients overlap.
+    """IntactOFL's: of every class each client draws its share from the whole class, so that clients overlap.
 
-    Its shares are p ~ Dir(alpha 1_n), as in FAFI's code too. Figures under this law compare with no others.
+    Its shares are p ~ Dir(alpha 1_n), as in FAFI's code too. Figures under it compare with no others.
 
     Args:
         by_class: The positions of each class [C].
@@ -202,7 +202,7 @@ def overlapping_sizes(count: int, shares: Reals, copies: float) -> Positions:
 
 
 def class_cuts(class_sizes: Sequence[int], num_clients: int, draw: Callable[[], Reals]) -> Positions:
-    """Choose where P2's law cuts each class.
+    """Choose where DENSE's partitioner cuts each class.
 
     Args:
         class_sizes: Examples of each class [C].
@@ -218,7 +218,7 @@ def class_cuts(class_sizes: Sequence[int], num_clients: int, draw: Callable[[], 
     for row, size in zip(cuts, class_sizes, strict=True):
         below = held < average
         share = np.where(below, draw(), 0.0)
-        # All mass on full clients (it underflows at a small alpha): clients with room share equally, as in P1's law.
+        # All mass on full clients (it underflows at a small alpha): those with room share equally, as Co-Boosting does.
         share = share / share.sum() if share.sum() > 0 else below / max(below.sum(), 1)
         row[1:] = np.floor(share.cumsum() * size)
         row[-1] = size
@@ -229,7 +229,7 @@ def class_cuts(class_sizes: Sequence[int], num_clients: int, draw: Callable[[], 
 def some_classes(
     by_class: Sequence[Positions], num_clients: int, rng: np.random.Generator, *, classes_per_client: int
 ) -> list[Positions]:
-    """FedOV's ``label_k`` law, which P1 cites: client i holds class i mod C and others, drawn without repetition.
+    """FedOV's ``label_k``, which Co-Boosting cites: client i holds class i mod C and others, without repetition.
 
     Every class is shuffled and divided evenly among its holders. A class without a holder, possible only for n < C, is
     left out and logged.
@@ -255,7 +255,7 @@ def some_classes(
 def some_classes_equal_sizes(
     by_class: Sequence[Positions], num_clients: int, rng: np.random.Generator, *, classes_per_client: int
 ) -> list[Positions]:
-    """P1's released variant: equal sizes, filled uniformly from each client's own classes.
+    """Co-Boosting's released variant: equal sizes, filled uniformly from each client's own classes.
 
     The classes of client i are (classes_per_client * i + j) mod C for n <= 5, and random otherwise. A client whose
     classes are used up gets no more (the released loop never ends there). The examples left over are logged.
@@ -278,7 +278,7 @@ def some_classes_equal_sizes(
 def weighted_draws(
     by_class: Sequence[Positions], num_clients: int, rng: np.random.Generator, *, alpha: float
 ) -> list[Positions]:
-    """P4's published preparation: clients draw N/n examples in turn, weighted by p_i[label]; the last takes the rest.
+    """FedFTG's published preparation: clients draw N/n examples in turn, weighted by p_i[label]; the last has the rest.
 
     If fewer than N/n examples have a weight, a client takes all of them and draws the others uniformly.
     """

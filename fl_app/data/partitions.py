@@ -1,6 +1,6 @@
 """The division of a training set among clients: the settings, their checks, and one call.
 
-The laws themselves, with their sources, are in :mod:`fl_app.data.partitioners`.
+The partitioners, with their sources, are in :mod:`fl_app.data.partitioners`.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from strategies.core.seeds import derive_seed
 from . import partitioners
 from .partitioners import Positions
 
-Law = Callable[[Sequence[Positions], int, np.random.Generator, "PartitionSpec"], list[Positions]]
+Partitioner = Callable[[Sequence[Positions], int, np.random.Generator, "PartitionSpec"], list[Positions]]
 
 BY_DOMAIN = "domains"
 
-# Each law takes the settings that it uses. The law of domains gets the positions of each domain, not of each class.
-LAWS: Mapping[str, Law] = {
+# Each takes the settings that it uses. That of domains gets the positions of each domain, not of each class.
+PARTITIONERS: Mapping[str, Partitioner] = {
     "dirichlet-classes": lambda by_class, n, rng, spec: partitioners.dirichlet_over_classes(
         by_class, n, rng, alpha=spec.alpha, sigma=spec.sigma
     ),
@@ -33,40 +33,41 @@ LAWS: Mapping[str, Law] = {
     "dirichlet-overlap": lambda by_class, n, rng, spec: partitioners.overlapping(
         by_class, n, rng, alpha=spec.alpha, copies=spec.copies
     ),
-    "dirichlet-p4": lambda by_class, n, rng, spec: partitioners.dirichlet_over_classes_shuffled(
+    "dirichlet-shuffled": lambda by_class, n, rng, spec: partitioners.dirichlet_over_classes_shuffled(
         by_class, n, rng, alpha=spec.alpha, sigma=spec.sigma
     ),
-    "dirichlet-p4prep": lambda by_class, n, rng, spec: partitioners.weighted_draws(by_class, n, rng, alpha=spec.alpha),
+    "fedftg-weighted": lambda by_class, n, rng, spec: partitioners.weighted_draws(by_class, n, rng, alpha=spec.alpha),
     "lognormal": lambda by_class, n, rng, spec: partitioners.dirichlet_over_classes(
         by_class, n, rng, alpha=spec.alpha, sigma=spec.sigma
     ),
     "classes": lambda by_class, n, rng, spec: partitioners.some_classes(
         by_class, n, rng, classes_per_client=spec.classes_per_client
     ),
-    "classes-p1": lambda by_class, n, rng, spec: partitioners.some_classes_equal_sizes(
+    "classes-equal-size": lambda by_class, n, rng, spec: partitioners.some_classes_equal_sizes(
         by_class, n, rng, classes_per_client=spec.classes_per_client
     ),
     "iid": lambda by_class, n, rng, spec: partitioners.iid(by_class, n, rng),  # noqa: ARG005  one signature for all
-    # P1's feature shift (Tables 13 and 14), and FLamby's natural centres: client k holds domain k.
+    # Co-Boosting's feature shift (Tables 13 and 14), and FLamby's natural centres: client k holds domain k.
     BY_DOMAIN: lambda by_domain, n, rng, spec: list(by_domain),  # noqa: ARG005
 }
 
 
 @dataclass(frozen=True)
 class PartitionSpec:
-    """The law of the division with its settings; each law ignores the settings that it does not use."""
+    """The partitioner with its settings; it ignores those that it does not use."""
 
-    law: str = option(
+    partition: str = option(
         "dirichlet-classes",
-        "the law: Dirichlet over a client's classes or a class's clients, IntactOFL's overlapping clients, P4's two "
-        "variants, log-normal sizes, classes per client (FedOV's or P1's), IID, or one domain per client",
-        choices=tuple(LAWS),
+        "how the training set is divided: Dirichlet over a client's classes or a class's clients, IntactOFL's "
+        "overlapping clients, FLBoost's two variants, log-normal sizes, classes per client (FedOV's or Co-Boosting's), "
+        "IID, or one domain per client",
+        choices=tuple(PARTITIONERS),
     )
-    alpha: float = option(0.3, "concentration of the Dirichlet laws; the smaller, the more skewed", above=0.0)
-    classes_per_client: int = option(2, "classes that each client holds under the laws of classes", low=1)
+    alpha: float = option(0.3, "concentration of the Dirichlet partitioners; smaller is more skewed", above=0.0)
+    classes_per_client: int = option(2, "classes per client of 'classes' and 'classes-equal-size'", low=1)
     sigma: float = option(
         0.0,
-        "sigma of the log-normal client sizes of 'dirichlet-classes', 'dirichlet-p4' and 'lognormal'; 0 = equal sizes",
+        "sigma of the log-normal sizes of 'dirichlet-classes', 'dirichlet-shuffled' and 'lognormal'; 0 = equal sizes",
         low=0.0,
         high=20.0,
     )
@@ -83,8 +84,10 @@ class PartitionSpec:
             OptionError: A value is out of range.
         """
         check(self, "data")
-        if self.law == "lognormal" and self.sigma == 0:
-            raise OptionError("setting 'data.sigma' is 0.0: must be greater than 0 where 'data.law' is 'lognormal'")
+        if self.partition == "lognormal" and self.sigma == 0:
+            raise OptionError(
+                "setting 'data.sigma' is 0.0: must be greater than 0 where 'data.partition' is 'lognormal'"
+            )
 
 
 def partition(
@@ -100,7 +103,7 @@ def partition(
 
     Args:
         labels: The class of each example [N], in 0 .. C - 1.
-        spec: The law and its settings.
+        spec: The partitioner and its settings.
         num_clients: n, at least 1.
         num_classes: C.
         seed: The run's seed; equal arguments give equal parts.
@@ -108,23 +111,23 @@ def partition(
 
     Returns:
         The positions of each client's examples, n arrays of int64, never empty; they share no position but under the
-        law 'dirichlet-overlap'.
+        partitioner 'dirichlet-overlap'.
 
     Raises:
-        DataError: The examples cannot be divided by this law, or a label is not a class.
+        DataError: The examples cannot be divided so, or a label is not a class.
         OptionError: A setting does not fit the number of classes, clients or examples.
     """
     labels = np.asarray(labels)
     check_request(labels, spec, num_clients=num_clients, num_classes=num_classes, domains=domains)
     rng = np.random.default_rng(derive_seed(seed, "partition"))
-    kinds, count = (labels, num_classes) if spec.law != BY_DOMAIN or domains is None else (domains, num_clients)
+    kinds, count = (labels, num_classes) if spec.partition != BY_DOMAIN or domains is None else (domains, num_clients)
     groups = [np.flatnonzero(kinds == kind) for kind in range(count)]
-    parts = LAWS[spec.law](groups, num_clients, rng, spec)
+    parts = PARTITIONERS[spec.partition](groups, num_clients, rng, spec)
     for client, part in enumerate(parts):
         if len(part) == 0:
             raise DataError(
-                f"partition {client} of {num_clients} has no example under 'data.law' {spec.law!r}: set fewer clients "
-                "or a less skewed division"
+                f"partition {client} of {num_clients} has no example under 'data.partition' {spec.partition!r}: set "
+                "fewer clients or a less skewed division"
             )
     return parts
 
@@ -161,27 +164,27 @@ def check_request(
     if labels.min() < 0 or labels.max() >= num_classes:
         wrong = int(np.flatnonzero((labels < 0) | (labels >= num_classes))[0])
         raise DataError(f"label {labels[wrong]} of training example {wrong}: must be 0 to {num_classes - 1}")
-    if spec.law.startswith("classes") and spec.classes_per_client > num_classes:
+    if spec.partition.startswith("classes") and spec.classes_per_client > num_classes:
         raise OptionError(
             f"setting 'data.classes-per-client' is {spec.classes_per_client}: must be at most {num_classes}, the "
             "number of classes"
         )
-    if spec.law == "dirichlet-clients" and spec.min_size * num_clients > total:
+    if spec.partition == "dirichlet-clients" and spec.min_size * num_clients > total:
         raise OptionError(
             f"setting 'data.min-size' is {spec.min_size}: must be at most {total // num_clients} where "
             f"{num_clients} clients share {total} examples"
         )
-    if spec.law == BY_DOMAIN:
+    if spec.partition == BY_DOMAIN:
         _check_domains(domains, num_clients)
 
 
 def _check_domains(domains: npt.NDArray[np.integer] | None, num_clients: int) -> None:
     if domains is None:
-        raise OptionError("setting 'data.law' is 'domains': must be another law for a data set without domains")
+        raise OptionError("setting 'data.partition' is 'domains': must be another one for a data set without domains")
     if num_clients != (found := len(np.unique(domains))):
         # A node without others does not tell the server how many holders its examples have.
         count = f"{found}, " if num_clients > 1 else ""
         raise OptionError(
-            f"{num_clients} clients where 'data.law' is 'domains': must be {count}one client for each domain that "
-            "is not left out"
+            f"{num_clients} clients where 'data.partition' is 'domains': must be {count}one client for each domain "
+            "that is not left out"
         )

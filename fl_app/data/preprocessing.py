@@ -97,8 +97,8 @@ def unit_pixels(images: torch.Tensor) -> torch.Tensor:
 def augment(images: torch.Tensor, kind: str, generator: torch.Generator) -> torch.Tensor:
     """Apply a data set's random augmentation, drawn anew for each image.
 
-    ``crop-flip`` is P1's and P2's augmentation of CIFAR: zero-pad by 4, crop at a random place, mirror with chance 1/2.
-    ``flip``, P3's for SVHN, only mirrors. ``rotate-flip``, DENSE's for Tiny-ImageNet, turns by up to 20 degrees, with
+    ``crop-flip`` is Co-Boosting's and DENSE's for CIFAR: zero-pad by 4, crop at a random place, mirror with chance 1/2.
+    ``flip``, FENS's for SVHN, only mirrors. ``rotate-flip``, DENSE's for Tiny-ImageNet, turns by up to 20 degrees, with
     nearest pixels on black, and mirrors. ``resized-crop-flip``, Co-Boosting's for domains, enlarges 80 to 100 % of the
     area, and mirrors.
 

@@ -117,14 +117,14 @@ def _least(cells: Sequence[str], *, broken: bool) -> int:
 
 
 def split_line(settings: Mapping[str, Any]) -> str:
-    """Return the law that divided the data, with its parameter: ``dirichlet-classes, alpha 0.3``; empty if unknown."""
-    law = str(settings.get("data.law", ""))
-    parts = [law] if law else []
-    if law.startswith("dirichlet"):
+    """Return how the data was divided: ``dirichlet-classes, alpha 0.3``; empty if unknown."""
+    partition = str(settings.get("data.partition", ""))
+    parts = [partition] if partition else []
+    if partition.startswith("dirichlet"):
         parts.append(f"alpha {settings['data.alpha']:g}")
-    if law.startswith("classes"):
+    if partition.startswith("classes"):
         parts.append(f"{settings['data.classes-per-client']} classes per client")
-    if law and settings.get("data.sigma"):
+    if partition and settings.get("data.sigma"):
         parts.append(f"sigma {settings['data.sigma']:g}")
     return ", ".join(parts)
 

@@ -256,7 +256,7 @@ def _models_of(app: AppConfig, split: Split, function: FeatureFunction, *, used:
                 f"setting {key!r} is {name!r}, which does not take images of shape {split.input_shape}: "
                 f"must be {', '.join(models)}"
             )
-    if app.data.law.startswith("classes") and app.data.classes_per_client > split.num_classes:
+    if app.data.partition.startswith("classes") and app.data.classes_per_client > split.num_classes:
         raise OptionError(
             f"setting 'data.classes-per-client' is {app.data.classes_per_client}: must be at most "
             f"{split.num_classes}, the number of classes"

@@ -13,9 +13,10 @@ from typing import Any
 
 from server_app.settings.catalogue import CATALOGUE, RULES
 from server_app.settings.choices import ASSUMPTIONS, CHOICES, Choice
-from server_app.settings.read import RENAMED, default_settings, known_options
+from server_app.settings.read import default_settings, known_options
 from server_app.settings.text import to_toml
 from strategies.core.options import PUBLISHED, UNSET, Option, keys_of, moved_keys, options_of
+from strategies.core.renamed import RENAMED, RENAMED_VALUES
 from strategies.rounds.config import NEEDS_CLIENTS
 
 BEGIN = "# Written by `make config` from the dataclasses; change those."
@@ -71,15 +72,16 @@ def _method(method: Choice) -> dict[str, Any]:
 
 
 def former_keys() -> dict[str, str]:
-    """Return the keys that settings had before -> what to write in their place."""
+    """Return the keys, and ``key=value`` pairs, that settings had before -> what to write in their place."""
     listed = default_settings()
+    values = {f"{key}={old}": f"{new!r} now" for key, pairs in RENAMED_VALUES.items() for old, new in pairs.items()}
     found = {old: f"{new!r} now" for old, new in RENAMED.items() if new in listed}
     for name in CHOICES:
         config = CHOICES[name].config
         found |= {old: f"{new!r} now" for old, new in moved_keys(config, name).items() if old not in listed}
         fixed = {key for key in keys_of(config, name) if key not in listed and key not in found}
         found |= dict.fromkeys(fixed, "a value of the method's preset, which no setting changes")
-    return dict(sorted(found.items()))
+    return {**dict(sorted(found.items())), **values}
 
 
 def main() -> None:

@@ -26,15 +26,11 @@ from strategies.core.options import (
     reject_unknown,
     shortened,
 )
+from strategies.core.renamed import named_as_today
 from strategies.core.stage_options import OFF, GatekeeperConfig
 from strategies.method import METHODS, Method, Plan
 from strategies.rounds.refinement import Refiner
 from strategies.statistics.choice import limit_share
-
-# Former names of settings, which stored runs have: name -> name of today, and (today's name, value) -> value of today.
-# A setting that methods share now, ``server.batch-size``, is read from its former key ``dense.batch-size`` as well.
-RENAMED: Mapping[str, str] = {"f-adi.inversion-batch-size": "f-adi.synthesis-batch-size"}
-RENAMED_VALUES: Mapping[tuple[str, Scalar], Scalar] = {}
 
 
 @dataclass(frozen=True)
@@ -117,8 +113,7 @@ def method_keys() -> frozenset[str]:
 def known_settings(stored: Mapping[str, Any]) -> dict[str, Any]:
     """Return a stored run's settings under their names of today, without those that have no effect any more."""
     known = {o.key for o in known_options()} | method_keys()
-    named = {RENAMED.get(key, key): value for key, value in stored.items()}
-    return {key: RENAMED_VALUES.get((key, value), value) for key, value in named.items() if key in known}
+    return {key: value for key, value in named_as_today(stored).items() if key in known}
 
 
 def overridden(stored: Mapping[str, Any], changes: Mapping[str, Scalar]) -> dict[str, Any]:

@@ -34,9 +34,11 @@ def merge_settings(
     for source in sources:
         file = _file_of(source, kinds)
         merged.update(_read_pairs(source, kinds) if file is None else _read_file(file))
-    for key in merged:
+    for key, value in merged.items():
         if former and key in former:
             raise OptionError(f"setting {key!r} is {former[key]}")
+        if former and f"{key}={value}" in former:
+            raise OptionError(f"setting {key!r} is {value!r}, which is {former[f'{key}={value}']}")
     reject_unknown(merged, list(kinds))
     return merged
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.durable import TEMPORARY_PATTERN
+from ..core.renamed import named_as_today
 from . import FACTS_FILE, RESULT_FILE, runs_folder
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 COMPARISON_FILE = "compare.json"
 COLUMNS = (
-    "run", "created", "kind", "method", "result", "data", "law", "alpha", "clients", "seed", "status", "accuracy",
+    "run", "created", "kind", "method", "result", "data", "partition", "alpha", "clients", "seed", "status", "accuracy",
     "best_accuracy", "server_s", "mib_per_client", "weights_sha256", "comparison",
 )  # fmt: skip
 
@@ -92,12 +93,12 @@ def _row(run: Path, info: dict[str, Any], result: dict[str, Any]) -> dict[str, A
 
 
 def _result_row(run: Path, info: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
-    settings, table = info.get("settings") or {}, result.get("table") or [{}]
+    settings, table = named_as_today(info.get("settings") or {}), result.get("table") or [{}]
     cost = result.get("communication", {}).get("total", {})
     return {
         **_row(run, info, result),
         "result": table[-1].get("name"),
-        "law": settings.get("data.law"),
+        "partition": settings.get("data.partition"),
         "alpha": settings.get("data.alpha"),
         "best_accuracy": result.get("best_accuracy"),
         "server_s": result.get("seconds", {}).get("server"),
@@ -110,7 +111,8 @@ def _cells(file: Path) -> Iterator[dict[str, Any]]:
     """Yield a row for every result of every cell of a comparison."""
     comparison = readable_json(file) or {}
     for cell in comparison.get("cells", []):
-        settings = ((readable_json(Path(cell["run"]) / "run.json") or {}).get("settings")) or {}
+        stored = (readable_json(Path(cell["run"]) / FACTS_FILE) or {}).get("settings")
+        settings = named_as_today(stored or {})
         for outcome in cell["outcomes"]:
             yield {
                 "run": Path(cell["run"]).name,
@@ -118,7 +120,7 @@ def _cells(file: Path) -> Iterator[dict[str, Any]]:
                 "method": cell["method"],
                 "result": outcome["name"],
                 "data": comparison.get("data"),
-                "law": settings.get("data.law"),
+                "partition": settings.get("data.partition"),
                 "alpha": settings.get("data.alpha"),
                 "clients": cell["uploads"],
                 "seed": cell["seed"],

@@ -18,6 +18,7 @@ import torch
 from ..core.durable import TEMPORARY_PATTERN, make_folder, store_errors, sync_folder
 from ..core.errors import StoreError
 from ..core.places import existing, expanded
+from ..core.renamed import named_as_today
 from ..method import EnsembleSpec, Upload
 from ..uploads.tensors import Weights, weights_sha256
 from . import FACTS_FILE, RESULT_FILE, RUNS_VARIABLE, check_run_folder, ensembles, is_run_folder, runs_folder
@@ -98,6 +99,8 @@ class RunFolder:
         info = read_json(path / FACTS_FILE)
         if not isinstance(info, dict) or not isinstance(info.get("id"), str):
             raise StoreError(f"{path / FACTS_FILE}: damaged, it has no id")
+        if isinstance(info.get("settings"), dict):
+            info["settings"] = named_as_today(info["settings"])
         lock = FolderLock(path) if write else None
         if lock is not None:
             try:

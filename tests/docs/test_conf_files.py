@@ -84,7 +84,7 @@ def p4(alpha: float, model: str = "resnet18-imagenet", **more: Any) -> Table:
         "iterative.strategy": "scaffold", "iterative.refiner": "flboost", "iterative.rounds": 1000,
         "iterative.fraction": 0.1, "iterative.lr-decay": 0.998,
     }  # fmt: skip
-    return Table(100, alpha, model, "dirichlet-p4", {**local, **_keys(more)})
+    return Table(100, alpha, model, "dirichlet-shuffled", {**local, **_keys(more)})
 
 
 def _keys(more: dict[str, Any]) -> dict[str, Any]:
@@ -212,7 +212,7 @@ def test_table_file_sets_the_published_values_and_no_others(path: Path) -> None:
         "method": RUN[paper_of(path)],
         "preset": PRESET[paper_of(path)],
         "data.name": DATA.get(data, data),
-        "data.law": table.law,
+        "data.partition": table.law,
         "data.alpha": table.alpha,
         "model.per-client" if mixed else "model.name": table.model,
         "client.batch-size": 128,
@@ -358,7 +358,7 @@ def test_file_of_encoders_has_the_published_optimiser_and_the_overlapping_client
     assert (client.whole_batches, client.momentum_epochs, client.weight_decay) == (True, 1, 0.0)
     alone = path.stem == "fafi-cifar10"
     assert (client.batch_size, client.epochs) == ((512, 300) if alone else (128, 60))
-    assert (data.law, data.copies) == ("dirichlet-overlap" if alone else "dirichlet-classes", 10.0)
+    assert (data.partition, data.copies) == ("dirichlet-overlap" if alone else "dirichlet-classes", 10.0)
     assert (client.views, settings_of(path).method_config.bn) == (
         ("batch", "test-batch") if alone else ("image", "running")
     )
@@ -417,7 +417,8 @@ def test_short_file_of_flboost_differs_from_the_paper_as_it_states(path: Path) -
     assert short.method_config == replace(paper.method_config, **shorter)
     shared = ("epochs", "batch_size", "lr", "momentum", "weight_decay", "clip", "optimizer", "schedule", "augmentation")
     assert [getattr(short.app.client, key) for key in shared] == [getattr(paper.app.client, key) for key in shared]
-    assert (short.app.data.law, short.app.data.alpha, short.app.data.limit) == (paper.app.data.law, 0.1, 100 * 500)
+    data = short.app.data
+    assert (data.partition, data.alpha, data.limit) == (paper.app.data.partition, 0.1, 100 * 500)
     assert paper.refiner is not None
     tried = {
         "adversarial_weight": 0.1,

@@ -16,7 +16,7 @@ from doc_pages import ROOT, name_of, rows, section
 from torch import nn
 
 import strategies
-from fl_app.data import GROUPS, LAWS, SOURCES, open_split
+from fl_app.data import GROUPS, PARTITIONERS, SOURCES, open_split
 from fl_app.data.tables import FEATURES
 from fl_app.data.text import CLASSES, LENGTH
 from fl_app.data.torchvision_sets import KNOWN
@@ -151,7 +151,7 @@ def test_figures_of_a_method_are_those_of_the_pages_of_results(name: str) -> Non
 
 
 def test_pages_list_every_law_and_every_settings_file() -> None:
-    assert [row[0] for row in rows(DATA.read_text(), "data.law")] == list(LAWS)
+    assert [row[0] for row in rows(DATA.read_text(), "data.partition")] == list(PARTITIONERS)
     named = re.findall(r"`(conf/[\w-]+\.toml)`", section(DOCS / "settings.md", "## The settings of the papers' tables"))
     assert sorted(named) == sorted(name_of(path) for path in (ROOT / "conf").glob("*.toml"))
 

@@ -20,8 +20,8 @@ from strategies.core import offline
 pytestmark = pytest.mark.slow
 
 SETTINGS = (
-    "model.name=own_task:Net data.name=own_task:load data.law=domains client.epochs=2 tally.epochs=1 tally.images=64 "
-    "threads=1"
+    "model.name=own_task:Net data.name=own_task:load data.partition=domains client.epochs=2 tally.epochs=1 "
+    "tally.images=64 threads=1"
 )
 CODE = """
 import numpy as np

@@ -25,7 +25,7 @@ State = Mapping[str, torch.Tensor]
 
 def config_of(kind: str = "none", clients: str = "", **more: Any) -> AppConfig:
     settings = {key.replace("__", ".").replace("_", "-"): value for key, value in more.items()}
-    small: dict[str, Any] = {"client.epochs": 1, "client.batch-size": 64, "data.limit": 120, "data.law": "iid"}
+    small: dict[str, Any] = {"client.epochs": 1, "client.batch-size": 64, "data.limit": 120, "data.partition": "iid"}
     return AppConfig.from_settings({**small, "attack.kind": kind, "attack.clients": clients, **settings})
 
 

@@ -106,7 +106,7 @@ def test_the_reply_is_one_that_the_server_accepts(ask: Callable[..., Message]) -
 
 def test_clients_when_they_are_several_hold_the_whole_training_set_once(ask: Callable[..., Message]) -> None:
     counts = [
-        facts_of(ask(node={"partition-id": k, "num-partitions": CLIENTS}, data__law="iid"))["label-counts"]
+        facts_of(ask(node={"partition-id": k, "num-partitions": CLIENTS}, data__partition="iid"))["label-counts"]
         for k in range(CLIENTS)
     ]
 

@@ -24,7 +24,7 @@ def positions(partition_id: int, clients: int, **settings: Scalar) -> torch.Tens
 
 
 def test_clients_when_a_share_is_the_server_s_hold_the_rest_among_them() -> None:
-    held = torch.cat([positions(k, 3, law="iid", proxy=0.2) for k in range(3)])
+    held = torch.cat([positions(k, 3, partition="iid", proxy=0.2) for k in range(3)])
 
     server = server_share(open_split("digits", "train"), seed=0, proxy=0.2)
     assert sorted([*held.tolist(), *server.tolist()]) == list(range(1297))
@@ -32,7 +32,7 @@ def test_clients_when_a_share_is_the_server_s_hold_the_rest_among_them() -> None
 
 @pytest.mark.parametrize("law", ["classes", "dirichlet-overlap", "dirichlet-classes"])
 def test_a_node_whose_data_are_its_own_holds_all_of_them(law: str) -> None:
-    assert sorted({*positions(0, 1, law=law).tolist()}) == list(range(1297))
+    assert sorted({*positions(0, 1, partition=law).tolist()}) == list(range(1297))
 
 
 @pytest.mark.parametrize(("limit", "held"), [(0, 7), (3, 3)])
@@ -41,13 +41,13 @@ def test_clients_when_each_holds_a_domain_hold_no_other(tmp_path: Path, limit: i
         for name in THINGS:
             (tmp_path / "PACS" / domain / name).mkdir(parents=True)
             Image.new("RGB", (4, 4)).save(tmp_path / "PACS" / domain / name / "a.png")
-    asked = {"name": "pacs", "law": "domains", "left_out": "sketch", "image_size": 4, "root": str(tmp_path)}
+    asked = {"name": "pacs", "partition": "domains", "left_out": "sketch", "image_size": 4, "root": str(tmp_path)}
 
     parts = [positions(k, 3, limit=limit, **asked) for k in range(3)]
 
     assert [len(part) for part in parts] == [held] * 3
     assert [(part // 7).unique().tolist() for part in parts] == [[0], [1], [2]]
-    with pytest.raises(OptionError, match="1 clients where 'data.law' is 'domains': must be one client for each"):
+    with pytest.raises(OptionError, match="1 clients where 'data.partition' is 'domains': must be one client for each"):
         positions(0, 1, **asked)  # without a number: that of a node's own holders is no matter of the server
-    with pytest.raises(OptionError, match="2 clients where 'data.law' is 'domains': must be 3"):
+    with pytest.raises(OptionError, match="2 clients where 'data.partition' is 'domains': must be 3"):
         positions(0, 2, **asked)

@@ -29,7 +29,8 @@ from strategies.run.run_folder import RunFolder
 
 RUN, CLIENTS, SIDE = "a" * 32, 3, 16
 SETTINGS: dict[str, Any] = {
-    "method": "fusefl", "compute": "in-process", "device": "cpu", "threads": 1, "data.law": "iid", "data.limit": 150,
+    "method": "fusefl", "compute": "in-process", "device": "cpu", "threads": 1, "data.partition": "iid",
+    "data.limit": 150,
     "model.name": "lenet5", "client.epochs": 2, "client.batch-size": 10, "client.optimizer": "adam",
     "client.lr": 0.003, "fusefl.draws": 64, "deadline-s": 5.0,
 }  # fmt: skip

@@ -228,7 +228,9 @@ def test_a_damaged_file_of_the_node_s_own_data_is_not_named(hospital: Callable[.
         Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(node.folder / "open" / half / label / "1.png")
     (node.folder / "open" / file).write_text('secret = "Jane Doe"')
     name = "csv" if file == "schema.toml" else "imagefolder"
-    more: dict[str, Scalar] = {"data__label": "y"} if name == "csv" else {"data__image_size": 8, "data__law": "iid"}
+    more: dict[str, Scalar] = (
+        {"data__label": "y"} if name == "csv" else {"data__image_size": 8, "data__partition": "iid"}
+    )
 
     reply = node.train(data__name=name, data__root=f"{node.folder}/open", model__name="mlp", **more)
 

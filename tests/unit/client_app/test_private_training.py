@@ -259,7 +259,7 @@ def test_a_model_with_statistics_of_its_examples_is_refused_because_they_would_b
 def private(**more: Any) -> AppConfig:
     settings: dict[str, Any] = {key.replace("__", ".").replace("_", "-"): value for key, value in more.items()}
     small: dict[str, Any] = {
-        "client.epochs": 2, "client.batch-size": 32, "data.limit": 120, "data.law": "iid", "privacy.epsilon": 3.0,
+        "client.epochs": 2, "client.batch-size": 32, "data.limit": 120, "data.partition": "iid", "privacy.epsilon": 3.0,
         "client.share-label-counts": False,
     }  # fmt: skip
     return AppConfig.from_settings({**small, **settings})

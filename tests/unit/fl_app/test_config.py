@@ -22,7 +22,7 @@ def test_settings_when_none_are_given_are_those_of_the_main_job() -> None:
     config = AppConfig.from_settings({})
 
     assert config == AppConfig()
-    assert (config.method, config.data.name, config.data.law, config.data.alpha) == (
+    assert (config.method, config.data.name, config.data.partition, config.data.alpha) == (
         "tally",
         "digits",
         "dirichlet-classes",
@@ -71,7 +71,7 @@ def test_settings_of_methods_are_left_to_the_methods() -> None:
         ("method", 3, "a text"),
         ("data.name", "cifar", "'cifar10'"),
         ("data.image-size", 513, "at most 512"),
-        ("data.law", "dirichlet", "'dirichlet-classes'"),
+        ("data.partition", "dirichlet", "'dirichlet-classes'"),
         ("data.alpha", 0.0, "greater than 0.0"),
         ("data.classes-per-client", 0, "at least 1"),
         ("data.sigma", -0.1, "at least 0.0"),
@@ -187,7 +187,12 @@ def test_an_attacker_obeys_its_own_name_and_everybody_else_is_honest() -> None:
         ),
         ({"attack.poisoned": 0.0}, "'attack.poisoned' is 0.0: must be a number greater than 0.0 and at most 1.0"),
         (
-            {"attack.kind": "backdoor", "attack.clients": "a", "data.name": "heart-disease", "data.law": "domains"},
+            {
+                "attack.kind": "backdoor",
+                "attack.clients": "a",
+                "data.name": "heart-disease",
+                "data.partition": "domains",
+            },
             "'attack.kind' is 'backdoor': must be another attack where 'data.name' is 'heart-disease'",
         ),
         (

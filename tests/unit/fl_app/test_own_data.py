@@ -86,7 +86,7 @@ def test_pixels_become_images_in_the_input_space_of_all_data_sets() -> None:
 
 
 def test_rows_stay_as_they_are_and_lie_with_their_holders() -> None:
-    data = DataConfig(name="own_sources:rows", law="domains")
+    data = DataConfig(name="own_sources:rows", partition="domains")
     split = open_data(data, "train")
 
     assert split.input_shape == (5, 1, 1)

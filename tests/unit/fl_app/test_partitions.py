@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 
 from fl_app.data import partitioners
-from fl_app.data.partitions import BY_DOMAIN, LAWS, PartitionSpec, label_counts, partition
+from fl_app.data.partitions import BY_DOMAIN, PARTITIONERS, PartitionSpec, label_counts, partition
 from strategies.core.errors import DataError, OptionError
 
 LABELS = np.random.default_rng(5).integers(0, 10, 1003)
-DRAWN = tuple(law for law in LAWS if law != BY_DOMAIN)
+DRAWN = tuple(law for law in PARTITIONERS if law != BY_DOMAIN)
 DISJOINT = tuple(law for law in DRAWN if law != "dirichlet-overlap")
 
 
 def spec_of(law: str, **values: float) -> PartitionSpec:
-    return PartitionSpec(law=law, sigma=0.4 if law == "lognormal" else 0.0, **values)  # type: ignore[arg-type]
+    return PartitionSpec(partition=law, sigma=0.4 if law == "lognormal" else 0.0, **values)  # type: ignore[arg-type]
 
 
 def divide(law: str, *, seed: int = 0, num_clients: int = 10, **values: float) -> list[np.ndarray]:
@@ -41,7 +41,7 @@ def test_every_law_gives_disjoint_positions_that_are_reproducible(law: str, alph
 
 
 def test_classes_p1_with_five_clients_walks_through_the_classes() -> None:
-    parts = divide("classes-p1", num_clients=5, classes_per_client=3)
+    parts = divide("classes-equal-size", num_clients=5, classes_per_client=3)
     own = [{0, 1, 2}, {3, 4, 5}, {6, 7, 8}, {9, 0, 1}, {2, 3, 4}]
     assert [set(LABELS[part]) for part in parts] == own
 
@@ -52,7 +52,11 @@ def test_classes_p1_with_five_clients_walks_through_the_classes() -> None:
         (PartitionSpec(), 41, "40 training examples for 41 clients: must be 1 to 40 clients"),
         (PartitionSpec(), 0, "40 training examples for 0 clients: must be 1 to 40 clients"),
         (PartitionSpec("classes", classes_per_client=5), 2, "'data.classes-per-client' is 5: must be at most 4"),
-        (PartitionSpec("classes-p1", classes_per_client=5), 2, "'data.classes-per-client' is 5: must be at most 4"),
+        (
+            PartitionSpec("classes-equal-size", classes_per_client=5),
+            2,
+            "'data.classes-per-client' is 5: must be at most 4",
+        ),
         (PartitionSpec("dirichlet-clients"), 5, "'data.min-size' is 10: must be at most 8 where 5 clients share 40"),
     ],
 )
@@ -67,11 +71,14 @@ def test_partition_of_an_impossible_request_is_one_clear_line(
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"law": "zipf"}, "'data.law' is 'zipf': must be one of 'dirichlet-classes'"),
+        ({"partition": "zipf"}, "'data.partition' is 'zipf': must be one of 'dirichlet-classes'"),
         ({"alpha": 0.0}, "'data.alpha' is 0.0: must be a number greater than 0"),
         ({"sigma": -1.0}, "'data.sigma' is -1.0"),
         ({"min_size": 0}, "'data.min-size' is 0"),
-        ({"law": "lognormal"}, "'data.sigma' is 0.0: must be greater than 0 where 'data.law' is 'lognormal'"),
+        (
+            {"partition": "lognormal"},
+            "'data.sigma' is 0.0: must be greater than 0 where 'data.partition' is 'lognormal'",
+        ),
     ],
 )
 def test_spec_with_a_bad_value_names_key_value_and_remedy(values: dict, message: str) -> None:
@@ -87,17 +94,17 @@ def test_domains_when_there_is_one_per_client_go_to_the_clients_in_order() -> No
 
     assert [part.tolist() for part in parts] == [[1, 4], [0, 3], [2, 5, 6]]
     for wrong in (2, 4):
-        with pytest.raises(OptionError, match=f"{wrong} clients where 'data.law' is 'domains': must be 3, one"):
+        with pytest.raises(OptionError, match=f"{wrong} clients where 'data.partition' is 'domains': must be 3, one"):
             partition(labels, spec, num_clients=wrong, num_classes=2, seed=0, domains=domains)
     with pytest.raises(
-        OptionError, match="'data.law' is 'domains': must be another law for a data set without domains"
+        OptionError, match="'data.partition' is 'domains': must be another one for a data set without domains"
     ):
         partition(labels, spec, num_clients=3, num_classes=2, seed=0)
 
 
 @pytest.mark.parametrize("num_clients", [5, 10, 50, 100])
 @pytest.mark.parametrize("held", [1, 2, 5, 10])
-@pytest.mark.parametrize("law", ["classes", "classes-p1"])
+@pytest.mark.parametrize("law", ["classes", "classes-equal-size"])
 def test_clients_hold_as_many_classes_as_asked_for(law: str, held: int, num_clients: int) -> None:
     labels = np.tile(np.arange(10), 500)
     spec = PartitionSpec(law, classes_per_client=held)

@@ -61,14 +61,14 @@ def test_rows_become_features_by_the_schema_alone(folder: Path) -> None:
 
 
 def test_a_column_names_the_clients(folder: Path) -> None:
-    data = config(folder, client="centre", law="domains")
+    data = config(folder, client="centre", partition="domains")
     split = open_data(data, "train")
 
     parts = [own_positions(split, AppConfig(data=data), partition_id=k, num_partitions=2).tolist() for k in (0, 1)]
     assert parts == [[1, 3], [0, 2]]  # north, south
     for changed, line in (
-        (config(folder, client="centre"), "'data.law' is 'dirichlet-classes': must be 'domains'"),
-        (data, "3 clients where 'data.law' is 'domains': must be 2"),
+        (config(folder, client="centre"), "'data.partition' is 'dirichlet-classes': must be 'domains'"),
+        (data, "3 clients where 'data.partition' is 'domains': must be 2"),
     ):
         with pytest.raises(OptionError, match=line):
             own_positions(split, AppConfig(data=changed), partition_id=0, num_partitions=3)
@@ -149,7 +149,7 @@ def as_it_was_saved(folder: Path, split: str) -> pd.DataFrame:
 
 def test_parquet_and_csv_files_of_one_table_give_the_same_examples(folder: Path) -> None:
     pytest.importorskip("pyarrow")
-    data = {"client": "centre", "law": "domains"}
+    data = {"client": "centre", "partition": "domains"}
     halves = [open_data(config(folder, **data), half) for half in ("train", "test")]
     for half in ("train", "test"):
         as_it_was_saved(folder, half).to_parquet(folder / f"{half}.parquet")

@@ -47,7 +47,7 @@ def test_wrong_settings_are_refused_before_any_client_is_asked_or_a_folder_is_ma
         {"method": "fedprox"},
         {"method": "fedavg", "model__per_client": "lenet5,mnist-cnn"},
         {"model__student": "cnn5"},
-        {"data__law": "lognormal"},
+        {"data__partition": "lognormal"},
         {"resume": str(tmp_path), "run_dir": ""},
     ):
         with pytest.raises(OptionError):

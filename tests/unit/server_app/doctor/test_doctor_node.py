@@ -38,7 +38,7 @@ def test_what_the_limits_refuse_of_a_planned_run_is_an_error() -> None:
     given = 'client="a" partition-id=2 num-partitions=3 architectures="lenet5, cnn5" read="/srv"'
     planned = {
         "data.name": "own.data:rows",
-        "data.law": "domains",
+        "data.partition": "domains",
         "client.checkpoint": "/models/{client}-{partition}.pt",
     }
 

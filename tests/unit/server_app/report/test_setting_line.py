@@ -6,16 +6,19 @@ import pytest
 
 from server_app.report.tables import setting_line, split_line
 
-DIGITS = {"data.name": "digits", "data.law": "dirichlet-classes", "data.alpha": 0.3, "data.sigma": 0.0}
+DIGITS = {"data.name": "digits", "data.partition": "dirichlet-classes", "data.alpha": 0.3, "data.sigma": 0.0}
 
 
 @pytest.mark.parametrize(
     ("settings", "line"),
     [
         (DIGITS, "dirichlet-classes, alpha 0.3"),
-        ({"data.law": "classes", "data.classes-per-client": 2, "data.alpha": 0.3}, "classes, 2 classes per client"),
-        ({"data.law": "iid", "data.alpha": 0.3}, "iid"),
-        ({"data.law": "lognormal", "data.sigma": 0.6}, "lognormal, sigma 0.6"),
+        (
+            {"data.partition": "classes", "data.classes-per-client": 2, "data.alpha": 0.3},
+            "classes, 2 classes per client",
+        ),
+        ({"data.partition": "iid", "data.alpha": 0.3}, "iid"),
+        ({"data.partition": "lognormal", "data.sigma": 0.6}, "lognormal, sigma 0.6"),
         ({}, ""),
     ],
 )

@@ -82,11 +82,15 @@ def test_another_preset_replaces_the_stored_options_of_methods() -> None:
 
 
 def test_the_settings_of_a_stored_run_are_listed_under_the_keys_of_today() -> None:
-    stored = {"method": "dense", "dense.batch-size": 9, "f-dafl.batch-size": 8, "dense.latent": 256, "gone": 1}
+    stored = {
+        "method": "dense", "dense.batch-size": 9, "f-dafl.batch-size": 8, "dense.latent": 256, "gone": 1,
+        "data.law": "dirichlet-p4prep",
+    }  # fmt: skip
 
     found = listed_settings(stored)
 
-    assert found == {**default_settings(), "method": "dense", "server.batch-size": 9}
+    of_today = {"method": "dense", "server.batch-size": 9, "data.partition": "fedftg-weighted"}
+    assert found == {**default_settings(), **of_today}
     check_same_run({"settings": stored}, found)
 
 
@@ -141,7 +145,7 @@ def test_the_job_has_the_data_set_s_shape_and_the_settings() -> None:
         ({"model.student": "cnn5"}, r"'model.student' is 'cnn5', .* images of shape \(1, 16, 16\): must be lenet5"),
         ({"model.per-client": "lenet5,cnn5"}, r"'model.per-client' is 'cnn5', .* shape \(1, 16, 16\)"),
         (
-            {"data.law": "classes", "data.classes-per-client": 11},
+            {"data.partition": "classes", "data.classes-per-client": 11},
             "'data.classes-per-client' is 11: must be at most 10",
         ),
     ],
@@ -357,10 +361,10 @@ def test_domains_when_clients_are_not_as_many_are_refused_before_anything_starts
         for name in ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person"):
             (tmp_path / "PACS" / domain / name).mkdir(parents=True)
             Image.new("RGB", (9, 9), (number, 0, 0)).save(tmp_path / "PACS" / domain / name / "a.png")
-    given = {"data.name": "pacs", "data.law": "domains", "data.left-out": "cartoon", "data.image-size": 32}
+    given = {"data.name": "pacs", "data.partition": "domains", "data.left-out": "cartoon", "data.image-size": 32}
     settings = read_settings({**given, "data.root": str(tmp_path), "model.name": "cnn5"})
 
-    with pytest.raises(OptionError, match=f"{clients} clients where 'data.law' is 'domains': must be 3") as error:
+    with pytest.raises(OptionError, match=f"{clients} clients where 'data.partition' is 'domains': must be 3") as error:
         check_before_start(settings, clients)
 
     assert "\n" not in str(error.value)

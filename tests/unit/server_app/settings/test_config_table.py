@@ -83,10 +83,16 @@ def test_every_former_key_says_what_to_write_and_is_refused() -> None:
 
     assert former["dense.batch-size"] == "'server.batch-size' now"
     assert former["dense.keep-images"] == "a value of the method's preset, which no setting changes"
+    assert former["data.law"] == "'data.partition' now"
     assert not former.keys() & listed.keys()
-    assert {line.split("'")[1] for line in former.values() if line.endswith("now")} <= listed.keys()
+    keys = {line.split("'")[1] for key, line in former.items() if line.endswith("now") and "=" not in key}
+    assert keys <= listed.keys()
     with pytest.raises(OptionError, match=r"^setting 'dense.batch-size' is 'server.batch-size' now$"):
         catalogue().settings(["dense.batch-size=3"])
+    with pytest.raises(
+        OptionError, match=r"^setting 'data.partition' is 'classes-p1', which is 'classes-equal-size' now$"
+    ):
+        catalogue().settings(["data.partition=classes-p1"])
 
 
 def test_each_method_shows_at_most_five_options_first() -> None:

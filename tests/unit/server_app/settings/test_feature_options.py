@@ -89,7 +89,7 @@ def test_a_small_client_sends_nothing_and_the_server_is_not_told_its_number(
     task: str, architecture: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", logger="flwr")
-    app = read_settings({**SETTINGS, "data.law": "iid", "data.limit": 403, "features.min-examples": 101}).app
+    app = read_settings({**SETTINGS, "data.partition": "iid", "data.limit": 403, "features.min-examples": 101}).app
     app = replace(app, model=replace(app.model, per_client=architecture))
     sent, silent = [], []
     for partition_id in range(CLIENTS):

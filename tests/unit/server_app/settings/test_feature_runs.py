@@ -48,7 +48,7 @@ def test_stored_sums_are_replayed_to_a_head(run: Path, tmp_path: Path, method: s
 
 
 def test_head_is_that_of_another_division_with_the_same_penalty(run: Path, tmp_path: Path) -> None:
-    other = {**SETTINGS, "data.law": "iid"}
+    other = {**SETTINGS, "data.partition": "iid"}
     equal = stored(tmp_path / "iid", other, *sent_by_clients(other))
     heads = []
     for name, path in (("a", run), ("b", equal)):

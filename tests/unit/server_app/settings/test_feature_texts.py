@@ -74,7 +74,7 @@ def test_a_client_whose_texts_have_no_tokens_sends_nothing(given: dict[str, Any]
     (tmp_path / "ag_news").mkdir()
     (tmp_path / "ag_news" / "train.csv").write_text('"1","..."\n"2","!"\n"3","?"\n"4",""\n' * 2)
     with pytest.raises(UploadError, match="none of its examples has features, so it sends nothing"):
-        sent_by_clients({**given, "data.root": str(tmp_path), "data.law": "iid"})
+        sent_by_clients({**given, "data.root": str(tmp_path), "data.partition": "iid"})
 
 
 def test_features_of_texts_are_cached_by_tokenizer(

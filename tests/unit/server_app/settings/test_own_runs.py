@@ -27,9 +27,10 @@ from strategies.uploads.tensors import tensor_form
 SMALL: dict[str, Scalar] = {
     "compute": "in-process", "device": "cpu", "threads": 1, "method": "fedavg", "client.epochs": 8, "client.lr": 0.05,
 }  # fmt: skip
-CSV: dict[str, Scalar] = {"data.name": "csv", "data.label": "outcome", "data.law": "domains", "model.name": "mlp"}
+CSV: dict[str, Scalar] = {"data.name": "csv", "data.label": "outcome", "data.partition": "domains", "model.name": "mlp"}
 OWN: dict[str, Scalar] = {
-    "data.name": "own_run:load", "data.law": "domains", "model.name": "own_run:Net", "method": "label-count-ensemble",
+    "data.name": "own_run:load", "data.partition": "domains", "model.name": "own_run:Net",
+    "method": "label-count-ensemble",
 }  # fmt: skip
 SCHEMA = """
 classes = ["low", "high"]
@@ -153,10 +154,10 @@ def test_own_data_and_an_own_model_become_a_result_with_a_card(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("given", "clients", "reason"),
     [
-        ({}, 4, "4 clients where 'data.law' is 'domains': must be 3"),
-        ({"data.law": "iid"}, 3, "'data.law' is 'iid': must be 'domains'"),
-        ({"data.name": "own_run:unequal", "data.law": "iid"}, 3, "shows 3 classes to train on, and 2 to test on"),
-        ({"data.name": "own_run:rows", "data.law": "iid", "model.name": "mlp", "client.augmentation": "flip"}, 2,
+        ({}, 4, "4 clients where 'data.partition' is 'domains': must be 3"),
+        ({"data.partition": "iid"}, 3, "'data.partition' is 'iid': must be 'domains'"),
+        ({"data.name": "own_run:unequal", "data.partition": "iid"}, 3, "shows 3 classes to train on, and 2 to test on"),
+        ({"data.name": "own_run:rows", "data.partition": "iid", "model.name": "mlp", "client.augmentation": "flip"}, 2,
          "'client.augmentation' is 'flip': must be 'data-set' or 'none' where .* whose examples are no images"),
         ({"model.name": "lenet5"}, 3, "the model zoo cannot take examples of shape"),
     ],

@@ -46,7 +46,7 @@ def seen_proxies(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
     [
         ("client.epochs", 3),
         ("client.share-label-counts", False),
-        ("data.law", "iid"),
+        ("data.partition", "iid"),
         ("data.alpha", 0.1),
         ("data.limit", 10),
         ("data.name", "mnist"),

@@ -34,7 +34,7 @@ from strategies.uploads.checks import Signatures
 
 CLIENTS = 3
 SETTINGS: dict[str, Any] = {
-    "compute": "in-process", "device": "cpu", "threads": 1, "data.law": "iid", "model.name": "mnist-cnn",
+    "compute": "in-process", "device": "cpu", "threads": 1, "data.partition": "iid", "model.name": "mnist-cnn",
     "client.optimizer": "adam", "client.lr": 0.003, "client.batch-size": 16, "client.latent": 6,
     "client.attack-steps": 1, "fedcvae-ens.images": 900, "fedcvae-ens.epochs": 3,
 }  # fmt: skip

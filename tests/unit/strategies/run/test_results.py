@@ -21,7 +21,7 @@ def written(folder: Path, **files: Any) -> None:
 
 @pytest.fixture
 def runs(tmp_path: Path) -> Path:
-    settings = {"data.name": "digits", "data.law": "iid", "data.alpha": 0.3}
+    settings = {"data.name": "digits", "data.partition": "iid", "data.alpha": 0.3}
     for seed, accuracy in enumerate((80.0, 90.0)):
         info = {"created": f"2026-01-0{2 - seed}", "method": "tally", "seed": seed, "settings": settings}
         total = {"mib_up_per_client": 0.5, "mib_down_per_client": 0.25}
@@ -51,12 +51,12 @@ def test_results_hold_a_row_for_each_run_and_each_result_of_a_comparison(runs: P
     assert found["run"].tolist() == ["run-1", "run-0", "begun", "run-0", "run-0"]
     assert found["kind"].tolist() == ["run", "run", "run", "comparison", "comparison"]
     own = found[found["run"] == "run-1"].iloc[0].to_dict()
-    assert (own["result"], own["law"], own["alpha"], own["clients"]) == ("Tally", "iid", 0.3, 3)
+    assert (own["result"], own["partition"], own["alpha"], own["clients"]) == ("Tally", "iid", 0.3, 3)
     assert (own["server_s"], own["mib_per_client"], own["weights_sha256"]) == (4.0, 0.75, "ab")
     cells = found[found["comparison"] == "compared"]
     assert cells["result"].tolist() == ["Tally ensemble", "Tally"]
     assert cells["seed"].tolist() == [7, 7]
-    assert cells[["law", "alpha"]].values.tolist() == [["iid", 0.3]] * 2
+    assert cells[["partition", "alpha"]].values.tolist() == [["iid", 0.3]] * 2
     assert pd.isna(cells["best_accuracy"].iloc[0])
     assert cells["best_accuracy"].iloc[1] == 86.0
 
