@@ -22,7 +22,7 @@ from .errors import StoreError
 
 # A process that is killed while it writes leaves a file of this pattern behind; nothing ever reads one.
 TEMPORARY_PATTERN = ".*.tmp"
-# The key of a JSON object's own digest; facts that were written before there were digests lack it.
+# The key of a JSON object's own digest.
 DIGEST = "digest"
 _CHUNK = 1 << 20
 # The names of folders that become a result, or hold its parts.
@@ -178,23 +178,15 @@ def with_digest(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def verify_digest(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return JSON facts without their digest, after the comparison; facts without a digest are returned as they are.
+    """Return JSON facts without their digest, after the comparison.
 
     Raises:
-        ValueError: The facts have another digest, or their digest has another key.
+        ValueError: The facts have another digest, or none as their last entry.
     """
-    if not facts:
-        return {}
-    *body, (key, found) = facts.items()
-    matches = isinstance(found, str) and len(found) == 64 and found == _digest_of(dict(body))
-    if matches != (key == DIGEST) or DIGEST in dict(body):
+    body = dict(facts)
+    if next(reversed(body), "") != DIGEST or body.pop(DIGEST) != _digest_of(body):
         raise ValueError("its digest differs from that of its content")
-    return dict(body) if matches else dict(facts)
-
-
-def has_digest(path: Path) -> bool:
-    """Return whether a JSON file carries a digest; the files of early releases do not."""
-    return f'"{DIGEST}": "'.encode() in Path(path).read_bytes()
+    return body
 
 
 def _digest_of(body: Mapping[str, Any]) -> str:

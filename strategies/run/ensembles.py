@@ -93,13 +93,12 @@ def load_ensemble(path: Path, builders: Mapping[str, ModelBuilder]) -> tuple[Ens
     try:
         members = tuple(_load_member(folder, member) for member in facts["members"])
         name, file, sha256 = (facts["combiner"][key] for key in ("name", "file", "sha256"))
-        weights = read_weights(folder / file, sha256)
+        weights, precision = read_weights(folder / file, sha256), facts["precision"]
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise StoreError(f"{folder / _FACTS}: damaged, lacks {error}") from error
     if unknown := sorted({member.architecture for member in members} - set(builders)):
         known = ", ".join(sorted(builders)) or "none"
         raise StoreError(f"{folder}: unknown architecture {', '.join(unknown)}; known are {known}")
-    precision = facts.get("precision", "float32")  # early ensembles do not say
     return EnsembleSpec(tuple(member.client for member in members), name, weights, precision), members
 
 

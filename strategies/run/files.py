@@ -139,7 +139,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file, and compare it with its digest; files that were written before there were digests have none.
+    """Read a JSON file, and compare it with its digest.
 
     Raises:
         StoreError: It is absent, damaged, or differs from its digest.

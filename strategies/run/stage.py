@@ -10,13 +10,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..core.durable import has_digest, store_errors
+from ..core.durable import store_errors
 from ..core.errors import OneShotError, OptionError, StoreError
 from ..core.facts import CLASSIFIER, kind_of
 from ..method import Outcome
 from ..statistics.groups import with_heads
 from ..uploads.tensors import weights_sha256
-from . import FACTS_FILE
 from .ensembles import FOLDER_NAME, save_ensemble
 from .files import read_equal_weights, read_json, save_weights, write_json
 from .journal import Journal
@@ -211,14 +210,12 @@ def kept_report(folder: RunFolder, job: Job) -> StageReport:
         job = with_heads(job)  # the members of a mixed federation
     uploads = tuple(upload for upload in job.uploads if upload.client in facts["clients"])
     place, digest = folder.round(facts["round"]).path, facts["weights-sha256"]
-    # Early runs kept the images and the ensemble of every round in the run folder, the images without a digest.
-    sample, combined = (place if (place / name).exists() else folder.path for name in (IMAGES_FILE, FOLDER_NAME))
-    images = (sample / IMAGES_FILE).exists() and read_equal_weights(sample / IMAGES_FILE, facts.get("images-sha256"))
+    images = facts["images-sha256"] and read_equal_weights(place / IMAGES_FILE, facts["images-sha256"])
     outcome = Outcome(
         student=read_equal_weights(place / STUDENT_FILE, digest) if facts["student"] else None,
-        ensemble=load_ensemble(combined, job.builders)[0] if facts["combiner"] else None,
+        ensemble=load_ensemble(place / FOLDER_NAME, job.builders)[0] if facts["combiner"] else None,
         timings=facts["timings"],
-        work=facts.get("work", {}),  # early runs did not count
+        work=facts["work"],
         images=images["images"] if images else None,
     )
     if facts["round"] > 1:  # the copy in the run folder may be incomplete after a crash
@@ -280,8 +277,6 @@ def replay(
     """
     with RunFolder.open(source, write=False) as run:
         uploads = usable_uploads(run.round(max(1, kept_round(run))))
-        if not has_digest(run.path / FACTS_FILE):
-            log(f"note: {run.path} is of an early release: its facts have no digests, and damage may stay unseen")
     if not uploads:
         raise StoreError(f"{source}: no uploads are stored here, so there is nothing to replay")
     of_its_kind = {upload.architecture for upload in uploads if kind_of(upload.architecture) == method.uploads}

@@ -30,6 +30,7 @@ from server_app.settings.text import merge_settings
 from strategies.client.logits import LogitCache, Logits
 from strategies.client.round_state import RoundState
 from strategies.core.checkpoints import read_checkpoint
+from strategies.core.durable import with_digest
 from strategies.core.facts import UploadFacts
 from strategies.method import EnsembleSpec, Snapshot, Upload
 from strategies.run.checkpoint import CheckpointFolder
@@ -60,7 +61,8 @@ ROW = {
     "client": "alice", "architecture": "net", "sha256": "ab" * 32, "bytes": 100, "arrived": "2026-01-01T00:00:00",
     "num_examples": 10, "label_counts": [1, 2, 3, 4], "pretrained": False, "ranges": {"0": [0.0, 1.0]},
 }  # fmt: skip
-LINES = b"".join(json.dumps({**ROW, "client": name}).encode() + b"\n" for name in ("alice", "bob", "carol"))
+NAMES = ("alice", "bob", "carol")
+LINES = b"".join(json.dumps(with_digest({**ROW, "client": name})).encode() + b"\n" for name in NAMES)
 RUN = {"id": RUN_ID, "method": "dense", "settings": {"seed": 1, "data.name": "digits"}, "versions": {"torch": "2.9"}}
 
 # A run folder's pieces.

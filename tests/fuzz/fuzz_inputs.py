@@ -5,9 +5,12 @@ from __future__ import annotations
 import copy
 import json
 import struct
+from contextlib import suppress
 from typing import Any
 
 from hypothesis import strategies as st
+
+from strategies.core.durable import with_digest
 
 EXTREMES = (0, 1, 2, 7, 255, 2**15, 2**16 - 1, 2**31 - 1, 2**31, 2**32 - 1, 2**53, 2**62, 2**63 - 1, 2**64 - 1)
 whole = st.one_of(st.sampled_from([*EXTREMES, *(-n for n in EXTREMES)]), st.integers())
@@ -112,10 +115,16 @@ HOSTILE_JSON = tuple(
 
 
 def json_bytes(*good: Any) -> st.SearchStrategy[bytes]:
-    """Changed JSON, or a text that is not JSON."""
-    whole_ones = tuple(json.dumps(tree).encode() for tree in good)
+    """Changed JSON, as a rule with its digest, or a text that is not JSON."""
+
+    def text(tree: Any) -> bytes:
+        with suppress(AttributeError, TypeError, ValueError):  # no object, or one with a number that has no digest
+            tree = with_digest(tree)
+        return json.dumps(tree).encode()
+
+    whole_ones = tuple(map(text, good))
     return st.one_of(
-        mangled(*good).map(lambda tree: json.dumps(tree).encode()),
+        mangled(*good).map(text),
         mutated(*whole_ones),
         st.sampled_from(HOSTILE_JSON),
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import threading
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 from fl_app.ledger import Ledger
 from fl_app.node_policy import FREE, NodePolicy
 from fl_app.privacy import PrivacyConfig
+from strategies.core.durable import write_facts
 from strategies.core.errors import OptionError, StoreError, UploadError
 
 EIGHT = PrivacyConfig(epsilon=8.0)
@@ -122,10 +122,10 @@ def test_every_changed_bit_of_a_ledger_is_an_error_or_the_same_sum(tmp_path: Pat
 def test_damaged_ledger_is_never_replaced(tmp_path: Path) -> None:
     enter(tmp_path)
     path = Ledger.of(tmp_path, "alice").path
-    path.write_text(json.dumps({"releases": [{"epsilon": 8.0, "delta": 0.0, "mu": 0.0}]}))
+    write_facts(path, {"releases": [{"epsilon": 8.0, "delta": 0.0, "mu": 0.0}]})
     with pytest.raises(UploadError, match="so nothing is sent"):
         enter(tmp_path)
-    path.write_text(json.dumps({"releases": [{"epsilon": -8.0, "delta": 0.0}]}))
+    write_facts(path, {"releases": [{"epsilon": -8.0, "delta": 0.0}]})
 
     with pytest.raises(UploadError, match="so nothing is sent"):
         enter(tmp_path)

@@ -253,7 +253,7 @@ def test_a_run_of_clients_elsewhere_is_resumed_here_only_where_it_asks_none_agai
     assert engine.calls == []
     assert oneshot("run", "--resume", folder, "--clients", "7").exit_code == 0  # a simulation by flwr run
     (folder / "result.json").unlink()
-    (folder / "stage.json").write_text('{"clients": ["hospital-a", "hospital-b"]}')
+    write_json(folder / "stage.json", {"clients": ["hospital-a", "hospital-b"]})
     assert oneshot("resume", folder).exit_code == 0  # the server's part alone is left
     assert [supernodes for _, _, supernodes in engine.calls] == [7, 5]
     assert oneshot("resume", folder).exit_code == 0  # its result is printed
@@ -265,7 +265,7 @@ def test_a_run_of_clients_elsewhere_is_resumed_here_only_where_it_asks_none_agai
 def test_a_run_of_clients_elsewhere_that_are_asked_again_is_not_resumed_here(engine: Engine, words: list[str]) -> None:
     folder = cut_off(engine, *words)
     write_json(folder / "run.json", {**read_json(folder / "run.json"), "num-supernodes": 0})
-    (folder / "stage.json").write_text('{"clients": ["hospital-a", "hospital-b"]}')
+    write_json(folder / "stage.json", {"clients": ["hospital-a", "hospital-b"]})
 
     ended = oneshot("resume", folder)
 

@@ -13,6 +13,7 @@ from server_app import app as server_app
 from server_app.settings.read import default_settings
 from strategies.core.errors import OneShotError, OptionError, QuorumError
 from strategies.flower.one_shot import OneShot
+from strategies.run.files import write_json
 from strategies.run.run_folder import RunFolder
 
 
@@ -80,7 +81,7 @@ def test_a_run_whose_stage_has_begun_when_resumed_asks_no_client_and_ends_with_i
     serve: Callable[..., None], run_folder: Callable[..., Path]
 ) -> None:
     run = run_folder()
-    (run / "stage.json").write_text(json.dumps({"clients": ["client-000", "client-001", "client-002"]}))
+    write_json(run / "stage.json", {"clients": ["client-000", "client-001", "client-002"]})
 
     serve(resume=str(run), run_dir="")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -14,13 +13,14 @@ import pytest
 from server_app.compare import comparison
 from server_app.compare.cell import Cell
 from server_app.compare.comparison import jobs_for, run_cells
+from strategies.run.files import write_json
 
 
 def cells(folder: Path, *methods: str, settings: Mapping[str, Any] | None = None, **changes: Any) -> list[Cell]:
     run = folder / "run"
     run.mkdir(exist_ok=True)
     # The number of threads that the run had on its own machine is not that of its replays.
-    (run / "run.json").write_text(json.dumps({"id": "0" * 32, "threads": 1, "seed": 0, "settings": settings}))
+    write_json(run / "run.json", {"id": "0" * 32, "threads": 1, "seed": 0, "settings": settings})
     return [Cell(run, method, 0, folder / method, changes) for method in methods]
 
 

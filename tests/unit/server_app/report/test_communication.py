@@ -74,7 +74,7 @@ def test_a_replay_has_the_cost_of_its_uploads_and_moves_nothing(run_folder: Make
 
 def test_a_damaged_account_is_one_line(run_folder: MakeRun) -> None:
     run = run_folder()
-    (run / "traffic.json").write_text('{"phases": 3}')
+    write_json(run / "traffic.json", {"phases": 3})
 
     with RunFolder.open(run) as folder, pytest.raises(StoreError, match=r"traffic.json is no account of messages"):
         cost_of(folder)

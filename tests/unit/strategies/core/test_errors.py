@@ -155,9 +155,14 @@ def test_facts_come_back_equal_through_json(facts: dict[str, Any], tmp_path: Pat
     assert read_facts(tmp_path / "a.json") == facts
 
 
-def test_facts_without_a_digest_are_those_of_an_earlier_release(tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text(json.dumps(FACTS))
-    assert read_facts(tmp_path / "a.json") == FACTS
+@pytest.mark.parametrize("facts", [FACTS, {}])
+def test_facts_without_a_digest_are_an_error(facts: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(json.dumps(facts))
+    with pytest.raises(StoreError, match="its digest differs"):
+        read_facts(tmp_path / "a.json")
+
+
+def test_a_list_has_no_digest(tmp_path: Path) -> None:
     (tmp_path / "b.json").write_text("[1]")
     assert read_facts(tmp_path / "b.json") == [1]
 

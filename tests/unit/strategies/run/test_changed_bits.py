@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 import random
-import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from fl_app.node_policy import FREE
 from fl_app.privacy import PrivacyConfig
 from strategies.client.logits import LogitCache, Logits
 from strategies.client.round_state import RoundState
-from strategies.compute.in_process import InProcess
 from strategies.core.errors import StoreError
 from strategies.core.facts import UploadFacts
 from strategies.method import EnsembleSpec, Job, Normalization, Outcome, Snapshot
@@ -28,7 +26,7 @@ from strategies.methods.fedens import METHOD
 from strategies.run.files import LOCK_NAME, write_json
 from strategies.run.quarantine import kept_verdict
 from strategies.run.run_folder import RunFolder
-from strategies.run.stage import StageReport, keep_outcome, kept_report, kept_round, pin_clients, pinned_clients, replay
+from strategies.run.stage import StageReport, keep_outcome, kept_report, kept_round, pin_clients, pinned_clients
 from strategies.run.traffic import Traffic
 
 RUN = "0123456789abcdef" * 2
@@ -191,28 +189,6 @@ def test_changed_bit_gives_the_same_result_or_a_line_with_the_file(name: str, tm
     for file in files_of(tmp_path):
         bits = 8 * file.stat().st_size
         check_file(kind, tmp_path, file, [rng.randrange(bits) for _ in range(5 if bits else 0)], said)
-
-
-def test_run_of_an_early_release_is_replayed_to_the_same_bits_with_a_note(tmp_path: Path) -> None:
-    def replayed(name: str) -> tuple[Any, list[str]]:
-        lines: list[str] = []
-        with RunFolder.open(tmp_path / "run", write=False) as run:
-            job = replace(job_of(run), uploads=())
-        with RunFolder.create(tmp_path / name, {}) as target:
-            report = replay(METHOD, job, tmp_path / "run", compute=InProcess(), target=target, log=lines.append)
-        return report.outcome.ensemble, [line for line in lines if line.startswith("note: ")]
-
-    half_finished(tmp_path)
-    new, none = replayed("new")
-    for file in files_of(tmp_path / "run"):
-        if file.suffix in (".json", ".jsonl"):
-            file.write_bytes(re.sub(rb', ?\s*"digest": "[0-9a-f]{64}"', b"", file.read_bytes()))
-    old, notes = replayed("old")
-
-    assert none == []
-    assert _plain(vars(old)) == _plain(vars(new))
-    [note] = notes
-    assert note.startswith(f"note: {tmp_path / 'run'} is of an early release")
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from fl_app.privacy import PrivacyConfig
 from server_app.launch.run_command import RESUME_FILE, leave_resume_file
 from strategies.client.logits import LogitCache, Logits
 from strategies.client.round_state import RoundState
+from strategies.core.durable import with_digest
 from strategies.core.facts import UploadFacts
 from strategies.method import EnsembleSpec, Job, Normalization, Outcome, Snapshot
 from strategies.methods.fedens import METHOD
@@ -254,7 +256,7 @@ def test_any_power_cut_leaves_the_old_content_or_the_new(case: Case, tmp_path: P
 
 def test_a_writer_that_does_not_sync_is_caught(tmp_path: Path) -> None:
     def unsynced(root: Path, _: Any) -> None:
-        (root / ".x.tmp").write_text('{"n": 1}')
+        (root / ".x.tmp").write_text(json.dumps(with_digest({"n": 1})))
         (root / ".x.tmp").replace(root / "x.json")
 
     case = Case(
