@@ -56,7 +56,7 @@ def replay_run(
     ready = _prepared(request, info)
     settings, job = ready.settings, ready.job
     method = _method(settings.choice.name, request, job)
-    door = _door(ready, log)
+    gatekeeper = _gatekeeper(ready, log)
     with sigterm_as_interrupt(), _target(request, {**info, **_facts(ready, request)}) as target:
         if (done := target.result()) is not None and done["status"] == "finished":
             return done
@@ -65,7 +65,7 @@ def replay_run(
             log(f"scaled: {scaled_line(settings.scaled)}")
         try:
             report = guarded_replay(
-                door,
+                gatekeeper,
                 method,
                 job,
                 request.run,
@@ -263,7 +263,7 @@ def _facts(ready: _Prepared, request: ReplayRequest) -> dict[str, Any]:
     return {**facts, "options": options, **scored}
 
 
-def _door(ready: _Prepared, log: Callable[[str], None]) -> Gatekeeper:
+def _gatekeeper(ready: _Prepared, log: Callable[[str], None]) -> Gatekeeper:
     least = LEAST_UPLOADS if ready.foreign else ready.settings.app.min_uploads
     return Gatekeeper(ready.settings.gatekeeper, least, log)
 

@@ -134,7 +134,7 @@ class OpinionPool(nn.Module):
         Args:
             answers: The members' logits on noise [M, P, C].
         """
-        answers = self._heard(answers)
+        answers = self._zero_left_out(answers)
         sizes = center_logits(answers).std((1, 2), correction=0)
         # Unbounded, a model with tiny logits on noise would outweigh all others on other images.
         usual = float(sizes[self.weights > 0].median()) if bool((self.weights > 0).any()) else 1.0
@@ -158,13 +158,13 @@ class OpinionPool(nn.Module):
 
     def forward(self, logits: Tensor) -> Tensor:
         """Combine member logits [M, B, C] to logits [B, C], whose softmax is the pool's prediction."""
-        logits = self._heard(logits)
+        logits = self._zero_left_out(logits)
         shares = self.shares()
         combined = RULES[self.rule](shares, self.opinions(logits)) + self._evidence(logits) + self.bias
         last = combined.detach().amin(1, keepdim=True) - UNHELD
         return torch.where(shares.sum(0) > 0, combined, last)
 
-    def _heard(self, logits: Tensor) -> Tensor:
+    def _zero_left_out(self, logits: Tensor) -> Tensor:
         """Return logits with zeros for members of weight 0, whose own logits may not be finite."""
         return torch.where(self.weights[:, None, None] > 0, logits, torch.zeros_like(logits))
 
@@ -226,6 +226,6 @@ def with_stand_ins(uploads: Sequence[Upload], pool: OpinionPool) -> tuple[Upload
         uploads: The members, in their order.
         pool: Their combiner; not all of its weights are 0.
     """
-    heard = (pool.weights > 0).tolist()
-    stand_in = uploads[heard.index(True)]
-    return tuple(upload if one else stand_in for upload, one in zip(uploads, heard, strict=True))
+    counted = (pool.weights > 0).tolist()
+    stand_in = uploads[counted.index(True)]
+    return tuple(upload if one else stand_in for upload, one in zip(uploads, counted, strict=True))

@@ -87,12 +87,12 @@ class GatedPool(OpinionPool):
     def densities(self, x: Tensor) -> Tensor:
         """Return log d_k(x) [M, B], at most 0, of normalised images [B, ch, H, W]."""
         logs = -self.power * self.outside(x).log()
-        heard = torch.where(self.weights[:, None] > 0, logs, logs.detach().amin())
-        return heard - heard.amax(0, keepdim=True)
+        masked = torch.where(self.weights[:, None] > 0, logs, logs.detach().amin())
+        return masked - masked.amax(0, keepdim=True)
 
     def forward(self, logits: Tensor, x: Tensor) -> Tensor:  # type: ignore[override]  # it sees the image as well
         """Combine member logits [M, B, C], given the normalised images [B, ch, H, W], to logits [B, C]."""
-        logits = self._heard(logits)
+        logits = self._zero_left_out(logits)
         mass = self.shares()[:, None] * self.densities(x).exp()[:, :, None]
         total = mass.sum(0)
         shares = mass / total.clamp_min(torch.finfo(mass.dtype).tiny)
@@ -191,8 +191,8 @@ class Spans:
 
     Attributes:
         below: The layers below it, with the weights that the clients started from.
-        bases: V_k [M, R, D]; of a client that is not heard, zeros.
-        change: The mean relative change of the weights below, over the clients that are heard.
+        bases: V_k [M, R, D]; of a client that is not counted, zeros.
+        change: The mean relative change of the weights below, over the clients that are counted.
     """
 
     below: nn.Sequential
@@ -214,12 +214,12 @@ def gate_pool(job: Job, pool: OpinionPool) -> GatedPool | str:
     return GatedPool(pool.cpu(), spans.bases, power, spans.below).to(job.device).eval()
 
 
-def find_spans(job: Job, heard: Sequence[bool], *, share: float = SHARE) -> Spans | str:
+def find_spans(job: Job, counted: Sequence[bool], *, share: float = SHARE) -> Spans | str:
     """Return the spans of the clients' updates of their first linear layer, or the reason why there are none.
 
     Args:
         job: Its uploads, of one architecture, and their start.
-        heard: Of each upload, whether it is read.
+        counted: Of each upload, whether it is read.
         share: See :func:`span`.
     """
     if job.clients_seed is None:  # in rounds ``start`` is the uploads' mean, from which no client started
@@ -230,7 +230,7 @@ def find_spans(job: Job, heard: Sequence[bool], *, share: float = SHARE) -> Span
         return "the clients' models are not of one architecture that fits"
     start = model.state_dict()
     bases, changes = [], []
-    for upload, read in zip(job.uploads, heard, strict=True):
+    for upload, read in zip(job.uploads, counted, strict=True):
         state = upload.read() if read else start
         weight, began = state[f"{name}.weight"].double(), start[f"{name}.weight"].double()
         if read and not resembles_start(weight, began):
@@ -320,8 +320,8 @@ def merge_uploads(
     for client in others:
         progress.record({"note": f"linear layers are merged without {client}: {OTHER_START.format('it')}"})
     pairs = zip(uploads, weights, strict=True)
-    heard = ((one.read(), weight) for one, weight in pairs if one.client not in others)
-    return repeat_tied_weights(model, merge_layers(start, heard, names))
+    merged = ((one.read(), weight) for one, weight in pairs if one.client not in others)
+    return repeat_tied_weights(model, merge_layers(start, merged, names))
 
 
 def _began_from(upload: Upload, start: State, first: Sequence[str]) -> bool:

@@ -160,7 +160,7 @@ class Worker:
     ) -> None:
         self._outbox = Outbox()
         self._shards = AskedShards(self._ask, connect, share)
-        self._told: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._uploads: list[Upload] = []
         self._parts: Mapping[str, Any] = {}
         # A thread of its own: the actor's main thread has to answer polls.
@@ -179,11 +179,11 @@ class Worker:
 
     def tell(self, answer: Any) -> None:
         """Answer the question that the method's thread waits on."""
-        self._told.put(answer)
+        self._answers.put(answer)
 
     def _ask(self, what: str, *args: Any) -> Any:
         self._outbox.put("ask", what, *args)
-        return self._told.get()
+        return self._answers.get()
 
     def start(self, task: ActorTask, snapshot: Any, interval_s: float, *, sharded: bool = False) -> None:
         """Start a task and return at once.

@@ -151,15 +151,15 @@ class Exchange:
     def book(self) -> None:
         """Add the bytes of the questions to the account, and save it."""
         for node, size in self.sent_bytes.items():
-            self._nodes.traffic.add(self._phase, self._nodes.names.call(node), down=size)
+            self._nodes.traffic.add(self._phase, self._nodes.names.describe(node), down=size)
         self._nodes.save_traffic()
 
-    def close(self, hear: Callable[[Message, SentQuestion], object]) -> None:
-        """Leave missing answers to ``hear``, and do not disturb their nodes until then."""
+    def close(self, receive: Callable[[Message, SentQuestion], object]) -> None:
+        """Leave missing answers to ``receive``, and do not disturb their nodes until then."""
 
         def late(reply: Message, sent: SentQuestion) -> None:
             if not _lost(reply):  # the client has not failed
-                hear(reply, sent)
+                receive(reply, sent)
 
         for message_id, sent in self._pending.items():
             self._nodes.leave(message_id, sent, late)
@@ -216,7 +216,7 @@ class Exchange:
         self._asked.discard(node)
         self._away[node] = reason
         self._looked = float("-inf")  # it may be connected
-        log(INFO, "%s: %s; it is asked again when it is connected", self._nodes.names.call(node), reason)
+        log(INFO, "%s: %s; it is asked again when it is connected", self._nodes.names.describe(node), reason)
 
     def _ask(self, node: int, activated: str) -> None:
         message = self._question(node)

@@ -114,7 +114,7 @@ class GridClients:
             return not exchange.waiting_for and (complete or self._nodes.settled) and (here or given_up)
 
         exchange.wait(timeout, enough, lambda: f"{phase}: {len(answers)} answers, {len(exchange.waiting_for)} to come")
-        missing = sorted(self._nodes.names.call(node) for node in (*exchange.waiting_for, *exchange.away))
+        missing = sorted(self._nodes.names.describe(node) for node in (*exchange.waiting_for, *exchange.away))
         exchange.close(self._read)
         self._save_traffic(phase)
         if len(answers) < quorum:
@@ -160,7 +160,7 @@ class GridClients:
         return True
 
     def _read(self, reply: Message, sent: SentQuestion) -> Answer:
-        sender = self._nodes.names.call(sent.node)
+        sender = self._nodes.names.describe(sent.node)
         if reply.has_error():
             self._failures[sent.node] += 1
             raise refusals.client_error(own_error(reply)).of(sender)

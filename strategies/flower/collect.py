@@ -143,7 +143,7 @@ class Collector:
         try:
             self.receive(reply, SentQuestion(node, UPLOAD_PHASE, 0))
         except UploadError as error:
-            self._refusals.add(self._names.call(node, error.client), error.reason)
+            self._refusals.add(self._names.describe(node, error.client), error.reason)
 
     def receive(self, reply: Message, sent: SentQuestion) -> bool:
         """Check one answer and store its upload.
@@ -156,7 +156,7 @@ class Collector:
             UploadError: It is refused.
         """
         if reply.has_error():
-            raise refusals.client_error(own_error(reply)).of(self._names.call(sent.node))
+            raise refusals.client_error(own_error(reply)).of(self._names.describe(sent.node))
         self._accept(reply, sent)
         return True
 
@@ -169,7 +169,7 @@ class Collector:
         if len(self.clients) >= min_uploads:
             return
         by_reason: dict[str, list[str]] = {}
-        for client, reason in self._refusals.heard:
+        for client, reason in self._refusals.recorded:
             by_reason.setdefault(reason, []).append(client)
         reasons = [f"{', '.join(clients)}: {reason}" for reason, clients in by_reason.items()]
         if not asked:
@@ -195,7 +195,7 @@ class Collector:
         return means
 
     def _accept(self, reply: Message, sent: SentQuestion) -> None:
-        classes, most, sender = self._num_classes, self._max_bytes, self._names.call(sent.node)
+        classes, most, sender = self._num_classes, self._max_bytes, self._names.describe(sent.node)
         checked = read_reply(reply.content, self._signatures, num_classes=classes, max_bytes=most, sender=sender)
         name = checked.facts.client
         if not checked.anonymous or self._names.keyed:

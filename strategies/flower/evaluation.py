@@ -170,7 +170,7 @@ class ClientEvaluation:
         def receive(reply: Message, sent: SentQuestion) -> bool:
             if reply.has_error():
                 raise refusals.client_error(f"scores: {own_error(reply)}")
-            nodes.traffic.add(EVALUATION, nodes.names.call(sent.node), up=count_bytes(reply.content))
+            nodes.traffic.add(EVALUATION, nodes.names.describe(sent.node), up=count_bytes(reply.content))
             check_scores(reply.content)
             replies.append(reply)
             return True

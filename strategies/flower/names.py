@@ -99,7 +99,7 @@ class Names:
         """The number of clients that the keys name; None without keys, when there may be any number."""
         return None if self._keys is None else len(self._keys)
 
-    def meet(self, infos: Iterable[NodeInfo]) -> None:
+    def identify(self, infos: Iterable[NodeInfo]) -> None:
         """Name the connected nodes by their public keys, if there is a file of them; bar nodes that are not in it."""
         if self._keys is None:
             return
@@ -120,7 +120,7 @@ class Names:
         """Return whether a node's time of registration is known."""
         return node in self._ranks
 
-    def call(self, node: int, claimed: str = "") -> str:
+    def describe(self, node: int, claimed: str = "") -> str:
         """Return a text for a client: its own name, else the one it claims, else its node's rank, else its node."""
         unnamed = f"unnamed-{self._ranks[node]:03d}" if node in self._ranks else f"node-{node}"
         return self._names.get(node, claimed or unnamed)
@@ -159,11 +159,11 @@ class Names:
         if own != client:
             raise refusals.changed_name(client, own).of(own)
 
-    def strangers(self, nodes: Iterable[int]) -> list[int]:
+    def unnamed(self, nodes: Iterable[int]) -> list[int]:
         """Return the nodes that have neither sent a name nor answered the question for it."""
         return [node for node in nodes if node not in self._names and node not in self._introduced]
 
-    def hear(self, replies: Iterable[tuple[int, Message]]) -> None:
+    def take_names(self, replies: Iterable[tuple[int, Message]]) -> None:
         """Take the nodes' answers to the question for names; log once that some clients have no name."""
         unnamed = 0
         for node, reply in replies:

@@ -71,20 +71,20 @@ class Refusals:
             again when a node gives the resumed one the same answer.
 
     Attributes:
-        heard: Client and reason of this process' refusals, in order.
+        recorded: Client and reason of this process' refusals, in order.
     """
 
     def __init__(self, folder: RoundFolder | None) -> None:
         self._folder = folder
         self._recorded = {(row["client"], row["reason"]) for row in folder.refused()} if folder is not None else set()
-        self.heard: dict[tuple[str, str], None] = {}  # an ordered set
+        self.recorded: dict[tuple[str, str], None] = {}  # an ordered set
 
     def add(self, client: str, reason: str) -> None:
         """Record a refusal."""
         found = client, one_line(reason)
-        if found in self.heard:
+        if found in self.recorded:
             return
-        self.heard[found] = None
+        self.recorded[found] = None
         if self._folder is not None and found not in self._recorded:
             self._folder.refuse(*found)
         log(WARNING, "refused %s: %s", *found)
@@ -137,7 +137,7 @@ class Nodes:
             found = dict.fromkeys(self.grid.get_node_ids(), "")
         else:
             infos = list(self.grid.get_nodes())
-            self.names.meet(infos)
+            self.names.identify(infos)
             found = {info.node_id: info.last_activated_at for info in infos}
         if not self._seen.issuperset(found):
             self._seen.update(found)
@@ -189,23 +189,23 @@ class Nodes:
     def busy(self) -> set[int]:
         """Take late answers, and return the nodes that still owe one: they get no question meanwhile."""
         connected = self.connected() if self._late else {}
-        for message_id, (sent, hear) in list(self._late.items()):
+        for message_id, (sent, receive) in list(self._late.items()):
             try:
                 with self.guarded(sent.node):
                     reply = self.pull(message_id, sent.node)
                     if reply is not None:
                         del self._late[message_id]
-                        hear(reply, sent)
+                        receive(reply, sent)
                     elif sent.is_forgotten(connected):
                         del self._late[message_id]
             except UploadError as error:
                 self._late.pop(message_id, None)
-                log(WARNING, "late: %s", error.of(self.names.call(sent.node)))
+                log(WARNING, "late: %s", error.of(self.names.describe(sent.node)))
         return {sent.node for sent, _ in self._late.values()}
 
-    def leave(self, message_id: str, sent: SentQuestion, hear: Callable[[Message, SentQuestion], object]) -> None:
-        """Stop waiting for an answer; ``hear`` receives it if it arrives after all."""
-        self._late[message_id] = sent, hear
+    def leave(self, message_id: str, sent: SentQuestion, receive: Callable[[Message, SentQuestion], object]) -> None:
+        """Stop waiting for an answer; ``receive`` receives it if it arrives after all."""
+        self._late[message_id] = sent, receive
 
     def refuse(self, node: int, error: UploadError) -> None:
         """Record that an answer of a node does not count.
@@ -213,7 +213,7 @@ class Nodes:
         The record has the name that the node is known by. Only for a node without one it has that of the error, which
         the answer claims to be: a claimed name must not put the blame on another client.
         """
-        self.refusals.add(self.names.call(node, error.client), error.reason)
+        self.refusals.add(self.names.describe(node, error.client), error.reason)
 
     def save_traffic(self, *, interval_s: float = 0.0) -> None:
         """Write the account of bytes, unless the last write was less than ``interval_s`` ago."""

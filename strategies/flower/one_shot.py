@@ -229,7 +229,7 @@ class OneShot(Strategy):
         source = {"replay-of": str(run), "gatekeeper.policy": self._options.gatekeeper.policy}
         with open_run(path, self.method.name, self.job, identity=source, facts=self._facts) as folder:
             self.rounds.report = guarded_replay(
-                self.rounds.door,
+                self.rounds.gatekeeper,
                 self.method,
                 self.job,
                 run,

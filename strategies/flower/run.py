@@ -94,7 +94,7 @@ class Rounds:
         train_metrics: Round -> the metrics of the clients that uploaded in this process, averaged by their examples.
         compute: Where the server stage runs.
         min_uploads: The quorum.
-        door: The tests that uploads have to pass.
+        gatekeeper: The tests that uploads have to pass.
 
     Raises:
         OptionError: The job or ``compute`` is invalid.
@@ -123,7 +123,7 @@ class Rounds:
         self._method = method
         self._job = job
         self.min_uploads = min_uploads
-        self.door = Gatekeeper(options.gatekeeper, min_uploads, log_info)
+        self.gatekeeper = Gatekeeper(options.gatekeeper, min_uploads, log_info)
         self._options = options
         self._signatures = Signatures(job.builders)
         self._sendable = Signatures(accepted_builders(builders_of_kind(job.builders, method.uploads), options.accepted))
@@ -205,9 +205,9 @@ class Rounds:
     def _pin(self, folder: RoundFolder, present: Iterable[str], *, tick: Callable[[], None] | None) -> None:
         """Fix the clients of a server stage: those with an upload that the gatekeeper admits."""
         began, names, out, held = time.monotonic(), set(present), set[str](), folder.held()
-        if self.door.judges and pinned_clients(folder) is None:
+        if self.gatekeeper.judges and pinned_clients(folder) is None:
             uploads = [upload for upload in folder.uploads() if upload.client in names]
-            out = replace(self.door, tick=tick).admit(folder, self._job, uploads, folder.records())
+            out = replace(self.gatekeeper, tick=tick).admit(folder, self._job, uploads, folder.records())
             self.account.spend("gatekeeper", began)
         pin_clients(folder, names, out, held=held)
 

@@ -180,9 +180,9 @@ def _copied(client: str, module: nn.Module) -> nn.Module:
 def _freeze_common(template: nn.Module, modules: Sequence[nn.Module]) -> None:
     """Freeze the parameters that all modules freeze; a module that is frozen as a whole, for inference, has no say."""
     flags = [{name: value.requires_grad for name, value in module.named_parameters()} for module in modules]
-    told = [each for each in flags if any(each.values())]
+    trainable = [each for each in flags if any(each.values())]
     for name, value in template.named_parameters():
-        value.requires_grad_(value.is_floating_point() and (not told or any(each[name] for each in told)))
+        value.requires_grad_(value.is_floating_point() and (not trainable or any(each[name] for each in trainable)))
 
 
 def maker_of(builder: ModelBuilder) -> str:

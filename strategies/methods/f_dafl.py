@@ -89,7 +89,7 @@ class FDaflServer:
         )
         modules, pool = {"student": self.learner.student}, Pool(config.pool_cap, job.device)
         self.stage = Stage(modules, self.learner.optimizer, pool, config.synthesis_batch_size, job.store_images)
-        self._told = False
+        self._noted = False
 
     def synthesize(self, epoch: int, tick: Callable[[], None]) -> Batch:
         """Make the images of an epoch; the loss is L_oh + beta L_ie + alpha L_a."""
@@ -116,8 +116,8 @@ class FDaflServer:
             )
 
     def _no_features(self, view: View) -> Tensor:
-        if not self._told:
-            self._told = True
+        if not self._noted:
+            self._noted = True
             self.progress.record(
                 {"note": "the clients' last linear layers are missing or differ in length: there is no activation loss"}
             )

@@ -174,8 +174,8 @@ class FuseFlServer:
             "counts": ((classes,), "int64"), "means": ((classes, features), "float32"),
             "covariances": ((classes, features, features), "float32"),
         }  # fmt: skip
-        told = self._ask(len(self.templates) + 2, last, signature, self._check_gaussians)
-        return Gaussians.pooled([Gaussians(**each) for each in told])
+        reported = self._ask(len(self.templates) + 2, last, signature, self._check_gaussians)
+        return Gaussians.pooled([Gaussians(**each) for each in reported])
 
     def _check_block(self, number: int, _: str, state: State) -> None:
         """Refuse a block, or a classifier beside it, whose outputs for noise are not finite, or too large."""
@@ -186,8 +186,10 @@ class FuseFlServer:
 
     def _check_gaussians(self, client: str, state: State) -> None:
         """Refuse moments that no features have, and those of more examples than the client's upload tells of."""
-        told = {upload.client: upload.num_examples or sum(upload.label_counts or ()) for upload in self._job.uploads}
-        Gaussians(**state).check(min(told[client], MOST_EXAMPLES))
+        reported = {
+            upload.client: upload.num_examples or sum(upload.label_counts or ()) for upload in self._job.uploads
+        }
+        Gaussians(**state).check(min(reported[client], MOST_EXAMPLES))
 
     def _ask(
         self, stage: int, below: list[State], signature: Signature, check_state: Callable[[str, State], None]
@@ -203,8 +205,10 @@ class FuseFlServer:
 
         def check_answer(answer: Answer) -> None:
             if answer.client not in names or answer.facts.get("stage") != stage:
-                told = f"of {answer.client!r} for stage {answer.facts.get('stage')!r}"
-                raise refusals.wrong_answer(f"its answer is {told}", f"of a client that uploaded, for stage {stage}")
+                reported = f"of {answer.client!r} for stage {answer.facts.get('stage')!r}"
+                raise refusals.wrong_answer(
+                    f"its answer is {reported}", f"of a client that uploaded, for stage {stage}"
+                )
             state = _tensors(answer)
             check_arrays(state, phase, signature, tensor_form("arrays", exact=True))
             check_state(answer.client, state)

@@ -133,9 +133,9 @@ class Refinement:
             memory=self.memory or None,
         )
         clients = {upload.client for upload in uploads}
-        heard = _Heard(lambda line: self._hear(line, clients), self._tick)
+        passer = _NotePasser(lambda line: self._pass_note(line, clients), self._tick)
         began = time.monotonic()
-        outcome = self._compute.run(self._method, job, heard)
+        outcome = self._compute.run(self._method, job, passer)
         took = {"refinement_s": time.monotonic() - began, "arithmetic_s": sum(outcome.timings.values())}
         if not _finite(outcome):
             self._say(
@@ -143,16 +143,16 @@ class Refinement:
                 f"model is kept; lower its learning rate ({self._method.name}.{self._method.in_rounds.learning_rate})"
             )
             self.memory = {}
-            return start, {**heard.values, **took}
+            return start, {**passer.values, **took}
         self.memory, self.images = dict(outcome.memory), outcome.images
-        return dict(outcome.student or start), {**heard.values, **took}
+        return dict(outcome.student or start), {**passer.values, **took}
 
     def _seed(self, server_round: int) -> int:
         """Return a round's seed: a method that ignores the round would draw the same numbers in every round."""
         alike = self._method.in_rounds.draws_by_round or server_round == 1
         return self._job.seed if alike else derive_seed(self._job.seed, "refinement", server_round)
 
-    def _hear(self, line: str, clients: Collection[str]) -> None:
+    def _pass_note(self, line: str, clients: Collection[str]) -> None:
         # The clients that a note names change from round to round; its other words stay the same.
         note = " ".join(word for word in line.split() if word.rstrip(",:") not in clients)
         if note not in self._said:
@@ -160,21 +160,21 @@ class Refinement:
             self._say(line)
 
 
-class _Heard(Silent):
+class _NotePasser(Silent):
     """A Progress that keeps the last epoch's numbers and passes notes on."""
 
-    def __init__(self, hear: Callable[[str], None], tick: Callable[[], None] | None) -> None:
+    def __init__(self, pass_note: Callable[[str], None], tick: Callable[[], None] | None) -> None:
         self.values: dict[str, float] = {}
         # No checkpoints within a round: an interrupted round is repeated.
         self.interval_s = float("inf")
-        self._hear, self._tick = hear, tick
+        self._pass_note, self._tick = pass_note, tick
 
     def record(self, row: Mapping[str, Any]) -> None:
         if "note" in row:
-            self._hear(str(row["note"]))
+            self._pass_note(str(row["note"]))
         else:
-            told = {key: value for key, value in row.items() if key != "epoch"}
-            self.values = {key: float(value) for key, value in told.items() if isinstance(value, int | float)}
+            numbers = {key: value for key, value in row.items() if key != "epoch"}
+            self.values = {key: float(value) for key, value in numbers.items() if isinstance(value, int | float)}
 
     def tick(self) -> None:
         if self._tick is not None:

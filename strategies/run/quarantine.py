@@ -136,7 +136,7 @@ def quarantined(folder: RoundFolder) -> tuple[str, ...]:
 
 
 def guarded_replay(
-    door: Gatekeeper,
+    gatekeeper: Gatekeeper,
     method: Method,
     job: Job,
     source: Path,
@@ -151,15 +151,15 @@ def guarded_replay(
         StoreError: ``source`` holds no uploads, or a damaged one.
         QuorumError: Too few uploads pass.
     """
-    if door.judges and pinned_clients(target.round(1)) is None:
+    if gatekeeper.judges and pinned_clients(target.round(1)) is None:
         with RunFolder.open(source, write=False) as run:
             held = run.round(max(1, kept_round(run)))
             uploads, records = usable_uploads(held), held.records()
         if uploads:
             check_alone(method, replace(job, uploads=uploads))
-            out = door.admit(target.round(1), job, uploads, records)
+            out = gatekeeper.admit(target.round(1), job, uploads, records)
             pin_clients(target.round(1), [upload.client for upload in uploads], out)
-    return replay(method, job, source, compute=compute, target=target, log=door.log, checkpoint_s=checkpoint_s)
+    return replay(method, job, source, compute=compute, target=target, log=gatekeeper.log, checkpoint_s=checkpoint_s)
 
 
 def _reason(row: Mapping[str, Any]) -> str:

@@ -52,9 +52,10 @@ def with_heads(job: Job, log: Callable[[str], None] = lambda _: None) -> Job:
     heads, taken = _heads_of(job.builders), {upload.client for upload in rest}
     for fingerprint, group in groups.items():
         if fingerprint not in heads:
-            told = short_fingerprint(torch.tensor(list(fingerprint), dtype=torch.uint8))
+            reported = short_fingerprint(torch.tensor(list(fingerprint), dtype=torch.uint8))
             raise OptionError(
-                f"the sums of {group[0].client} have fingerprint {told}: must be that of a head among the architectures"
+                f"the sums of {group[0].client} have fingerprint {reported}: must be that of a head among the "
+                "architectures"
             )
         member = _solved(group, heads[fingerprint], taken, seed=job.seed)
         taken.add(member.client)

@@ -98,8 +98,8 @@ class FeatureSums(nn.Module):
 
     def _check_sums(self, state: Mapping[str, Tensor], num_examples: int | None) -> None:
         if not math.isclose(float(state["noise"]), self._noise, rel_tol=1e-9):
-            told = float(state["noise"])
-            raise refusals.impossible_sums(f"noise is {told:.6g}", f"{self._noise:.6g}, that of the run's budget")
+            reported = float(state["noise"])
+            raise refusals.impossible_sums(f"noise is {reported:.6g}", f"{self._noise:.6g}, that of the run's budget")
         _check_claim(state["counts"], num_examples)
         if self._noise and SQUARES in self.second:
             raise refusals.impossible_sums(

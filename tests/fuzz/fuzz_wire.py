@@ -349,7 +349,7 @@ class Sitting:
 def reader(kind: str, nodes: Nodes) -> Receive:
     """Return the function that takes an answer of one kind, as the run's own phases do."""
     if kind == "upload":
-        return lambda reply, sent: _upload(reply, nodes.names.call(sent.node))
+        return lambda reply, sent: _upload(reply, nodes.names.describe(sent.node))
     if kind in FENS:
         clients, dialogue = GridClients(nodes, common={}, limits=LIMITS), Dialogue(JOB, None)  # type: ignore[arg-type]
         checks: dict[str, Any] = {
@@ -402,7 +402,7 @@ def _trained(trip: RoundTrip, check: Any, reply: Message, sent: SentQuestion) ->
 
 
 def _scored(nodes: Nodes, reply: Message, sent: SentQuestion) -> Any:
-    nodes.names.hear([(sent.node, reply)])
+    nodes.names.take_names([(sent.node, reply)])
     return {}
 
 

@@ -77,7 +77,7 @@ class RoundTrip:
         return max(self._before, self._clients(self._widest))
 
     def _clients(self, nodes: set[int]) -> int:
-        return len({self._nodes.names.call(node) for node in nodes - self._nodes.names.barred})
+        return len({self._nodes.names.describe(node) for node in nodes - self._nodes.names.barred})
 
     def restore(self, most: int) -> None:
         """Continue from an earlier process's :attr:`most`."""
@@ -103,7 +103,7 @@ class RoundTrip:
         """
         connected = self._connected(least)
         if named or fraction < 1.0:
-            self._introduce(self._nodes.names.strangers(connected))
+            self._introduce(self._nodes.names.unnamed(connected))
         ordered = self._nodes.names.in_order(set(connected) - self._nodes.names.barred)
         count = max(1, math.ceil(fraction * len(ordered) - 1e-9))
         drawn = torch.randperm(len(ordered), generator=generator(seed, "sample", server_round))[:count]
@@ -154,7 +154,7 @@ class RoundTrip:
         def receive(reply: Message, sent: SentQuestion) -> bool:
             if reply.has_error():
                 raise refusals.client_error(f"scores: {own_error(reply)}")
-            self._nodes.traffic.add(EVALUATION, self._nodes.names.call(sent.node), up=count_bytes(reply.content))
+            self._nodes.traffic.add(EVALUATION, self._nodes.names.describe(sent.node), up=count_bytes(reply.content))
             check(reply.content)
             found[sent.node] = reply
             return True
@@ -186,7 +186,7 @@ class RoundTrip:
         Raises:
             UploadError: It cannot be used.
         """
-        sender = self._nodes.names.call(node)
+        sender = self._nodes.names.describe(node)
         if reply.has_error():
             raise refusals.client_error(own_error(reply)).of(sender)
         facts = reply.content.config_records.get("upload", ConfigRecord())
@@ -209,7 +209,7 @@ class RoundTrip:
         while client in answers:
             client += "-2"
         answers[client] = CheckedAnswer(client, reply, content, checked)
-        self._nodes.traffic.add(PHASE, self._nodes.names.call(node), up=count_bytes(reply.content))
+        self._nodes.traffic.add(PHASE, self._nodes.names.describe(node), up=count_bytes(reply.content))
 
     def _exchange(
         self,
@@ -273,15 +273,15 @@ class RoundTrip:
     def _introduce(self, nodes: Sequence[int]) -> None:
         """Ask for the names of clients that have not answered yet."""
         question = RecordDict({"config": ConfigRecord({"names": True})})
-        heard: list[tuple[int, Message]] = []
+        introduced: list[tuple[int, Message]] = []
 
         def receive(reply: Message, sent: SentQuestion) -> bool:
-            heard.append((sent.node, reply))
+            introduced.append((sent.node, reply))
             return True
 
         contents = self.free(dict.fromkeys(nodes, question))
         self._exchange(contents, MessageType.QUERY, "names", PHASE, receive)
-        self._nodes.names.hear(heard)
+        self._nodes.names.take_names(introduced)
 
 
 def _drop(reply: Message, sent: SentQuestion) -> None:

@@ -36,12 +36,12 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.usefixtures("file")
 def test_a_node_answers_under_the_name_of_its_key_alone() -> None:
     names = Names()
-    names.meet([NodeInfo(node_id=1, public_key=PEM["alice"]), NodeInfo(node_id=2, public_key=PEM["bob"])])
+    names.identify([NodeInfo(node_id=1, public_key=PEM["alice"]), NodeInfo(node_id=2, public_key=PEM["bob"])])
 
     names.pin(1, "alice")
     with pytest.raises(UploadError, match="it answers as 'alice' and was 'bob' before"):
         names.pin(2, "alice")
-    assert (names.call(1), names.call(2), names.barred) == ("alice", "bob", set())
+    assert (names.describe(1), names.describe(2), names.barred) == ("alice", "bob", set())
 
 
 @pytest.mark.usefixtures("file")
@@ -97,7 +97,7 @@ def nodes(file: Path) -> dict[int, Any]:
 def test_without_a_file_names_are_the_clients_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
     names = Names()
-    names.meet([NodeInfo(node_id=1, public_key=PEM["alice"])])
+    names.identify([NodeInfo(node_id=1, public_key=PEM["alice"])])
 
     names.pin(1, "whatever")
     assert named_keys() is None
