@@ -47,7 +47,7 @@ Part = tuple[int, int]  # steps done of an epoch, and its number of steps
 
 @dataclass(frozen=True)
 class Job:
-    """The whole input of a method.
+    """The whole input of a method: the first seven fields always matter, the others where they are given.
 
     Attributes:
         uploads: In the order of client names, never of arrival.
@@ -59,23 +59,23 @@ class Job:
         normalization: The input space of the models.
         config: The method's config, an instance of :attr:`Method.config`.
         seed: The run's seed; every draw is derived from it.
-        clients_seed: The seed that the clients drew their fresh weights from; None if they started otherwise. With
-            ``start``, which they were sent, they drew none.
         threads: Torch threads of the server stage; results are equal bit for bit at equal threads.
         device: A torch device, for example ``"cpu"`` or ``"cuda"``.
+        shards: Holds the members of ensembles outside the method's process; None to hold them inside.
         start: Weights that the clients were sent, or in rounds the uploads' combination. A student starts from them
             unless its method makes a start of its own; None for a fresh, seeded initialisation.
-        server_round: The round of federated learning that the uploads belong to, from 1; 1 for one-shot runs.
-        memory: The method's memory from the round before (:attr:`Outcome.memory`); None in its first.
-        proxy: Images on the server, without labels: [N, ch, H, W] on the CPU, uint8 or float32 in [0, 1]; None if it
-            has none.
-        labelled: Real images with their labels [N] on the server, as ``proxy``; None if it has none.
+        clients_seed: The seed that the clients drew their fresh weights from; None if they started otherwise. With
+            ``start``, which they were sent, they drew none.
         teacher: The combination of the uploads' logits where a method distils their ensemble: an ensemble by reference,
             or a key of :data:`TEACHERS`, built where the method runs; None for the method's own. A method refuses a
             teacher that is not among its :attr:`Method.teachers`.
+        proxy: Images on the server, without labels: [N, ch, H, W] on the CPU, uint8 or float32 in [0, 1]; None if it
+            has none.
+        labelled: Real images with their labels [N] on the server, as ``proxy``; None if it has none.
+        server_round: The round of federated learning that the uploads belong to, from 1; 1 for one-shot runs.
+        memory: The method's memory from the round before (:attr:`Outcome.memory`); None in its first.
         observer: ``(epoch, module) -> scores``; runs under no_grad with mode and random state restored. Its scores
             are recorded and never reach the method.
-        shards: Holds the members of ensembles outside the method's process; None to hold them inside.
         store_images: The number of synthetic images that the outcome shall hold, the last ones made; 0 for a sample.
     """
 
@@ -86,18 +86,23 @@ class Job:
     input_shape: tuple[int, int, int]
     normalization: Normalization
     config: Any
+    # How and where it runs.
     seed: int = 0
     threads: int = 1
     device: str = "cpu"
+    shards: Shards | None = None
+    # Where the student starts, and from whom it learns.
     start: State | None = None
-    server_round: int = 1
-    memory: State | None = None
+    clients_seed: int | None = None
+    teacher: EnsembleSpec | str | None = None
+    # The server's own images.
     proxy: torch.Tensor | None = None
     labelled: tuple[torch.Tensor, torch.Tensor] | None = None
-    teacher: EnsembleSpec | str | None = None
+    # In rounds.
+    server_round: int = 1
+    memory: State | None = None
+    # What is reported beside the result.
     observer: Observer | None = None
-    shards: Shards | None = None
-    clients_seed: int | None = None
     store_images: int = 0
 
     @property
