@@ -120,7 +120,7 @@ def shipped_method(name: str) -> Method:
 def shipped_server(case: Case, job: Job | None = None) -> Any:
     """Return the server object of the shipped method, whose ``epoch(e)`` is one epoch."""
     module, job = importlib.import_module(MODULES[case.method]), job or shipped_job(case)
-    server = module.Server if case.method == "dense" else module._Server
+    server = module.DenseServer if case.method == "dense" else module.CoBoostingServer
     return server(job, Silent())
 
 

@@ -76,7 +76,7 @@ def test_units_run_unprivileged_with_a_complete_environment(name: str) -> None:
     # Nothing else can be written: the page tells the same of a second node.
     paths = [given[key] for key in ("HOME", "FLWR_HOME", "ONESHOT_CLIENT_STATE", "ONESHOT_RUNS") if key in given]
     assert {"/".join(path.split("/")[:4]) for path in paths} == {"/var/lib/oneshot"}
-    second = (DEPLOY / "README.md").read_text().partition("A second node on one\nmachine:")[2].partition("\n\n")[0]
+    second = (DEPLOY / "README.md").read_text().partition("For a second node on one machine")[2].partition("\n\n")[0]
     assert all(f"`{word}`" in second for word in ("ONESHOT_LOCAL_PORT", "StateDirectory", "/var/lib/oneshot"))
     # Without it Flower finds none of its own programs.
     assert given["PATH"].startswith(command.split()[0].rpartition("/")[0])
