@@ -58,9 +58,9 @@ def write_map(folder: Path, settings: Sequence[str], *, clients: int) -> tuple[s
     read, file = _read([*settings, f"client.checkpoint='{folder}/{{client}}{SUFFIX}'"]), folder / "map.toml"
     told = []
     for node in _nodes(read.app, clients):
-        facts, _ = prepare_upload(read.app, node, _asked(read), {})
-        assert facts is not None, node.client
-        told.append(f'["{node.client}{SUFFIX}"]\nlabel-counts = {list(facts.label_counts)}\n')
+        trained, _ = prepare_upload(read.app, node, _asked(read), {})
+        assert trained.facts.label_counts is not None, node.client
+        told.append(f'["{node.client}{SUFFIX}"]\nlabel-counts = {list(trained.facts.label_counts)}\n')
     file.write_text("\n".join(told))
     return read.app.model.name, file
 

@@ -412,7 +412,7 @@ PROGRAM = textwrap.dedent("""
             return self.fc(torch.cat([noise, torch.nn.functional.one_hot(labels, 4)], 1)).view(-1, 1, 8, 8)
 
     uploaded = importlib.import_module(package + ".statistics.uploaded")
-    packed = importlib.import_module(package + ".core.fingerprint").packed
+    encode_fingerprint = importlib.import_module(package + ".core.fingerprint").encode_fingerprint
 
     class Head(torch.nn.Module):
         def __init__(self):
@@ -422,7 +422,7 @@ PROGRAM = textwrap.dedent("""
             return self.head(images.flatten(1)[:, :5])
 
     def feature_sums():
-        model = uploaded.FeatureSums(4, 5, packed({{"backbone": "tiny"}}), second=("gram", "squares"))
+        model = uploaded.FeatureSums(4, 5, encode_fingerprint({{"backbone": "tiny"}}), second=("gram", "squares"))
         rows, sums = torch.nn.functional.normalize(torch.arange(40.0).sin().view(8, 5).double()), model.empty()
         for part in sums:
             part.include(rows, torch.arange(8) % 4)
