@@ -118,7 +118,7 @@ _COMMAND_S = 120.0  # time limit of one call of `flwr`
 _POLL_S = 0.5
 _SILENCE_S = 9.0  # after so long without a log line, one is printed
 STARTING = "starting Flower and Ray: about 15 s on two idle cores"
-_GRACE_S = 4.0  # wait for the last log lines after the simulation's process has ended
+_GRACE_S = 10.0  # wait for the last log lines after the simulation's process has ended; a busy machine is slow
 _SHIPPED = {".py", ".toml", ".md", ".yaml", ".yml", ".json", ".jsonl"}  # the files that Flower packs into an app
 
 
