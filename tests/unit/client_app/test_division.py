@@ -11,7 +11,7 @@ from PIL import Image
 from client_app.node import Node, TrainRequest
 from client_app.work import load_examples
 from fl_app.config import AppConfig
-from fl_app.data import GROUPS, open_split, server_share
+from fl_app.data import GROUPS
 from fl_app.data.domains import THINGS
 from strategies.core.errors import OptionError
 from strategies.core.options import Scalar
@@ -21,13 +21,6 @@ def positions(partition_id: int, clients: int, **settings: Scalar) -> torch.Tens
     config = AppConfig.from_settings({f"data.{key.replace('_', '-')}": value for key, value in settings.items()})
     node = Node(f"client-{partition_id:03d}", partition_id, clients, "cnn5", "", config.data.root, has_data=True)
     return load_examples(config, node, TrainRequest("", 1, 0)).train
-
-
-def test_clients_when_a_share_is_the_server_s_hold_the_rest_among_them() -> None:
-    held = torch.cat([positions(k, 3, partition="iid", proxy=0.2) for k in range(3)])
-
-    server = server_share(open_split("digits", "train"), seed=0, proxy=0.2)
-    assert sorted([*held.tolist(), *server.tolist()]) == list(range(1297))
 
 
 @pytest.mark.parametrize("law", ["classes", "dirichlet-overlap", "dirichlet-classes"])

@@ -195,3 +195,24 @@ def test_questions_that_do_not_fit_are_refused(
 ) -> None:
     with pytest.raises(UploadError, match=reason):
         fusefl.answer(trained[0].app, trained[1], *question(trained[0], **changes))
+
+
+def test_blocks_of_another_model_or_too_many_of_them_are_refused(trained: tuple[Settings, Node]) -> None:
+    (settings, node), (said, sent) = trained, question(trained[0])
+
+    with pytest.raises(UploadError, match=r"the server's blocks 1 do not fit this client's: .*conv1"):
+        fusefl.answer(settings.app, node, said, {**sent, "conv1.weight": sent["conv1.weight"][:, :3]})
+    with pytest.raises(UploadError, match="the clients' blocks are 0.0 MiB: must be at most 0.001 MiB on this node"):
+        fusefl.answer(settings.app, node, said, sent, max_mib=0.001)
+
+
+@pytest.mark.parametrize("shape", [(2, 5000, 0), (2,), (2, 5, 10, 1, 1)])
+def test_an_adapter_of_other_channels_than_the_block_below_has_is_refused(
+    trained: tuple[Settings, Node], shape: tuple[int, ...]
+) -> None:
+    (settings, node), (said, sent) = trained, question(trained[0])
+    block = fusefl.answer(settings.app, node, said, sent)
+    both = {key: torch.stack([value, value]) for key, value in block.items() if not key.startswith("classifier")}
+
+    with pytest.raises(UploadError, match=r"the server's blocks 2 do not fit .* \['adapter.weight'\]"):
+        fusefl.answer(settings.app, node, {**said, "stage": 3}, {**both, "adapter.weight": torch.zeros(shape)})

@@ -15,6 +15,7 @@ from client_app.fens import FensClient
 from client_app.iterating import local_round
 from client_app.keeping import Trained
 from client_app.node import Node, TrainRequest
+from client_app.tasks import TASKS
 from client_app.training import private as private_training
 from client_app.training.private import PrivacyPlan, plan_privacy, train
 from client_app.work import prepare_upload
@@ -443,3 +444,23 @@ def test_settings_when_they_would_tell_more_are_refused_in_one_line(key: str, va
     assert allowed in str(caught.value)
     assert "\n" not in str(caught.value)
     AppConfig.from_settings({"client.loss": "ldam", "client.sam-rho": 0.05})  # without a budget all is well
+
+
+def test_an_upload_when_another_process_kept_one_meanwhile_is_that_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, trained = private(client__state_dir=str(tmp_path)), private_training.train
+    first: list[State] = []
+
+    def slowly(*given: Any, **how: Any) -> float:
+        monkeypatch.setattr("client_app.tasks.TASKS", TASKS)
+        first.append(sent_by(config)[1])  # the restarted node is asked again while the old one's process still trains
+        return trained(*given, **how)
+
+    slow = replace(TASKS["classifier"], train_privately=slowly)
+    monkeypatch.setattr("client_app.tasks.TASKS", {**TASKS, "classifier": slow})
+
+    second = sent_by(config)[1]
+
+    assert same(second, first[0])
+    assert same(sent_by(config)[1], first[0])

@@ -164,3 +164,10 @@ def test_parquet_and_csv_files_of_one_table_give_the_same_examples(folder: Path)
     with pytest.raises(DataError, match=r"test.parquet is no Parquet file: ") as error:
         open_data(config(folder, "parquet"), "test")
     assert "\n" not in str(error.value)
+
+
+def test_a_number_beyond_float32_is_no_infinite_feature(folder: Path) -> None:
+    text = (folder / "train.csv").read_text()
+    (folder / "train.csv").write_text(text.replace("south,40", "south,1e300"))
+    with pytest.raises(DataError, match="column 'age', row 1: '1e300': must be a number that float32 can hold"):
+        open_data(config(folder), "train")

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from flboost_fakes import COUNTS, SHAPE, SMALL, B, C, Rows, State, Z, differ, job, net, student
+from flboost_fakes import COUNTS, SHAPE, SMALL, B, C, Rows, State, Z, differ, job, net, student, weights
 from method_fakes import telling
 from torch import Tensor, nn
 
-from strategies.core.errors import OptionError
+from strategies.compute.in_process import InProcess
+from strategies.core.errors import OneShotError, OptionError
 from strategies.core.seeds import generator as rng
 from strategies.core.seeds import seeded_torch
 from strategies.distillation.generators import ConditionalGenerator
 from strategies.distillation.matched import draw_labels
+from strategies.merging.merge import merge
 from strategies.method import Job, Outcome, Silent
 from strategies.methods.flboost import METHOD, FlBoostConfig
+from strategies.run.run_folder import RunFolder
+from strategies.run.stage import run_stage
+from strategies.uploads.checks import check_outputs
 
 # A change here changes every published number.
 PINNED = 0.698160
@@ -295,3 +301,16 @@ def test_presets_are_the_two_variants_and_feddf() -> None:
         assert (one.generator_lr, one.student_lr, one.lr_decay, one.weight_decay) == (0.01, 0.1, 0.998, 1e-3)
     with pytest.raises(OptionError, match="unknown preset 'other'"):
         FlBoostConfig.preset("other")
+
+
+def test_student_that_one_accepted_upload_made_nan_is_no_result(tmp_path: Path) -> None:
+    huge = {key: value * 5e36 if key.startswith("6.") else value for key, value in weights("net", 2).items()}
+    check_outputs("net", huge, net, SHAPE)
+    one = job()
+    spoilt = replace(one, start=None, uploads=(*one.uploads[:2], replace(one.uploads[2], read=lambda: huge)))
+    said = r"^method 'flboost' ended with NaN or Inf in tensor '0\.weight' of the student: must be finite"
+
+    with RunFolder.create(tmp_path / "run", {}) as run, pytest.raises(OneShotError, match=said):
+        run_stage(METHOD, spoilt, InProcess(), run.round(), log=lambda _: None)
+    with pytest.raises(OneShotError, match=said):
+        merge([upload.read() for upload in spoilt.uploads], "flboost", model=net, num_classes=C, input_shape=SHAPE)

@@ -144,3 +144,15 @@ def test_interrupted_run_resumes_after_the_last_exchange_with_the_same_bits() ->
     assert found.ensemble is not None
     assert expected.ensemble is not None
     assert all(torch.equal(value, expected.ensemble.weights[k]) for k, value in found.ensemble.weights.items())
+
+
+def test_counts_of_an_upload_that_claims_too_many_examples_do_not_overflow() -> None:
+    one = job()
+    liar = replace(one.uploads[2], facts=replace(one.uploads[2].facts, num_examples=2**63 - 1))
+    clients = Answering(
+        replace(one, uploads=(*one.uploads[:2], liar)),
+        spoil=lambda a: counted(2**62, 0, 0, 0)(a) if a.client == "c2" and a.facts["stage"] == 3 else a,
+    )
+
+    with pytest.raises(QuorumError, match="calibration: 2 usable answers, needs 3"):
+        fit_with_clients(clients.job, Silent(), clients)

@@ -171,3 +171,15 @@ def test_sigterm_as_interrupt_inside_raises_and_afterwards_is_as_before() -> Non
     with pytest.raises(KeyboardInterrupt), guard.sigterm_as_interrupt():
         signal.raise_signal(signal.SIGTERM)
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_clean_up_when_a_process_keeps_forking_ends_them_all(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    script = f"import subprocess\nfor _ in range(20): subprocess.Popen({SLEEP!r}, start_new_session=True)\n"
+    with subprocess.Popen([sys.executable, "-c", script], env=carrying("forking")) as parent:
+        assert within(10, lambda: len(guard.members("forking", folder)) > 3)
+        guard.clean_up("forking", folder)
+        parent.wait(5)
+    assert guard.members("forking", folder) == []
+    assert not folder.exists()

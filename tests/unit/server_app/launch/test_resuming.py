@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +20,7 @@ from server_app.launch.run_command import RESUME_FILE, leave_resume_file
 from server_app.settings.read import default_settings
 from server_app.settings.settled import check_same_run, free_on
 from server_app.settings.text import merge_settings
-from strategies.core.errors import ComputeError, OptionError, QuorumError
+from strategies.core.errors import ComputeError, OptionError, QuorumError, StoreError
 from strategies.flower.one_shot import OneShot
 from strategies.run.run_folder import RunFolder
 
@@ -89,3 +91,21 @@ def test_a_run_that_flower_ends_notes_how_it_goes_on_and_lets_its_folder_go(
         "the run was stopped, or its SuperLink is gone; the received uploads are kept. To resume: flwr"
     )
     RunFolder.open(run).close()
+
+
+def test_a_disk_that_is_full_at_the_end_is_one_line_and_the_run_goes_on_when_there_is_space(
+    serve: Callable[..., None], run_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    run = run_folder()
+    (run / "stage.json").write_text(json.dumps({"clients": ["client-000", "client-001", "client-002"]}))
+    with monkeypatch.context() as disk:
+        for name in ("server_app.report.finish.atomic_write", "strategies.run.files.atomic_write"):
+            disk.setattr(name, full)
+        with pytest.raises(StoreError, match=r"No space left on device") as caught:
+            serve(resume=str(run), run_dir="")
+    assert "\n" not in str(caught.value)
+    serve(resume=str(run), run_dir="")
+    assert json.loads((run / "result.json").read_text())["status"] == "finished"

@@ -252,3 +252,9 @@ def test_drift_grows_by_the_way_of_the_round_and_touches_no_buffer() -> None:
     for name, step in like_regularizers(model, 2).items():
         torch.testing.assert_close(found[name], drift[name] + step)
     assert all(not value.requires_grad for value in found.values())
+
+
+def test_disk_that_refuses_costs_the_memory_only(tmp_path: Path, said: list[str]) -> None:
+    (tmp_path / "run").write_text("a file where the folder would be")
+    assert scaffold_round(RoundState(tmp_path / "run", "alice"), 1, 1)
+    assert any("alice: its state of round 1 is not saved" in line for line in said)

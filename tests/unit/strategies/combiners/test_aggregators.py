@@ -11,7 +11,6 @@ from strategies.combiners.aggregators import (
     TORCH_ONLY,
     Array,
     Params,
-    choose_aggregator,
 )
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -39,23 +38,6 @@ def array(*values: object) -> Array:
 
 
 # The names
-
-
-@pytest.mark.parametrize(
-    ("name", "classes", "form"),
-    [
-        ("average", 10, "average"),
-        ("average", 2, "two-class-average"),
-        ("weighted", 2, "two-class-weighted"),
-        ("per-class", 2, "two-class-per-class"),
-        ("nn", 2, "nn"),
-        ("two-class-nn", 2, "two-class-nn"),
-        ("linear", 2, "linear"),
-        ("voting", 2, "voting"),
-    ],
-)
-def test_aggregator_for_two_classes_is_the_form_for_them(name: str, classes: int, form: str) -> None:
-    assert choose_aggregator(name, classes).name == form
 
 
 # Initial parameters

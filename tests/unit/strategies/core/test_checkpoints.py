@@ -69,3 +69,12 @@ def test_an_archive_that_unpacks_to_far_more_than_it_is_is_refused_unread(tmp_pa
 
     with pytest.raises(UploadError, match=r"it is an archive that unpacks to \d+ bytes, far more than its own size"):
         read_checkpoint(tmp_path / "a.pt")
+
+
+def test_a_dict_that_holds_itself_is_refused(tmp_path: Path) -> None:
+    content: dict[str, Any] = {}
+    content["model"] = content
+    torch.save(content, tmp_path / "a.pt")
+
+    with pytest.raises(UploadError, match="a.pt holds dict in which 'model' is dict: must be a state_dict"):
+        read_checkpoint(tmp_path / "a.pt")

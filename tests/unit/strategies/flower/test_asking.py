@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from feature_fakes import Sent
 from flower_fakes import (
     DeployedGrid,
     FakeGrid,
@@ -19,7 +20,7 @@ from flower_fakes import (
 from flwr.app import Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
 
-from strategies.core.errors import UploadError
+from strategies.core.errors import StoreError, UploadError
 from strategies.flower.asking import Exchange
 from strategies.flower.nodes import Nodes, Refusals, SentQuestion, own_error
 from strategies.run.run_folder import RunFolder
@@ -152,3 +153,26 @@ def test_a_late_failure_of_the_client_is_logged_and_a_lost_answer_is_no_failure(
 
 
 # Contents, refusals, names.
+
+
+def test_a_disk_error_of_the_server_ends_the_wait_and_blames_no_client(talk: Any) -> None:
+    def receive(reply: Message, sent: Sent) -> bool:
+        raise StoreError("the folder is gone")
+
+    found = talk(FakeGrid({1: stock(1)}))
+    exchange, _ = found.exchange(receive)
+    with pytest.raises(StoreError, match="the folder is gone"):
+        exchange.wait(1.0, lambda: False, lambda: "")
+    assert (exchange.waiting_for, found.refusals) == ((), [])
+
+
+def test_a_late_answer_that_cannot_be_inflated_is_heard_of_once_and_its_node_asked_no_more(
+    talk: Any, said: list[str]
+) -> None:
+    grid = Hostile({1: stock(1), 2: stock(2)}, hostile=[], error=KeyError("chunk"), delays={2: 10**9})
+    found = talk(grid)
+    assert found.ask(timeout_s=5.0) == [1]
+    grid.hostile = {2}
+    assert found.ask(timeout_s=5.0) == [1]
+    assert found.asked == [1, 2, 1]
+    assert said.count("late: node-2: its answer cannot be read: KeyError: 'chunk'") == 1

@@ -11,8 +11,10 @@ from flower_fakes import (
     CLASSES,
     SIGNATURES,
     DeployedGrid,
+    FakeGrid,
     crashing,
     equal,
+    failing,
     in_turn,
     named,
     silent,
@@ -120,3 +122,25 @@ def test_an_accepted_upload_is_never_replaced_by_another_of_its_name(folder: Rou
     collector(folder).collect(grid, REQUEST, timeout=60.0, min_uploads=1)
     assert equal(folder.uploads()[0].read(), weights(1))
     assert reasons(folder) == {"alice": "its upload is already here, a second one is refused"}
+
+
+def test_collect_when_a_node_goes_and_comes_back_under_its_id_asks_it_again(folder: RoundFolder) -> None:
+    grid = DeployedGrid({1: in_turn(silent, named("alice", 1)), 2: named("bob", 2)}, away={1: (20, 300)})
+    collector(folder).collect(grid, REQUEST, timeout=3600.0, min_uploads=2)
+    assert grid.of_type() == [1, 2, 1]
+    assert folder.held() == ["alice", "bob"]
+    assert folder.refused() == []
+
+
+def test_collect_when_one_clients_second_upload_is_refused_still_waits_for_the_quorum_of_clients(
+    folder: RoundFolder,
+) -> None:
+    nodes = {1: named("alice", 1), 2: named("alice", 2), 3: named("bob", 3)}
+    collector(folder).collect(DeployedGrid(nodes, joins={3: 100}), REQUEST, timeout=3600.0, min_uploads=2)
+    assert folder.held() == ["alice", "bob"]
+
+
+def test_collect_in_a_simulation_does_not_ask_a_failed_node_for_ever(folder: RoundFolder, clock: Any) -> None:
+    with pytest.raises(QuorumError):
+        collector(folder).collect(FakeGrid({1: failing("ActorDiedError")}), REQUEST, timeout=3600.0, min_uploads=1)
+    assert clock.now < 10.0

@@ -118,3 +118,22 @@ def test_a_file_with_a_mistake_is_one_line_that_names_its_place(file: Path, text
     file.write_text(text)
     with pytest.raises(OptionError, match=message):
         named_keys()
+
+
+def test_a_client_that_fails_does_not_end_the_phase_while_another_has_yet_to_connect(
+    nodes: dict[int, Any], tmp_path: Path, clock: Any
+) -> None:
+    run = strategy(FedENS, tmp_path / "run", min_uploads=2)
+    run.start(KeyedGrid(nodes, joins={2: 100}), timeout=3600.0)  # type: ignore[arg-type]
+
+    assert [upload.client for upload in run.report.job.uploads] == ["alice", "bob"]
+    assert clock.now < 3600.0
+
+
+def test_a_quorum_that_no_client_is_left_to_meet_ends_the_phase_before_the_deadline(
+    nodes: dict[int, Any], tmp_path: Path, clock: Any
+) -> None:
+    run = strategy(FedENS, tmp_path / "run", min_uploads=3)
+    with pytest.raises(QuorumError, match="2 uploads arrived, min-uploads is 3. Missing: mallory: "):
+        run.start(KeyedGrid(nodes), timeout=3600.0)  # type: ignore[arg-type]
+    assert clock.now < 20.0

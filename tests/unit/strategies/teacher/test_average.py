@@ -150,3 +150,7 @@ def test_features_are_the_mean_input_of_the_last_linear_layers() -> None:
         seen = features()
     assert seen is not None
     torch.testing.assert_close(seen, (members[0][:3](X) + members[1][:3](X)) / 2)
+
+
+def test_norms_of_huge_weights_are_finite() -> None:
+    assert tensor_norms({"w": torch.full((4,), 1e38)})["w"] == pytest.approx(2e38)

@@ -14,6 +14,7 @@ from flower_fakes import (
     CLASSES,
     ONE_THREAD,
     SHAPE,
+    SIGNATURES,
     Client,
     DeployedGrid,
     FakeGrid,
@@ -32,8 +33,11 @@ from strategies import Iterative, IterativeConfig
 from strategies.client import upload_facts
 from strategies.client.corrections import LocalUpdate, read_round
 from strategies.client.round_state import RoundState
-from strategies.core.errors import OptionError
+from strategies.core.errors import OptionError, QuorumError
+from strategies.flower.nodes import Limits, Nodes, Refusals
+from strategies.flower.rounds.round_trip import RoundTerms, RoundTrip
 from strategies.rounds.config import TITLES
+from strategies.run.traffic import Traffic
 from strategies.teacher.average import weighted_mean
 
 State = dict[str, torch.Tensor]
@@ -318,3 +322,32 @@ def test_wrong_settings_are_refused(tmp_path: Path, change: dict[str, Any], reas
 
 
 # Clients and their nodes.
+
+
+def test_a_client_whose_supernode_started_again_counts_once() -> None:
+    grid = DeployedGrid({5: stock(1), 6: stock(2)})
+    nodes, terms = Nodes(grid, Refusals(None), Traffic()), RoundTerms(1, Limits(5.0), num_classes=10)
+    trip = RoundTrip(nodes, run_id="", signatures={"net": SIGNATURES["net"]}, terms=terms)
+    nodes.names.pin(5, "alice")
+    nodes.names.pin(6, "bob")
+    assert (trip.nodes(1, fraction=1.0, seed=0), trip.most) == ([5, 6], 2)
+
+    grid.nodes[9] = stock(2)
+    trip.nodes(2, fraction=1.0, seed=0)
+    assert trip.most == 3  # perhaps another client
+    nodes.names.pin(9, "bob")
+    assert trip.most == 2
+
+    grid.nodes[11] = stock(3)
+    trip.nodes(3, fraction=1.0, seed=0)
+    assert trip.most == 3
+    nodes.names.barred.add(11)
+    assert trip.most == 2
+
+
+def test_run_whose_clients_answer_no_more_ends_and_can_be_resumed(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with pytest.raises(QuorumError, match="round 3: 0 usable answers, needs 2, for the 3rd time .* can be resumed"):
+        result_of(iterative(run, rounds=5), {1: failing("gone"), 2: failing("gone")})
+    result_of(iterative(run, rounds=5), three())
+    assert [row["answers"] for row in rows_of(run)] == [0, 0, 3, 3, 3]

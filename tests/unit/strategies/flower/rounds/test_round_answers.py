@@ -17,7 +17,7 @@ from test_iterative import iterative, refusals_of, result_of, rows_of, trainer
 
 from strategies.core.errors import QuorumError
 from strategies.flower.messages import Reply
-from strategies.flower.rounds.answers import CheckedAnswer
+from strategies.flower.rounds.answers import CheckedAnswer, drop_incomplete, show_to_strategy
 from strategies.flower.rounds.base import EVERYONE, Base
 
 Change = Callable[[RecordDict], None]
@@ -161,3 +161,17 @@ def test_rounds_without_a_model_end_the_run_which_can_be_resumed(tmp_path: Path)
     found = result_of(iterative(run, base=Base(Silent()), rounds=5), {1: stock(1), 2: stock(2)})
     assert [row["epoch"] for row in rows_of(run)] == [1, 2, 3, 4, 5]
     assert equal(found, result_of(iterative(tmp_path / "clean", rounds=5), {1: stock(1), 2: stock(2)}))
+
+
+@pytest.mark.parametrize("hostile", [{"loss": float("nan")}, {"loss": float("inf")}, {"loss": [1.0]}, {}])
+def test_a_client_that_tells_no_finite_number_leaves_the_average_to_the_others(hostile: dict[str, Any]) -> None:
+    answers = [numbers("a", loss=1.0), numbers("b", loss=2.0), numbers("c", **hostile)]
+    strategy = FedAvg(**EVERYONE)
+
+    _, told = strategy.aggregate_train(1, show_to_strategy(strategy, answers, ["w"]))
+
+    assert told == {"loss": pytest.approx(1.5)}
+    assert [each.client for each in drop_incomplete(FedAvg(train_metrics_aggr_fn=own_average), answers)[0]] == [
+        "a",
+        "b",
+    ]
