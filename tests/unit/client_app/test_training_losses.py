@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from client_app.training.losses import ldam, loss_of, margins_of
+from client_app.training.losses import ldam, loss_of
 from fl_app.config import ClientConfig
 
 
@@ -20,13 +20,6 @@ def by_formula(logits: np.ndarray, labels: np.ndarray, counts: np.ndarray, *, la
         others = sum(math.exp(scale * z[j]) for j in range(len(z)) if j != y)
         losses.append(-math.log(own / (own + others)))
     return float(np.mean(losses))
-
-
-def test_margins_worked_out_by_hand() -> None:
-    # 16^(-1/4) = 1/2, 1^(-1/4) = 1, 81^(-1/4) = 1/3: the rarest class is the second.
-    margins = margins_of(torch.tensor([16, 1, 0, 81]), 0.5)
-
-    torch.testing.assert_close(margins, torch.tensor([0.25, 0.5, 0.0, 1 / 6]))
 
 
 def test_ldam_worked_out_by_hand() -> None:

@@ -151,12 +151,6 @@ def test_build_from_the_state_dict_gives_the_same_bits(name: str) -> None:
     assert torch.equal(rebuilt(*given), BUILT[name](*given))
 
 
-@pytest.mark.parametrize("weights", [[0.0, 0.0], [1.0, -1.0], [float("nan"), 1.0], [[1.0], [2.0]]])
-def test_weighted_with_invalid_weights_is_refused(weights: object) -> None:
-    with pytest.raises(ValueError, match="weights per member"):
-        Weighted(weights)  # type: ignore[arg-type]
-
-
 def test_weighted_mean_gradient_of_two_members_equals_the_one_by_hand() -> None:
     # A = (1, 0); sm(A) = (s, 1 - s) with s = e / (1 + e); the residual is (s - 1, 1 - s).
     logits = torch.tensor([[[0.0, 0.0]], [[2.0, 0.0]]])
