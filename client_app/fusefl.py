@@ -121,9 +121,9 @@ def _train(
         "normalization": own.split.normalization, "seed": seed, "report": reporter(config, node, len(data.labels)),
     }  # fmt: skip
     client = node.training(config.client)
-    if kind != "none" or len(data.labels) * _joined(frozen, own, data.images[:1]).nbytes > MOST_KEPT:
+    if kind != "none" or len(data.labels) * _join_maps(frozen, own, data.images[:1]).nbytes > MOST_KEPT:
         return train(nn.Sequential(frozen, net), data, client, augmentation=kind, **how)
-    outputs = torch.cat([_joined(frozen, own, images) for images in torch.split(data.images, BATCH)])
+    outputs = torch.cat([_join_maps(frozen, own, images) for images in torch.split(data.images, BATCH)])
     return train(net, ImageData(outputs, data.labels), client, augmentation="none", **how)
 
 
@@ -134,11 +134,11 @@ def _moments(config: AppConfig, node: Node, own: LocalExamples, data: ImageData,
         UploadError: The client does not share its label counts, which are part of them.
     """
     check_shares_counts(config.client, node.policy, what="the calibration: needs fusefl.calibrate=false")
-    parts = [sum_members(_joined(frozen, own, images), frozen.members) for images in torch.split(data.images, BATCH)]
+    parts = [sum_members(_join_maps(frozen, own, images), frozen.members) for images in torch.split(data.images, BATCH)]
     found = Gaussians.of(torch.cat(parts), data.labels, own.split.num_classes)
     return {"counts": found.counts, "means": found.means.float(), "covariances": found.covariances.float()}
 
 
-def _joined(frozen: Frozen, own: LocalExamples, images: torch.Tensor) -> torch.Tensor:
+def _join_maps(frozen: Frozen, own: LocalExamples, images: torch.Tensor) -> torch.Tensor:
     joined: torch.Tensor = frozen(normalize(images, *own.split.normalization))
     return joined

@@ -40,67 +40,18 @@ from strategies.client.holdout import held_out
 from strategies.core import refusals
 from strategies.core.checkpoints import read_checkpoint
 from strategies.core.facts import STATISTICS, UploadFacts, backbone_in, is_head, kind_of
-from strategies.core.places import expanded, state_root
+from strategies.core.places import expand_user, state_root
 from strategies.core.processor import flush_subnormals
 from strategies.core.seeds import derive_seed, generator, initial_torch, seeded_torch
-
-# The ranges of a client's activations on its own training examples, for INT8.
-
-
-# The range over this many examples is close to that over all, and takes seconds with the largest model.
-EXAMPLES = 512
-BATCH = 128
-
-
-def activation_ranges(
-    model: nn.Module, data: ImageData, normalization: Normalization, *, seed: int
-) -> dict[str, tuple[float, float]]:
-    """Return the smallest and the largest output of each layer on at most :data:`EXAMPLES` examples.
-
-    Args:
-        model: On the CPU; left unchanged.
-        data: The client's training examples, without augmentation.
-        normalization: Of the pixels, before the model.
-        seed: Fixes which examples are used, if there are more.
-
-    Returns:
-        Layer name -> (smallest, largest); empty without examples.
-
-    Raises:
-        UploadError: A layer's output is not finite.
-    """
-    chosen = torch.randperm(len(data.labels), generator=generator(seed, "calibration"))[:EXAMPLES]
-    parts = (part for part in torch.split(chosen.sort().values, BATCH) if len(part))
-    return calibrate(model, (normalize(data.images[part], *normalization) for part in parts))
-
-
-# A client with a pretrained model: it uploads the checkpoint and trains nothing.
-
-
-def load_checkpoint(path: Path) -> dict[str, torch.Tensor]:
-    """Read a state_dict that can be sent; see :func:`strategies.core.checkpoints.read_checkpoint`.
-
-    Raises:
-        UploadError: The file is missing, damaged, not a state_dict, or holds a tensor that numpy cannot represent.
-    """
-    found = read_checkpoint(path)
-    for name, value in found.items():
-        _refuse_unsendable(value, f"checkpoint {path}, tensor {name!r}")
-    return found
-
-
-def _refuse_unsendable(value: torch.Tensor, what: str) -> None:
-    try:
-        value.detach().numpy()
-    except (RuntimeError, TypeError) as error:
-        kind = f"{value.dtype}, {value.layout}"
-        raise refusals.not_dense(what, kind) from error
-
 
 State = dict[str, torch.Tensor]
 
 # Flower's own logger, so that its lines reach the log of the run.
 LOG = getLogger("flwr")
+
+# The range of activations over this many examples is close to that over all, and takes seconds with the largest model.
+EXAMPLES = 512
+BATCH = 128
 
 # Stands for a training without loss and accuracy, or for no training.
 NO_METRICS = Epoch(0, float("nan"), float("nan"))
@@ -192,7 +143,7 @@ def prepare_upload(config: AppConfig, node: Node, request: TrainRequest, start: 
         check_trains(config.attack, node.client)
         refuse(config.privacy, "this node's checkpoint")
         with node.policy.reading("the checkpoint"):
-            state = load_checkpoint(expanded(path))
+            state = load_checkpoint(expand_user(path))
         facts = UploadFacts(node.client, name, pretrained=True)
         if node.has_data:  # a node may hold nothing but its checkpoint
             own = load_examples(config, node, request)
@@ -322,6 +273,49 @@ def augmentation_of(config: AppConfig, split: Split) -> str:
 
 
 def _load_start(model: torch.nn.Module, start: State) -> None:
+    """Load the server's start weights if they fit the client's architecture."""
     wanted = {key: tuple(value.shape) for key, value in model.state_dict().items()}
     if wanted == {key: tuple(value.shape) for key, value in start.items()}:
         model.load_state_dict(start)
+
+
+def activation_ranges(
+    model: nn.Module, data: ImageData, normalization: Normalization, *, seed: int
+) -> dict[str, tuple[float, float]]:
+    """Return the smallest and the largest output of each layer on at most :data:`EXAMPLES` examples, for INT8.
+
+    Args:
+        model: On the CPU; left unchanged.
+        data: The client's training examples, without augmentation.
+        normalization: Of the pixels, before the model.
+        seed: Fixes which examples are used, if there are more.
+
+    Returns:
+        Layer name -> (smallest, largest); empty without examples.
+
+    Raises:
+        UploadError: A layer's output is not finite.
+    """
+    chosen = torch.randperm(len(data.labels), generator=generator(seed, "calibration"))[:EXAMPLES]
+    parts = (part for part in torch.split(chosen.sort().values, BATCH) if len(part))
+    return calibrate(model, (normalize(data.images[part], *normalization) for part in parts))
+
+
+def load_checkpoint(path: Path) -> dict[str, torch.Tensor]:
+    """Read the state_dict of a client with a pretrained model, which is sent as it is.
+
+    Raises:
+        UploadError: The file is missing, damaged, not a state_dict, or holds a tensor that numpy cannot represent.
+    """
+    found = read_checkpoint(path)
+    for name, value in found.items():
+        _refuse_unsendable(value, f"checkpoint {path}, tensor {name!r}")
+    return found
+
+
+def _refuse_unsendable(value: torch.Tensor, what: str) -> None:
+    try:
+        value.detach().numpy()
+    except (RuntimeError, TypeError) as error:
+        kind = f"{value.dtype}, {value.layout}"
+        raise refusals.not_dense(what, kind) from error

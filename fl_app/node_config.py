@@ -17,7 +17,7 @@ from fl_app.node_policy import NodePolicy
 from strategies.core import refusals
 from strategies.core.errors import OptionError
 from strategies.core.options import check_device
-from strategies.core.places import expanded
+from strategies.core.places import expand_user
 from strategies.core.toml import read_toml_file
 
 # Key of a node's config -> type of its value.
@@ -179,5 +179,5 @@ def _read(file: Path) -> dict[str, Any]:
     facts = checked_facts(read_toml_file(file, "node config"), f"node config {file}")
     for key in PATHS:
         if facts.get(key):
-            facts[key] = str(file.parent.absolute() / expanded(facts[key]))
+            facts[key] = str(file.parent.absolute() / expand_user(facts[key]))
     return facts

@@ -21,7 +21,7 @@ from strategies.core import refusals
 from strategies.core.errors import DataError, OptionError, UploadError
 from strategies.core.facts import backbone_in
 from strategies.core.options import listed
-from strategies.core.places import expanded
+from strategies.core.places import expand_user
 
 LABEL_COUNTS = ("numbers", "presence", "none")
 LARGEST = sys.float_info.max  # of a whole number that a float can hold
@@ -71,7 +71,7 @@ class NodePolicy:
         deployed = deployed or any(key in facts for key in _GUARDING)
         return cls(
             deployed=deployed,
-            read=tuple(expanded(each).resolve() for each in listed(facts.get("read", ""))),
+            read=tuple(expand_user(each).resolve() for each in listed(facts.get("read", ""))),
             state=str(facts.get("state-dir", "")),
             max_epsilon=float(facts["max-epsilon"]) if "max-epsilon" in facts else None,
             max_delta=float(facts.get("max-delta", DELTA)),
@@ -238,7 +238,7 @@ def _check(facts: Mapping[str, Any]) -> None:
             f"{', '.join(LABEL_COUNTS)}"
         )
     for folder in listed(facts.get("read", "")):
-        if not expanded(folder).is_absolute():
+        if not expand_user(folder).is_absolute():
             raise OptionError(
                 f"the node's config: read has {folder[:200]!r}: must be absolute paths, divided by commas"
             )

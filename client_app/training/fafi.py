@@ -60,40 +60,45 @@ def view(images: torch.Tensor, rng: torch.Generator, *, flips: bool, each: bool 
     seen = enlarged(images, AREA, RATIO, rng, draws=count)
     if flips:
         seen = torch.where(_chance(0.5, count, rng), seen.flip(3), seen)
-    seen = torch.where(_chance(JITTERED, count, rng), jittered(seen, count, rng), seen)
+    seen = torch.where(_chance(JITTERED, count, rng), jitter(seen, count, rng), seen)
     if images.shape[1] == 3:
         seen = torch.where(_chance(GREYED, count, rng), grey(seen).expand_as(seen), seen)
     return seen
 
 
-def jittered(images: torch.Tensor, count: int, rng: torch.Generator) -> torch.Tensor:
+def jitter(images: torch.Tensor, count: int, rng: torch.Generator) -> torch.Tensor:
     """Change colours by amounts that are drawn ``count`` times, 1 or B, in an order that is drawn once."""
-    changes: list[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = [brighter, contrasted, saturated, hued]
+    changes: list[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = [
+        brighten,
+        change_contrast,
+        saturate,
+        rotate_hue,
+    ]
     changes = changes if images.shape[1] == 3 else changes[:2]
     for number in torch.randperm(len(changes), generator=rng).tolist():
-        low, high = (-HUE, HUE) if changes[number] is hued else (1 - STRENGTH, 1 + STRENGTH)
+        low, high = (-HUE, HUE) if changes[number] is rotate_hue else (1 - STRENGTH, 1 + STRENGTH)
         images = changes[number](images, uniform((count, 1, 1, 1), low, high, rng))
     return images
 
 
-def brighter(images: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+def brighten(images: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
     """Return images [B, ch, H, W] times factors [B or 1, 1, 1, 1], in [0, 1]."""
     return (images * factor).clamp(0, 1)
 
 
-def contrasted(images: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+def change_contrast(images: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
     """Move every pixel away from its image's mean grey, or towards it."""
     mean = grey(images).mean((1, 2, 3), keepdim=True)
     return (mean + factor * (images - mean)).clamp(0, 1)
 
 
-def saturated(images: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+def saturate(images: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
     """Move every pixel of images [B, 3, H, W] away from its grey, or towards it."""
     pale = grey(images)
     return (pale + factor * (images - pale)).clamp(0, 1)
 
 
-def hued(images: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
+def rotate_hue(images: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
     """Turn the hue of images [B, 3, H, W] by shares of the circle [B or 1, 1, 1, 1]; value and saturation stay.
 
     A hue h in sixths of the circle has channels ``max - spread * clamp(min(k, 4 - k), 0, 1)``, ``k = (n + h) mod 6``

@@ -56,7 +56,7 @@ def train(
         logits = model.head(rows)
         return criterion(logits, labels), hits(logits, labels)
 
-    with _enlarged(model, data, normalization) as rows:
+    with _enlarge_features(model, data, normalization) as rows:
         return minimise(
             model.head, rows, config, objective=objective, prepare=lambda some, _: some, seed=seed, report=report
         )
@@ -73,7 +73,7 @@ def train_privately(
     report: Callable[[Epoch], None] | None = None,
 ) -> float:
     """Train a head in place by DP-SGD, and return the epsilon that was spent; the backbone is public."""
-    with _enlarged(model, data, normalization) as rows:
+    with _enlarge_features(model, data, normalization) as rows:
         return private.train(
             model.head,
             rows,
@@ -86,7 +86,7 @@ def train_privately(
 
 
 @contextmanager
-def _enlarged(model: ClientHead, data: ImageData, normalization: Normalization) -> Iterator[ImageData]:
+def _enlarge_features(model: ClientHead, data: ImageData, normalization: Normalization) -> Iterator[ImageData]:
     """Yield the data's features times sqrt(d), float32 [N, d]; the head takes such features within the block."""
     factor = math.sqrt(model.head.in_features)
     rows = torch.cat([factor * rows for rows, _ in model.source.batches(data, normalization)]).float()

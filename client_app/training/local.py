@@ -235,7 +235,7 @@ def _batches(order: torch.Tensor, config: ClientConfig) -> list[torch.Tensor]:
     return [chosen for chosen in torch.split(order, size) if len(chosen) >= least]
 
 
-def _checked(step: Step, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+def _checked_step(step: Step, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Take a step, and turn torch's refusal of a single value per channel into a line for the client's owner."""
     try:
         return step(inputs, labels)
@@ -259,7 +259,7 @@ def _one_epoch(
     total, seen = torch.zeros(2, device=data.labels.device), 0
     for chosen in batches:
         labels = data.labels[chosen]
-        total += _checked(step, prepare(data.images[chosen]), labels)
+        total += _checked_step(step, prepare(data.images[chosen]), labels)
         seen += len(labels)
     mean = total / seen
     return Epoch(number, float(mean[0]), float(mean[1]))

@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from strategies.core.errors import DataError, OptionError
-from strategies.core.places import expanded
+from strategies.core.places import expand_user
 from strategies.core.seeds import generator
 
 from .sources import open_split
@@ -92,7 +92,7 @@ def images_in(file: str, input_shape: tuple[int, int, int]) -> torch.Tensor:
     """
     where = f"setting 'data.proxy-file' is {file!r}"
     try:
-        found = load_file(expanded(file))
+        found = load_file(expand_user(file))
     except FileNotFoundError as error:
         raise DataError(f"{where}: no such file; must be a safetensors file with a tensor 'images'") from error
     except (OSError, SafetensorError) as error:

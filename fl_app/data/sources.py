@@ -20,7 +20,7 @@ import torch
 from strategies.core.errors import DataError, OptionError
 from strategies.core.facts import Normalization
 from strategies.core.offline import wanted as offline
-from strategies.core.places import expanded
+from strategies.core.places import expand_user
 
 from . import domains, folders, tables, text, torchvision_sets
 from .files import disk_errors
@@ -146,7 +146,7 @@ def open_folders(root: Path, split: str, image_size: int, classes: Sequence[str]
 
 def data_root(root: str = "") -> Path:
     """Return the folder of the data sets: ``root``, else ``ONESHOT_DATA``, else one in the user's cache."""
-    return expanded(root or os.environ.get("ONESHOT_DATA", "") or "~/.cache/oneshot-fl/data")
+    return expand_user(root or os.environ.get("ONESHOT_DATA", "") or "~/.cache/oneshot-fl/data")
 
 
 def _check(name: str, image_size: int, left_out: str, normalization: str) -> None:

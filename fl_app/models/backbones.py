@@ -22,7 +22,7 @@ from fl_app.project import FORM, called, function_of
 from strategies.core.checkpoints import read_checkpoint
 from strategies.core.errors import OptionError, UploadError
 from strategies.core.options import is_own
-from strategies.core.places import expanded
+from strategies.core.places import expand_user
 
 from . import wordllama
 from .features_config import PACKAGED, TEXTUAL
@@ -95,7 +95,7 @@ def backbone_of(name: str, weights: str = "", sha256: str = "") -> Backbone:
         texts = Texts(wordllama.tokens, wordllama.LENGTH, wordllama.tokenizer_digest())
         return Backbone(wordllama.NAME, wordllama.FEATURES, wordllama.build, texts=texts)
     if name.startswith(TORCHVISION):
-        return _of_torchvision(name, expanded(weights), sha256)
+        return _of_torchvision(name, expand_user(weights), sha256)
     return _of_project(name)
 
 

@@ -25,7 +25,7 @@ from strategies.core.durable import make_folder, store_errors
 from strategies.core.errors import OptionError, StoreError
 from strategies.core.gpu import resolve_device
 from strategies.core.options import QUICK, Scalar, listed, parse
-from strategies.core.places import expanded
+from strategies.core.places import expand_user
 from strategies.run.files import read_json, write_json
 from strategies.run.journal import ProgressFile, duration
 from strategies.run.results import COMPARISON_FILE
@@ -211,7 +211,7 @@ def compare_runs(asked: Comparison, *, log: Log) -> dict[str, Any]:
 def _folder(asked: Comparison) -> Path:
     if asked.out is None:
         return default_run_dir("", "compare", parent=asked.runs[0].absolute().parent)
-    folder = expanded(asked.out).absolute()
+    folder = expand_user(asked.out).absolute()
     if folder.exists() and not (folder.is_dir() and ((folder / COMPARISON_FILE).exists() or not any(folder.iterdir()))):
         raise StoreError(f"{folder}: holds no comparison; --out must be a new folder, or one with {COMPARISON_FILE}")
     return folder

@@ -17,7 +17,7 @@ from server_app.report.page import PAGE_FILE, Page, known_facts, plots_of, softw
 from server_app.report.tables import setting_line
 from strategies.core.durable import make_folder, store_errors
 from strategies.core.errors import OptionError, StoreError
-from strategies.core.places import expanded
+from strategies.core.places import expand_user
 from strategies.run.files import write_json
 
 if TYPE_CHECKING:
@@ -201,7 +201,7 @@ def _run_facts(line: RoundsLine) -> dict[str, Any]:
 def _folder(out: Path | None) -> Path | None:
     if out is None:
         return None
-    folder = expanded(out).absolute()
+    folder = expand_user(out).absolute()
     if folder.exists() and not (folder.is_dir() and ((folder / FACTS_FILE).exists() or not any(folder.iterdir()))):
         raise StoreError(f"{folder}: holds no such report; --out must be a new folder, or one with {FACTS_FILE}")
     return folder

@@ -16,7 +16,7 @@ from strategies.core.errors import OptionError
 from strategies.core.options import RESUME, Scalar
 from strategies.rounds.config import OWN_LR, IterativeConfig
 from strategies.run.run_folder import RunFolder
-from strategies.run.stage import kept_round
+from strategies.run.stage import last_finished_round
 
 # Options that may differ between the runs of one setting: the seed, and options that do not change the computation.
 NEUTRAL = free_on(RESUME) | {"seed", "uploads", "device", "threads", "iterative.checkpoint-every"}
@@ -113,7 +113,11 @@ def read_runs(paths: Sequence[Path]) -> tuple[str | None, list[RoundsRun]]:
 
 def _read(path: Path) -> RoundsRun:
     with RunFolder.open(path, write=False) as folder:
-        info, result, metrics = folder.info, folder.result() or {}, folder.round(max(1, kept_round(folder))).metrics()
+        info, result, metrics = (
+            folder.info,
+            folder.result() or {},
+            folder.round(max(1, last_finished_round(folder))).metrics(),
+        )
     rows = [row for row in metrics if "mib_per_client" in row]
     tested = [Tested(row["epoch"], row["accuracy"], row["mib_per_client"]) for row in rows if "accuracy" in row]
     if not tested:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from server_app.doctor.findings import DoctorFinding, Level
-from strategies.core.places import RUNS_KEPT, existing, state_root
+from strategies.core.places import RUNS_KEPT, nearest_existing, state_root
 from strategies.run import RUNS_VARIABLE, runs_folder
 from strategies.uploads.checks import MIB
 
@@ -68,7 +68,7 @@ def upload_limit(models: Mapping[str, int], most_mib: float) -> Iterator[DoctorF
 
 def _writable(folder: Path, what: str, fix: str) -> DoctorFinding:
     """Check that a file can be written to a folder, or to the parent in which it will be created."""
-    there = existing(folder)
+    there = nearest_existing(folder)
     try:
         with tempfile.TemporaryFile(dir=there) as file:
             file.write(b"x")
@@ -79,7 +79,7 @@ def _writable(folder: Path, what: str, fix: str) -> DoctorFinding:
 
 def _space(folder: Path, name: str, needed: int, least: int, free: int | None) -> DoctorFinding:
     """Compare the free bytes with the comfortable and the least amount."""
-    found = shutil.disk_usage(existing(folder)).free if free is None else free
+    found = shutil.disk_usage(nearest_existing(folder)).free if free is None else free
     level: Level = "ok" if found >= needed else "error" if found < least else "warning"
     shown = f"{found / MIB:,.0f} MiB free for {folder}"
     return DoctorFinding(

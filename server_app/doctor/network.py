@@ -13,7 +13,7 @@ from pathlib import Path
 
 from server_app.doctor.findings import DoctorFinding
 from strategies.core.errors import OptionError
-from strategies.core.places import expanded
+from strategies.core.places import expand_user
 
 WAIT_S = 8.0
 # Flower's SuperLink accepts a node with a key if its clock is at most this far ahead or behind.
@@ -103,7 +103,7 @@ def ask(address: Address, ca: Path | None, wait_s: float) -> HealthAnswer:
     if ca is None:
         connection = http.client.HTTPConnection(address.host, address.port, timeout=wait_s)
     else:
-        context = ssl.create_default_context(cafile=str(expanded(ca)))
+        context = ssl.create_default_context(cafile=str(expand_user(ca)))
         connection = http.client.HTTPSConnection(address.host, address.port, timeout=wait_s, context=context)
     try:
         connection.connect()

@@ -16,7 +16,7 @@ from fl_app.node_policy import NodePolicy
 from server_app.doctor.findings import DoctorFinding
 from strategies.core.errors import OptionError, StoreError, UploadError
 from strategies.core.facts import CLIENT_NAME
-from strategies.core.places import expanded, state_root
+from strategies.core.places import expand_user, state_root
 from strategies.core.toml import read_toml, read_toml_file
 
 # Flower's own expression for one pair.
@@ -92,7 +92,7 @@ class NodeConfig:
         Raises:
             UploadError: The template has another placeholder.
         """
-        return expanded(checkpoint_path(template, client=self.client, partition_id=self.partition_id) or "")
+        return expand_user(checkpoint_path(template, client=self.client, partition_id=self.partition_id) or "")
 
     def look(self) -> Iterator[DoctorFinding]:
         """Check the node's name, and show its config."""
@@ -123,7 +123,7 @@ class NodeConfig:
 
 def _values(given: str) -> dict[str, Any]:
     if given.endswith(".toml"):
-        return read_toml_file(expanded(given), "node config")
+        return read_toml_file(expand_user(given), "node config")
     try:
         return read_toml("\n".join(f"{key} = {value}" for key, value in _PAIR.findall(given)))
     except ValueError as error:

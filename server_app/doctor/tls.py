@@ -17,7 +17,7 @@ from cryptography.x509.oid import ExtensionOID
 
 from server_app.doctor.findings import DoctorFinding
 from strategies.core.errors import OptionError
-from strategies.core.places import expanded
+from strategies.core.places import expand_user
 
 SOON = timedelta(days=30)
 MAKE = "make new ones with deploy/make_keys.py, or use those that were made for this machine"
@@ -43,7 +43,7 @@ class ServerFiles:
         Raises:
             OptionError: The option is neither.
         """
-        parts = [expanded(part.strip()) for part in given.split(",")]
+        parts = [expand_user(part.strip()) for part in given.split(",")]
         if len(parts) == 1:
             return cls(*(parts[0] / name for name in _NAMES))
         if len(parts) != len(_NAMES):
@@ -126,7 +126,7 @@ def _certificate(path: Path) -> x509.Certificate | DoctorFinding:
 
 def _read(path: Path, name: str) -> bytes | DoctorFinding:
     try:
-        return expanded(path).read_bytes()
+        return expand_user(path).read_bytes()
     except OSError as error:
         fix = f"put it there, readable for this user; {MAKE}"
         return DoctorFinding("error", name, f"{path}: {error.strerror}", "a readable file", fix)
@@ -216,8 +216,8 @@ def _server_key(files: ServerFiles, own: x509.Certificate) -> Iterator[DoctorFin
 
 
 def _mode(path: Path, name: str) -> Iterator[DoctorFinding]:
-    mode = expanded(path).stat().st_mode & 0o777
+    mode = expand_user(path).stat().st_mode & 0o777
     if mode & 0o077:
         who = "every user of this machine" if mode & 0o007 else "its group"
-        found, fix = f"{path}: mode {mode:o}, open to {who}", f"chmod 600 {shlex.quote(str(expanded(path)))}"
+        found, fix = f"{path}: mode {mode:o}, open to {who}", f"chmod 600 {shlex.quote(str(expand_user(path)))}"
         yield DoctorFinding("error" if mode & 0o007 else "warning", f"{name}: mode", found, "600: its owner only", fix)

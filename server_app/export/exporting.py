@@ -12,7 +12,7 @@ from server_app.launch.guard import sigterm_as_interrupt
 from server_app.report.plots import as_given
 from strategies.core.durable import locked, make_folder, sha256_file, staged, store_errors
 from strategies.core.errors import OptionError, StoreError
-from strategies.core.places import expanded
+from strategies.core.places import expand_user
 from strategies.run.files import read_json, write_json
 
 FACTS = "export.json"
@@ -42,7 +42,7 @@ def export_run(
     """
     kinds = (only,) if only else tuple(SUFFIXES)
     check_packages(kinds)
-    target = expanded(out if out is not None else run / "export").resolve()
+    target = expand_user(out if out is not None else run / "export").resolve()
     _earlier(target)
     stored = stored_models(run, model)
     if not stored.models:

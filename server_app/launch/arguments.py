@@ -17,7 +17,7 @@ from server_app.settings.catalogue import catalogue
 from strategies.core import offline
 from strategies.core.errors import OptionError
 from strategies.core.options import PUBLISHED, QUICK, Scalar
-from strategies.core.places import expanded
+from strategies.core.places import expand_user
 
 # Settings whose value is a run, by path, by name, or latest.
 RUNS = ("uploads", "teacher-run")
@@ -102,7 +102,7 @@ def settings_of(texts: list[str] | None, **more: Scalar | None) -> dict[str, Sca
 
     given = catalogue().settings(texts or [], **more)
     runs = {key: run_named(str(given[key])) for key in RUNS if given.get(key)}
-    return {**given, **{key: str(expanded(folder).absolute()) for key, folder in runs.items()}}
+    return {**given, **{key: str(expand_user(folder).absolute()) for key, folder in runs.items()}}
 
 
 # ``--offline``, the same option for every command that may use a network.

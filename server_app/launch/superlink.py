@@ -34,7 +34,7 @@ from server_app.settings.text import toml_table
 from strategies.core import offline
 from strategies.core.errors import ComputeError
 from strategies.core.options import Scalar
-from strategies.core.places import expanded
+from strategies.core.places import expand_user
 from strategies.run import is_run_folder
 from strategies.run.stage import all_cores
 
@@ -68,7 +68,7 @@ def run_environment(folder: Path, token: str) -> dict[str, str]:
         # glibc reuses large blocks in the main thread's arena only; the stages run in other threads.
         "MALLOC_ARENA_MAX": "1",
         **given,
-        **{key: str(expanded(given[key]).absolute()) for key in _PATHS if given.get(key)},
+        **{key: str(expand_user(given[key]).absolute()) for key in _PATHS if given.get(key)},
         FOLDER_VARIABLE: str(project_folder()),
         "FLWR_HOME": str(folder),
         "RAY_TMPDIR": str(folder),

@@ -24,7 +24,7 @@ from strategies.core.durable import make_folder, staged, store_errors, sync_fold
 from strategies.core.errors import OptionError, StoreError, UploadError, blaming, shorten_list
 from strategies.core.facts import CLIENT_NAME, STATISTICS, UploadFacts, is_head, kind_of
 from strategies.core.options import OWN_FORM, Scalar, is_own
-from strategies.core.places import existing
+from strategies.core.places import nearest_existing
 from strategies.core.toml import read_toml_file
 from strategies.method import Job
 from strategies.run import FACTS_FILE
@@ -327,7 +327,7 @@ def _whole_or_absent(target: Path) -> Iterator[Path]:
     with ExitStack() as stack:
         stack.enter_context(sigterm_as_interrupt())
         with store_errors(target):
-            staging = stack.enter_context(staged(existing(target.parent), target.name, _is_import))
+            staging = stack.enter_context(staged(nearest_existing(target.parent), target.name, _is_import))
         yield staging
         with store_errors(target):
             make_folder(target.parent)

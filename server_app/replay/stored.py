@@ -21,7 +21,7 @@ from server_app.settings.commit import commit_facts
 from server_app.settings.read import Settings, overridden, read_settings, scaled_line
 from server_app.settings.server_data import HeldOut, OwnScores, Scorer, open_half
 from server_app.settings.settled import check_same_run, check_settled
-from strategies.compute import ServerCompute, choose, named
+from strategies.compute import ServerCompute, choose, place_name
 from strategies.core.errors import OneShotError, OptionError, StoreError
 from strategies.core.options import flatten
 from strategies.core.processor import flush_subnormals
@@ -30,7 +30,7 @@ from strategies.method import METHODS, Job, Method
 from strategies.rounds.config import NEEDS_CLIENTS
 from strategies.run.quarantine import Gatekeeper, guarded_replay
 from strategies.run.run_folder import RunFolder, default_run_dir
-from strategies.run.stage import joined, kept_round
+from strategies.run.stage import join_sums, last_finished_round
 from strategies.uploads.needs import check_alone, list_fitting_methods
 
 LEAST_UPLOADS = 2  # the least number that a replay of another project's run needs after its gatekeeper
@@ -69,7 +69,7 @@ def replay_run(
                 method,
                 job,
                 request.run,
-                compute=compute or choose(named(request.compute, settings.app.shards)),
+                compute=compute or choose(place_name(request.compute, settings.app.shards)),
                 target=target,
                 checkpoint_s=settings.app.checkpoint_s,
             )
@@ -128,7 +128,7 @@ def unmet_need(request: ReplayRequest) -> str:
             _foreign(request, info)[1] if settings is None else _job(settings, open_half(settings, "test"), None, info)
         )
         method = _method(request.method or info["method"], request, job)
-        check_alone(method, joined(method, replace(job, uploads=uploads)))
+        check_alone(method, join_sums(method, replace(job, uploads=uploads)))
     except OptionError as error:
         return str(error)
     return ""
@@ -203,7 +203,7 @@ def _job(settings: Settings, split: Split, images: HeldOut | None, info: Mapping
 def _source(request: ReplayRequest) -> dict[str, Any]:
     """Return the facts of the run of the uploads, for its replay."""
     with RunFolder.open(request.run, write=False) as run:
-        info, held = run.info, run.round(max(1, kept_round(run))).held()
+        info, held = run.info, run.round(max(1, last_finished_round(run))).held()
     if not held:
         other = f": it is a replay of {info['replay-of']}" if "replay-of" in info else ""
         raise StoreError(f"{request.run} holds no uploads{other}; must be a run folder with at least one")
@@ -279,5 +279,5 @@ def _remove_unbegun(target: RunFolder) -> None:
     """Remove the folder of a replay that failed before its first epoch, and so cannot be resumed."""
     work = target.round(1)
     epochs = any("epoch" in row for row in work.metrics())
-    if work.load_checkpoint() is None and not epochs and not kept_round(target):
+    if work.load_checkpoint() is None and not epochs and not last_finished_round(target):
         shutil.rmtree(target.path)

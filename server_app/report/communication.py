@@ -13,7 +13,7 @@ from server_app.report.evaluation import EXACT, Row
 from server_app.settings.choices import Choice
 from strategies.core.errors import StoreError
 from strategies.run.run_folder import RoundFolder, RunFolder
-from strategies.run.stage import TRAFFIC_FILE, kept_round
+from strategies.run.stage import TRAFFIC_FILE, last_finished_round
 from strategies.run.traffic import MIB, UPLOAD_PHASE, Moved, Traffic
 
 if TYPE_CHECKING:
@@ -245,7 +245,7 @@ def cost_of_uploads(path: Path, *, replayed: bool = True, without: Collection[st
             others, left_out = run.info.get("uploads-of"), {*without, *run.info.get("forgotten", ())}
             if others and (found := cost_of_uploads(Path(others), without=left_out)) is not None:
                 return found
-            total, sized = _counted(rounds_in(run)[: max(1, kept_round(run))], left_out)
+            total, sized = _counted(rounds_in(run)[: max(1, last_finished_round(run))], left_out)
     except StoreError:
         return None
     return Cost(total, "sizes" if sized else "source" if replayed else "messages") if total.phases else None

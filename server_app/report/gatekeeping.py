@@ -17,7 +17,7 @@ from server_app.report.drawing import new_figure, short
 from strategies.combiners.outcomes import load_model
 from strategies.core.stage_options import EXCLUDE
 from strategies.gatekeeper.verdicts import MEASURES, SUSPECT, Inspection
-from strategies.run.quarantine import kept_verdict
+from strategies.run.quarantine import load_verdict
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,7 +36,7 @@ def verdict_facts(folder: RoundFolder) -> dict[str, Any]:
     Raises:
         StoreError: The file is damaged.
     """
-    kept = kept_verdict(folder)
+    kept = load_verdict(folder)
     if kept is None:
         return {}
     return {"gatekeeper": {key: value for key, value in kept.items() if key != "uploads"}}

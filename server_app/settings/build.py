@@ -25,12 +25,12 @@ from server_app.settings.checks import (
 from server_app.settings.commit import commit_facts
 from server_app.settings.read import Settings, forgotten
 from server_app.settings.server_data import HeldOut, labelled_images, open_half, proxy_images
-from strategies.compute import named
+from strategies.compute import place_name
 from strategies.core.errors import OptionError
 from strategies.core.facts import CVAE, HEAD, PROTOTYPES, STATISTICS, backbone_in, holds_images
 from strategies.core.gpu import resolve_device
 from strategies.core.options import OWN_FORM
-from strategies.core.places import expanded
+from strategies.core.places import expand_user
 from strategies.method import TEACHERS, Job
 from strategies.run import FACTS_FILE, is_run_folder
 from strategies.run.run_folder import RunFolder
@@ -108,7 +108,7 @@ def _checkpoints(app: AppConfig, num_supernodes: int) -> list[Path]:
         )
         for facts in nodes
     ]
-    return [expanded(path) for path in named if path is not None]
+    return [expand_user(path) for path in named if path is not None]
 
 
 def _divisions(app: AppConfig, num_supernodes: int) -> set[int]:
@@ -314,7 +314,7 @@ def build_strategy(settings: Settings, job: Job) -> OneShot | Iterative:
     run_dir = app.resume or app.run_dir
     # Every CVAE sends a decoder of one architecture, whatever its encoder.
     accepted = "" if settings.choice.uploads == CVAE else app.model.accepted
-    if app.resume and not is_run_folder(expanded(app.resume)):
+    if app.resume and not is_run_folder(expand_user(app.resume)):
         raise OptionError(f"setting 'resume' is {app.resume!r}: must be the folder of a run (it holds {FACTS_FILE})")
     names = ("threads", "device", "max_upload_mib", "checkpoint_s", "teacher", "store_images")
     of_run = {name: getattr(app, name) for name in names}
@@ -324,7 +324,7 @@ def build_strategy(settings: Settings, job: Job) -> OneShot | Iterative:
         "input_shape": job.input_shape,
         "normalization": job.normalization,
         "config": job.config,
-        "compute": named(app.compute, app.shards),
+        "compute": place_name(app.compute, app.shards),
         "run_dir": run_dir or None,
         "min_uploads": app.min_uploads,
         "seed": app.seed,

@@ -14,7 +14,7 @@ from fl_app.node_policy import NodePolicy
 from fl_app.privacy import check_architecture
 from server_app.settings.choices import Choice
 from server_app.settings.read import Settings
-from strategies.compute import named
+from strategies.compute import place_name
 from strategies.core.errors import DataError, OptionError, UploadError
 from strategies.core.facts import CLASSIFIER, STATISTICS, kind_of
 from strategies.core.gpu import resolve_device
@@ -56,7 +56,7 @@ def check_needs_of_settings(settings: Settings) -> None:
         raise OptionError("setting 'teacher' is 'run': needs a replay, of a run that ended with an ensemble")
     if settings.method is None:
         _check_rounds(app, settings.method_config, settings.gatekeeper)
-    if named(app.compute, app.shards) == "in-process":
+    if place_name(app.compute, app.shards) == "in-process":
         resolve_device(app.device)
 
 

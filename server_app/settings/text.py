@@ -10,7 +10,7 @@ from typing import Any
 
 from strategies.core.errors import OptionError
 from strategies.core.options import Scalar, meant, reject_unknown
-from strategies.core.places import expanded
+from strategies.core.places import expand_user
 from strategies.core.toml import read_toml, read_toml_file
 
 CONF = Path(__file__).resolve().parents[2] / "conf"  # the settings files that have names, in a clone or installed
@@ -49,7 +49,7 @@ def with_absolute_paths(settings: Mapping[str, Scalar], keys: Collection[str]) -
     Settings that name a run may be words; :func:`.launch.arguments.settings_of` makes those absolute.
     """
     paths = {key: value for key, value in settings.items() if key in keys and isinstance(value, str) and value}
-    return {**settings, **{key: str(expanded(value).absolute()) for key, value in paths.items()}}
+    return {**settings, **{key: str(expand_user(value).absolute()) for key, value in paths.items()}}
 
 
 def to_toml(value: Scalar) -> str:

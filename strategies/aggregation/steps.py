@@ -109,7 +109,7 @@ def round_steps(
         OptionError: It has a gate, and the inputs are no images.
         ValueError: It is not trained, its parameters do not fit the logits, or there are no examples.
     """
-    check_params(_expected(aggregator, params, inputs, logits), params)
+    check_params(_fit_to_logits(aggregator, params, inputs, logits), params)
     if aggregator in TORCH_ONLY:
         return gate_steps(params, inputs=inputs, logits=logits, labels=labels, sgd=sgd, seed=seed)
     return local_steps(aggregator, params, logits=logits, labels=labels, sgd=sgd, seed=seed)
@@ -120,7 +120,7 @@ def hidden_units(params: Mapping[str, np.ndarray[Any, Any]]) -> int:
     return params["bias1"].size if "bias1" in params else 0
 
 
-def _expected(
+def _fit_to_logits(
     aggregator: str,
     given: Mapping[str, np.ndarray[Any, Any]],
     inputs: np.ndarray[Any, Any],

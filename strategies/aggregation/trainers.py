@@ -367,7 +367,7 @@ class ServersImages:
 
         job = self._job
         images, labels = require_labelled(job)
-        inputs = _normalized(job, images)
+        inputs = _normalize(job, images)
         ensemble = _plain_ensemble(job)
         with torch.no_grad():
             parts = [ensemble.member_logits(part.to(job.device)).cpu() for part in torch.split(inputs, BATCH)]
@@ -378,7 +378,7 @@ def _misses(answer: Answer) -> bool:
     return answer.facts.get("missing") is True
 
 
-def _normalized(job: Job, examples: torch.Tensor) -> torch.Tensor:
+def _normalize(job: Job, examples: torch.Tensor) -> torch.Tensor:
     from ..teacher.augment import Standardize, dequantize
 
     inputs: torch.Tensor = Standardize(job.normalization)(dequantize(examples))

@@ -53,7 +53,7 @@ def parameters_of(model: nn.Module) -> State:
     return {name: value.detach().clone() for name, value in model.named_parameters()}
 
 
-def kept_or_zero(kept: Mapping[str, torch.Tensor], start: State) -> State:
+def load_or_zeros(kept: Mapping[str, torch.Tensor], start: State) -> State:
     """Return a client's kept value of every parameter, or zeros if no kept value fits.
 
     Args:
@@ -75,7 +75,7 @@ def inner(model: nn.Module, other: Mapping[str, torch.Tensor]) -> torch.Tensor:
     return torch.stack([(value * other[name]).sum() for name, value in model.named_parameters()]).sum()
 
 
-def squared_way(model: nn.Module, start: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def squared_distance(model: nn.Module, start: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """Return ``||w - start||^2`` over all parameters w, a scalar."""
     return torch.stack([(value - start[name]).square().sum() for name, value in model.named_parameters()]).sum()
 
@@ -132,7 +132,7 @@ class ControlVariates:
         self._start = parameters_of(model)
         if shapes_of(server) != shapes_of(self._start):
             raise refusals.other_shapes("control variate has", "the model's parameters")
-        self._server, self._own = beside(server, self._start), kept_or_zero(own, self._start)
+        self._server, self._own = beside(server, self._start), load_or_zeros(own, self._start)
         self._added = {name: self._server[name] - self._own[name] for name in self._start}
 
     def penalty(self, model: nn.Module) -> torch.Tensor:
@@ -184,7 +184,7 @@ class Proximal:
 
     def penalty(self, model: nn.Module) -> torch.Tensor:
         """Return the term, a scalar; its gradient is ``mu (w - w_t)``."""
-        return self._mu / 2 * squared_way(model, self._start)
+        return self._mu / 2 * squared_distance(model, self._start)
 
 
 class DynamicRegularizer:
@@ -200,11 +200,11 @@ class DynamicRegularizer:
 
     def __init__(self, model: nn.Module, alpha: float, drift: Mapping[str, torch.Tensor]) -> None:
         self._start, self._alpha = parameters_of(model), alpha
-        self._drift = kept_or_zero(drift, self._start)
+        self._drift = load_or_zeros(drift, self._start)
 
     def penalty(self, model: nn.Module) -> torch.Tensor:
         """Return the term up to a constant, a scalar; its gradient is ``alpha (h_k + w - w_t)``."""
-        return self._alpha * (inner(model, self._drift) + squared_way(model, self._start) / 2)
+        return self._alpha * (inner(model, self._drift) + squared_distance(model, self._start) / 2)
 
     def finish(self, model: nn.Module) -> State:
         """Return the next ``h_k``, ``h_k + w_k - w_t``.

@@ -175,13 +175,13 @@ def _offer(question: _Question) -> Said:
     """Answer whether the client has the ensemble's logits, and if not, which members the server has to send."""
     facts, local = question.facts, question.local
     members = _members(question)
-    logits = _cached(question) or _kept(question, members)
+    logits = _load_logits(question) or _reuse_larger_ensemble(question, members)
     if facts.get("forget-others") is True:
         question.cache.forget_others(question.ensemble)
     if logits is not None:
         return {"ensemble": question.ensemble, "examples": len(logits.labels)}, {}
     own = question.local.own(question.holdout)
-    digest = "" if own is None else _packed(own, str(question.fact("precision"))).digest
+    digest = "" if own is None else _read_packed(own, str(question.fact("precision"))).digest
     needed = [number for number, member in enumerate(members) if member != digest]
     sizes = question.listed("sizes", int, len(members))
     _check_size(sum(sizes[number] for number in needed) / MIB, local)
@@ -203,13 +203,13 @@ def _members(question: _Question) -> list[str]:
     return members
 
 
-def _cached(question: _Question) -> Logits | None:
+def _load_logits(question: _Question) -> Logits | None:
     """Return the ensemble's logits, with the inputs if the aggregator reads them; None if any of this is missing."""
     found = question.cache.load(question.ensemble)
     return None if found is not None and question.facts.get("sees-inputs") and not found.inputs.size else found
 
 
-def _kept(question: _Question, members: list[str]) -> Logits | None:
+def _reuse_larger_ensemble(question: _Question, members: list[str]) -> Logits | None:
     """Select the logits from those of a larger ensemble, and save them under this one's digest."""
     found = question.cache.known(members)
     if found is None or (question.facts.get("sees-inputs") and not found.inputs.size):
@@ -220,7 +220,7 @@ def _kept(question: _Question, members: list[str]) -> Logits | None:
     return selected
 
 
-def _packed(own: OwnModel, precision: str) -> PackedMember:
+def _read_packed(own: OwnModel, precision: str) -> PackedMember:
     return pack_member(own.architecture, own.state, precision=precision, ranges=own.ranges)
 
 
@@ -247,7 +247,7 @@ def _compute(question: _Question) -> Said:
     numbers = {key.split("/", 1)[0] for key in arrays}
     sent = {number for number in range(len(members)) if str(number) in numbers}
     own = question.local.own(question.holdout) if len(sent) < len(members) else None
-    copy = None if own is None else _packed(own, precision)
+    copy = None if own is None else _read_packed(own, precision)
     inputs, labels = _examples(question)
     if isinstance(inputs, np.ndarray):  # numpy's own floats are double, a module's are not
         inputs = torch.as_tensor(inputs.astype(np.float32) if inputs.dtype == np.float64 else inputs)
@@ -275,7 +275,7 @@ def _compute(question: _Question) -> Said:
 
 def _round(question: _Question) -> Said:
     """Do the local steps of one round; a client that has lost the logits answers "missing"."""
-    logits = _cached(question)
+    logits = _load_logits(question)
     if logits is None:
         return {"ensemble": question.ensemble, "missing": True}, {}
     number, aggregator = question.number("round"), str(question.fact("aggregator"))
@@ -301,7 +301,7 @@ def _votes(question: _Question) -> Said:
     """Count how each member labels the held examples of each class."""
     if not question.local.tells_counts:
         raise refusals.counts_not_shared("votes")
-    logits = _cached(question)
+    logits = _load_logits(question)
     if logits is None:
         return {"ensemble": question.ensemble, "missing": True}, {}
     members, _, classes = logits.values.shape

@@ -165,7 +165,7 @@ def to_feature_space(job: Job) -> Job:
         input_shape=(width, 1, 1),
         normalization=Normalization((0.0,), (1.0,)),
         start=None if job.start is None else scale_head(job.start, 1 / math.sqrt(width)),
-        observer=None if job.observer is None else partial(_observed, job.builders[job.student], job.observer),
+        observer=None if job.observer is None else partial(_observe_on_images, job.builders[job.student], job.observer),
     )
 
 
@@ -219,7 +219,7 @@ def _alone(builder: ModelBuilder) -> nn.Module:
     return alone
 
 
-def _observed(builder: ModelBuilder, observer: Observer, epoch: int, model: nn.Module) -> Mapping[str, float]:
+def _observe_on_images(builder: ModelBuilder, observer: Observer, epoch: int, model: nn.Module) -> Mapping[str, float]:
     """Show the observer of a job the head on images that a head on features stands for."""
     whole = builder()
     whole.load_state_dict(to_image_space(model.state_dict()))

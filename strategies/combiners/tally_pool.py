@@ -226,7 +226,7 @@ def examples_per_class(job: Job, answers: Tensor, uploads: Sequence[Upload], opt
         uploads: The members, in their order.
         options: How to count or estimate.
     """
-    sizes = known_sizes(uploads)
+    sizes = fill_sizes(uploads)
     sizes = cap_at_median(sizes) if options.cap_examples else sizes
     reported = [upload.label_counts for upload in uploads]
     if options.counts == "uniform":
@@ -289,7 +289,7 @@ def row_norms(uploads: Sequence[Upload], builders: Mapping[str, ModelBuilder], c
     return torch.stack(norms)
 
 
-def known_sizes(uploads: Sequence[Upload]) -> Tensor:
+def fill_sizes(uploads: Sequence[Upload]) -> Tensor:
     """Return the clients' numbers of examples [M]; one that is not reported counts as the median of the others."""
     sizes = [sum(u.label_counts or ()) or None if u.num_examples is None else u.num_examples for u in uploads]
     known = [float(size) for size in sizes if size]

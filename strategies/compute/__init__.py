@@ -62,7 +62,7 @@ def choose(name: str, *, owns_ray: bool | None = None) -> ServerCompute:
     raise OptionError(f"setting 'compute' is {name!r}: must be one of 'ray', 'in-process'")
 
 
-def named(compute: str, shards: int) -> str:
+def place_name(compute: str, shards: int) -> str:
     """Return the name of a place for :func:`choose`, from two settings.
 
     Args:

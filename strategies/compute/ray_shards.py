@@ -260,9 +260,9 @@ def plan_shards(ray: Any, job: Job, shards: int) -> ShardPlan:
         return ShardPlan(1)
     nodes, gpus = _nodes(ray), 0 if job.device == "cpu" else int(ray.cluster_resources().get("GPU", 0))
     if shards > 1:
-        return _placed(min(shards, members), f"setting 'shards' is {shards}", nodes, gpus)
+        return _place_shards(min(shards, members), f"setting 'shards' is {shards}", nodes, gpus)
     if gpus > 1:
-        return _placed(min(gpus, members), f"there are {gpus} GPUs", nodes, gpus)
+        return _place_shards(min(gpus, members), f"there are {gpus} GPUs", nodes, gpus)
     needed, free = teacher_bytes(job), _free_bytes(gpus)
     if needed <= free:
         return ShardPlan(1)
@@ -271,7 +271,7 @@ def plan_shards(ray: Any, job: Job, shards: int) -> ShardPlan:
     if gpus or sum(rooms) < needed or len(rooms) < 2:
         return ShardPlan(1, f"{says}; the cluster has no other devices with room")
     count = next(n for n in range(2, len(rooms) + 1) if rooms[n - 1] * n >= needed or n == len(rooms))
-    return _placed(min(count, members), says, nodes, 0)
+    return _place_shards(min(count, members), says, nodes, 0)
 
 
 def teacher_bytes(job: Job) -> int:
@@ -295,7 +295,7 @@ def method_share(plan: ShardPlan, own: float | None) -> float | None:
     return METHOD_SHARE if own is None and plan.sharded and plan.num_gpus else own
 
 
-def _placed(shards: int, reason: str, nodes: Mapping[str, float], gpus: int) -> ShardPlan:
+def _place_shards(shards: int, reason: str, nodes: Mapping[str, float], gpus: int) -> ShardPlan:
     # Ray counts in ten-thousandths; rounded up, the last of seven shards would find no room.
     share = math.floor(SHARD_SHARE / math.ceil(shards / gpus) * 1e4) / 1e4 if gpus else 0.0
     return ShardPlan(shards, reason, share, tuple(nodes))

@@ -66,7 +66,7 @@ class Relay:
             save(snapshot)
             return
         # A Progress without ``save`` may decline; the rows would be lost, because the method sends them only once.
-        snapshot = replace(snapshot, appended=_joined(self._unsaved, snapshot.appended))
+        snapshot = replace(snapshot, appended=_join_snapshots(self._unsaved, snapshot.appended))
         self._unsaved = dict(snapshot.appended)
 
         def take() -> Snapshot:
@@ -76,7 +76,7 @@ class Relay:
         self._progress.checkpoint(take)
 
 
-def _joined(old: State, new: Mapping[str, Any]) -> State:
+def _join_snapshots(old: State, new: Mapping[str, Any]) -> State:
     import torch
 
     return old | {name: torch.cat([old[name], rows]) if name in old else rows for name, rows in new.items()}

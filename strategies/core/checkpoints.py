@@ -50,12 +50,12 @@ def read_checkpoint(path: Path) -> dict[str, torch.Tensor]:
     if not path.is_file():
         raise refusals.no_checkpoint(path, "does not exist", ALLOWED)
     try:
-        found = _unwrapped(_read(path))
+        found = _unwrap(_read(path))
     except _DAMAGES as error:
         raise refusals.no_checkpoint(path, f"cannot be read as weights: {_reason(error)}", ALLOWED) from error
     if not isinstance(found, Mapping) or not found or not all(_is_tensor(*item) for item in found.items()):
         raise refusals.no_checkpoint(path, f"holds {_kind(found)}", "must be a state_dict, name -> tensor")
-    return _without_prefix(found)
+    return _strip_prefix(found)
 
 
 def _read(path: Path) -> Any:
@@ -81,7 +81,7 @@ def _refuse_bomb(path: Path) -> None:
             raise ValueError(f"{_BOMB} {unpacked} bytes")
 
 
-def _unwrapped(found: Any) -> Any:
+def _unwrap(found: Any) -> Any:
     for _ in range(len(_WRAPPERS)):  # a limit, because a pickled dict may contain itself
         if not isinstance(found, Mapping):
             break
@@ -92,7 +92,7 @@ def _unwrapped(found: Any) -> Any:
     return found
 
 
-def _without_prefix(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _strip_prefix(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     while (prefix := next((p for p in _PREFIXES if all(key.startswith(p) for key in state)), None)) is not None:
         state = {key.removeprefix(prefix): value for key, value in state.items()}
     return dict(state)

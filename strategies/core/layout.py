@@ -66,9 +66,9 @@ def settle_input(module: nn.Module, images: Tensor) -> None:
             refusal = _refusal(module, given.long())
     if _VIEW in refusal:
         _store(module, channels_last=False)
-        module.register_forward_pre_hook(partial(_copied, torch.contiguous_format))
+        module.register_forward_pre_hook(partial(_copy_parameters, torch.contiguous_format))
     elif given._version != before:
-        module.register_forward_pre_hook(partial(_copied, torch.preserve_format))
+        module.register_forward_pre_hook(partial(_copy_parameters, torch.preserve_format))
 
 
 def _refusal(module: nn.Module, images: Tensor) -> str:
@@ -107,5 +107,5 @@ def _store(module: nn.Module, *, channels_last: bool) -> None:
             tensor.data = tensor.data.to(memory_format=layout)
 
 
-def _copied(layout: torch.memory_format, _: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+def _copy_parameters(layout: torch.memory_format, _: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(x.clone(memory_format=layout) if hasattr(x, "clone") else x for x in inputs)

@@ -20,20 +20,20 @@ RUN_ID = re.compile(r"[0-9a-f]{32}")
 MARKER = ".oneshot-fl"
 
 
-def expanded(path: Path | str) -> Path:
+def expand_user(path: Path | str) -> Path:
     """Return a path whose "~" or "~user" is the home folder; that of an unknown user stays as it is, as in a shell."""
     return Path(os.path.expanduser(path))  # noqa: PTH111  pathlib's raises an error of its own for an unknown user
 
 
-def existing(path: Path | str) -> Path:
+def nearest_existing(path: Path | str) -> Path:
     """Return the absolute path, or its nearest existing parent; a folder that is closed to this user exists."""
-    path = expanded(path).absolute()
+    path = expand_user(path).absolute()
     return next(place for place in (path, *path.parents) if os.path.exists(place))  # noqa: PTH110  pathlib's may raise
 
 
 def state_root(state_dir: str) -> Path:
     """Return a client's folder; empty: ``$ONESHOT_CLIENT_STATE``, else one in the user's cache."""
-    return expanded(state_dir or os.environ.get("ONESHOT_CLIENT_STATE", "") or "~/.cache/oneshot-fl/clients")
+    return expand_user(state_dir or os.environ.get("ONESHOT_CLIENT_STATE", "") or "~/.cache/oneshot-fl/clients")
 
 
 def run_place(state_dir: str, run_id: str) -> Path:

@@ -13,7 +13,7 @@ from flwr.common.logger import log
 from flwr.serverapp.strategy import Strategy
 
 from ..core.errors import OptionError
-from ..core.places import expanded
+from ..core.places import expand_user
 
 Shape = tuple[int, int, int]
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
@@ -71,7 +71,7 @@ def check_start(strategy: Strategy, own: type[Strategy], timeout: Any) -> None:
 
 def absolute(run_dir: str | Path | None) -> Path | None:
     """Return a run folder as it is meant now, wherever the process goes later; None for none."""
-    return expanded(run_dir).absolute() if run_dir else None
+    return expand_user(run_dir).absolute() if run_dir else None
 
 
 def keep_plain_scores(evaluate_fn: EvaluateFn | None) -> EvaluateFn | None:

@@ -20,7 +20,7 @@ from ..uploads.checks import check_size
 from .asking import DEPLOYED_POLL_S, Exchange, PollPace
 from .decoding import decode_array
 from .messages import count_bytes
-from .nodes import Limits, Nodes, SentQuestion, own_error
+from .nodes import Limits, Nodes, SentQuestion, cause_of_failure
 
 if TYPE_CHECKING:
     import numpy as np
@@ -163,7 +163,7 @@ class GridClients:
         sender = self._nodes.names.describe(sent.node)
         if reply.has_error():
             self._failures[sent.node] += 1
-            raise refusals.client_error(own_error(reply)).of(sender)
+            raise refusals.client_error(cause_of_failure(reply)).of(sender)
         self._failures[sent.node] = 0
         facts = dict(reply.content.config_records.get("answer", ConfigRecord()))
         client = facts.pop("client", None)
@@ -182,7 +182,7 @@ class GridClients:
         record = reply.content.array_records.get("arrays", ArrayRecord())
         try:
             check_size(sum(len(array.data) for array in record.values()), self._limits.max_bytes, "arrays")
-            arrays = {key: _decoded(array, f"arrays[{key[:80]!r}]") for key, array in record.items()}
+            arrays = {key: _decode(array, f"arrays[{key[:80]!r}]") for key, array in record.items()}
         except UploadError as error:
             raise error.of(client) from error
         return Answer(client, facts, arrays)
@@ -200,7 +200,7 @@ def _content(question: Question, common: Mapping[str, Any]) -> RecordDict:
     return RecordDict({"arrays": arrays, "config": ConfigRecord({**common, **question.facts})})
 
 
-def _decoded(array: Array, where: str) -> np.ndarray[Any, Any]:
+def _decode(array: Array, where: str) -> np.ndarray[Any, Any]:
     if array.dtype not in ALLOWED_DTYPES:
         raise refusals.wrong_answer(f"{where} is {array.dtype[:80]!r}", " or ".join(ALLOWED_DTYPES))
     return decode_array(array, tuple(array.shape), array.dtype, where)

@@ -22,7 +22,7 @@ from ..uploads.checks import Signature
 from .asking import Exchange
 from .messages import Reply, Request, common_to_most, count_bytes, is_anonymous, read_reply
 from .names import Names
-from .nodes import Nodes, Refusals, SentQuestion, own_error
+from .nodes import Nodes, Refusals, SentQuestion, cause_of_failure
 
 if TYPE_CHECKING:
     from ..core.facts import UploadFacts
@@ -156,7 +156,7 @@ class Collector:
             UploadError: It is refused.
         """
         if reply.has_error():
-            raise refusals.client_error(own_error(reply)).of(self._names.describe(sent.node))
+            raise refusals.client_error(cause_of_failure(reply)).of(self._names.describe(sent.node))
         self._accept(reply, sent)
         return True
 

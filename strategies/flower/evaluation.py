@@ -24,7 +24,7 @@ from ..core.errors import UploadError
 from .arguments import kept_scores
 from .asking import Exchange, to_each
 from .messages import count_bytes, is_weight
-from .nodes import Nodes, SentQuestion, own_error
+from .nodes import Nodes, SentQuestion, cause_of_failure
 from .surroundings import ShownNodes, seeded_strategy
 
 EVALUATION = "evaluation"
@@ -169,7 +169,7 @@ class ClientEvaluation:
 
         def receive(reply: Message, sent: SentQuestion) -> bool:
             if reply.has_error():
-                raise refusals.client_error(f"scores: {own_error(reply)}")
+                raise refusals.client_error(f"scores: {cause_of_failure(reply)}")
             nodes.traffic.add(EVALUATION, nodes.names.describe(sent.node), up=count_bytes(reply.content))
             check_scores(reply.content)
             replies.append(reply)

@@ -133,13 +133,13 @@ def read_reply(
         if "error" in said:
             raise refusals.client_error(said["error"])
         if said.get("held") is not True:
-            return _checked(content, client, signatures, num_classes=num_classes, max_bytes=max_bytes)
+            return _check_facts(content, client, signatures, num_classes=num_classes, max_bytes=max_bytes)
         if "client" not in said:
             raise refusals.held_without_name()
     return Reply(UploadFacts(client), held=True)
 
 
-def _checked(
+def _check_facts(
     content: RecordDict, client: str, signatures: Mapping[str, Signature], *, num_classes: int, max_bytes: int
 ) -> Reply:
     arrays, said = content.array_records[arrays_name(content)], content.config_records.get("upload", ConfigRecord())

@@ -27,7 +27,7 @@ from ..core.facts import CLIENT_NAME
 VARIABLE = "ONESHOT_NODE_KEYS"
 
 
-def named_keys() -> dict[bytes, str] | None:
+def read_node_keys() -> dict[bytes, str] | None:
     """Return the client of every public key; None if ``$ONESHOT_NODE_KEYS`` names no file.
 
     Returns:
@@ -87,7 +87,7 @@ class Names:
         self._ranks: dict[int, int] = {}
         self._introduced: set[int] = set()
         self._warned = False
-        self._keys = named_keys()
+        self._keys = read_node_keys()
 
     @property
     def keyed(self) -> bool:

@@ -220,7 +220,7 @@ class Nodes:
         self.traffic.save(lambda line: log(WARNING, "%s", line), interval_s=interval_s)
 
 
-def own_error(reply: Message) -> str:
+def cause_of_failure(reply: Message) -> str:
     """Return the line of a client's failure that names the cause: errors arrive as whole coloured tracebacks."""
     return _last_line(reply.error.reason or f"error code {reply.error.code}")
 

@@ -18,7 +18,7 @@ from ..compute import choose
 from ..core.errors import OptionError
 from ..core.facts import default_normalization, holds_images
 from ..core.options import QUICK
-from ..core.places import expanded
+from ..core.places import expand_user
 from ..method import ASSUMED, Job, Method, Normalization
 from ..run.identity import open_run
 from ..run.quarantine import guarded_replay
@@ -223,7 +223,7 @@ class OneShot(Strategy):
         Returns:
             The result as a module.
         """
-        run = expanded(run_dir).absolute()
+        run = expand_user(run_dir).absolute()
         path = Path(target) if target else default_run_dir("", self.method.name, parent=run.parent)
         compute = self.rounds.compute if self.rounds.compute is not None else "in-process"
         source = {"replay-of": str(run), "gatekeeper.policy": self._options.gatekeeper.policy}

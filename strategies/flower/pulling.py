@@ -180,7 +180,7 @@ class _Bounded:
     def ConfirmMessageReceived(self, request: Any) -> Any:  # noqa: N802  Flower's name
         response = self._client.ConfirmMessageReceived(request)
         objects, self._objects = self._objects, {}  # Flower frees an object as soon as it is inflated
-        _check(inflated_bytes(request.message_object_id, objects), self._max_bytes)
+        _check(count_inflated_bytes(request.message_object_id, objects), self._max_bytes)
         return response
 
 
@@ -202,7 +202,7 @@ def _flat(response: Any) -> Any:
     return response
 
 
-def inflated_bytes(object_id: str, objects: dict[str, bytes]) -> int:
+def count_inflated_bytes(object_id: str, objects: dict[str, bytes]) -> int:
     """Return the bytes of an object in memory: an object that it names several times counts several times.
 
     Args:
@@ -225,14 +225,14 @@ def inflated_bytes(object_id: str, objects: dict[str, bytes]) -> int:
             size = len(content) - content.find(HEAD_BODY_DIVIDER) - 1
             if kind != "ArrayChunk" and size > MOST_TEXT:
                 raise refusals.long_record(size, MOST_TEXT)
-            named = _named(kind, children, content) if children else []
+            named = _list_objects(kind, children, content) if children else []
             known[name] = size + sum(measure(child, depth + 1) for child in named)
         return known[name]
 
     return measure(object_id, 1)
 
 
-def _named(kind: str, children: list[str], content: bytes) -> list[str]:
+def _list_objects(kind: str, children: list[str], content: bytes) -> list[str]:
     """Return the ids of the objects that an object names, each as often as it names it."""
     if kind not in ("Array", "ArrayRecord", "RecordDict"):
         return children

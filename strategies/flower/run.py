@@ -19,13 +19,13 @@ from ..core.facts import CLASSIFIER
 from ..core.options import option
 from ..core.stage_options import StageOptions
 from ..method import Job, Method
-from ..run.quarantine import Gatekeeper, quarantined
+from ..run.quarantine import Gatekeeper, quarantined_clients
 from ..run.stage import (
     TRAFFIC_FILE,
     StageReport,
     keep_outcome,
-    kept_report,
-    kept_round,
+    last_finished_round,
+    load_report,
     pin_clients,
     pinned_clients,
     run_stage,
@@ -147,10 +147,10 @@ class Rounds:
             QuorumError: Too few uploads.
             OptionError: The method's needs are not met.
         """
-        done, rounds = kept_round(folder), self._method.plan(self._job.config).rounds
+        done, rounds = last_finished_round(folder), self._method.plan(self._job.config).rounds
         if done:
             log(INFO, "round %d of %d is finished: its result is read from the run folder", done, rounds)
-            self.report = kept_report(folder, replace(self._job, uploads=folder.round(done).uploads()))
+            self.report = load_report(folder, replace(self._job, uploads=folder.round(done).uploads()))
             arrays = self.student_arrays() or arrays
         for server_round in range(done + 1, rounds + 1):
             request = Request.of(self._method, self._job, arrays, server_round, config=train_config, run_id=folder.id)
@@ -248,7 +248,7 @@ class Rounds:
             nodes,
             common=common,
             limits=Limits(timeout, nodes.max_bytes),
-            left_out=(*forgotten, *quarantined(round_folder)),
+            left_out=(*forgotten, *quarantined_clients(round_folder)),
             members=None if any(map(is_anonymous, uploaded)) else uploaded,
         )
         return WithClients(clients)

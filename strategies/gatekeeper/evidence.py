@@ -109,7 +109,7 @@ class Evidence:
     behaviour: Behaviour | None
 
 
-def judged_by_images(job: Job) -> bool:
+def can_judge_by_images(job: Job) -> bool:
     """Return whether the uploads are classifiers of images that gradients reach, whose predictions can be judged."""
     names = [upload.architecture for upload in job.uploads]
     return holds_images(job.input_shape) and all(kind_of(one) == CLASSIFIER and not is_head(one) for one in names)
@@ -136,7 +136,7 @@ class _Gatherer:
         self.job, self.config, self.progress = job, config, progress
         self.standardize = Standardize(job.normalization).to(job.device)
         self.known = known_classes(job)
-        self.images = judged_by_images(job)
+        self.images = can_judge_by_images(job)
         # Work is counted in images that pass through a model and back.
         self.done, self.inverting = 0, config.images * min(MOST_CLASSES, job.num_classes)
         self.total = len(job.uploads) * (

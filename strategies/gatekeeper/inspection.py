@@ -17,7 +17,7 @@ import torch
 from ..core.facts import STATISTICS, kind_of
 from ..core.stage_options import GatekeeperConfig
 from ..method import Silent
-from .evidence import Evidence, gather_evidence, judged_by_images, usual_size
+from .evidence import Evidence, can_judge_by_images, gather_evidence, usual_size
 from .findings import Cohort, find_all
 from .measures import (
     NAN,
@@ -172,7 +172,7 @@ def _scores(name: str, values: Sequence[float]) -> list[float]:
 def notes_of(job: Job) -> tuple[str, ...]:
     """Return the notes on parts of a cohort that could not be judged, with the reasons."""
     notes = []
-    if not judged_by_images(job):
+    if not can_judge_by_images(job):
         notes.append("no images can be made for these uploads: only their weights are judged, not their predictions")
     kinds = [upload.architecture for upload in job.uploads]
     if few := sorted({name for name in kinds if kinds.count(name) < FEWEST}):

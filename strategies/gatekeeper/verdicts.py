@@ -103,8 +103,8 @@ class Inspection:
                 "verdict": row.verdict,
                 "harm": row.harm,
                 "findings": [{"kind": finding.kind, "text": finding.text} for finding in row.findings],
-                "measures": _rounded(row.measures),
-                "scores": _rounded(row.scores),
+                "measures": _round(row.measures),
+                "scores": _round(row.scores),
             }
             for row in self.rows
         ]
@@ -144,7 +144,7 @@ def _cell(value: float) -> str:
     return "-" if math.isnan(value) else f"{value:.3g}"
 
 
-def _rounded(values: Mapping[str, float]) -> dict[str, float | None]:
+def _round(values: Mapping[str, float]) -> dict[str, float | None]:
     return {name: round(value, 4) if math.isfinite(value) else None for name, value in values.items()}
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 CARD_FILE = "model_card.md"
 
 
-def merged_card(
+def write_card(
     method: str, job: Job, outcome: Outcome, *, makers: Mapping[str, str], scores: Mapping[str, float]
 ) -> str:
     """Return the card of a merge, as Markdown.

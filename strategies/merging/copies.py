@@ -75,7 +75,7 @@ def copies_of(named: Mapping[str, Any], kind: str) -> Copies:
             own = own if own not in builders else _NAMES[kind].format(f"{title}-{len(builders) + 1}")
             if own in builders:
                 raise OptionError(f"{differences[0]}: must be of one architecture, else {NEEDS_MODEL}")
-            firsts[own], builders[own] = client, partial(_fresh, _copied(client, module))
+            firsts[own], builders[own] = client, partial(_fresh, _copy_to_cpu(client, module))
         architectures[client] = own
     for name, builder in builders.items():
         _freeze_common(builder.args[0], [named[client] for client, own in architectures.items() if own == name])
@@ -165,7 +165,7 @@ def _pair(one: Any, other: Any, paired: _Pairs) -> None:
     paired[id(one), id(other)] = one, other
 
 
-def _copied(client: str, module: nn.Module) -> nn.Module:
+def _copy_to_cpu(client: str, module: nn.Module) -> nn.Module:
     """Return a copy on the CPU, in the float32 of all uploads.
 
     Raises:

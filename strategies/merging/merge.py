@@ -24,17 +24,17 @@ from ..core.durable import atomic_write, make_folder, store_errors
 from ..core.errors import OptionError, StoreError, blaming
 from ..core.facts import CLASSIFIER, CLIENT_NAME, UploadFacts, base_of, default_normalization, holds_images, kind_of
 from ..core.options import meant
-from ..core.places import expanded
+from ..core.places import expand_user
 from ..method import ASSUMED, METHODS, Job, Method, Need, Normalization, Outcome, Upload
 from ..run.ensembles import FOLDER_NAME, save_ensemble
 from ..run.files import save_weights
 from ..run.journal import Journal
 from ..run.run_folder import STUDENT_FILE
-from ..run.stage import all_cores, checked
+from ..run.stage import all_cores, check_finite
 from ..uploads.builders import check_student, choose_config, choose_student, named_builders
 from ..uploads.checks import Signatures, check_upload
 from ..uploads.tensors import tensor_form
-from .card import CARD_FILE, merged_card
+from .card import CARD_FILE, write_card
 from .copies import Copies, copies_of, maker_of
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 # What a user gives to a merge: models in any form, and values per model.
 
 
-def named_models(models: object) -> dict[str, Trained]:
+def name_models(models: object) -> dict[str, Trained]:
     """Return client -> its model, whatever holds them.
 
     Raises:
@@ -104,7 +104,7 @@ def _plain(value: Any) -> Any:
     return value.tolist() if isinstance(value, np.ndarray | np.generic | torch.Tensor) else value
 
 
-def kept_weights(client: str, trained: Trained) -> State | str | Path:
+def keep_weights(client: str, trained: Trained) -> State | str | Path:
     """Return a file's name, or a copy of the tensors, which their owner may train further.
 
     Raises:
@@ -229,7 +229,7 @@ class Result:
         Raises:
             StoreError: The folder holds a model that this result does not replace, or the disk refuses.
         """
-        place = expanded(folder)
+        place = expand_user(folder)
         parts = {STUDENT_FILE: self.outcome.student, FOLDER_NAME: self.outcome.ensemble}
         if other := [name for name, part in parts.items() if part is None and (place / name).exists()]:
             raise StoreError(f"{place / other[0]} is of another result: must be a folder without it")
@@ -240,7 +240,7 @@ class Result:
         if self.outcome.ensemble is not None:
             save_ensemble(place / FOLDER_NAME, self.outcome.ensemble, self.job.uploads)
         makers = {name: maker for name, build in self.job.builders.items() if (maker := maker_of(build))}
-        card = merged_card(self.method, self.job, self.outcome, makers=makers, scores=scores or {})
+        card = write_card(self.method, self.job, self.outcome, makers=makers, scores=scores or {})
         with store_errors(place):
             atomic_write(place / CARD_FILE, card.encode())
 
@@ -282,11 +282,11 @@ def merge(
     """
     chosen = METHODS[method]
     _check_further(further, chosen)
-    named = named_models(models)
+    named = name_models(models)
     sizes = further.pop("num_examples", None)
     config = choose_config(further.get("config"), chosen)
     facts = _facts(named, label_counts, sizes, num_classes)
-    kept = {client: kept_weights(client, one) for client, one in named.items()}
+    kept = {client: keep_weights(client, one) for client, one in named.items()}
     copies = _copies(named, model, chosen, config)
     uploads = _uploads(kept, facts, copies)
     defaults = {"normalization": default_normalization(input_shape), "device": "auto"}
@@ -305,7 +305,7 @@ def merge(
         with OneLine() as note:  # a line of its own, which no progress is written over
             (log or note)(ASSUMED)
     with OneLine() as line, Journal(None, log or line, label=method) as journal:
-        outcome = checked(chosen, InProcess().run(chosen, job, journal))
+        outcome = check_finite(chosen, InProcess().run(chosen, job, journal))
     clients = tuple(upload.client for upload in uploads)
     return Result(method, clients, outcome, Job(**{**vars(job), "device": "cpu"}))
 
@@ -377,19 +377,19 @@ def _uploads(
         with blaming(f"model {client!r}"):
             own = copies.architectures.get(client) or _architecture(_state(kept[client]), signatures)
             known = replace(facts[client], architecture=own)
-            read = partial(_checked, kept[client], known, signatures)
+            read = partial(_check, kept[client], known, signatures)
             read()
         uploads.append(Upload(known, read))
     return tuple(uploads)
 
 
-def _checked(kept: State | str | Path, facts: UploadFacts, signatures: Signatures) -> State:
+def _check(kept: State | str | Path, facts: UploadFacts, signatures: Signatures) -> State:
     wanted = signatures[facts.architecture]
     return check_upload(_state(kept), facts.architecture, wanted, tensor_form("tensors", exact=False))
 
 
 def _state(kept: State | str | Path) -> State:
-    return kept if isinstance(kept, dict) else read_checkpoint(expanded(kept))
+    return kept if isinstance(kept, dict) else read_checkpoint(expand_user(kept))
 
 
 def _architecture(state: State, signatures: Signatures) -> str:

@@ -127,7 +127,7 @@ def fit(job: Job, progress: Progress) -> Outcome:
 
 def describe_generator(job: Job) -> Mapping[str, str | int | float]:
     """Return the description of the generator that the clients of a round receive."""
-    return _described(job).as_config()
+    return _generator_spec(job).as_config()
 
 
 class FedGenServer:
@@ -194,7 +194,7 @@ class FedGenServer:
         return held if len(held) else every, class_weights(begun) if config.weights == "counts" else equal
 
 
-def _described(job: Job) -> GeneratorSpec:
+def _generator_spec(job: Job) -> GeneratorSpec:
     config: FedGenConfig = job.config
     return GeneratorSpec(
         level=config.level,

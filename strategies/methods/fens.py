@@ -165,11 +165,11 @@ def fit_with_trainers(job: Job, progress: Progress, trainers: Trainers) -> Outco
     elif aggregator.kind == "voted":
         params = aggregator.from_counts(trainers.votes())
     else:
-        params = _trained(job, progress, aggregator, trainers)
+        params = _train_aggregator(job, progress, aggregator, trainers)
     return Outcome(ensemble=_spec(job, aggregator, params), timings={"aggregator": time.monotonic() - began})
 
 
-def _trained(job: Job, progress: Progress, aggregator: Aggregator, trainers: Trainers) -> Params:
+def _train_aggregator(job: Job, progress: Progress, aggregator: Aggregator, trainers: Trainers) -> Params:
     """Run the federated rounds; resume in the round where an earlier process was interrupted."""
     config: FensConfig = job.config
     adam = FedAdam(config.server_lr)

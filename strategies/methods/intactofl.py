@@ -89,7 +89,7 @@ class PixelGate(nn.Module):
 
     def forward(self, logits: Tensor, x: Tensor) -> Tensor:
         """Combine member logits [M, B, C] to [B, C], given the members' normalised input x [B, ch, H, W]."""
-        return weighed(logits, pixel_gate(dict(self.named_buffers()), x))
+        return weigh_experts(logits, pixel_gate(dict(self.named_buffers()), x))
 
 
 def pixel_gate(weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
@@ -102,7 +102,7 @@ def pixel_gate(weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
     return F.linear(x.flatten(1), weights["weight"], weights["bias"])
 
 
-def weighed(logits: Tensor, gate: Tensor) -> Tensor:
+def weigh_experts(logits: Tensor, gate: Tensor) -> Tensor:
     """Return ``(1/M) sum_k g_k z_k`` [B, C] for member logits z [M, B, C] and weights g [B, M]."""
     return torch.einsum("bm,mbc->bc", gate, logits) / len(logits)
 
@@ -249,7 +249,7 @@ class ByPixels(Experts):
 
     def mixed(self, logits: Tensor, x: Tensor) -> Tensor:
         """Return A(x) [B, C]."""
-        return weighed(logits, self.weights(x))
+        return weigh_experts(logits, self.weights(x))
 
     def weights(self, x: Tensor) -> Tensor:
         """Return g(x) [B, M]."""
@@ -275,7 +275,7 @@ class ByPixels(Experts):
     def loss(self, logits: Tensor, x: Tensor, labels: Tensor) -> Tensor:
         """Return ``CE(A, y) + 0.01 std(g) + 16 KL(sm(e / 4) || sm(A / 4))``, std that of all B M weights."""
         weights = self.weights(x)
-        mixed = weighed(logits, weights)
+        mixed = weigh_experts(logits, weights)
         distilled = soft_kl(mixed, logits.mean(0), KD_TEMPERATURE)
         return cross_entropy(mixed, labels) + SPREAD_WEIGHT * weights.std() + distilled
 

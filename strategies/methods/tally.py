@@ -103,7 +103,7 @@ def fit(job: Job, progress: Progress) -> Outcome:
         why = "they do not agree with the others on noise, or their logits on it are not finite, or too large"
         progress.record({"note": f"left out are {', '.join(left_out)}: {why}"})
     if config.gate == "updates":
-        pool = teacher.combiner = _gated(job, pool, progress)
+        pool = teacher.combiner = _gate(job, pool, progress)
     start = build_start(job, pool, progress)
     learner = Learner(
         replace(job, start=start),
@@ -116,10 +116,10 @@ def fit(job: Job, progress: Progress) -> Outcome:
 
     def table() -> dict[str, Tensor]:
         tick = partial(progress.report, 0, config.epochs)
-        moved = _spanned(job, pool, images, progress, tick) if config.spanned else images[:0]
+        moved = _move_into_spans(job, pool, images, progress, tick) if config.spanned else images[:0]
         shown.append(moved)
         noise = learner.with_logits({"images": torch.cat(shown)}, tick=tick)
-        made = _inverted(job, learner, pool, tick) if config.inverted else {}
+        made = _invert(job, learner, pool, tick) if config.inverted else {}
         return {name: torch.cat([column, *2 * [made[name]]]) if made else column for name, column in noise.items()}
 
     outcome = learn_from_table(job, progress, learner, table)
@@ -129,7 +129,7 @@ def fit(job: Job, progress: Progress) -> Outcome:
     return replace(outcome, ensemble=spec, images=sample_images(torch.cat(shown), job.store_images))
 
 
-def _gated(job: Job, pool: OpinionPool, progress: Progress) -> OpinionPool:
+def _gate(job: Job, pool: OpinionPool, progress: Progress) -> OpinionPool:
     """Return the pool with the gate of the clients' updates, or the pool itself and a note why there is none."""
     gated = gate_pool(job, pool)
     if not isinstance(gated, str):
@@ -151,7 +151,9 @@ def make_noise(job: Job) -> Tensor:
     return made
 
 
-def _spanned(job: Job, pool: OpinionPool, images: Tensor, progress: Progress, tick: Callable[[], None]) -> Tensor:
+def _move_into_spans(
+    job: Job, pool: OpinionPool, images: Tensor, progress: Progress, tick: Callable[[], None]
+) -> Tensor:
     """Return noise images in the spans of the clients' updates; none, and a note why, if there are no spans."""
     spans = find_spans(job, (pool.weights > 0).tolist(), share=DIRECTIONS)
     if isinstance(spans, str):
@@ -162,7 +164,7 @@ def _spanned(job: Job, pool: OpinionPool, images: Tensor, progress: Progress, ti
     return move_into_spans(job, spans, pool.examples().cpu(), first, steps=SPAN_STEPS, rng=rng, tick=tick)
 
 
-def _inverted(job: Job, learner: Learner, pool: OpinionPool, tick: Callable[[], None]) -> dict[str, Tensor]:
+def _invert(job: Job, learner: Learner, pool: OpinionPool, tick: Callable[[], None]) -> dict[str, Tensor]:
     """Return inverted images and the logarithms of their targets: half their class, half the teacher's prediction."""
     config: TallyConfig = job.config
     held = pool.examples().sum(0).cpu()

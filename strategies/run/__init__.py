@@ -12,9 +12,9 @@ RESULT_FILE = "result.json"  # written last
 
 def runs_folder(chosen: str = "") -> Path:
     """Return the folder of the runs: ``chosen``, else $ONESHOT_RUNS, else ``runs`` here; absolute."""
-    from ..core.places import expanded  # late: every method reads this module
+    from ..core.places import expand_user  # late: every method reads this module
 
-    return expanded(chosen or os.environ.get(RUNS_VARIABLE, "") or "runs").absolute()
+    return expand_user(chosen or os.environ.get(RUNS_VARIABLE, "") or "runs").absolute()
 
 
 def is_run_folder(path: Path) -> bool:

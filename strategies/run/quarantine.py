@@ -11,7 +11,7 @@ from ..core.stage_options import EXCLUDE, OFF, GatekeeperConfig
 from ..uploads.needs import check_alone
 from .files import read_json, write_json
 from .run_folder import RunFolder
-from .stage import CHECKPOINT_S, kept_round, pin_clients, pinned_clients, replay, usable_uploads
+from .stage import CHECKPOINT_S, last_finished_round, pin_clients, pinned_clients, replay, usable_uploads
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -65,7 +65,7 @@ class Gatekeeper:
         """
         names = {upload.client for upload in uploads}
         digests = {record.client: record.sha256 for record in records if record.client in names}
-        kept = kept_verdict(folder)
+        kept = load_verdict(folder)
         if kept is None or kept["uploads"] != digests:
             inspection = self._inspect(replace(job, uploads=tuple(uploads)), tuple(digests))
             suspects = list(inspection.suspects) if self.config.policy == EXCLUDE else []
@@ -107,7 +107,7 @@ class Gatekeeper:
             )
 
 
-def kept_verdict(folder: RoundFolder) -> dict[str, Any] | None:
+def load_verdict(folder: RoundFolder) -> dict[str, Any] | None:
     """Return the gatekeeper's verdict on a round, None if there was no inspection.
 
     Raises:
@@ -129,9 +129,9 @@ def lines_of(inspection: Inspection, policy: str) -> list[str]:
     return lines
 
 
-def quarantined(folder: RoundFolder) -> tuple[str, ...]:
+def quarantined_clients(folder: RoundFolder) -> tuple[str, ...]:
     """Return the clients that the verdict excludes from the server stage of a round."""
-    verdict = kept_verdict(folder)
+    verdict = load_verdict(folder)
     return () if verdict is None else tuple(verdict["quarantined"])
 
 
@@ -153,7 +153,7 @@ def guarded_replay(
     """
     if gatekeeper.judges and pinned_clients(target.round(1)) is None:
         with RunFolder.open(source, write=False) as run:
-            held = run.round(max(1, kept_round(run)))
+            held = run.round(max(1, last_finished_round(run)))
             uploads, records = usable_uploads(held), held.records()
         if uploads:
             check_alone(method, replace(job, uploads=uploads))

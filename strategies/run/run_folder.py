@@ -17,7 +17,7 @@ import torch
 
 from ..core.durable import TEMPORARY_PATTERN, make_folder, store_errors, sync_folder
 from ..core.errors import StoreError
-from ..core.places import existing, expanded
+from ..core.places import expand_user, nearest_existing
 from ..core.renamed import named_as_today
 from ..method import EnsembleSpec, Upload
 from ..uploads.tensors import Weights, weights_sha256
@@ -67,7 +67,7 @@ class RunFolder:
         Raises:
             StoreError: The folder is not empty, cannot be written, or has another writer.
         """
-        path = expanded(path).absolute()
+        path = expand_user(path).absolute()
         with store_errors(path):
             make_folder(path, 0o700)  # weights can reveal data; to let others read, make the folder beforehand
             _refuse_occupied(path)
@@ -94,7 +94,7 @@ class RunFolder:
         Raises:
             StoreError: It is no run folder, is damaged or not writable, or has another writer (named by its pid).
         """
-        path = expanded(path).absolute()
+        path = expand_user(path).absolute()
         check_run_folder(path)
         info = read_json(path / FACTS_FILE)
         if not isinstance(info, dict) or not isinstance(info.get("id"), str):
@@ -114,7 +114,7 @@ class RunFolder:
     @classmethod
     def open_or_create(cls, path: Path, info: Mapping[str, Any]) -> RunFolder:
         """Open the run folder at ``path`` for writing, or make it if there is none; see :meth:`create`."""
-        return cls.open(path) if is_run_folder(expanded(path)) else cls.create(path, info)
+        return cls.open(path) if is_run_folder(expand_user(path)) else cls.create(path, info)
 
     def close(self) -> None:
         """Stop being the writer; the folder can still be read."""
@@ -258,8 +258,8 @@ def default_run_dir(run_dir: str, name: str, *, parent: Path | None = None) -> P
         StoreError: The folder cannot be written to, or holds other files.
     """
     if run_dir:
-        named = expanded(run_dir).absolute()
-        there = existing(named)
+        named = expand_user(run_dir).absolute()
+        there = nearest_existing(named)
         if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
             raise StoreError(f"run-dir {named}: {there} is no folder that can be written to")
         if there == named and not is_run_folder(named):
@@ -270,7 +270,7 @@ def default_run_dir(run_dir: str, name: str, *, parent: Path | None = None) -> P
     runs = runs_folder(chosen)
     if str(runs).encode(errors="replace").decode() != str(runs):
         raise StoreError(f"{os.fsencode(runs)!r}: not UTF-8, as the settings of a run are; name a folder by run-dir")
-    there = existing(runs)
+    there = nearest_existing(runs)
     if not chosen and not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
         raise StoreError(
             f"{runs}: not writable, so there is no place for the run; name one by run-dir or {RUNS_VARIABLE}"

@@ -73,16 +73,16 @@ def run_stage(
         OneShotError: The method refuses the job, failed, or ended with a model of NaN or Inf.
     """
     began = time.monotonic()
-    job = joined(method, job, log)
+    job = join_sums(method, job, log)
     unit = "epoch" if method.client_phase is None else "round"
     with Journal(folder, log, label=method.name, unit=unit, interval_s=checkpoint_s, tick=tick) as journal:
-        outcome = checked(method, compute.run(method, job, journal))
+        outcome = check_finite(method, compute.run(method, job, journal))
         resumed_at = journal.resumed_at
     # This process uses the outcome on the CPU, wherever the stage ran.
     return StageReport(outcome, replace(job, device="cpu"), resumed_at, time.monotonic() - began)
 
 
-def checked(method: Method, outcome: Outcome) -> Outcome:
+def check_finite(method: Method, outcome: Outcome) -> Outcome:
     """Return an outcome whose student and ensemble are finite.
 
     Raises:
@@ -99,7 +99,7 @@ def checked(method: Method, outcome: Outcome) -> Outcome:
     return outcome
 
 
-def joined(method: Method, job: Job, log: Callable[[str], None] = lambda _: None) -> Job:
+def join_sums(method: Method, job: Job, log: Callable[[str], None] = lambda _: None) -> Job:
     """Return the job as a method works on it: a method of classifiers takes the sums of features as heads."""
     return with_heads(job, log) if method.uploads == CLASSIFIER else job
 
@@ -188,17 +188,17 @@ def keep_outcome(folder: RunFolder, report: StageReport, server_round: int = 1) 
     return digest
 
 
-def kept_round(folder: RunFolder) -> int:
+def last_finished_round(folder: RunFolder) -> int:
     """Return the last round whose outcome is stored, 0 if there is none."""
     return int((folder.outcome() or {"round": 0})["round"])
 
 
-def kept_digest(folder: RunFolder) -> str:
+def result_digest(folder: RunFolder) -> str:
     """Return the sha256 of the stored result's weights, see :func:`keep_outcome`."""
     return str(read_json(folder.path / OUTCOME_FILE)["weights-sha256"])
 
 
-def kept_report(folder: RunFolder, job: Job) -> StageReport:
+def load_report(folder: RunFolder, job: Job) -> StageReport:
     """Read the stored outcome of the last finished round, the inverse of :func:`keep_outcome`.
 
     Args:
@@ -276,7 +276,7 @@ def replay(
         OptionError: An upload is of an architecture that the job cannot build.
     """
     with RunFolder.open(source, write=False) as run:
-        uploads = usable_uploads(run.round(max(1, kept_round(run))))
+        uploads = usable_uploads(run.round(max(1, last_finished_round(run))))
     if not uploads:
         raise StoreError(f"{source}: no uploads are stored here, so there is nothing to replay")
     of_its_kind = {upload.architecture for upload in uploads if kind_of(upload.architecture) == method.uploads}
@@ -287,8 +287,8 @@ def replay(
         )
     pin_clients(target.round(1), [upload.client for upload in uploads])
     uploads = tuple(upload for upload in uploads if upload.client in (pinned_clients(target.round(1)) or ()))
-    if kept_round(target):
-        return kept_report(target, replace(job, uploads=uploads))
+    if last_finished_round(target):
+        return load_report(target, replace(job, uploads=uploads))
     job = replace(job, uploads=uploads)
     report = run_stage(method, job, compute, target.round(1), log=log, checkpoint_s=checkpoint_s)
     keep_outcome(target, report)

@@ -57,7 +57,7 @@ def with_heads(job: Job, log: Callable[[str], None] = lambda _: None) -> Job:
                 f"the sums of {group[0].client} have fingerprint {reported}: must be that of a head among the "
                 "architectures"
             )
-        member = _solved(group, heads[fingerprint], taken, seed=job.seed)
+        member = _solve_group(group, heads[fingerprint], taken, seed=job.seed)
         taken.add(member.client)
         rest.append(member)
         log(f"{member.client} is one member of the ensemble, from the sums of {', '.join(one.client for one in group)}")
@@ -74,14 +74,14 @@ def _heads_of(builders: Mapping[str, ModelBuilder]) -> dict[bytes, str]:
     return found
 
 
-def _solved(group: list[Upload], architecture: str, taken: set[str], *, seed: int) -> Upload:
+def _solve_group(group: list[Upload], architecture: str, taken: set[str], *, seed: int) -> Upload:
     clients = ClientSumsOnServer(group)
     if any(clients.noises()):
         raise OptionError(f"the sums of {group[0].client} carry noise: must be exact where they join an ensemble")
     if GRAM not in group[0].read():
         raise OptionError(f"the sums of {group[0].client} have no {GRAM!r}: must have it where they join an ensemble")
     total = Statistics.total(clients.values())
-    head = _sized(Ridge(total).head(choose_penalty(clients, seed=seed).value), total)
+    head = _scale_head(Ridge(total).head(choose_penalty(clients, seed=seed).value), total)
     fingerprint = group[0].read()["fingerprint"]
     state = {"head.weight": head.weight.float(), "head.bias": head.bias.float(), "fingerprint": fingerprint}
     counts = tuple(int(count) for count in total.counts.round().tolist())
@@ -89,7 +89,7 @@ def _solved(group: list[Upload], architecture: str, taken: set[str], *, seed: in
     return Upload(facts, partial(_state, state))
 
 
-def _sized(head: Head, total: Statistics) -> Head:
+def _scale_head(head: Head, total: Statistics) -> Head:
     """Return a head whose logits sum to 0 over the classes and have root mean square :data:`SIZE` on its examples."""
     weight, bias = head.weight - head.weight.mean(0), head.bias - head.bias.mean()
     square = ((weight @ total.gram) * weight).sum() + 2.0 * bias @ (weight @ total.sums.sum(0))

@@ -244,7 +244,7 @@ class MemberLoader:
         Raises:
             UploadError: Its weights do not fit its architecture.
         """
-        member = _loaded(upload, self._fresh(upload.architecture))
+        member = _load(upload, self._fresh(upload.architecture))
         if self._precision == "int8":
             simulate_int8(member, upload.ranges)
         elif self._fold:
@@ -276,10 +276,10 @@ def load_member(upload: Upload, builders: Mapping[str, ModelBuilder]) -> nn.Modu
     Raises:
         UploadError: Its weights do not fit its architecture.
     """
-    return _loaded(upload, build_module(builders[upload.architecture]))
+    return _load(upload, build_module(builders[upload.architecture]))
 
 
-def _loaded(upload: Upload, module: nn.Module) -> nn.Module:
+def _load(upload: Upload, module: nn.Module) -> nn.Module:
     try:
         module.load_state_dict(upload.read())
     except RuntimeError as error:

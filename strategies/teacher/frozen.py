@@ -137,14 +137,14 @@ class _StandIn(fx.Proxy):
         return _StandIn
 
     def _record(self, update: str, other: Any) -> fx.Proxy:
-        return self.tracer.create_proxy("call_function", _updated, (update, self, other), {})
+        return self.tracer.create_proxy("call_function", _apply_update, (update, self, other), {})
 
 
 for _update in _UPDATES:
     setattr(_StandIn, f"__{_update}__", partialmethod(_StandIn._record, _update))
 
 
-def _updated(update: str, left: Any, right: Any) -> Any:
+def _apply_update(update: str, left: Any, right: Any) -> Any:
     """Return ``left`` after an update such as ``left += right``.
 
     The code that torch.fx makes of :func:`operator.iadd` would change a number under its other names too.
@@ -247,18 +247,18 @@ def _stays(model: fx.GraphModule, relu: fx.Node, pool: fx.Node) -> bool:
     """Return whether nothing is changed in place from the ReLU on to the pooling, nor the pooling's value later."""
     order = [*model.graph.nodes]
     between = order[order.index(relu) + 1 : order.index(pool)]
-    return not any(_in_place(model, node) for node in between) and not _overwritten(model, pool)
+    return not any(_in_place(model, node) for node in between) and not _may_be_overwritten(model, pool)
 
 
 def _spare_image(model: fx.GraphModule) -> None:
     """Copy images that the model would change in place: other members read them too."""
-    for image in (node for node in model.graph.nodes if node.op == "placeholder" and _overwritten(model, node)):
+    for image in (node for node in model.graph.nodes if node.op == "placeholder" and _may_be_overwritten(model, node)):
         with model.graph.inserting_after(image):
             own = model.graph.call_method("clone", (image,))
         image.replace_all_uses_with(own, delete_user_cb=lambda user, own=own: user is not own)
 
 
-def _overwritten(model: fx.GraphModule, node: fx.Node) -> bool:
+def _may_be_overwritten(model: fx.GraphModule, node: fx.Node) -> bool:
     """Return whether a later step may change a node's value in place, itself or through a view of it."""
     seen: set[fx.Node] = set()
     aliases = [node]
@@ -280,7 +280,7 @@ def _in_place(model: fx.GraphModule, node: fx.Node) -> bool:
     if node.op == "call_module":
         return bool(getattr(model.get_submodule(str(node.target)), "inplace", False))
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    return node.target is _updated or name.endswith("_") or bool(node.kwargs.get("inplace"))
+    return node.target is _apply_update or name.endswith("_") or bool(node.kwargs.get("inplace"))
 
 
 def _layer(model: fx.GraphModule, node: fx.Node, *kinds: type[nn.Module]) -> Any:

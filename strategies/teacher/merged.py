@@ -86,11 +86,11 @@ def merge_layers(
         clients: The weights of each, finite, and its w_k >= 0, not all zero; read one at a time.
         names: The layers, see :func:`linear_layers`.
     """
-    starts = {name: _joined(start, name) for name in names}
+    starts = {name: _join_bias(start, name) for name in names}
     sums = {name: _Sums.of(began) for name, began in starts.items()}
     for state, weight in clients:
         for name, found in sums.items():
-            found.include(_joined(state, name) - starts[name], weight)
+            found.include(_join_bias(state, name) - starts[name], weight)
     merged: State = {}
     for name, found in sums.items():
         whole, weight_key = starts[name] + found.solved(), f"{name}.weight"
@@ -100,7 +100,7 @@ def merge_layers(
     return merged
 
 
-def _joined(state: Mapping[str, Tensor], name: str) -> Tensor:
+def _join_bias(state: Mapping[str, Tensor], name: str) -> Tensor:
     """Return a layer's weight, with its bias as the last column, in double precision on the CPU."""
     parts = [state[f"{name}.weight"], *([state[f"{name}.bias"][:, None]] if f"{name}.bias" in state else [])]
     return torch.cat([part.detach().cpu().double() for part in parts], dim=1)

@@ -230,7 +230,7 @@ class _Pass(torch.autograd.Function):
         answers = members.forward(x, asked)
         ctx.sizes = [len(answer.logits) for answer in answers]
         logits = torch.from_numpy(np.concatenate([answer.logits for answer in answers]))
-        watched = _summed([answer.watched for answer in answers])
+        watched = _sum_watched([answer.watched for answer in answers])
         if not watched.numel():
             ctx.mark_non_differentiable(watched)
         ctx.watched = bool(watched.numel())
@@ -244,7 +244,7 @@ class _Pass(torch.autograd.Function):
         return ctx.members.backward(x, ctx.asked, gradients), None, None
 
 
-def _summed(parts: Sequence[Array | None]) -> Tensor:
+def _sum_watched(parts: Sequence[Array | None]) -> Tensor:
     """Return the sum of the shards' watched values; an empty tensor if a shard has none or their shapes differ."""
     found = [part for part in parts if part is not None]
     if len(found) < len(parts) or len({part.shape for part in found}) != 1:

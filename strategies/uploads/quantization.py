@@ -134,7 +134,7 @@ def calibrate(model: nn.Module, batches: Iterable[Tensor]) -> dict[str, tuple[fl
         known = ranges.get(name, (low, high))
         ranges[name] = (min(low, known[0]), max(high, known[1]))
 
-    with _seen(model, see):
+    with _watch_layers(model, see):
         for batch in batches:
             model(batch)
     return ranges
@@ -167,10 +167,10 @@ def quantize_activations(model: nn.Module, ranges: Ranges) -> None:
         ranges: Of each layer, the smallest and the largest output; names of no such layer change nothing.
     """
     if INPUT in ranges:
-        model.register_forward_pre_hook(partial(_rounded_input, *affine(*ranges[INPUT])))
+        model.register_forward_pre_hook(partial(_round_input, *affine(*ranges[INPUT])))
     for name, layer in _layers(model):
         if name in ranges:
-            layer.register_forward_hook(partial(_rounded_output, *affine(*ranges[name])))
+            layer.register_forward_hook(partial(_round_output, *affine(*ranges[name])))
 
 
 def _layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -178,7 +178,7 @@ def _layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 @contextmanager
-def _seen(model: nn.Module, see: Callable[[str, Tensor], None]) -> Iterator[None]:
+def _watch_layers(model: nn.Module, see: Callable[[str, Tensor], None]) -> Iterator[None]:
     """Show the input and the layers' outputs to a function while a block of code runs, with the model in eval mode."""
     hooks = [model.register_forward_pre_hook(lambda _, args: see(INPUT, args[0]) if _is_real(args) else None)]
     for name, layer in _layers(model):
@@ -192,15 +192,15 @@ def _seen(model: nn.Module, see: Callable[[str, Tensor], None]) -> Iterator[None
 
 
 # Hooks are functions of the module, so that a model with them can be pickled.
-def _rounded_input(scale: float, zero_point: int, _: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    return (_rounded(args[0], scale, zero_point), *args[1:]) if _is_real(args) else args
+def _round_input(scale: float, zero_point: int, _: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    return (_round(args[0], scale, zero_point), *args[1:]) if _is_real(args) else args
 
 
-def _rounded_output(scale: float, zero_point: int, _: nn.Module, __: tuple[Any, ...], output: Tensor) -> Tensor:
-    return _rounded(output, scale, zero_point)
+def _round_output(scale: float, zero_point: int, _: nn.Module, __: tuple[Any, ...], output: Tensor) -> Tensor:
+    return _round(output, scale, zero_point)
 
 
-def _rounded(values: Tensor, scale: float, zero_point: int) -> Tensor:
+def _round(values: Tensor, scale: float, zero_point: int) -> Tensor:
     """Return ``S (q - Z)`` with ``q = clip(round(r / S) + Z, 0, 127)`` for r [...]."""
     return torch.fake_quantize_per_tensor_affine(values, scale, zero_point, 0, STEPS)
 

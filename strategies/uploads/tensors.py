@@ -28,7 +28,7 @@ def tensor_form(what: str, *, exact: bool) -> Form:
     def misfit(value: torch.Tensor, shape: Shape, dtype: str) -> str:
         wanted = _dtype(dtype)
         alike = value.dtype == wanted if exact else _number(value.dtype) == _number(wanted)
-        return "" if _is_plain(value) and tuple(value.shape) == shape and alike else _described(value)
+        return "" if _is_plain(value) and tuple(value.shape) == shape and alike else _describe(value)
 
     return Form(what, "tensor {!r}", _read, misfit)
 
@@ -56,7 +56,7 @@ def _number(dtype: torch.dtype) -> str:
     return str(dtype) if dtype.is_complex or str(dtype) == "torch.bool" else "whole"
 
 
-def _described(value: torch.Tensor) -> str:
+def _describe(value: torch.Tensor) -> str:
     dtype = str(value.dtype).removeprefix("torch.")
     return f"{dtype}{list(value.shape)}" if _is_plain(value) else f"{dtype} and no dense tensor"
 

@@ -24,7 +24,7 @@ from strategies.distillation.generator_spec import GeneratorSpec
 from strategies.flower.clients import GridClients
 from strategies.flower.messages import read_reply
 from strategies.flower.nodes import Limits, Nodes, Refusals, SentQuestion
-from strategies.flower.rounds.answers import checked_record
+from strategies.flower.rounds.answers import decode_record
 from strategies.flower.rounds.stc import Stc
 from strategies.run.round_folder import RoundFolder
 from strategies.run.traffic import Traffic
@@ -159,7 +159,7 @@ def _read_answer(content: RecordDict) -> Any:
 
 
 def _read_record(content: RecordDict) -> Any:
-    return checked_record(content, "control", {key: value.numpy() for key, value in STATE.items()})
+    return decode_record(content, "control", {key: value.numpy() for key, value in STATE.items()})
 
 
 WEIGHTS = {key: value.numpy() for key, value in STATE.items() if value.is_floating_point()}

@@ -46,7 +46,7 @@ from strategies.flower.asking import MOST_QUESTIONS, Exchange, to_each
 from strategies.flower.clients import GridClients
 from strategies.flower.messages import read_reply
 from strategies.flower.nodes import Limits, Nodes, Refusals, SentQuestion
-from strategies.flower.rounds.answers import checked_record
+from strategies.flower.rounds.answers import decode_record
 from strategies.flower.rounds.round_trip import RoundTerms, RoundTrip
 from strategies.flower.rounds.stc import Stc
 from strategies.flower.rounds.stepped import FedNova
@@ -391,7 +391,7 @@ def _check_of(kind: str) -> Callable[[RecordDict], RecordDict]:
 
 
 def _arrays(content: RecordDict, wanted: Mapping[str, Any]) -> dict[str, Array]:
-    return {name: Array(value) for name, value in checked_record(content, "control", wanted).items()}
+    return {name: Array(value) for name, value in decode_record(content, "control", wanted).items()}
 
 
 def _trained(trip: RoundTrip, check: Any, reply: Message, sent: SentQuestion) -> Any:

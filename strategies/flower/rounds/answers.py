@@ -235,7 +235,7 @@ def to_record(arrays: Mapping[str, np.ndarray[Any, Any]]) -> ArrayRecord:
     return ArrayRecord({name: Array(np.asarray(value)) for name, value in arrays.items()})
 
 
-def checked_record(
+def decode_record(
     content: RecordDict, name: str, wanted: Mapping[str, np.ndarray[Any, Any]]
 ) -> dict[str, np.ndarray[Any, Any]]:
     """Return the arrays of a record of an answer, decoded and compared with the expected ones.

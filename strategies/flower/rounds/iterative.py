@@ -23,7 +23,7 @@ from ...method import Job, Normalization
 from ...rounds.config import NAME, IterativeConfig
 from ...run.identity import open_run
 from ...run.run_folder import RunFolder, default_run_dir
-from ...run.stage import StageReport, all_cores, kept_report, kept_round
+from ...run.stage import StageReport, all_cores, last_finished_round, load_report
 from ...uploads.builders import check_student, choose_student, named_builders
 from ..arguments import absolute, check_arguments, check_start, keep_plain_scores
 from ..messages import in_order
@@ -199,9 +199,9 @@ class Iterative(Strategy):
             raise OptionError(f"initial_arrays have other names or shapes than model {self.job.student!r}")
         self.summary()
         try:
-            if kept_round(self.folder):
+            if last_finished_round(self.folder):
                 log(INFO, "the rounds are finished: their result is read from the run folder")
-                self._report = kept_report(self.folder, self.job)
+                self._report = load_report(self.folder, self.job)
             else:
                 self._report = self._rounds.run(
                     self.folder,

@@ -287,7 +287,7 @@ class IterativeRounds:
                 self._test(0, evaluate_fn)
             for number in range(done + 1, rounds + 1):
                 values = self._one_round(number, trip, config, evaluate_fn)
-                journal.record({"epoch": number, **values, **_moved(self.account.traffic)})
+                journal.record({"epoch": number, **values, **_mib_per_client(self.account.traffic)})
                 journal.report(number, rounds, {key: value for key, value in values.items() if key not in UNSAID})
                 if number % job.config.checkpoint_every == 0 or number == rounds:
                     journal.save(Snapshot(number, self._state_of(trip)))
@@ -439,7 +439,7 @@ def _plain(scores: Mapping[int, MetricRecord]) -> dict[int, dict[str, Any]]:
     return {number: dict(record) for number, record in scores.items()}
 
 
-def _moved(traffic: Traffic) -> dict[str, float]:
+def _mib_per_client(traffic: Traffic) -> dict[str, float]:
     """Return the MiB per client so far: up, down, and both."""
     clients = max(1, len(traffic.clients)) * MIB
     ways = {"mib_up": traffic.up, "mib_down": traffic.down}

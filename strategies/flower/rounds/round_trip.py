@@ -21,7 +21,7 @@ from ...uploads.checks import Signature
 from ..asking import POLL_S, Exchange, PollPace, to_each
 from ..evaluation import EVALUATION
 from ..messages import count_bytes, read_reply
-from ..nodes import Limits, Nodes, SentQuestion, own_error
+from ..nodes import Limits, Nodes, SentQuestion, cause_of_failure
 from .answers import CheckedAnswer, check_trained, drop_incomplete
 
 PHASE = "rounds"
@@ -153,7 +153,7 @@ class RoundTrip:
 
         def receive(reply: Message, sent: SentQuestion) -> bool:
             if reply.has_error():
-                raise refusals.client_error(f"scores: {own_error(reply)}")
+                raise refusals.client_error(f"scores: {cause_of_failure(reply)}")
             self._nodes.traffic.add(EVALUATION, self._nodes.names.describe(sent.node), up=count_bytes(reply.content))
             check(reply.content)
             found[sent.node] = reply
@@ -188,7 +188,7 @@ class RoundTrip:
         """
         sender = self._nodes.names.describe(node)
         if reply.has_error():
-            raise refusals.client_error(own_error(reply)).of(sender)
+            raise refusals.client_error(cause_of_failure(reply)).of(sender)
         facts = reply.content.config_records.get("upload", ConfigRecord())
         with blaming(sender):
             content = reply.content if "error" in facts else check(reply.content)

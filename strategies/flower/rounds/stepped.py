@@ -15,7 +15,7 @@ from ...core import refusals
 from ...core.bounds import MOST, shorten_step
 from ...rounds.rules import add_step, feddyn_step, fednova_change, next_control, scaffold_step, subtract_models
 from ..messages import arrays_name, metrics_of
-from .answers import answers_of, checked_record, to_numpy, to_record
+from .answers import answers_of, decode_record, to_numpy, to_record
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
@@ -123,7 +123,7 @@ class Scaffold(SteppedFedAvg):
         Raises:
             UploadError: It is missing, or has other names or shapes than the server's.
         """
-        change = checked_record(content, "control", self.control)
+        change = decode_record(content, "control", self.control)
         return RecordDict({**content, "control": to_record(change)})
 
     def step(self, start: Arrays, answers: Sequence[RecordDict], *, num_clients: int) -> Arrays:

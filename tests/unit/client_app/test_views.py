@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from client_app.training.fafi import brighter, contrasted, grey, hued, saturated, view
+from client_app.training.fafi import brighten, change_contrast, grey, rotate_hue, saturate, view
 from fl_app.vision import torchvision
 
 Change = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -24,10 +24,10 @@ def rng(seed: int = 0) -> torch.Generator:
 @pytest.mark.parametrize(
     ("change", "name", "amounts"),
     [
-        (brighter, "adjust_brightness", [0.6, 0.9, 1.0, 1.1, 1.25, 1.4]),
-        (contrasted, "adjust_contrast", [0.6, 0.9, 1.0, 1.1, 1.25, 1.4]),
-        (saturated, "adjust_saturation", [0.6, 0.9, 1.0, 1.1, 1.25, 1.4]),
-        (hued, "adjust_hue", [-0.1, -0.05, 0.0, 0.01, 0.05, 0.1]),
+        (brighten, "adjust_brightness", [0.6, 0.9, 1.0, 1.1, 1.25, 1.4]),
+        (change_contrast, "adjust_contrast", [0.6, 0.9, 1.0, 1.1, 1.25, 1.4]),
+        (saturate, "adjust_saturation", [0.6, 0.9, 1.0, 1.1, 1.25, 1.4]),
+        (rotate_hue, "adjust_hue", [-0.1, -0.05, 0.0, 0.01, 0.05, 0.1]),
     ],
 )
 def test_change_of_colour_equals_torchvision_s_image_by_image(change: Change, name: str, amounts: list[float]) -> None:

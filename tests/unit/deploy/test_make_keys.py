@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.serialization import (
 from flwr.cli.supernode.register import try_load_public_key
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
-from strategies.flower.names import VARIABLE, named_keys
+from strategies.flower.names import VARIABLE, read_node_keys
 
 SCRIPT = Path(__file__).parents[3] / "deploy" / "make_keys.py"
 main: Callable[[list[str]], int] = runpy.run_path(str(SCRIPT))["main"]
@@ -77,7 +77,7 @@ def test_the_list_of_node_keys_binds_each_key_to_the_name_of_its_file(
     assert main([str(keys), *ASKED]) == 0
     monkeypatch.setenv(VARIABLE, str(keys / "public" / "node_keys"))
     names = ("hospital-a", "hospital-b")
-    assert named_keys() == {try_load_public_key(keys / "public" / f"{name}.pub"): name for name in names}
+    assert read_node_keys() == {try_load_public_key(keys / "public" / f"{name}.pub"): name for name in names}
 
 
 def test_a_second_call_adds_a_node_and_replaces_nothing(keys: Path) -> None:

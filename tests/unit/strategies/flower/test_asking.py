@@ -22,7 +22,7 @@ from flwr.common.constant import ErrorCode
 
 from strategies.core.errors import StoreError, UploadError
 from strategies.flower.asking import Exchange
-from strategies.flower.nodes import Nodes, Refusals, SentQuestion, own_error
+from strategies.flower.nodes import Nodes, Refusals, SentQuestion, cause_of_failure
 from strategies.run.run_folder import RunFolder
 from strategies.run.traffic import Traffic
 
@@ -63,7 +63,7 @@ class Talk:
 
 def own(reply: Message, sent: SentQuestion) -> None:
     if reply.has_error():
-        raise UploadError(own_error(reply))
+        raise UploadError(cause_of_failure(reply))
 
 
 @pytest.fixture

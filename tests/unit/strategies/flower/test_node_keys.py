@@ -16,7 +16,7 @@ from flwr.proto.node_pb2 import NodeInfo
 from strategies import FedENS
 from strategies.client import failure
 from strategies.core.errors import OptionError, QuorumError, UploadError
-from strategies.flower.names import VARIABLE, Names, named_keys
+from strategies.flower.names import VARIABLE, Names, read_node_keys
 from strategies.flower.nodes import Nodes, Refusals
 from strategies.run.traffic import Traffic
 
@@ -100,7 +100,7 @@ def test_without_a_file_names_are_the_clients_own(monkeypatch: pytest.MonkeyPatc
     names.identify([NodeInfo(node_id=1, public_key=PEM["alice"])])
 
     names.pin(1, "whatever")
-    assert named_keys() is None
+    assert read_node_keys() is None
     assert names.barred == set()
 
 
@@ -117,7 +117,7 @@ def test_without_a_file_names_are_the_clients_own(monkeypatch: pytest.MonkeyPatc
 def test_a_file_with_a_mistake_is_one_line_that_names_its_place(file: Path, text: str, message: str) -> None:
     file.write_text(text)
     with pytest.raises(OptionError, match=message):
-        named_keys()
+        read_node_keys()
 
 
 def test_a_client_that_fails_does_not_end_the_phase_while_another_has_yet_to_connect(

@@ -18,7 +18,7 @@ from flwr.supercore.inflatable.inflatable_object import get_object_id
 from wire_fakes import Link, deflated, grid_of, rewritten
 
 from strategies.core.errors import UploadError
-from strategies.flower.pulling import MOST_OBJECTS, MOST_TEXT, Puller, inflated_bytes
+from strategies.flower.pulling import MOST_OBJECTS, MOST_TEXT, Puller, count_inflated_bytes
 from strategies.uploads.checks import MIB
 
 
@@ -147,4 +147,4 @@ def test_an_answer_that_is_nested_deeper_than_a_message_is_refused() -> None:
     objects[get_object_id(content)] = content
 
     with pytest.raises(UploadError, match="nested deeper than 5 objects"):
-        inflated_bytes(get_object_id(content), objects)
+        count_inflated_bytes(get_object_id(content), objects)

@@ -24,9 +24,16 @@ from strategies.core.facts import UploadFacts
 from strategies.method import EnsembleSpec, Job, Normalization, Outcome, Snapshot
 from strategies.methods.fedens import METHOD
 from strategies.run.files import LOCK_NAME, write_json
-from strategies.run.quarantine import kept_verdict
+from strategies.run.quarantine import load_verdict
 from strategies.run.run_folder import RunFolder
-from strategies.run.stage import StageReport, keep_outcome, kept_report, kept_round, pin_clients, pinned_clients
+from strategies.run.stage import (
+    StageReport,
+    keep_outcome,
+    last_finished_round,
+    load_report,
+    pin_clients,
+    pinned_clients,
+)
 from strategies.run.traffic import Traffic
 
 RUN = "0123456789abcdef" * 2
@@ -75,7 +82,7 @@ def run_in(root: Path) -> Any:
     with RunFolder.open(root / "run") as run:
         work, checkpoint = run.round(), run.round().load_checkpoint()
         job = job_of(run)
-        report = kept_report(run, job) if kept_round(run) else None
+        report = load_report(run, job) if last_finished_round(run) else None
         return _plain(
             {
                 "info": run.info,
@@ -84,7 +91,7 @@ def run_in(root: Path) -> Any:
                 "refused": work.refused(),
                 "metrics": work.metrics(),
                 "pinned": pinned_clients(work),
-                "verdict": kept_verdict(work),
+                "verdict": load_verdict(work),
                 "traffic": Traffic.read(run.path / "traffic.json").as_json(),
                 "checkpoint": checkpoint and (checkpoint.step, checkpoint.state, dict(checkpoint.appended)),
                 "outcome": report and (report.outcome.student, report.outcome.images, report.seconds),

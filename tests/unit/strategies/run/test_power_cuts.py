@@ -27,7 +27,14 @@ from strategies.method import EnsembleSpec, Job, Normalization, Outcome, Snapsho
 from strategies.methods.fedens import METHOD
 from strategies.run.files import read_json, write_json
 from strategies.run.run_folder import RunFolder
-from strategies.run.stage import StageReport, keep_outcome, kept_report, kept_round, pin_clients, pinned_clients
+from strategies.run.stage import (
+    StageReport,
+    keep_outcome,
+    last_finished_round,
+    load_report,
+    pin_clients,
+    pinned_clients,
+)
 from strategies.run.traffic import Traffic
 from strategies.uploads.tensors import weights_sha256
 
@@ -80,9 +87,9 @@ def uploads_in(root: Path) -> list[tuple[str, float]]:
 
 def outcome_in(root: Path) -> tuple[int, float, float, float] | None:
     with opened(root) as run:
-        if not (done := kept_round(run)):
+        if not (done := last_finished_round(run)):
             return None
-        kept = kept_report(run, job_of(run, done)).outcome
+        kept = load_report(run, job_of(run, done)).outcome
         assert kept.student is not None
         assert kept.ensemble is not None
         assert kept.images is not None
