@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from feature_fakes import Sent
 from flower_fakes import (
     DeployedGrid,
     FakeGrid,
@@ -156,7 +155,7 @@ def test_a_late_failure_of_the_client_is_logged_and_a_lost_answer_is_no_failure(
 
 
 def test_a_disk_error_of_the_server_ends_the_wait_and_blames_no_client(talk: Any) -> None:
-    def receive(reply: Message, sent: Sent) -> bool:
+    def receive(reply: Message, sent: SentQuestion) -> bool:
         raise StoreError("the folder is gone")
 
     found = talk(FakeGrid({1: stock(1)}))
