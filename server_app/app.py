@@ -51,9 +51,10 @@ def main(grid: Grid, context: Context) -> None:
 def _run(grid: Grid, given: dict[str, Any]) -> None:
     began = time.monotonic()
     settings = read_settings(given)
-    check_needs_of_settings(settings)
-    if not settings.app.resume:  # a resumed run has its copies already
-        check_adopted(settings, int(os.environ.get(SUPERNODES_VARIABLE, 0)))
+    if SUPERNODES_VARIABLE not in os.environ:  # `oneshot run` has checked them
+        check_needs_of_settings(settings)
+        if not settings.app.resume:  # a resumed run has its copies already
+            check_adopted(settings, 0)
     if settings.scaled:
         log_info(f"scaled: {scaled_line(settings.scaled)}")
     if warning := attack_line(settings.app.attack):

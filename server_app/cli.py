@@ -84,14 +84,14 @@ def run(
         given = settings_of(settings, method=method, seed=seed, resume=None if resume is None else str(resume))
         if resume is not None:
             check_run_folder(resume)
-        from server_app.launch.run_command import app_folder, launch_run, planned
+        from server_app.launch.run_command import app_folder, launch_run, plan_run
 
         if dry_run:
             from server_app.launch.dry_run import print_plan
 
-            print_plan(*planned(given, num_supernodes), format)
+            print_plan(plan_run(given, num_supernodes), format)
             return
-        launch_run(app_folder(app), *planned(given, num_supernodes), failing)
+        launch_run(app_folder(app), plan_run(given, num_supernodes), failing)
 
 
 @cli.command(name="resume", rich_help_panel=RUN)
@@ -111,11 +111,9 @@ def resume_run(
         switch_on()
     with errors(format) as failing:
         check_run_folder(folder)
-        from server_app.launch.run_command import app_folder, launch_run, resumed_supernodes, stored_settings
+        from server_app.launch.run_command import app_folder, launch_run, plan_run
 
-        stored = stored_settings(folder)
-        given = {**stored, "resume": str(folder.absolute()), "run-dir": ""}
-        launch_run(app_folder(None), given, resumed_supernodes(folder), failing)
+        launch_run(app_folder(None), plan_run({"resume": str(folder)}), failing)
 
 
 @cli.command(rich_help_panel=REUSE)
@@ -241,12 +239,13 @@ def forget(
     with errors(format) as failing:
         changed = settings_of(changes)
         check_run_folder(folder)
-        from server_app.launch.run_command import app_folder, launch_run, stored_settings, stored_supernodes
+        from server_app.launch.run_command import app_folder, launch_run, plan_run, stored_settings
         from server_app.replay.forget import forget_settings, what_is_left
+        from server_app.settings.read import overridden
 
         run_dir = str(changed.pop("run-dir", ""))
-        given = forget_settings(folder, client, {**stored_settings(folder), **changed}, run_dir=run_dir)
-        launch_run(app_folder(None), given, stored_supernodes(folder), failing)
+        given = forget_settings(folder, client, overridden(stored_settings(folder), changed), run_dir=run_dir)
+        launch_run(app_folder(None), plan_run(given), failing)
         say(what_is_left(folder, client), format)
 
 

@@ -9,28 +9,27 @@ from statistics import fmean
 from typing import Any
 
 from server_app.launch.console import Format
+from server_app.launch.run_command import PlannedRun
 from server_app.launch.time_trial import times_trained, trial
 from server_app.report.communication import size_text
 from server_app.report.tables import setting_line
-from server_app.settings.build import build_job, check_before_start
-from server_app.settings.read import Settings, default_settings, read_settings
+from server_app.settings.build import build_job
+from server_app.settings.read import Settings, default_settings
 from server_app.settings.server_data import open_half
 from server_app.settings.text import to_toml
 from strategies.core.facts import CLASSIFIER
-from strategies.core.options import Scalar
 from strategies.run.journal import duration
 from strategies.run.traffic import MIB
 
 
-def print_plan(given: Mapping[str, Scalar], num_supernodes: int, format: Format) -> None:  # noqa: A002
+def print_plan(run: PlannedRun, format: Format) -> None:  # noqa: A002
     """Check a run as before its start, and print what it would do.
 
     Raises:
         OneShotError: The run would be refused.
     """
-    settings = read_settings(given)
-    check_before_start(settings, num_supernodes)
-    facts = plan(settings, num_supernodes)
+    run.check()
+    settings, facts = run.settings, plan(run.settings, run.num_supernodes)
     if format == "json":
         sys.stdout.write(json.dumps(facts) + "\n")
         return

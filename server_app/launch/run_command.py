@@ -8,6 +8,7 @@ import sys
 import time
 import tomllib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,14 @@ from server_app.launch.console import INTERRUPTED, echo_to, errors, oneshot, pro
 from server_app.launch.result import print_result
 from server_app.settings.build import DEFAULT_SUPERNODES, check_before_start, number_of_clients
 from server_app.settings.commit import COMMIT_VARIABLE, commit_of
-from server_app.settings.read import Settings, known_settings, listed_settings, overridden, read_settings
+from server_app.settings.read import (
+    Settings,
+    default_settings,
+    known_settings,
+    listed_settings,
+    overridden,
+    read_settings,
+)
 from server_app.settings.settled import check_adopted, check_same_run
 from server_app.settings.text import toml_table
 from strategies.core.durable import atomic_write, store_errors
@@ -53,13 +61,37 @@ def how_to_go_on(folder: Path) -> str:
     return f"flwr run APP SUPERLINK --run-config {shlex.quote(str(folder / RESUME_FILE))}"
 
 
-def launch_run(app: Path, given: Mapping[str, Scalar], num_supernodes: int, failing: errors) -> None:
+@dataclass(frozen=True)
+class PlannedRun:
+    """A run of the app, read and not yet begun.
+
+    Attributes:
+        given: The settings that its processes get.
+        settings: The same, read.
+        num_supernodes: Simulated clients.
+    """
+
+    given: Mapping[str, Scalar]
+    settings: Settings
+    num_supernodes: int
+
+    def check(self) -> None:
+        """Refuse the run before any of its processes starts.
+
+        Raises:
+            OneShotError: A setting does not fit the method, the data, the clients, or the run whose uploads it takes.
+        """
+        if not self.settings.app.resume:
+            check_adopted(self.settings, self.num_supernodes)
+        check_before_start(self.settings, self.num_supernodes)
+
+
+def launch_run(app: Path, run: PlannedRun, failing: errors) -> None:
     """Run the app in simulation, or resume a run, and print its result.
 
     Args:
         app: The app's folder.
-        given: Settings, with "run-dir" or "resume".
-        num_supernodes: Simulated clients.
+        run: The run.
         failing: Prints the errors.
 
     Raises:
@@ -67,25 +99,23 @@ def launch_run(app: Path, given: Mapping[str, Scalar], num_supernodes: int, fail
     """
     from server_app.launch.superlink import launch
 
-    folder = Path(str(given.get("resume") or given["run-dir"]))
-    if (done := _finished(folder)) is not None and given.get("resume"):
+    resumed, num_supernodes = run.settings.app.resume, run.num_supernodes
+    folder = Path(resumed or run.settings.app.run_dir)
+    if (done := _finished(folder)) is not None and resumed:
         print_result(done, failing.format)
         return
-    if done is not None or (not given.get("resume") and is_run_folder(folder)):
+    if done is not None or (not resumed and is_run_folder(folder)):
         raise OptionError(f"setting 'run-dir' is {str(folder)!r}, which holds a run: must be a new folder")
     _refuse_replay(folder)
     _refuse_live(folder)
-    settings = read_settings(given)
-    if not settings.app.resume:
-        check_adopted(settings, num_supernodes)
-    check_before_start(settings, num_supernodes)
+    run.check()
     began, written = time.monotonic(), _result_time(folder)
     # The ServerApp writes it to run.json, so that a resumed run has the same clients.
     os.environ[SUPERNODES_VARIABLE] = str(num_supernodes)
     os.environ[COMMIT_VARIABLE] = commit_of(app)  # the app runs from a copy
     try:
         with progress_bar(failing.format):
-            launched = launch(app, settings=given, num_supernodes=num_supernodes, echo=echo_to(failing.format))
+            launched = launch(app, settings=run.given, num_supernodes=num_supernodes, echo=echo_to(failing.format))
     except KeyboardInterrupt:
         sys.stderr.write(f"interrupted.{_how_to_go_on(folder)}\n")
         raise typer.Exit(INTERRUPTED) from None
@@ -103,12 +133,12 @@ def launch_run(app: Path, given: Mapping[str, Scalar], num_supernodes: int, fail
     print_result(result, failing.format)
 
 
-def planned(given: Mapping[str, Scalar], num_supernodes: int | None) -> tuple[dict[str, Scalar], int]:
-    """Return the whole settings of a run, and its number of clients: those of the run that it resumes or reuses.
+def plan_run(given: Mapping[str, Scalar], num_supernodes: int | None = None) -> PlannedRun:
+    """Read the settings of a run; those of a run that it resumes or reuses complete them.
 
     Args:
         given: The settings of the command line.
-        num_supernodes: Simulated clients, as asked for.
+        num_supernodes: Simulated clients, as asked for; None for those of the other run, or the default.
 
     Raises:
         OptionError: A setting is unknown or out of range, or differs from that of the run that is resumed.
@@ -125,10 +155,11 @@ def planned(given: Mapping[str, Scalar], num_supernodes: int | None) -> tuple[di
         new = {"resume": "", "run-dir": "", "uploads": "", "forget": ""}
         settings = listed_settings(overridden(stored_settings(Path(str(source))), {**new, **settings}))
         num_supernodes = num_supernodes or stored_supernodes(Path(str(source)))
+    if not settings.get("resume"):
+        name = str(settings.get("method", default_settings()["method"]))
+        settings["run-dir"] = str(default_run_dir(str(settings.get("run-dir", "")), name))
     checked = read_settings(settings)
-    if not checked.app.resume:
-        settings["run-dir"] = str(default_run_dir(checked.app.run_dir, checked.choice.name))
-    return settings, num_supernodes or number_of_clients(checked.app)
+    return PlannedRun(settings, checked, num_supernodes or number_of_clients(checked.app))
 
 
 def _finished(folder: Path) -> dict[str, Any] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,7 @@ from strategies.core.facts import CVAE, HEAD, PROTOTYPES, STATISTICS, backbone_i
 from strategies.core.gpu import resolve_device
 from strategies.core.options import OWN_FORM
 from strategies.core.places import expand_user
+from strategies.core.stage_options import StageOptions
 from strategies.method import TEACHERS, Job
 from strategies.run import FACTS_FILE, is_run_folder
 from strategies.run.run_folder import RunFolder
@@ -316,21 +318,12 @@ def build_strategy(settings: Settings, job: Job) -> OneShot | Iterative:
     accepted = "" if settings.choice.uploads == CVAE else app.model.accepted
     if app.resume and not is_run_folder(expand_user(app.resume)):
         raise OptionError(f"setting 'resume' is {app.resume!r}: must be the folder of a run (it holds {FACTS_FILE})")
-    names = ("threads", "device", "max_upload_mib", "checkpoint_s", "teacher", "store_images")
-    of_run = {name: getattr(app, name) for name in names}
+    of_stage = {entry.name: getattr(app, entry.name) for entry in fields(StageOptions)}
     shared: dict[str, Any] = {
-        "student": job.student,
-        "num_classes": job.num_classes,
-        "input_shape": job.input_shape,
-        "normalization": job.normalization,
-        "config": job.config,
         "compute": place_name(app.compute, app.shards),
         "run_dir": run_dir or None,
         "min_uploads": app.min_uploads,
-        "seed": app.seed,
-        "options": RunOptions(accepted=accepted, gatekeeper=settings.gatekeeper, **of_run),
-        "proxy": job.proxy,
-        "observer": job.observer,
+        "options": RunOptions(accepted=accepted, **of_stage),
         "facts": {
             "settings": dict(settings.flat),
             **commit_facts(),
@@ -339,8 +332,8 @@ def build_strategy(settings: Settings, job: Job) -> OneShot | Iterative:
         },
     }
     if settings.method is not None:
-        return OneShot(settings.method, job.builders, **shared)
-    return Iterative(job.builders, refiner=settings.refiner, **shared)
+        return OneShot.of_job(settings.method, job, **shared)
+    return Iterative.of_job(job, refiner=settings.refiner, **shared)
 
 
 def facts_of(uploads: str, forget: str) -> dict[str, object]:

@@ -95,8 +95,7 @@ class OneShot(Strategy):
     ) -> None:
         options, builders = options or RunOptions(), named_builders(model)
         shape = check_arguments(input_shape, seed=seed, min_uploads=min_uploads, fraction_evaluate=fraction_evaluate)
-        self.method, self._assumed = method, normalization is None and holds_images(shape)
-        self.job = Job(
+        job = Job(
             uploads=(),
             builders=builders,
             student=choose_student(student, builders),
@@ -113,10 +112,41 @@ class OneShot(Strategy):
             observer=observer,
             store_images=options.store_images,
         )
-        self.evaluate_model = evaluate_model
+        self._set_up(method, job, compute, run_dir, min_uploads, options, facts)
+        self.evaluate_model, self._evaluation = evaluate_model, ClientEvaluation(fraction_evaluate, seed)
+        self._assumed = normalization is None and holds_images(shape)
+
+    @classmethod
+    def of_job(
+        cls,
+        method: Method,
+        job: Job,
+        *,
+        compute: str | ServerCompute | None,
+        run_dir: str | Path | None,
+        min_uploads: int,
+        options: RunOptions,
+        facts: Mapping[str, Any],
+    ) -> OneShot:
+        """Return the strategy of a job that is built already, with the threads, device and teacher of the options."""
+        strategy = cls.__new__(cls)
+        strategy._set_up(method, job, compute, run_dir, min_uploads, options, facts)
+        strategy.evaluate_model, strategy._evaluation, strategy._assumed = None, ClientEvaluation(0.0, job.seed), False
+        return strategy
+
+    def _set_up(
+        self,
+        method: Method,
+        job: Job,
+        compute: str | ServerCompute | None,
+        run_dir: str | Path | None,
+        min_uploads: int,
+        options: RunOptions,
+        facts: Mapping[str, Any] | None,
+    ) -> None:
+        self.method, self.job = method, job
         self._run_dir, self._options, self._facts = absolute(run_dir), options, dict(facts or {})
-        self.rounds = Rounds(method, self.job, compute=compute, min_uploads=min_uploads, options=options)
-        self._evaluation = ClientEvaluation(fraction_evaluate, seed)
+        self.rounds = Rounds(method, job, compute=compute, min_uploads=min_uploads, options=options)
         self._asked_with = ArrayRecord()
         self._folder: RunFolder | None = None
 

@@ -103,7 +103,7 @@ class Iterative(Strategy):
         facts: Mapping[str, Any] | None = None,
     ) -> None:
         options, builders = _in_rounds(options, refiner), named_builders(model)
-        self.job = Job(
+        job = Job(
             uploads=(),
             builders=builders,
             student=choose_student(student, builders),
@@ -118,7 +118,40 @@ class Iterative(Strategy):
             teacher=options.job_teacher,
             observer=observer,
         )
-        check_student(self.job, trained=refiner is not None)
+        self._set_up(job, base, refiner, compute, run_dir, min_uploads, options, facts)
+
+    @classmethod
+    def of_job(
+        cls,
+        job: Job,
+        *,
+        refiner: Refiner | None,
+        compute: str | ServerCompute | None,
+        run_dir: str | Path | None,
+        min_uploads: int,
+        options: RunOptions,
+        facts: Mapping[str, Any],
+    ) -> Iterative:
+        """Return the strategy of a job that is built already; the arguments are those of the class."""
+        strategy, options = cls.__new__(cls), _in_rounds(options, refiner)
+        # The clients start every round from the model of the round before, which no seed tells.
+        job = replace(job, clients_seed=None, labelled=None, store_images=0)
+        strategy._set_up(job, None, refiner, compute, run_dir, min_uploads, options, facts)
+        return strategy
+
+    def _set_up(  # noqa: PLR0913  the constructors' arguments
+        self,
+        job: Job,
+        base: Base | None,
+        refiner: Refiner | None,
+        compute: str | ServerCompute | None,
+        run_dir: str | Path | None,
+        min_uploads: int,
+        options: RunOptions,
+        facts: Mapping[str, Any] | None,
+    ) -> None:
+        self.job = job
+        check_student(job, trained=refiner is not None)
         self._base, self._min_uploads, self._max_bytes = base, min_uploads, int(options.max_upload_mib * 2**20)
         self._refiner, self._compute, self._run_dir = refiner, compute, absolute(run_dir)
         self._rounds, self._facts = self._new_rounds(), dict(facts or {})
