@@ -22,6 +22,7 @@ from server_app.settings.settled import check_same_run, free_on
 from server_app.settings.text import merge_settings
 from strategies.core.errors import ComputeError, OptionError, QuorumError, StoreError
 from strategies.flower.one_shot import OneShot
+from strategies.run.files import write_json
 from strategies.run.run_folder import RunFolder
 
 
@@ -100,7 +101,7 @@ def test_a_disk_that_is_full_at_the_end_is_one_line_and_the_run_goes_on_when_the
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     run = run_folder()
-    (run / "stage.json").write_text(json.dumps({"clients": ["client-000", "client-001", "client-002"]}))
+    write_json(run / "stage.json", {"clients": ["client-000", "client-001", "client-002"]})
     with monkeypatch.context() as disk:
         for name in ("server_app.report.finish.atomic_write", "strategies.run.files.atomic_write"):
             disk.setattr(name, full)
