@@ -1,20 +1,138 @@
-"""Opens the configured data set: one by name, the user's own function, or tables as files."""
+"""Opens the configured data set: one by name, the user's own function, or tables as files.
+
+A function of the user's own code, named ``package.module:attribute``, gets those of ``split`` ("train" or "test") and
+``root`` (the setting ``data.root``) that its signature names. It returns ``(examples, labels)`` or ``(examples, labels,
+holders)``, as numpy arrays or torch tensors:
+
+- examples: uint8 [N, ch, H, W], pixels of square images; float32 [N, ch, H, W] or [N, F], a model's input already; or
+  int64 [N, L], texts of L tokens.
+- labels: whole numbers [N], in 0 .. C - 1.
+- holders: whole numbers [N], in 0 .. K - 1: the client that holds each training example, of K clients.
+"""
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
-from strategies.core.errors import DataError
+from fl_app.project import called, function_of
+from strategies.core.errors import DataError, OptionError
 from strategies.core.options import listed
 
 from .config import DataConfig
 from .files import disk_errors
-from .own import num_classes_of, open_own
 from .sources import data_root, open_folders, open_split
 from .split import Split, pixels, unchanged
 from .table_files import open_tables, schema_of
+
+
+class OwnHalf(NamedTuple):
+    """One half of a user's data set.
+
+    Attributes:
+        examples: uint8 [N, ch, H, W], float32 [N, ch, H, W] or [N, F, 1, 1], or int64 [N, 1, 1, L].
+        labels: int64 [N].
+        holders: The client of each example, int64 [N]; None if the function does not say.
+    """
+
+    examples: torch.Tensor
+    labels: torch.Tensor
+    holders: torch.Tensor | None
+
+
+@functools.lru_cache(maxsize=2)
+def open_own(name: str, split: str, root: str) -> OwnHalf:
+    """Call the user's function; a process calls it once per half.
+
+    Args:
+        name: ``package.module:attribute``.
+        split: ``"train"`` or ``"test"``.
+        root: The folder of the data, or an empty text.
+
+    Raises:
+        OptionError: The function cannot be imported.
+        DataError: It fails, or returns something else.
+    """
+    what = f"data source {name!r}"
+    function = function_of(name, "setting 'data.name'")
+    try:
+        found = called(function, {"split": split, "root": root}, what)
+    except OptionError as error:
+        raise DataError(str(error)) from error  # may hold values of examples, which a node keeps in its own log
+    what = f"{what}, {split} half,"
+    if not isinstance(found, tuple | list) or len(found) not in (2, 3):
+        size = f" of {len(found)}" if isinstance(found, tuple | list) else ""
+        raise DataError(
+            f"{what} returns {type(found).__name__}{size}: must return examples and labels, and perhaps holders"
+        )
+    examples, labels = _examples(found[0], what), _whole(found[1], f"{what} returns labels")
+    holders = _whole(found[2], f"{what} returns holders") if len(found) == 3 and found[2] is not None else None
+    for which, numbers in (("labels", labels), ("holders", holders)):
+        if numbers is not None and len(numbers) != len(examples):
+            raise DataError(f"{what} returns {len(examples)} examples and {len(numbers)} {which}: must be as many")
+    # Not all numbers up to the largest, which may be that of a patient.
+    named = sorted(set(holders.tolist())) if holders is not None else []
+    if gaps := [number for number, holder in enumerate(named) if number != holder]:
+        raise DataError(f"{what} returns holders without {gaps[0]}: must be 0 to K - 1, each with an example")
+    return OwnHalf(examples, labels, holders)
+
+
+def num_classes_of(half: OwnHalf, stated: int, what: str) -> int:
+    """Return C: the stated number, else one more than the largest label of this half.
+
+    Raises:
+        DataError: A label is not below the stated number.
+    """
+    largest = int(half.labels.max())
+    if stated and largest >= stated:
+        raise DataError(f"{what} has label {largest}: must be 0 to {stated - 1} with 'data.num-classes' {stated}")
+    return stated or largest + 1
+
+
+def _examples(found: Any, what: str) -> torch.Tensor:
+    tensor = _tensor(found, f"{what} returns examples")
+    if tensor.dtype == torch.float64:
+        tensor = tensor.float()
+    forms = {(torch.uint8, 4), (torch.float32, 4), (torch.float32, 2), (torch.int64, 2)}
+    if (tensor.dtype, tensor.dim()) not in forms or not tensor.numel():
+        kind = f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+        raise DataError(
+            f"{what} returns examples of {kind}: must be uint8 or float32 [N, channels, height, width], float32 "
+            "[N, features], or int64 [N, tokens]"
+        )
+    if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+        raise DataError(f"{what} returns examples with NaN or Inf: must be finite numbers")
+    if tensor.dim() == 2:
+        return tensor[:, :, None, None] if tensor.is_floating_point() else tensor[:, None, None, :]
+    return tensor
+
+
+def _whole(found: Any, what: str) -> torch.Tensor:
+    tensor = _tensor(found, what)
+    if tensor.dim() != 1 or tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
+        kind = f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+        raise DataError(f"{what} of {kind}: must be whole numbers [N]")
+    whole = tensor.long()  # first, because torch has no minimum of wider unsigned numbers than bytes
+    if len(whole) and (least := int(whole.min())) < 0:
+        signed = tensor.dtype.is_signed
+        raise DataError(
+            f"{what} with {least}: must be 0 or more" if signed else f"{what} of 2**63 or more: must be less"
+        )
+    return whole
+
+
+def _tensor(found: Any, what: str) -> torch.Tensor:
+    if isinstance(found, torch.Tensor):
+        return found.detach().cpu()
+    try:
+        array = np.array(found)
+        return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{what} that are no array ({type(found).__name__}): must be numpy or torch") from error
 
 
 @disk_errors()

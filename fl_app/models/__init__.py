@@ -7,21 +7,22 @@ tokens [B, 1, 1, L]. The last layer of each is linear.
 from __future__ import annotations
 
 import importlib
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Any
 
+import torch
 from torch import nn
 
+from fl_app.project import FAILURES, called, function_of, one_line
 from strategies.core.errors import OptionError
-from strategies.core.facts import STATISTICS, backbone_in, is_head, kind_of
+from strategies.core.facts import STATISTICS, backbone_in, is_head, kind_of, run_on_blanks
 from strategies.core.options import is_own
+from strategies.core.seeds import seeded_torch
 
-if TYPE_CHECKING:
-    from .own import OwnArchitecture
-
-__all__ = ["ARCHITECTURES", "build", "builders", "known_name", "penultimate"]
+__all__ = ["ARCHITECTURES", "OwnArchitecture", "build", "builders", "chain", "known_name", "penultimate"]
 
 Shape = tuple[int, int, int]
 
@@ -61,26 +62,26 @@ class _Architecture:
 
 
 _ZOO = {
-    "lenet5": _Architecture("cnn", "lenet5", _images(4)),
-    "cnn5": _Architecture("cnn", "cnn5", _images(18)),
-    "cnn5-wide": _Architecture("cnn", "cnn5_wide", _images(18)),
-    "mnist-cnn": _Architecture("cnn", "mnist_cnn", _images(4)),
-    "cnn1": _Architecture("cnn", "cnn1", _images(18)),
-    "cnn-torch": _Architecture("cnn", "cnn_torch", _images(16)),
-    "resnet18": _Architecture("resnet", "resnet18", _images(8)),
-    "resnet18-narrow": _Architecture("resnet", "resnet18_narrow", _images(8)),
-    "resnet34": _Architecture("resnet", "resnet34", _images(8)),
-    "resnet18-imagenet": _Architecture("resnet", "resnet18_imagenet", _images(8)),
-    "resnet34-imagenet": _Architecture("resnet", "resnet34_imagenet", _images(8)),
-    "wrn16-1": _Architecture("resnet", "wrn16_1", _images(8)),
-    "wrn40-1": _Architecture("resnet", "wrn40_1", _images(8)),
+    "lenet5": _Architecture("small_nets", "lenet5", _images(4)),
+    "cnn5": _Architecture("small_nets", "cnn5", _images(18)),
+    "cnn5-wide": _Architecture("small_nets", "cnn5_wide", _images(18)),
+    "mnist-cnn": _Architecture("small_nets", "mnist_cnn", _images(4)),
+    "cnn1": _Architecture("small_nets", "cnn1", _images(18)),
+    "cnn-torch": _Architecture("small_nets", "cnn_torch", _images(16)),
+    "resnet18": _Architecture("torchvision_nets", "resnet18", _images(8)),
+    "resnet18-narrow": _Architecture("torchvision_nets", "resnet18_narrow", _images(8)),
+    "resnet34": _Architecture("torchvision_nets", "resnet34", _images(8)),
+    "resnet18-imagenet": _Architecture("torchvision_nets", "resnet18_imagenet", _images(8)),
+    "resnet34-imagenet": _Architecture("torchvision_nets", "resnet34_imagenet", _images(8)),
+    "wrn16-1": _Architecture("torchvision_nets", "wrn16_1", _images(8)),
+    "wrn40-1": _Architecture("torchvision_nets", "wrn40_1", _images(8)),
     "vgg11": _Architecture("torchvision_nets", "vgg11", _images(8)),
     "mobilenet": _Architecture("torchvision_nets", "mobilenet", _images(8)),
     "shufflenet": _Architecture("torchvision_nets", "shufflenet", _images(8)),
-    "resnet8": _Architecture("resnet", "resnet8", _images(8)),
-    "resnet8-ds": _Architecture("resnet", "resnet8_ds", _images(8)),
-    "logistic": _Architecture("tabular", "logistic", _ROWS, classes=2),
-    "mlp": _Architecture("tabular", "mlp", _ROWS),
+    "resnet8": _Architecture("torchvision_nets", "resnet8", _images(8)),
+    "resnet8-ds": _Architecture("torchvision_nets", "resnet8_ds", _images(8)),
+    "logistic": _Architecture("small_nets", "logistic", _ROWS, classes=2),
+    "mlp": _Architecture("small_nets", "mlp", _ROWS),
     "text-bag": _Architecture("wordllama", "text_bag", _TEXTS),
 }
 
@@ -106,7 +107,7 @@ def build(name: str, *, num_classes: int, input_shape: Shape) -> nn.Module:
 
     Args:
         name: One of :data:`ARCHITECTURES`, or ``package.module:attribute`` of the user's own code, see
-            :mod:`fl_app.models.own`.
+            :class:`OwnArchitecture`.
         num_classes: C, at least 1.
         input_shape: (channels, height, width) of one image: 1 or 3 channels, square; (F, 1, 1) of a row, (1, 1, L) of
             a text.
@@ -174,10 +175,67 @@ def penultimate(model: nn.Module) -> nn.Linear:
     return linear[-1]
 
 
-def _own(name: str, num_classes: int, input_shape: Shape) -> OwnArchitecture:
-    from .own import own_architecture
+def chain(**layers: nn.Module) -> nn.Sequential:
+    """Return the layers one after another; their names become the prefixes of the state_dict's keys."""
+    return nn.Sequential(OrderedDict(layers))
 
-    return own_architecture(name, num_classes, input_shape)
+
+@dataclass(frozen=True)
+class OwnArchitecture:
+    """A builder of a user's model, which travels with the user's function.
+
+    Attributes:
+        name: Its name, ``package.module:attribute``.
+        function: Takes ``num_classes`` and ``input_shape``, those that its signature names, and returns an nn.Module
+            from normalised examples [B, *input_shape] to logits [B, C].
+        num_classes: C.
+        input_shape: As in :func:`build`.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    num_classes: int
+    input_shape: Shape
+
+    def __call__(self) -> nn.Module:
+        """Return a new model; its weights are drawn from torch's global generator.
+
+        Raises:
+            OptionError: The function fails, or returns something else.
+        """
+        what = f"architecture {self.name!r}"
+        given = {"num_classes": self.num_classes, "input_shape": self.input_shape}
+        found = called(self.function, given, what)
+        if not isinstance(found, nn.Module):
+            raise OptionError(f"{what} returns {type(found).__name__}: must return an nn.Module")
+        return found
+
+    def check(self) -> None:
+        """Build one model, and pass two examples through it.
+
+        Raises:
+            OptionError: It does not take the examples, or its outputs are not C float32 logits for each.
+        """
+        what = f"architecture {self.name!r}"
+        with seeded_torch(0, "check"), torch.no_grad():
+            model = self().eval()
+            try:
+                found = run_on_blanks(model, self.input_shape)
+            except FAILURES as error:
+                reason = one_line(error)
+                raise OptionError(f"{what} does not take examples of shape {self.input_shape}: {reason}") from error
+        if not isinstance(found, torch.Tensor):
+            raise OptionError(f"{what} maps examples to {type(found).__name__}: must map them to one tensor of logits")
+        if tuple(found.shape) != (2, self.num_classes) or found.dtype != torch.float32:
+            raise OptionError(
+                f"{what} maps 2 examples of shape {self.input_shape} to "
+                f"{str(found.dtype).removeprefix('torch.')} {list(found.shape)}: must be "
+                f"float32 [2, {self.num_classes}], one logit per class"
+            )
+
+
+def _own(name: str, num_classes: int, input_shape: Shape) -> OwnArchitecture:
+    return OwnArchitecture(name, function_of(name, "architecture"), num_classes, (*input_shape,))
 
 
 def _check_classes(who: str, num_classes: int, only: int = 0) -> None:

@@ -8,7 +8,7 @@ from torch import nn
 
 from strategies.core.errors import OptionError
 
-from .layers import chain
+from . import chain
 
 _LENET: dict[int, tuple[str, ...]] = {2: ("flatten",)}
 _RESNET: dict[int, tuple[str, ...]] = {2: ("layer3",), 4: ("layer1", "layer3", "layer4")}

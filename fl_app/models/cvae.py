@@ -13,7 +13,7 @@ from torch import nn
 
 from strategies.core.errors import OptionError
 
-from .layers import chain
+from . import chain
 
 SIDES = (16, 32)
 WIDTHS = (32, 32, 64, 64)  # of the encoder's convolutions; the decoder has them in reverse

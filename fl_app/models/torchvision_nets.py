@@ -1,15 +1,175 @@
-"""Nets for mobile devices, as Co-Boosting (Dai et al., ICLR 2024) uses them: torchvision's, with torch's defaults.
+"""The nets that are built from torchvision's: residual nets, nets for mobile devices, and VGG-11.
 
-MobileNetV3-small: Howard et al., Searching for MobileNetV3, ICCV 2019, Table 2.
-ShuffleNetV2 1.0x: Ma et al., ShuffleNet V2, ECCV 2018, Table 5.
+Residual nets: He et al., Deep Residual Learning for Image Recognition, CVPR 2016.
+
+- CIFAR form: a 3x3 stem of stride 1, no max pooling (DENSE, Co-Boosting);
+- narrow CIFAR form: a third of the width (FuseFL, Tang et al., NeurIPS 2024);
+- ImageNet form: torchvision's own, "without modification" (FLBoost = FedFTG, Zhang et al., CVPR 2022);
+- ResNet-8: three blocks (FENS, Allouah et al., NeurIPS 2024).
+
+Nets for mobile devices, as Co-Boosting (Dai et al., ICLR 2024) uses them, with torch's defaults:
+
+- MobileNetV3-small: Howard et al., Searching for MobileNetV3, ICCV 2019, Table 2;
+- ShuffleNetV2 1.0x: Ma et al., ShuffleNet V2, ECCV 2018, Table 5.
 """
 
 from __future__ import annotations
 
+import torch
 from torch import nn
 
 from ..vision import torchvision
-from .layers import chain, default_init, he_normal_convolutions
+from . import chain
+
+
+def resnet18(num_classes: int, input_shape: tuple[int, int, int]) -> nn.Module:
+    """Build ResNet-18 in its CIFAR form for images [B, ch, H, H]; logits [B, C]."""
+    return _cifar_form(torchvision.models.resnet18(num_classes=num_classes), input_shape[0])
+
+
+def resnet34(num_classes: int, input_shape: tuple[int, int, int]) -> nn.Module:
+    """Build ResNet-34 in its CIFAR form for images [B, ch, H, H]; logits [B, C]."""
+    return _cifar_form(torchvision.models.resnet34(num_classes=num_classes), input_shape[0])
+
+
+def _cifar_form(model: nn.Module, channels: int) -> nn.Module:
+    model.conv1 = nn.Conv2d(channels, 64, 3, padding=1, bias=False)
+    model.maxpool = nn.Identity()
+    return default_init(model)
+
+
+def resnet18_narrow(num_classes: int, input_shape: tuple[int, int, int], width: int = 20) -> nn.Module:
+    """Build ResNet-18 in its CIFAR form, ``width`` channels in place of 64, for images [B, ch, H, H]; logits [B, C].
+
+    FuseFL has 20 for its five clients, which then have half of ResNet-18's weights together.
+    """
+    widths = [width, width, 2 * width, 4 * width, 8 * width]
+    layers = {
+        f"layer{n}": nn.Sequential(
+            _block(widths[n - 1], widths[n], stride=1 if n == 1 else 2), _block(widths[n], widths[n], stride=1)
+        )
+        for n in range(1, 5)
+    }
+    return chain(
+        conv1=nn.Conv2d(input_shape[0], width, 3, padding=1, bias=False),
+        bn1=nn.BatchNorm2d(width),
+        relu=nn.ReLU(inplace=True),
+        **layers,
+        avgpool=nn.AdaptiveAvgPool2d(1),
+        flatten=nn.Flatten(),
+        fc=nn.Linear(8 * width, num_classes),
+    )
+
+
+def resnet18_imagenet(num_classes: int, input_shape: tuple[int, int, int]) -> nn.Module:
+    """Build torchvision's ResNet-18, its initialisation included, for images [B, ch, H, H]; logits [B, C]."""
+    return _imagenet_form(torchvision.models.resnet18(num_classes=num_classes), input_shape[0])
+
+
+def resnet34_imagenet(num_classes: int, input_shape: tuple[int, int, int]) -> nn.Module:
+    """Build torchvision's ResNet-34, its initialisation included, for images [B, ch, H, H]; logits [B, C]."""
+    return _imagenet_form(torchvision.models.resnet34(num_classes=num_classes), input_shape[0])
+
+
+def _imagenet_form(model: nn.Module, channels: int) -> nn.Module:
+    if channels != 3:
+        stem = nn.Conv2d(channels, 64, 7, stride=2, padding=3, bias=False)
+        model.conv1 = he_normal_convolutions(stem)
+    return model
+
+
+def resnet8(num_classes: int, input_shape: tuple[int, int, int]) -> nn.Module:
+    """Build ResNet-8 for images [B, ch, H, H]; logits [B, C]."""
+    return _three_blocks(num_classes, input_shape[0], widths=(128, 256, 512))
+
+
+def resnet8_ds(num_classes: int, input_shape: tuple[int, int, int]) -> nn.Module:
+    """Build the downsized ResNet-8 of FENS, Table 4, for images [B, ch, H, H]; logits [B, C].
+
+    Its widths are unpublished; these give 0.92 MiB where the paper says 0.88 to 0.90.
+    """
+    return _three_blocks(num_classes, input_shape[0], widths=(28, 56, 112))
+
+
+def _three_blocks(num_classes: int, channels: int, widths: tuple[int, int, int]) -> nn.Module:
+    first, second, third = widths
+    return chain(
+        conv1=nn.Conv2d(channels, first, 3, padding=1, bias=False),
+        bn1=nn.BatchNorm2d(first),
+        relu=nn.ReLU(inplace=True),
+        layer1=_block(first, first, stride=1),
+        layer2=_block(first, second, stride=2),
+        layer3=_block(second, third, stride=2),
+        # Equal to the published pooling by 4 at 32 pixels a side; its output is 2x2 at every size.
+        avgpool=nn.AdaptiveAvgPool2d(2),
+        flatten=nn.Flatten(),
+        fc=nn.Linear(4 * third, num_classes),
+    )
+
+
+def _block(width_in: int, width_out: int, stride: int) -> nn.Module:
+    """Return a basic block; where the shape changes, its shortcut is a 1x1 convolution with normalisation."""
+    shortcut = None
+    if stride != 1 or width_in != width_out:
+        shortcut = nn.Sequential(nn.Conv2d(width_in, width_out, 1, stride, bias=False), nn.BatchNorm2d(width_out))
+    block: nn.Module = torchvision.models.resnet.BasicBlock(width_in, width_out, stride, shortcut)
+    return block
+
+
+# Wide residual nets of widening factor 1 (Zagoruyko and Komodakis, BMVC 2016), clients of DENSE (NeurIPS 2022).
+
+
+def wrn16_1(num_classes: int, input_shape: tuple[int, int, int]) -> nn.Module:
+    """Build WRN-16-1 for images [B, ch, H, H]; logits [B, C]."""
+    return _wide_resnet(num_classes, input_shape[0], depth=16)
+
+
+def wrn40_1(num_classes: int, input_shape: tuple[int, int, int]) -> nn.Module:
+    """Build WRN-40-1 for images [B, ch, H, H]; logits [B, C]."""
+    return _wide_resnet(num_classes, input_shape[0], depth=40)
+
+
+def _wide_resnet(num_classes: int, channels: int, depth: int) -> nn.Module:
+    blocks = (depth - 4) // 6  # per group, of two convolutions each; the 4 counts the stem and the shortcuts
+    model = chain(
+        conv1=nn.Conv2d(channels, 16, 3, padding=1, bias=False),
+        group1=_group(16, 16, stride=1, blocks=blocks),
+        group2=_group(16, 32, stride=2, blocks=blocks),
+        group3=_group(32, 64, stride=2, blocks=blocks),
+        bn=nn.BatchNorm2d(64),
+        relu=nn.ReLU(inplace=True),
+        avgpool=nn.AdaptiveAvgPool2d(1),
+        flatten=nn.Flatten(),
+        fc=nn.Linear(64, num_classes),
+    )
+    return he_normal_convolutions(model)
+
+
+def _group(width_in: int, width_out: int, *, stride: int, blocks: int) -> nn.Sequential:
+    rest = (PreActivationBlock(width_out, width_out) for _ in range(blocks - 1))
+    return nn.Sequential(PreActivationBlock(width_in, width_out, stride), *rest)
+
+
+class PreActivationBlock(nn.Module):
+    """A residual block that normalises before each convolution.
+
+    He et al., Identity Mappings in Deep Residual Networks, ECCV 2016, Fig. 1(b). Where the width changes, the
+    shortcut is a 1x1 convolution of the normalised input, as in the code of the wide residual nets.
+    """
+
+    def __init__(self, width_in: int, width_out: int, stride: int = 1) -> None:
+        super().__init__()
+        self.bn1 = nn.BatchNorm2d(width_in)
+        self.conv1 = nn.Conv2d(width_in, width_out, 3, stride, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width_out)
+        self.conv2 = nn.Conv2d(width_out, width_out, 3, padding=1, bias=False)
+        self.shortcut = None if width_in == width_out else nn.Conv2d(width_in, width_out, 1, stride, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map [B, in, H, W] to [B, out, H / stride, W / stride]."""
+        h = torch.relu(self.bn1(x))
+        residual: torch.Tensor = self.conv2(torch.relu(self.bn2(self.conv1(h))))
+        return residual + (x if self.shortcut is None else self.shortcut(h))
 
 
 def mobilenet(num_classes: int, input_shape: tuple[int, int, int]) -> nn.Module:
@@ -55,3 +215,31 @@ def vgg11(num_classes: int, input_shape: tuple[int, int, int]) -> nn.Module:
     nn.init.normal_(classifier.weight, std=0.01)
     nn.init.zeros_(classifier.bias)
     return chain(features=features, avgpool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten(), classifier=classifier)
+
+
+# Initialisations.
+
+
+def default_init(model: nn.Module) -> nn.Module:
+    """Draw every parameter again from torch's default law, in place, and return the model.
+
+    It replaces the initialisation of torchvision's models.
+    """
+    for module in model.modules():
+        reset = getattr(module, "reset_parameters", None)
+        if reset is not None:
+            reset()
+    return model
+
+
+def he_normal_convolutions(model: nn.Module) -> nn.Module:
+    """Draw every convolution from N(0, 2 / (k * k * out)), biases 0, in place, and return the model.
+
+    He et al., Delving Deep into Rectifiers, ICCV 2015, Eq. (14): the variance that keeps the gradients' size.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+    return model

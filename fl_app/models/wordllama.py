@@ -23,7 +23,7 @@ from torch import nn
 from strategies.core.errors import OptionError
 
 from ..data.text import BUCKETS
-from .layers import chain
+from . import chain
 
 # Models of texts, which take tokens as [B, 1, 1, L]; :mod:`fl_app.data.text` defines a token.
 #

@@ -15,12 +15,10 @@ from typing import Any, NoReturn
 from ..core.errors import ComputeError
 from ..core.facts import UploadFacts
 from ..method import Job, Method, Outcome, Upload
-from .by_value import LIBRARY
 from .ray_shards import Loading, ShardActors, ShardLostError, ShardPlan, method_share, plan_shards
 from .ray_start import ActorTerms, NoRoomError, Session
-from .relay import Relay
-from .task import ActorTask, SentParts, pack, unpack
-from .worker import Failure
+from .task import LIBRARY, ActorTask, SentParts, pack, unpack
+from .worker import Failure, Relay
 
 _log = logging.getLogger(__name__)
 

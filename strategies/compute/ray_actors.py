@@ -21,7 +21,7 @@ from ..uploads.needs import check_needs
 from .in_process import InProcess
 from .kept_actor import KeptActor
 from .ray_start import ActorTerms, NoRoomError, Session, start_ray
-from .relay import Relay
+from .worker import Relay
 
 if TYPE_CHECKING:
     from ..method import Job, Method, Outcome, Progress
@@ -241,8 +241,9 @@ def _shard_class() -> type:
             self.library = opened(library, paths)
 
         def open(self) -> tuple[str, str]:
-            self.worker = self.library("shard_worker").ShardWorker()
-            code: tuple[str, str] = self.library("worker").code_digest()
+            worker = self.library("worker")
+            self.worker = worker.ShardWorker()
+            code: tuple[str, str] = worker.code_digest()
             return code
 
         def ping(self) -> None:

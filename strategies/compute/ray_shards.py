@@ -15,16 +15,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import ComputeError
-from .by_value import LIBRARY
 from .ray_start import NoRoomError
-from .task import pack
+from .task import LIBRARY, pack
 
 if TYPE_CHECKING:
     from ..method import Job, Upload
     from ..teacher.sharded import Array, ShardAnswer, ShardRequest
     from .ray_start import Session
-    from .relay import Relay
-    from .worker import Failure
+    from .worker import Failure, Relay
 
 
 _log = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from typing import Any
 
 from ..core import offline
 from ..core.errors import ComputeError
-from .by_value import LIBRARY
+from .task import LIBRARY
 from .worker import code_digest
 
 

@@ -1,4 +1,8 @@
-"""The actor's end of the wire: runs jobs in a thread and queues their events. Imports no Ray."""
+"""Both ends of the wire between the driver and its actors. Imports no Ray.
+
+A :class:`Worker` runs jobs in a thread of its actor and queues their events; a :class:`Relay` replays these on the
+driver's Progress. A :class:`ShardWorker` holds members that the driver sends one by one.
+"""
 
 from __future__ import annotations
 
@@ -9,26 +13,33 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..core import errors
 from ..core.errors import ComputeError, OneShotError, UploadError
-from ..method import Part, Snapshot, Upload
+from ..core.gpu import resolve_device
+from ..core.processor import flush_subnormals
+from ..method import Part, Progress, Snapshot, Upload
 from .in_process import InProcess
-from .task import ActorTask, pack, unpack
+from .task import ActorTask, loads, pack, unpack
 
 if TYPE_CHECKING:
     from ..core.facts import UploadFacts
-    from ..teacher.sharded import Shard, ShardedMembers
+    from ..method import State
+    from ..teacher.shard import HeldShard
+    from ..teacher.sharded import Array, Shard, ShardAnswer, ShardedMembers, ShardRequest
+
 
 # Kinds of events. A call on the driver's Progress: "report", "record", "checkpoint". A question that the driver answers
 # by Worker.tell: "ask". The end: "done", "failed".
 Event = tuple[str, tuple[Any, ...]]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -238,3 +249,135 @@ def code_digest() -> tuple[str, str]:
         source = (folder / name).read_bytes()
         digest.update(f"{name}\0{len(source)}\0".encode() + source)
     return digest.hexdigest(), str(folder)
+
+
+class ShardWorker:
+    """Some members of an ensemble, replaced at every load."""
+
+    def __init__(self) -> None:
+        self._held: HeldShard | None = None
+
+    def begin(
+        self, builders: Mapping[str, bytes], *, device: str, threads: int, fold: bool, precision: str
+    ) -> Failure | None:
+        """Drop the members of before, and start to load new ones.
+
+        Args:
+            builders: Architecture -> the pickle of its builder.
+            device: ``"auto"``, or a torch device of this process.
+            threads: Torch threads of the passes.
+            fold: See :meth:`strategies.teacher.ensemble.Ensemble.from_uploads`.
+            precision: See the same.
+        """
+        import torch
+
+        from ..teacher.shard import HeldShard
+
+        torch.set_num_threads(threads)
+        self._held = None  # free them before the next members come
+        opened = {name: loads(builder) for name, builder in builders.items()}
+        try:
+            self._held = HeldShard(opened, device=resolve_device(device), fold=fold, precision=precision)
+        except OneShotError as error:
+            return Failure.of(error)
+        return None
+
+    def add(self, facts: UploadFacts, read_packed: Callable[[], Any]) -> Failure | None:
+        """Load one member.
+
+        Args:
+            facts: Its facts.
+            read_packed: Returns its packed weights.
+        """
+        try:
+            self._open.add(Upload(facts, lambda: unpack(read_packed())))
+        except (OneShotError, RuntimeError) as error:
+            return Failure.of(error)
+        return None
+
+    def close(self) -> bool:
+        """Finish loading; return whether a member keeps batch-normalisation statistics."""
+        return self._open.close()
+
+    @flush_subnormals()
+    def forward(self, images: Array, request: ShardRequest) -> ShardAnswer:
+        """Make a forward pass, see :class:`strategies.teacher.sharded.Shard`."""
+        return self._open.forward(images, request)
+
+    @flush_subnormals()
+    def backward(self, ticket: int, logits: Array, watched: Array | None) -> Array | None:
+        """Make a backward pass, see :class:`strategies.teacher.sharded.Shard`."""
+        return self._open.backward(ticket, logits, watched)
+
+    @property
+    def _open(self) -> HeldShard:
+        if self._held is None:
+            raise RuntimeError("a shard is begun before it is used")
+        return self._held
+
+
+class Relay:
+    """A Progress with its three optional members: ``save``, ``tick`` and ``interval_s``.
+
+    Args:
+        progress: The driver's Progress.
+    """
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._unsaved: State = {}
+
+    @property
+    def interval_s(self) -> float:
+        """The least number of seconds between two checkpoints."""
+        return float(getattr(self._progress, "interval_s", 20.0))
+
+    def tick(self) -> None:
+        """Let the driver do its other duties."""
+        if tick := getattr(self._progress, "tick", None):
+            tick()
+
+    def ticking(self, items: Iterable[T]) -> Iterator[T]:
+        """Yield the items, with a tick before each."""
+        for item in items:
+            self.tick()
+            yield item
+
+    def resume(self) -> Snapshot | None:
+        """Return the last checkpoint written."""
+        self._unsaved = {}
+        return self._progress.resume()
+
+    def deliver(self, kind: str, args: tuple[Any, ...]) -> None:
+        """Repeat a call, which the method made in the actor, on the Progress.
+
+        Args:
+            kind: ``"report"``, ``"record"`` or ``"checkpoint"``.
+            args: Its arguments; for a checkpoint, the packed snapshot.
+        """
+        if kind == "report":
+            self._progress.report(*args)
+        elif kind == "record":
+            self._progress.record(*args)
+        else:
+            self._checkpoint(unpack(*args))
+
+    def _checkpoint(self, snapshot: Snapshot) -> None:
+        if save := getattr(self._progress, "save", None):
+            save(snapshot)
+            return
+        # A Progress without ``save`` may decline; the rows would be lost, because the method sends them only once.
+        snapshot = replace(snapshot, appended=_join_snapshots(self._unsaved, snapshot.appended))
+        self._unsaved = dict(snapshot.appended)
+
+        def take() -> Snapshot:
+            self._unsaved = {}
+            return snapshot
+
+        self._progress.checkpoint(take)
+
+
+def _join_snapshots(old: State, new: Mapping[str, Any]) -> State:
+    import torch
+
+    return old | {name: torch.cat([old[name], rows]) if name in old else rows for name, rows in new.items()}

@@ -20,7 +20,6 @@ DANGEROUS = (
 # The present uses, each with the source of its input.
 TRUSTED = {
     ("strategies/compute/task.py", "pickle.loads"): "a task that our own driver has pickled, over Ray's own channel",
-    ("strategies/compute/shard_worker.py", "pickle.loads"): "builders that our own driver has pickled, over Ray's own",
     ("strategies/__init__.py", "importlib.import_module"): "names that stand in this file",
     ("strategies/compute/__init__.py", "importlib.import_module"): "names that stand in this file",
     ("strategies/core/processor.py", "ctypes.CDLL"): "the C library of the process itself",

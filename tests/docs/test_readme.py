@@ -25,7 +25,7 @@ from flwr.common.config import parse_config_args
 from fl_app.data import Normalization as Pixels
 from fl_app.models import build
 from server_app import cli
-from server_app.export.programs import write_programs
+from server_app.export.exporting import write_programs
 from server_app.export.stored_models import Begun, StoredModels
 from server_app.launch import arguments
 from server_app.launch.result import print_result

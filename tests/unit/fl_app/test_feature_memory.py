@@ -9,10 +9,9 @@ import torch
 from torch import nn
 
 from fl_app.data import ImageData
-from fl_app.models import feature_memory
+from fl_app.models import feature_heads
 from fl_app.models.backbones import Backbone
-from fl_app.models.feature_heads import head_of
-from fl_app.models.feature_memory import recalled
+from fl_app.models.feature_heads import head_of, recalled
 from fl_app.models.features import FeatureFunction
 from fl_app.models.features_config import FeaturesConfig
 from server_app.settings.server_data import HeldOut
@@ -35,8 +34,8 @@ def make() -> Backbone:
 @pytest.fixture
 def function() -> FeatureFunction:
     ASKED.clear()
-    feature_memory._memory.cache_clear()
-    feature_memory._LAST.clear()
+    feature_heads._memory.cache_clear()
+    feature_heads._LAST.clear()
     return FeatureFunction(FeaturesConfig(backbone="test_feature_memory:make"))
 
 
@@ -59,11 +58,11 @@ def test_held_out_features_are_read_from_the_disk_by_the_next_process(
     data, model = ImageData(IMAGES, torch.arange(30) % 3), head_of(function, 3)
     scores = []
     for _ in range(2):
-        feature_memory._memory.cache_clear()  # as in a new process
+        feature_heads._memory.cache_clear()  # as in a new process
         held = HeldOut(data, Normalization((0.5,), (0.5,)), functions=(function,))
         scores += [held.accuracy(model), held.accuracy(model)]
     assert sum(ASKED) == 1 + len(IMAGES)  # the first is an image of noise, whose features name the file
     assert len(set(scores)) == 1
-    feature_memory._memory.cache_clear()
+    feature_heads._memory.cache_clear()
     assert HeldOut(data, Normalization((0.5,), (0.5,))).accuracy(model) == scores[0]  # asks the backbone
     assert sum(ASKED) == 1 + 2 * len(IMAGES)

@@ -12,7 +12,7 @@ import torch
 from fl_app.config import AppConfig
 from fl_app.data import open_data
 from fl_app.data.config import DataConfig
-from fl_app.data.own import open_own
+from fl_app.data.opening import open_own
 from fl_app.division import own_positions
 from strategies.core.errors import OneShotError
 

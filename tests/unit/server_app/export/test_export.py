@@ -17,9 +17,8 @@ from torch import nn
 
 from fl_app.data import Normalization
 from fl_app.models import build, builders
-from server_app.export import exporting, programs
-from server_app.export.exporting import export_run
-from server_app.export.programs import write_programs
+from server_app.export import exporting
+from server_app.export.exporting import export_run, write_programs
 from server_app.export.stored_models import Begun, StoredModels, stored_models
 from server_app.replay.request import ReplayRequest
 from server_app.replay.stored import replay_run
@@ -196,11 +195,11 @@ def combiners() -> Mapping[str, nn.Module]:
 
 
 def test_a_missing_package_is_one_line_before_the_run_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in programs.PACKAGES[:2]:
+    for name in exporting.PACKAGES[:2]:
         monkeypatch.setitem(sys.modules, name, None)
-    found = programs.importlib.util.find_spec
+    found = exporting.importlib.util.find_spec
     monkeypatch.setattr(
-        programs.importlib.util, "find_spec", lambda name: None if name in programs.PACKAGES[:2] else found(name)
+        exporting.importlib.util, "find_spec", lambda name: None if name in exporting.PACKAGES[:2] else found(name)
     )
 
     with pytest.raises(
@@ -225,8 +224,8 @@ def test_a_model_that_cannot_be_exported_or_differs_is_named(tmp_path: Path, mon
     with pytest.raises(ComputeError, match=r"^the student cannot be traced by torch.export: [^\n]+$"):
         write_programs(stored(Branching()), "student", tmp_path, ("torch",))
 
-    wrong = dict.fromkeys(programs.WRITERS, lambda *_: lambda x: x.flatten(1)[:, :2] + 0.1)
-    monkeypatch.setattr(programs, "WRITERS", wrong)
+    wrong = dict.fromkeys(exporting.WRITERS, lambda *_: lambda x: x.flatten(1)[:, :2] + 0.1)
+    monkeypatch.setattr(exporting, "WRITERS", wrong)
     model = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
     with pytest.raises(ComputeError, match=r"^student.pt2, read back, differs from the model by \d.*: must be at most"):
         write_programs(stored(model), "student", tmp_path, ("torch",))

@@ -12,7 +12,7 @@ import pytest
 
 from client_app.node import Node, TrainRequest
 from client_app.work import prepare_upload
-from fl_app.data.own import open_own
+from fl_app.data.opening import open_own
 from fl_app.node_policy import NodePolicy
 from server_app.replay.request import ReplayRequest
 from server_app.replay.stored import replay_run

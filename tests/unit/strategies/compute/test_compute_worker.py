@@ -15,10 +15,8 @@ import torch
 from ray import cloudpickle as ray_cloudpickle
 
 import strategies.method
-from strategies.compute.by_value import dumps
-from strategies.compute.relay import Relay
-from strategies.compute.task import ActorTask, pack, unpack
-from strategies.compute.worker import Event, Outbox, OutboxProgress, Worker
+from strategies.compute.task import ActorTask, dumps, pack, unpack
+from strategies.compute.worker import Event, Outbox, OutboxProgress, Relay, Worker
 from strategies.core.errors import ComputeError, UploadError
 from strategies.core.facts import UploadFacts
 from strategies.core.work import KEY
