@@ -155,7 +155,11 @@ class AppConfig(StageOptions):
         low=0,
         free=ANYWHERE,
     )
-    run_dir: str = option("", "run folder; empty: a new one under $ONESHOT_RUNS, else ./runs", free=(RESUME, ADOPTION))
+    run_dir: str = option(
+        "",
+        "run folder; empty: a new one in $ONESHOT_RUNS, else ./runs; of `flwr run`: ~/.local/state/oneshot-fl/runs",
+        free=(RESUME, ADOPTION),
+    )
     resume: str = option("", "run folder of an interrupted run, which continues there", free=(RESUME, ADOPTION))
     tracker: str = option(
         NO_TRACKER, "experiment tracker that gets the metrics, on this machine", choices=TRACKERS, free=ANYWHERE

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from server_app.doctor.findings import DoctorFinding, Level
 from strategies.core.places import RUNS_KEPT, nearest_existing, state_root
-from strategies.run import RUNS_VARIABLE, runs_folder
+from strategies.run import RUNS_VARIABLE, app_runs_folder
 from strategies.uploads.checks import MIB
 
 # Beside the uploads: the student, its best weights, and checkpoints with the state of an optimizer and a generator.
@@ -27,12 +27,12 @@ def run_folder(run_dir: str, uploads: int, student: int, free: int | None = None
         student: Bytes of the largest model.
         free: Free bytes; None to read the disk's.
     """
-    folder = runs_folder(run_dir)
+    folder = app_runs_folder(run_dir)
     fix = f"create it, and give it to the user who starts the server; or name another by {RUNS_VARIABLE}"
     yield _writable(folder, "run folder", fix)
     if not run_dir and not os.environ.get(RUNS_VARIABLE):
         fix = f"export for example {RUNS_VARIABLE}=/srv/runs in the shell or unit that starts flower-superlink"
-        found = f"{RUNS_VARIABLE} is not set: runs go to the folder in which flower-superlink is started"
+        found = f"{RUNS_VARIABLE} is not set: runs go to {folder}"
         yield DoctorFinding("warning", "run folder's place", found, "an absolute path", fix)
     # Flower's SuperLink also stores every upload until the server has pulled it.
     needed = 2 * uploads + _STUDENT_COPIES * student + _LEAST_FREE_MIB * MIB

@@ -32,7 +32,7 @@ from server_app.settings.text import toml_table
 from strategies.core.durable import atomic_write, store_errors
 from strategies.core.errors import OneShotError, OptionError, StoreError
 from strategies.core.options import Scalar
-from strategies.run import FACTS_FILE, RESULT_FILE, is_run_folder
+from strategies.run import FACTS_FILE, RESULT_FILE, is_run_folder, runs_folder
 from strategies.run.run_folder import RunFolder, default_run_dir
 from strategies.run.stage import pinned_clients
 
@@ -157,7 +157,7 @@ def plan_run(given: Mapping[str, Scalar], num_supernodes: int | None = None) -> 
         num_supernodes = num_supernodes or stored_supernodes(Path(str(source)))
     if not settings.get("resume"):
         name = str(settings.get("method", default_settings()["method"]))
-        settings["run-dir"] = str(default_run_dir(str(settings.get("run-dir", "")), name))
+        settings["run-dir"] = str(default_run_dir(str(settings.get("run-dir", "")), name, parent=runs_folder()))
     checked = read_settings(settings)
     return PlannedRun(settings, checked, num_supernodes or number_of_clients(checked.app))
 

@@ -27,7 +27,7 @@ from strategies.core.options import OWN_FORM, Scalar, is_own
 from strategies.core.places import nearest_existing
 from strategies.core.toml import read_toml_file
 from strategies.method import Job
-from strategies.run import FACTS_FILE
+from strategies.run import FACTS_FILE, runs_folder
 from strategies.run.files import read_json
 from strategies.run.identity import open_run
 from strategies.run.run_folder import RunFolder, default_run_dir
@@ -315,7 +315,7 @@ def _settings(request: ImportRequest) -> Settings:
 
 def _target(request: ImportRequest, settings: Settings) -> Path:
     folder = re.sub(r"[^A-Za-z0-9._-]+", "-", request.folder.absolute().name)
-    target = default_run_dir(str(request.out or settings.app.run_dir), f"import-{folder}")
+    target = default_run_dir(str(request.out or settings.app.run_dir), f"import-{folder}", parent=runs_folder())
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
         raise StoreError(f"{target} holds something: must be a new folder, or an empty one")
     return target

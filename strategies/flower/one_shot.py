@@ -57,7 +57,7 @@ class OneShot(Strategy):
             ``"published-code"`` where these differ. A method without the preset has its published values.
         compute: Where the server stage runs: ``"ray"`` (the default), ``"in-process"``, or a ServerCompute.
         run_dir: The run folder: made if it is new, resumed if it is a run folder; None for a new one under
-            ``$ONESHOT_RUNS`` or ``./runs``.
+            ``$ONESHOT_RUNS``, else in ``~/.local/state/oneshot-fl/runs``.
         min_uploads: The quorum.
         evaluate_model: ``nn.Module -> scores``, called once on the result, student or ensemble.
         fraction_evaluate: Share of the nodes that evaluate the resulting student at the end.

@@ -11,10 +11,22 @@ RESULT_FILE = "result.json"  # written last
 
 
 def runs_folder(chosen: str = "") -> Path:
-    """Return the folder of the runs: ``chosen``, else $ONESHOT_RUNS, else ``runs`` here; absolute."""
+    """Return the folder of a command's runs: ``chosen``, else $ONESHOT_RUNS, else ``runs`` here; absolute."""
+    return _folder(chosen, "runs")
+
+
+def app_runs_folder(chosen: str = "") -> Path:
+    """Return the folder of a ServerApp's runs: ``chosen``, else $ONESHOT_RUNS, else one in the user's state; absolute.
+
+    A ServerApp often works in its project's own folder, and Flower's next build would send a run there to every client.
+    """
+    return _folder(chosen, os.environ.get("XDG_STATE_HOME", "") or "~/.local/state", "oneshot-fl", "runs")
+
+
+def _folder(chosen: str, *default: str) -> Path:
     from ..core.places import expand_user  # late: every method reads this module
 
-    return expand_user(chosen or os.environ.get(RUNS_VARIABLE, "") or "runs").absolute()
+    return expand_user(chosen or os.environ.get(RUNS_VARIABLE, "") or os.path.join(*default)).absolute()  # noqa: PTH118
 
 
 def is_run_folder(path: Path) -> bool:

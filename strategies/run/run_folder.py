@@ -21,7 +21,7 @@ from ..core.places import expand_user, nearest_existing
 from ..core.renamed import named_as_today
 from ..method import EnsembleSpec, Upload
 from ..uploads.tensors import Weights, weights_sha256
-from . import FACTS_FILE, RESULT_FILE, RUNS_VARIABLE, check_run_folder, ensembles, is_run_folder, runs_folder
+from . import FACTS_FILE, RESULT_FILE, RUNS_VARIABLE, app_runs_folder, check_run_folder, ensembles, is_run_folder
 from .ensembles import load_ensemble
 from .files import LOCK_NAME, FolderLock, read_equal_weights, read_json, save_weights, write_json
 from .round_folder import RoundFolder
@@ -248,11 +248,10 @@ def default_run_dir(run_dir: str, name: str, *, parent: Path | None = None) -> P
     Args:
         run_dir: The folder that the user chose, or an empty string.
         name: The name of the run, usually its method.
-        parent: The parent of a new folder; None for the default.
+        parent: The parent of a new folder; None for that of a ServerApp, see :func:`strategies.run.app_runs_folder`.
 
     Returns:
-        ``run_dir`` if given, else ``<time>-<name>-<id>`` in ``parent`` if given, else in $ONESHOT_RUNS if that is
-        set, else in ``runs`` of the working directory; absolute.
+        ``run_dir`` if given, else ``<time>-<name>-<id>`` in the parent; absolute.
 
     Raises:
         StoreError: The folder cannot be written to, or holds other files.
@@ -266,12 +265,11 @@ def default_run_dir(run_dir: str, name: str, *, parent: Path | None = None) -> P
             with store_errors(named):
                 _refuse_occupied(named)
         return named
-    chosen = str(parent or os.environ.get(RUNS_VARIABLE, ""))
-    runs = runs_folder(chosen)
+    runs = app_runs_folder(str(parent or ""))
     if str(runs).encode(errors="replace").decode() != str(runs):
         raise StoreError(f"{os.fsencode(runs)!r}: not UTF-8, as the settings of a run are; name a folder by run-dir")
     there = nearest_existing(runs)
-    if not chosen and not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
+    if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
         raise StoreError(
             f"{runs}: not writable, so there is no place for the run; name one by run-dir or {RUNS_VARIABLE}"
         )

@@ -66,7 +66,7 @@ class Iterative(Strategy):
         refiner: The method that fine-tunes every round's model, and its config; None for none.
         compute: Where the refiner runs: ``"ray"`` (the default), ``"in-process"``, or a ServerCompute.
         run_dir: The run folder: made if it is new, resumed if it is a run folder; None for a new one under
-            ``$ONESHOT_RUNS`` or ``./runs``.
+            ``$ONESHOT_RUNS``, else in ``~/.local/state/oneshot-fl/runs``.
         min_uploads: The quorum of a round. With fewer usable answers, or where the strategy makes no model of them, the
             model stays unchanged; three such rounds in a row end the run, which can be resumed.
         seed: Every random draw of the server follows from it.
