@@ -34,6 +34,7 @@ from fl_app.models import build
 from fl_app.models.blocks import cut
 from strategies.client.fusefl import Frozen, above, sum_members
 from strategies.core import refusals
+from strategies.core.durable import MIB
 from strategies.core.processor import flush_subnormals
 from strategies.core.seeds import derive_seed, seeded_torch
 from strategies.statistics.gaussians import Gaussians
@@ -41,7 +42,6 @@ from strategies.statistics.gaussians import Gaussians
 if TYPE_CHECKING:
     from fl_app.config import AppConfig
 
-MIB = 2**20
 BATCH = 256  # images per forward pass of the frozen blocks
 MOST_KEPT = 2**30  # bytes of outputs that are kept; more are computed in every step
 FROZEN = "frozen."  # before the stage and the names of received blocks, in what a client keeps

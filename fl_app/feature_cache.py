@@ -23,12 +23,12 @@ import torch
 from fl_app.data import ImageData, Normalization, normalize
 from fl_app.data.preprocessing import check_pixels
 from fl_app.models.features import Extractor, FeatureFunction
+from strategies.core.durable import MIB
 from strategies.core.places import make_private
 
 # Flower's own logger, so that its lines reach the log of the run.
 LOG = getLogger("flwr")
 
-MIB = 2**20
 SUFFIX, UNFINISHED = ".npy", ".tmp"
 DAY = 24 * 3600.0
 DIGEST_SIZE = 32  # bytes of a sha256

@@ -18,12 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from strategies.core.durable import MIB
 from strategies.core.facts import STATISTICS, backbone_in, is_head, kind_of
 from strategies.core.fingerprint import check_fingerprint
 
 from .features import FeatureFunction
-
-MIB = 2**20
 
 
 class FeatureMemory:
@@ -115,9 +114,9 @@ class HeadOnFeatures(nn.Module):
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *others: Any) -> None:
         """Refuse the weights of another feature function's head by an ``UploadError``; torch calls it to load any."""
-        told = state_dict.get(f"{prefix}fingerprint")
-        if told is not None and told.shape == self.fingerprint.shape:
-            check_fingerprint(told.cpu(), self.fingerprint.cpu())
+        found = state_dict.get(f"{prefix}fingerprint")
+        if found is not None and found.shape == self.fingerprint.shape:
+            check_fingerprint(found.cpu(), self.fingerprint.cpu())
         super()._load_from_state_dict(state_dict, prefix, *others)
 
 

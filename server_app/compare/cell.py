@@ -26,7 +26,7 @@ from server_app.replay.stored import replay_run
 from server_app.report.communication import cost_of_uploads, ensemble_row, is_own_row
 from server_app.settings.choices import CHOICES
 from strategies.compute import InProcess, ServerCompute
-from strategies.core.durable import store_errors
+from strategies.core.durable import MIB, store_errors
 from strategies.core.errors import OneShotError, StoreError
 from strategies.core.offline import QUIET
 from strategies.core.options import Scalar
@@ -156,14 +156,14 @@ def peak_mib() -> float:
         # Not getrusage, whose peak a new program inherits from the process that started it.
         status = Path("/proc/self/status").read_text()
         return int(status.partition("VmHWM:")[2].split()[0]) / 2**10
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # macOS counts bytes
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / MIB  # macOS counts bytes
 
 
 def _gpu_mib() -> float:
     import torch
 
     # 0 without a GPU, or before its first use.
-    return torch.cuda.max_memory_allocated() / 2**20
+    return torch.cuda.max_memory_allocated() / MIB
 
 
 SCORES_FILE = "scores.json"  # shared by the cells on the uploads of one run

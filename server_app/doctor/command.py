@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,9 +11,11 @@ import typer
 from server_app.launch.console import Format, errors
 
 if TYPE_CHECKING:
-    from server_app.doctor.findings import Check, DoctorFinding
+    from server_app.doctor.findings import DoctorFinding
     from server_app.doctor.node import NodeConfig
     from server_app.settings.read import Settings
+
+    Checks = dict[str, Iterable[DoctorFinding]]
 
 doctor = typer.Typer(
     add_completion=False,
@@ -32,7 +33,7 @@ _Format = Annotated[Format, typer.Option("--format", help="json prints one JSON 
 def machine(context: typer.Context, *, format: _Format = "text") -> None:  # noqa: A002  the name of the flag
     """Without a role: run the checks of every machine."""
     if context.invoked_subcommand is None:
-        _report("machine", _machine_checks("machine"), format)
+        _report("machine", {}, format)
 
 
 @doctor.command()
@@ -53,19 +54,17 @@ def server(
         settings = _settings(run_config)
         files = tls.ServerFiles.of(certificates) if certificates else None
         place = network.Address.of(address, "--address") if address else None
-    found: list[Check] = [
-        *_machine_checks("server"),
-        ("data", partial(data.server_data, settings)),
-        ("models", partial(_server_models, settings, clients or settings.app.min_uploads)),
-    ]
-    if files is None:
-        made = "--certificates FOLDER, which holds ca.crt, server.pem and server.key (deploy/make_keys.py makes them)"
-        found.append(("certificates", partial(_not_given, "certificates", made)))
-    else:
-        found.append(("certificates", partial(tls.server_certificate, files, (place.host,) if place else ())))
+    made = "--certificates FOLDER, which holds ca.crt, server.pem and server.key (deploy/make_keys.py makes them)"
+    checks: Checks = {
+        "data": data.server_data(settings),
+        "models": _server_models(settings, clients or settings.app.min_uploads),
+        "certificates": _not_given("certificates", made)
+        if files is None
+        else tls.server_certificate(files, (place.host,) if place else ()),
+    }
     if place is not None:
-        found.append(("port", partial(network.port_free, place, files.ca if files else None)))
-    _report("server", found, format)
+        checks["port"] = network.port_free(place, files.ca if files else None)
+    _report("server", checks, format)
 
 
 @doctor.command()
@@ -85,34 +84,17 @@ def node(
     with errors(format):
         settings, own = _settings(run_config), NodeConfig.of(node_config)
         place = network.Address.of(superlink) if superlink else None
-    found: list[Check] = [
-        *_machine_checks("node"),
-        ("node config", own.look),
-        ("data", partial(data.node_data, settings, own)),
-        ("model", partial(_node_model, settings, own)),
-    ]
-    if root_certificates is not None:
-        found.append(("root certificate", partial(tls.root_certificate, root_certificates)))
-    made = "--key NODE.key, if the SuperLink is started with --enable-supernode-auth"
-    look = partial(_not_given, "node key", made) if key is None else partial(tls.node_key, key)
-    found.append(("node key", look))
-    if place is None:
-        there = "--superlink HOST:PORT --root-certificates ca.crt"
-        found.append(("SuperLink", partial(_not_given, "SuperLink", there)))
-    else:
-        found.append(("SuperLink", partial(network.superlink, place, root_certificates)))
-    _report("node", found, format)
-
-
-def _machine_checks(role: str) -> list[Check]:
-    from server_app.doctor import versions
-
-    return [
-        ("Python", versions.python_version),
-        ("packages", versions.packages),
-        ("locked packages", versions.locked),
-        ("Flower's commands", partial(versions.flower_commands, role)),
-    ]
+    needs_key = "--key NODE.key, if the SuperLink is started with --enable-supernode-auth"
+    needs_place = "--superlink HOST:PORT --root-certificates ca.crt"
+    checks: Checks = {
+        "node config": own.look(),
+        "data": data.node_data(settings, own),
+        "model": _node_model(settings, own),
+        "root certificate": tls.root_certificate(root_certificates) if root_certificates else (),
+        "node key": tls.node_key(key) if key else _not_given("node key", needs_key),
+        "SuperLink": network.superlink(place, root_certificates) if place else _not_given("SuperLink", needs_place),
+    }
+    _report("node", checks, format)
 
 
 def _server_models(settings: Settings, clients: int) -> Iterator[DoctorFinding]:
@@ -124,7 +106,7 @@ def _server_models(settings: Settings, clients: int) -> Iterator[DoctorFinding]:
     if split is None or not (sizes := data.model_bytes(split, model.mix(), settings)):
         return
     uploads = sum(sizes.get(model.of_client(number), 0) for number in range(clients))
-    yield from disk.upload_limit(sizes, settings.app.max_upload_mib)
+    yield disk.upload_limit(sizes, settings.app.max_upload_mib)
     yield from disk.run_folder(settings.app.run_dir, uploads, max(sizes.values()))
 
 
@@ -137,7 +119,7 @@ def _node_model(settings: Settings, own: NodeConfig) -> Iterator[DoctorFinding]:
     yield from own.refusals(settings.app, architecture)
     yield from data.architectures((architecture,), split, settings)
     if template := str(own.facts.get("checkpoint", "")) or settings.app.client.checkpoint:
-        yield from data.checkpoint(own.filled(template), architecture, split, settings)
+        yield data.checkpoint(own.filled(template), architecture, split, settings)
     sizes = {} if split is None else data.model_bytes(split, (architecture,), settings)
     yield from disk.client_state(own.policy.state_dir(settings.app.client.state_dir), sizes.get(architecture, 0))
     yield from own.budget()
@@ -156,11 +138,11 @@ def _settings(given: Sequence[str] | None) -> Settings:
     return read_settings(catalogue().settings(given or []))
 
 
-def _report(role: str, checks: Sequence[Check], format: Format) -> None:  # noqa: A002
-    """Run the checks, print their findings, and exit with status 1 if one is an error."""
-    from server_app.doctor.findings import has_errors, print_findings, run_checks
+def _report(role: str, checks: Checks, format: Format) -> None:  # noqa: A002
+    """Run the checks of every machine and those of a role, print them, and exit with status 1 if one is an error."""
+    from server_app.doctor import versions
+    from server_app.doctor.findings import print_findings, run_checks
 
-    findings = run_checks(checks)
-    print_findings(role, findings, format)
-    if has_errors(findings):
+    every = {"packages": versions.packages(), "Flower's commands": versions.flower_commands(role)}
+    if not print_findings(role, run_checks({**every, **checks}), format):
         raise typer.Exit(1)

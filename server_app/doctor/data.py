@@ -7,6 +7,7 @@ from contextlib import suppress
 from math import prod
 from pathlib import Path
 
+import torch
 from torch import nn
 
 from fl_app.data import Split, data_root, open_data
@@ -17,6 +18,7 @@ from server_app.doctor.findings import DoctorFinding
 from server_app.doctor.node import NodeConfig
 from server_app.settings.read import Settings
 from strategies.core.checkpoints import read_checkpoint
+from strategies.core.durable import MIB
 from strategies.core.errors import DataError, OneShotError, OptionError, UploadError
 from strategies.core.facts import backbone_in
 from strategies.uploads.checks import Signature, Signatures, check_upload
@@ -25,23 +27,11 @@ from strategies.uploads.tensors import tensor_form
 _TRIED = 8
 
 
-def opened(settings: Settings, half: str, root: str | None = None) -> Split:
-    """Open a half of the configured data set, without a download; it lies in the settings' folder where none is given.
-
-    Raises:
-        DataError: The data set is missing; the message names its source.
-        OptionError: A setting does not fit the data set.
-    """
-    found = open_data(settings.app.data, half, root=root, download=False)
-    return as_read(found, settings.app.features)
-
-
 def server_data(settings: Settings) -> Iterator[DoctorFinding]:
     """Open the test half of the data set, on which the server evaluates, and read some of it."""
-    name = f"data {settings.app.data.name}, test half"
-    yield from _readable(settings, "test", name)
+    yield _readable(settings, "test", f"data {settings.app.data.name}, test half")
     if settings.app.data.proxy:
-        yield from _readable(settings, "train", f"data {settings.app.data.name}, the server's share")
+        yield _readable(settings, "train", f"data {settings.app.data.name}, the server's share")
 
 
 def node_data(settings: Settings, node: NodeConfig) -> Iterator[DoctorFinding]:
@@ -49,8 +39,8 @@ def node_data(settings: Settings, node: NodeConfig) -> Iterator[DoctorFinding]:
     name = f"data {settings.app.data.name}, training half"
     if node.facts.get("checkpoint") and not node.has_data:
         yield DoctorFinding("skipped", name, "this node uploads a checkpoint and has no data")
-        return
-    yield from _readable(settings, "train", name, node)
+    else:
+        yield _readable(settings, "train", name, node)
 
 
 def architectures(names: tuple[str, ...], split: Split | None, settings: Settings) -> Iterator[DoctorFinding]:
@@ -75,7 +65,7 @@ def architectures(names: tuple[str, ...], split: Split | None, settings: Setting
             yield DoctorFinding("error", check, "not in the zoo, or it does not take such examples", shape, fix)
 
 
-def checkpoint(path: Path, architecture: str, split: Split | None, settings: Settings) -> Iterator[DoctorFinding]:
+def checkpoint(path: Path, architecture: str, split: Split | None, settings: Settings) -> DoctorFinding:
     """Read a node's checkpoint, and compare it with its declared architecture.
 
     Args:
@@ -88,39 +78,35 @@ def checkpoint(path: Path, architecture: str, split: Split | None, settings: Set
     try:
         state = read_checkpoint(path)
     except UploadError as error:
-        yield DoctorFinding(
-            "error", name, str(error), fix="put the file there, or name it in the node's config (checkpoint)"
-        )
-        return
-    size = sum(value.nbytes for value in state.values()) / 2**20
-    if split is None:
-        fix = "give the data set's settings by --run-config, or the data's folder, to compare it with its architecture"
-        found = f"{path}: {len(state)} tensors, {size:.1f} MiB; not compared with {architecture}"
-        yield DoctorFinding("skipped", name, found, fix=fix)
-        return
-    known: dict[str, Callable[[], nn.Module]] = {}
-    with suppress(OptionError):  # the check of the architectures has the line
-        known = _known(split, architecture, settings)
-    if architecture not in known:
-        yield DoctorFinding("skipped", name, f"{path}: {len(state)} tensors, {size:.1f} MiB; unknown {architecture!r}")
-        return
+        fix = "put the file there, or name it in the node's config (checkpoint)"
+        return DoctorFinding("error", name, str(error), fix=fix)
+    shown = f"{path}: {len(state)} tensors, {sum(value.nbytes for value in state.values()) / MIB:.1f} MiB"
+    signatures = {} if split is None else _signatures(split, (architecture,), settings)
+    if architecture not in signatures:  # the checks of the data and of the architecture have the reason
+        return DoctorFinding("skipped", name, f"{shown}; not compared with {architecture}")
     try:
-        check_upload(state, architecture, Signatures(known)[architecture], tensor_form("its tensors", exact=True))
+        check_upload(state, architecture, signatures[architecture], tensor_form("its tensors", exact=True))
     except UploadError as error:
         fix = f"name its true architecture (architecture), or a checkpoint of {architecture} for this data set"
-        yield DoctorFinding("error", name, f"{path}: {error}", "a model that the server accepts", fix)
-    else:
-        yield DoctorFinding("ok", name, f"{path}: {len(state)} tensors, {size:.1f} MiB, fit {architecture}")
+        return DoctorFinding("error", name, f"{path}: {error}", "a model that the server accepts", fix)
+    return DoctorFinding("ok", name, f"{shown}, fit {architecture}")
 
 
 def model_bytes(split: Split, names: tuple[str, ...], settings: Settings) -> dict[str, int]:
     """Return the upload size in bytes of each architecture that takes the data set's examples."""
+    return {
+        name: sum(prod(shape) * getattr(torch, dtype).itemsize for shape, dtype in signature.values())
+        for name, signature in _signatures(split, names, settings).items()
+    }
+
+
+def _signatures(split: Split, names: tuple[str, ...], settings: Settings) -> dict[str, Signature]:
     found: dict[str, Callable[[], nn.Module]] = {}
     for name in names:
         with suppress(OptionError):  # the check of the architectures has the line
             found |= _known(split, name, settings)
     signatures = Signatures(found)
-    return {name: upload_bytes(signatures[name]) for name in dict.fromkeys(names) if name in signatures}
+    return {name: signatures[name] for name in names if name in signatures}
 
 
 def _known(split: Split, name: str, settings: Settings) -> dict[str, Callable[[], nn.Module]]:
@@ -132,40 +118,33 @@ def _known(split: Split, name: str, settings: Settings) -> dict[str, Callable[[]
     return found
 
 
-def upload_bytes(signature: Signature) -> int:
-    """Return the size in bytes of a model's values."""
-    import torch
-
-    return sum(prod(shape) * getattr(torch, dtype).itemsize for shape, dtype in signature.values())
-
-
-def _readable(settings: Settings, half: str, name: str, node: NodeConfig | None = None) -> Iterator[DoctorFinding]:
-    root = settings.app.data.root if node is None else node.data_root(settings.app.data.root)
-    where = data_root(root)
-    key = "data-root in the node's config" if node is not None else "data.root by --run-config"
-    fix = f"put the data set there, or name its folder: {key}, or ONESHOT_DATA"
+def _readable(settings: Settings, half: str, name: str, node: NodeConfig | None = None) -> DoctorFinding:
+    root, key = settings.app.data.root, "data.root by --run-config"
+    if node is not None:
+        root, key = node.data_root(root), "data-root in the node's config"
     try:
-        split = opened(settings, half, root)
+        split = _opened(settings, half, root)
+        count = f"{len(split.labels)} examples of {split.num_classes} classes"
         positions = list(range(len(split.labels)))
         if node is not None:
             part, parts = node.partition_id, node.num_partitions
             positions = own_positions(split, settings.app, partition_id=part, num_partitions=parts).tolist()
+            count = f"{len(positions)} of {count} are this node's"
         split.take(positions[:_TRIED])
     except (DataError, OptionError) as error:
-        yield DoctorFinding("error", name, str(error), f"the data set, under {where}", fix)
-        return
-    count = f"{len(split.labels)} examples of {split.num_classes} classes"
-    if node is not None:
-        count = f"{len(positions)} of {count} are this node's"
-    place = "embedded in scikit-learn" if settings.app.data.name == "digits" else f"under {where}"
-    yield DoctorFinding("ok", name, f"{count}, {place}")
+        fix = f"put the data set there, or name its folder: {key}, or ONESHOT_DATA"
+        return DoctorFinding("error", name, str(error), f"the data set, under {data_root(root)}", fix)
+    place = "embedded in scikit-learn" if settings.app.data.name == "digits" else f"under {data_root(root)}"
+    return DoctorFinding("ok", name, f"{count}, {place}")
 
 
 def split_of(settings: Settings, halves: tuple[str, ...], root: str | None = None) -> Split | None:
     """Return the first half of the data set that opens here, for its shape and classes; None if neither does."""
     for half in halves:
-        try:
-            return opened(settings, half, root)
-        except (OneShotError, OSError):
-            continue
+        with suppress(OneShotError, OSError):
+            return _opened(settings, half, root)
     return None
+
+
+def _opened(settings: Settings, half: str, root: str | None) -> Split:
+    return as_read(open_data(settings.app.data, half, root=root, download=False), settings.app.features)

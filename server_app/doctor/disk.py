@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from server_app.doctor.findings import DoctorFinding, Level
+from strategies.core.durable import MIB
 from strategies.core.places import RUNS_KEPT, nearest_existing, state_root
 from strategies.run import RUNS_VARIABLE, app_runs_folder
-from strategies.uploads.checks import MIB
 
 # Beside the uploads: the student, its best weights, and checkpoints with the state of an optimizer and a generator.
 _STUDENT_COPIES = 8
@@ -53,17 +53,14 @@ def client_state(state_dir: str, model: int, free: int | None = None) -> Iterato
     yield _space(folder, "disk of the state folder", RUNS_KEPT * model + _LEAST_FREE_MIB * MIB, 2 * model, free)
 
 
-def upload_limit(models: Mapping[str, int], most_mib: float) -> Iterator[DoctorFinding]:
+def upload_limit(models: Mapping[str, int], most_mib: float) -> DoctorFinding:
     """Compare the largest accepted upload, in MiB, with the sizes of the models: architecture -> bytes."""
     largest = max(models, key=lambda name: models[name])
     size = models[largest] / MIB
     if size > most_mib:
         found = f"{most_mib:g} MiB, but an upload of {largest} is {size:.2f} MiB: the server would refuse it"
-        yield DoctorFinding("error", "max-upload-mib", found, fix=f"set max-upload-mib={int(size) + 1} or more")
-    else:
-        yield DoctorFinding(
-            "ok", "max-upload-mib", f"{most_mib:g} MiB; the largest model, {largest}, has {size:.2f} MiB"
-        )
+        return DoctorFinding("error", "max-upload-mib", found, fix=f"set max-upload-mib={int(size) + 1} or more")
+    return DoctorFinding("ok", "max-upload-mib", f"{most_mib:g} MiB; the largest model, {largest}, has {size:.2f} MiB")
 
 
 def _writable(folder: Path, what: str, fix: str) -> DoctorFinding:
@@ -81,7 +78,5 @@ def _space(folder: Path, name: str, needed: int, least: int, free: int | None) -
     """Compare the free bytes with the comfortable and the least amount."""
     found = shutil.disk_usage(nearest_existing(folder)).free if free is None else free
     level: Level = "ok" if found >= needed else "error" if found < least else "warning"
-    shown = f"{found / MIB:,.0f} MiB free for {folder}"
-    return DoctorFinding(
-        level, name, shown, f"about {needed / MIB:,.0f} MiB", "free space on this disk, or choose a folder on another"
-    )
+    shown, fix = f"{found / MIB:,.0f} MiB free for {folder}", "free space on this disk, or choose a folder on another"
+    return DoctorFinding(level, name, shown, f"about {needed / MIB:,.0f} MiB", fix)

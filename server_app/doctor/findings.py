@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
 
@@ -45,32 +45,25 @@ class DoctorFinding:
             object.__setattr__(self, name, " ".join(getattr(self, name).split())[:400])
 
 
-Check = tuple[str, Callable[[], Iterable[DoctorFinding]]]
-
-
-def run_checks(checks: Sequence[Check]) -> list[DoctorFinding]:
-    """Run checks one after another, each a name and a function; a check that fails is an error and ends no other."""
+def run_checks(checks: Mapping[str, Iterable[DoctorFinding]]) -> list[DoctorFinding]:
+    """Run named checks, each a generator of findings; a check that fails is an error and ends no other."""
     found: list[DoctorFinding] = []
-    for name, check in checks:
+    for name, check in checks.items():
         try:
-            found += check()
+            found.extend(check)
         except (OneShotError, OSError) as error:
             found.append(DoctorFinding("error", name, str(error), fix="correct the reported problem, then check again"))
     return found
 
 
-def has_errors(findings: Iterable[DoctorFinding]) -> bool:
-    """Return whether any finding is an error."""
-    return any(finding.level == "error" for finding in findings)
-
-
-def print_findings(role: str, findings: Sequence[DoctorFinding], format: Format) -> None:  # noqa: A002
-    """Print all findings of a role; the errors come last, where a terminal shows them."""
+def print_findings(role: str, findings: Sequence[DoctorFinding], format: Format) -> bool:  # noqa: A002
+    """Print all findings of a role, the errors last, where a terminal shows them; return whether there is no error."""
+    counts = Counter(finding.level for finding in findings)
     if format == "json":
-        status = "failed" if has_errors(findings) else "ok"
+        status = "failed" if counts["error"] else "ok"
         facts = {"status": status, "role": role, "findings": [asdict(finding) for finding in findings]}
         sys.stdout.write(json.dumps(facts) + "\n")
-        return
+        return not counts["error"]
     table = Table("", "check", "found, needed, what to do")
     for finding in sorted(findings, key=lambda finding: list(_STYLES).index(finding.level)):
         shown = Text(finding.found)
@@ -79,7 +72,8 @@ def print_findings(role: str, findings: Sequence[DoctorFinding], format: Format)
         if finding.fix and finding.level != "ok":
             shown.append(f"\ndo: {finding.fix}", style="bold")
         table.add_row(Text(finding.level, style=_STYLES[finding.level]), Text(finding.check), shown)
-    console, counts = Console(markup=False, highlight=False), Counter(finding.level for finding in findings)
+    console = Console(markup=False, highlight=False)
     console.print(table)
     console.print(f"{role}: " + ", ".join(f"{counts[level]} {level}" for level in _STYLES))
     console.print("not fit: correct every error, then check again" if counts["error"] else "fit")
+    return not counts["error"]

@@ -7,13 +7,15 @@ import socket
 import ssl
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from pathlib import Path
+from typing import NamedTuple
 
-from server_app.doctor.findings import DoctorFinding
+from server_app.doctor.findings import DoctorFinding, Level
+from server_app.doctor.tls import node_context
 from strategies.core.errors import OptionError
-from strategies.core.places import expand_user
 
 WAIT_S = 8.0
 # Flower's SuperLink accepts a node with a key if its clock is at most this far ahead or behind.
@@ -46,23 +48,19 @@ class Address:
         return f"{self.host}:{self.port}"
 
 
-@dataclass(frozen=True)
-class HealthAnswer:
+class HealthAnswer(NamedTuple):
     """A SuperLink's answer to a health request.
 
     Attributes:
         status: HTTP status of /health.
-        date: Time of the answer by the SuperLink's clock, in whole seconds of the epoch; None if the answer has none.
-        sent: Time of the request by this clock, in seconds of the epoch.
-        received: Time of the answer's arrival by this clock, in seconds of the epoch.
         tls: TLS version of the connection; empty without TLS.
+        ahead: Seconds by which this machine's clock is ahead of the SuperLink's, as far as its date of whole seconds
+            shows; None if the answer has no date.
     """
 
     status: int
-    date: float | None
-    sent: float
-    received: float
-    tls: str = ""
+    tls: str
+    ahead: float | None
 
 
 def superlink(address: Address, ca: Path | None, wait_s: float = WAIT_S) -> Iterator[DoctorFinding]:
@@ -78,19 +76,18 @@ def superlink(address: Address, ca: Path | None, wait_s: float = WAIT_S) -> Iter
         answer = ask(address, ca, wait_s)
     except (OSError, http.client.HTTPException) as error:
         yield _unreached(name, address, error, secure=ca is not None)
-        yield DoctorFinding("skipped", "clocks", "the SuperLink did not answer")
         return
     if answer.status != http.client.OK:
         fix = f"find the program that listens at {address}: it is no SuperLink, or the address is another machine's"
         yield DoctorFinding("error", name, f"answers /health with {answer.status}", "200, as a SuperLink answers", fix)
     elif ca is None:
+        needed = "TLS, unless all processes are on one machine"
         fix = "give --root-certificates ca.crt; without TLS, others on the network path can read the models"
-        yield DoctorFinding(
-            "warning", name, "answers, without TLS", "TLS, unless all processes are on one machine", fix
-        )
+        yield DoctorFinding("warning", name, "answers, without TLS", needed, fix)
     else:
         yield DoctorFinding("ok", name, f"answers over {answer.tls}, and {ca.name} signed its certificate")
-    yield clocks(answer)
+    if answer.ahead is not None:
+        yield clocks(answer.ahead)
 
 
 def ask(address: Address, ca: Path | None, wait_s: float) -> HealthAnswer:
@@ -103,36 +100,28 @@ def ask(address: Address, ca: Path | None, wait_s: float) -> HealthAnswer:
     if ca is None:
         connection = http.client.HTTPConnection(address.host, address.port, timeout=wait_s)
     else:
-        context = ssl.create_default_context(cafile=str(expand_user(ca)))
-        connection = http.client.HTTPSConnection(address.host, address.port, timeout=wait_s, context=context)
-    try:
+        connection = http.client.HTTPSConnection(address.host, address.port, timeout=wait_s, context=node_context(ca))
+    with closing(connection):
         connection.connect()
         tls = connection.sock.version() or "" if isinstance(connection.sock, ssl.SSLSocket) else ""
         sent = time.time()
         connection.request("GET", "/health")
         response = connection.getresponse()
-        return HealthAnswer(response.status, _date(response.getheader("date")), sent, time.time(), tls)
-    finally:
-        connection.close()
+        try:
+            date = parsedate_to_datetime(response.getheader("date", "")).timestamp()
+        except ValueError:
+            return HealthAnswer(response.status, tls, None)
+        # The SuperLink's clock was in [date, date + 1) when this machine's was between `sent` and now.
+        return HealthAnswer(response.status, tls, max(sent - date - 1, 0.0) or min(time.time() - date, 0.0))
 
 
-def clocks(answer: HealthAnswer) -> DoctorFinding:
-    """Compare this machine's clock with the SuperLink's, by the date of its answer."""
-    if answer.date is None:
-        return DoctorFinding("skipped", "clocks", "the SuperLink's answer has no date")
-    # The SuperLink's clock was in [date, date + 1) when this machine's was in [sent, received].
-    least, most = answer.sent - answer.date - 1, answer.received - answer.date
-    ahead = least if least > 0 else most if most < 0 else 0.0
+def clocks(ahead: float) -> DoctorFinding:
+    """Judge the seconds by which this machine's clock is ahead of the SuperLink's."""
     shown = "agree" if ahead == 0 else f"this one is {abs(ahead):.0f} s {'ahead' if ahead > 0 else 'behind'}"
-    needed = (
-        f"at most {AHEAD_S:g} s ahead of the SuperLink or {BEHIND_S:g} s behind; otherwise it refuses the node's key"
-    )
+    needed = f"at most {AHEAD_S:g} s ahead or {BEHIND_S:g} s behind; otherwise the SuperLink refuses the node's key"
     fix = "set the clocks of both machines (timedatectl set-ntp true)"
-    if ahead >= AHEAD_S or ahead <= -BEHIND_S:
-        return DoctorFinding("error", "clocks", shown, needed, fix)
-    if abs(ahead) > _NOTICED_S:
-        return DoctorFinding("warning", "clocks", shown, needed, fix)
-    return DoctorFinding("ok", "clocks", shown, needed)
+    level: Level = "warning" if -BEHIND_S < ahead < AHEAD_S else "error"
+    return DoctorFinding("ok" if abs(ahead) <= _NOTICED_S else level, "clocks", shown, needed, fix)
 
 
 def port_free(address: Address, ca: Path | None, wait_s: float = 3.0) -> Iterator[DoctorFinding]:
@@ -186,10 +175,3 @@ def _unreached(name: str, address: Address, error: BaseException, *, secure: boo
     elif isinstance(error, http.client.HTTPException | ConnectionResetError) and not secure:
         fix = "give --root-certificates ca.crt: it requires TLS, or it is no SuperLink"
     return DoctorFinding("error", name, found, "a SuperLink that answers", fix)
-
-
-def _date(text: str | None) -> float | None:
-    try:
-        return None if text is None else parsedate_to_datetime(text).timestamp()
-    except ValueError:
-        return None

@@ -73,18 +73,19 @@ class NodeConfig:
 
     def refusals(self, app: AppConfig, architecture: str) -> Iterator[DoctorFinding]:
         """Return what the node's own limits refuse of the planned run; a budget alone refuses nothing here."""
-        policy, checks = self.policy, [("data source", partial(self.policy.check_source, app.data.name))]
-        checks.append((f"architecture {architecture}", partial(policy.check_architecture, architecture)))
-        if app.client.checkpoint and not self.facts.get("checkpoint"):
-            place = self.filled(app.client.checkpoint)
-            checks.append(("checkpoint", partial(policy.check_readable, "client.checkpoint", place)))
-        for name, check in checks:
+        policy, template = self.policy, "" if self.facts.get("checkpoint") else app.client.checkpoint
+        checks = {
+            "data source": partial(policy.check_source, app.data.name),
+            f"architecture {architecture}": partial(policy.check_architecture, architecture),
+        }
+        if template:
+            checks["checkpoint"] = partial(policy.check_readable, "client.checkpoint", self.filled(template))
+        for name, check in checks.items():
             try:
                 check()
             except UploadError as error:
-                yield DoctorFinding(
-                    "error", f"{name}: limits", str(error), fix="correct the node's config, or the setting"
-                )
+                fix = "correct the node's config, or the setting"
+                yield DoctorFinding("error", f"{name}: limits", str(error), fix=fix)
 
     def filled(self, template: str) -> Path:
         """Return the path of a checkpoint with the node's name and the number of its part.

@@ -19,7 +19,7 @@ from fl_app.project import FAILURES, one_line
 from server_app.export.stored_models import StoredModels, stored_models
 from server_app.launch.guard import sigterm_as_interrupt
 from server_app.report.plots import as_given
-from strategies.core.durable import locked, make_folder, sha256_file, staged, store_errors
+from strategies.core.durable import MIB, locked, make_folder, sha256_file, staged, store_errors
 from strategies.core.errors import ComputeError, OptionError, StoreError
 from strategies.core.offline import QUIET
 from strategies.core.places import expand_user
@@ -131,7 +131,7 @@ def export_lines(facts: Mapping[str, Any]) -> list[str]:
     """Return what an export wrote, as lines."""
     shape = ", ".join(map(str, facts["input"]["shape"]))
     files = [
-        f"{name}  {entry['bytes'] / 2**20:.2f} MiB, differs from the model by {entry['difference']:.0e}"
+        f"{name}  {entry['bytes'] / MIB:.2f} MiB, differs from the model by {entry['difference']:.0e}"
         for name, entry in facts["files"].items()
         if "difference" in entry
     ]

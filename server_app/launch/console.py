@@ -45,8 +45,8 @@ class Bar(Progress):
 
     def get_renderables(self) -> Iterator[RenderableType]:
         """Yield the bar, as the file says."""
-        if (told := self._file.read()) is not None:
-            share, text = told
+        if (state := self._file.read()) is not None:
+            share, text = state
             self.update(self._stage, completed=share, description=printable(text))
             yield self.make_tasks_table(self.tasks)
 

@@ -17,9 +17,9 @@ from server_app.settings.build import build_job
 from server_app.settings.read import Settings, default_settings
 from server_app.settings.server_data import open_half
 from server_app.settings.text import to_toml
+from strategies.core.durable import MIB
 from strategies.core.facts import CLASSIFIER
 from strategies.run.journal import duration
-from strategies.run.traffic import MIB
 
 
 def print_plan(run: PlannedRun, format: Format) -> None:  # noqa: A002

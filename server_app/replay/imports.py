@@ -20,7 +20,7 @@ from server_app.settings.build import build_job, held_out
 from server_app.settings.read import Settings, read_settings
 from strategies.core import refusals
 from strategies.core.checkpoints import read_checkpoint
-from strategies.core.durable import make_folder, staged, store_errors, sync_folder
+from strategies.core.durable import MIB, make_folder, staged, store_errors, sync_folder
 from strategies.core.errors import OptionError, StoreError, UploadError, blaming, shorten_list
 from strategies.core.facts import CLIENT_NAME, STATISTICS, UploadFacts, is_head, kind_of
 from strategies.core.options import OWN_FORM, Scalar, is_own
@@ -31,7 +31,7 @@ from strategies.run import FACTS_FILE, runs_folder
 from strategies.run.files import read_json
 from strategies.run.identity import open_run
 from strategies.run.run_folder import RunFolder, default_run_dir
-from strategies.uploads.checks import MIB, Signature, Signatures, check_outputs, check_size, check_upload
+from strategies.uploads.checks import Signature, Signatures, check_outputs, check_size, check_upload
 from strategies.uploads.tensors import tensor_form
 
 # The checkpoints in a folder, with their names, and with the facts from a map file.

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from server_app.report.drawing import COLOURS, legend_beside, new_figure, short
 from server_app.report.evaluation import EXACT, Row
 from server_app.settings.choices import Choice
+from strategies.core.durable import MIB
 from strategies.core.errors import StoreError
 from strategies.run.run_folder import RoundFolder, RunFolder
 from strategies.run.stage import TRAFFIC_FILE, last_finished_round
-from strategies.run.traffic import MIB, UPLOAD_PHASE, Moved, Traffic
+from strategies.run.traffic import UPLOAD_PHASE, Moved, Traffic
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -108,7 +108,7 @@ def _results(result: Mapping[str, Any]) -> Table:
 
 
 def _classes(folder: RunFolder, names: Sequence[str]) -> list[Table]:
-    """Return the table of the clients' examples per class; none if no client told them."""
+    """Return the table of the clients' examples per class; none if no client reported them."""
     records = folder.round(last_finished_round(folder)).records()
     counts = {record.client: record.facts.label_counts for record in records if record.facts.label_counts}
     classes = max((len(own) for own in counts.values()), default=0)

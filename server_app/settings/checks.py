@@ -93,9 +93,9 @@ def _check_counts_of_sums(app: AppConfig, method: Choice) -> None:
     """
     if method.uploads != STATISTICS or app.privacy.on:
         return
-    told = {"share-label-counts": (app.client.share_label_counts, True),
+    needs = {"share-label-counts": (app.client.share_label_counts, True),
             "label-counts-as": (app.client.label_counts_as, "numbers")}  # fmt: skip
-    for key, (value, needed) in told.items():
+    for key, (value, needed) in needs.items():
         if value != needed:
             raise OptionError(
                 f"setting 'client.{key}' is {value!r}: must be {needed!r} with method {method.name!r}, whose sums hold "

@@ -12,10 +12,11 @@ from torch import nn
 
 from fl_app.data import ImageData, Split, images_in, images_of, normalize, open_data, server_share
 from fl_app.data import Normalization as FromData
-from fl_app.feature_cache import MIB, PASS, FeatureCache, FeatureSource
+from fl_app.feature_cache import PASS, FeatureCache, FeatureSource
 from fl_app.models.feature_heads import memory_of
 from fl_app.models.features import FeatureFunction, as_read
 from fl_app.project import FAILURES, function_of, one_line
+from strategies.core.durable import MIB
 from strategies.core.errors import OptionError
 from strategies.core.places import state_root
 from strategies.method import Need, Normalization

@@ -30,6 +30,7 @@ from ..aggregation.steps import Sgd, hidden_units, round_steps
 from ..combiners.voting import vote_counts
 from ..core import refusals
 from ..core.clients import read_float, read_int
+from ..core.durable import MIB
 from ..core.errors import OneShotError, OptionError, UploadError
 from ..core.processor import flush_subnormals
 from ..core.seeds import derive_seed
@@ -51,7 +52,6 @@ Arrays = Mapping[str, np.ndarray[Any, Any]]
 Said = tuple[dict[str, Any], Arrays]
 
 BATCH = 256
-MIB = 2**20
 MOST = 2**20  # local steps of a round, examples of a step, classes
 DIGEST = re.compile(r"[0-9a-f]{64}")
 

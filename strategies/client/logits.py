@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..core import refusals
-from ..core.durable import atomic_write
+from ..core.durable import MIB, atomic_write
 from ..core.places import forget_older_runs, is_ours, make_private, make_run_place, newest_first, run_place
 from . import TORN
 
@@ -76,8 +76,8 @@ def check_made(what: str, size: int, most_mib: float) -> None:
         UploadError: It is larger.
     """
     most = most_mib or MADE_MIB
-    if size > most * 2**20:
-        raise refusals.beyond_limit(f"the ensemble's {what} are", size / 2**20, most)
+    if size > most * MIB:
+        raise refusals.beyond_limit(f"the ensemble's {what} are", size / MIB, most)
 
 
 class LogitCache:

@@ -24,7 +24,7 @@ from .errors import StoreError
 TEMPORARY_PATTERN = ".*.tmp"
 # The key of a JSON object's own digest.
 DIGEST = "digest"
-_CHUNK = 1 << 20
+MIB = 2**20  # bytes
 # The names of folders that become a result, or hold its parts.
 _STAGED = re.compile(r"\.(?:.+\.)?[a-z0-9_]{8}\.tmp")
 
@@ -158,7 +158,7 @@ def sha256_file(path: Path) -> str:
     """
     digest = hashlib.sha256()
     with Path(path).open("rb") as file:
-        while piece := file.read(_CHUNK):
+        while piece := file.read(MIB):
             digest.update(piece)
     return digest.hexdigest()
 

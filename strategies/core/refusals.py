@@ -11,12 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from .durable import MIB
 from .errors import UploadError, shorten_list
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-MIB = 2**20
 
 
 def _cut(value: object, width: int = 80) -> str:

@@ -2,7 +2,7 @@
 
 FLBoost's generator ends in a normalisation, so its images have mean 0 and deviation 1 over a batch. In its published
 code that is the models' input space. Where models take another space, images are moved into it: ``x s + m``. These
-moments m and s are those of a named data set, or are read off models (:func:`read_off`).
+moments m and s are those of a named data set, or are estimated from models (:func:`estimate_moments`).
 """
 
 from __future__ import annotations
@@ -50,20 +50,20 @@ class ImageMoments:
         Args:
             job: Its uploads and input space.
             named: One of :data:`MOMENTS`.
-            progress: Records the moments that models tell.
+            progress: Records the moments that models show.
 
         Raises:
-            OptionError: The data set has another number of channels, or no model tells its moments.
+            OptionError: The data set has another number of channels, or no model shows its moments.
         """
         if named == "none":
             return None
         check_moments(job, named)
         if named == "models":
-            found = read_off((load_member(upload, job.builders) for upload in job.uploads), job.input_shape[0])
+            found = estimate_moments((load_member(upload, job.builders) for upload in job.uploads), job.input_shape[0])
             assert found is not None  # noqa: S101  the check has looked at the same layers
             mean, deviation = found
             progress.record({
-                "note": f"images get the mean {_shown(mean)} that models tell, and a deviation of "
+                "note": f"images get the mean {_shown(mean)} that models show, and a deviation of "
                 f"{float(deviation):.2f}, which takes neighbouring pixels to be correlated by {NEIGHBOURS}"
             })  # fmt: skip
             deviation = deviation.expand_as(mean)
@@ -76,7 +76,7 @@ class ImageMoments:
 
 
 def check_moments(job: Job, named: str) -> None:
-    """Refuse moments that no model tells, or of a data set with another number of channels than the job's images.
+    """Refuse moments that no model shows, or of a data set with another number of channels than the job's images.
 
     Args:
         job: Its builders and input space; uploads may be missing.
@@ -86,7 +86,10 @@ def check_moments(job: Job, named: str) -> None:
         OptionError: Names the possible values.
     """
     names = sorted({upload.architecture for upload in job.uploads} or job.builders)
-    if named == "models" and read_off((build_module(job.builders[name]) for name in names), job.input_shape[0]) is None:
+    if (
+        named == "models"
+        and estimate_moments((build_module(job.builders[name]) for name in names), job.input_shape[0]) is None
+    ):
         raise OptionError(
             "setting 'flboost.moments' is 'models', and no client's model begins with a convolution without bias and "
             "a batch normalisation: must be 'none', or the name of a data set"
@@ -100,7 +103,7 @@ def check_moments(job: Job, named: str) -> None:
 
 
 @torch.no_grad()
-def read_off(models: Iterable[nn.Module], channels: int) -> tuple[Tensor, Tensor] | None:
+def estimate_moments(models: Iterable[nn.Module], channels: int) -> tuple[Tensor, Tensor] | None:
     """Return the mean [ch] and one deviation of the images that models were trained on, in their input space.
 
     A convolution without bias, then a batch normalisation: its running mean is ``sum_c (sum_uv W_ocuv) m_c`` up to the

@@ -14,10 +14,11 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from ..core import refusals
+from ..core.durable import MIB
 from ..core.errors import QuorumError, UploadError, blaming
 from ..run.files import weights_bytes
 from ..run.stage import TRAFFIC_FILE
-from ..run.traffic import MIB, UPLOAD_PHASE, Traffic
+from ..run.traffic import UPLOAD_PHASE, Traffic
 from ..uploads.checks import Signature
 from .asking import Exchange
 from .messages import Reply, Request, common_to_most, count_bytes, is_anonymous, read_reply

@@ -23,7 +23,7 @@ from flwr.supercore.inflatable.inflatable_object import (
 )
 
 from ..core import refusals
-from ..uploads.checks import MIB
+from ..core.durable import MIB
 from .messages import count_bytes
 
 DEEPEST = 5  # message, records, record, array, chunk

@@ -14,6 +14,7 @@ from flwr.serverapp import Grid
 
 from ..compute import choose
 from ..compute.in_process import WithClients
+from ..core.durable import MIB
 from ..core.errors import OptionError
 from ..core.facts import CLASSIFIER
 from ..core.options import option
@@ -33,7 +34,7 @@ from ..run.stage import (
 )
 from ..run.traffic import Traffic
 from ..uploads.builders import accepted_builders, builders_of_kind, check_student
-from ..uploads.checks import MIB, Signature, Signatures, check_outputs
+from ..uploads.checks import Signature, Signatures, check_outputs
 from ..uploads.needs import check_needs
 from .clients import GridClients
 from .collect import Collector

@@ -158,7 +158,7 @@ def search_triggers(
     masks, patterns = (torch.cat(parts) for parts in zip(*found, strict=True))
     before = predict_labels(model, images, standardize)
     success = [
-        step_images(before, predict_labels(model, stamp_trigger(images, masks[t], patterns[t]), standardize), t)
+        moved_share(before, predict_labels(model, stamp_trigger(images, masks[t], patterns[t]), standardize), t)
         for t in range(classes)
     ]
     return Triggers(masks, patterns, torch.tensor(success))
@@ -183,7 +183,7 @@ def _search(
     return torch.sigmoid(mask).detach()[:, 0], torch.sigmoid(pattern).detach()[:, 0]
 
 
-def step_images(before: Tensor, after: Tensor, target: int) -> float:
+def moved_share(before: Tensor, after: Tensor, target: int) -> float:
     """Return the share of predictions [B] that were not the target before and are after; NaN if all were."""
     others = before != target
     return float((after[others] == target).float().mean()) if others.any() else float("nan")
@@ -416,7 +416,7 @@ class _Gatherer:
                 trigger = triggers[k]
                 if k != j and trigger is not None:
                     after = predict_labels(model, stamp_trigger(pool, trigger.mask, trigger.pattern), self.standardize)
-                    seen[k][j] = step_images(before, after, trigger.target)
+                    seen[k][j] = moved_share(before, after, trigger.target)
         return [self.with_transfer(t, seen.get(k, {})) for k, t in enumerate(triggers)]
 
     def with_transfer(self, trigger: Trigger | None, seen: dict[int, float]) -> Trigger | None:

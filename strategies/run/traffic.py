@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..core.durable import MIB
 from ..core.errors import StoreError
 from .files import read_json, write_json
 
-MIB = 2**20
 UPLOAD_PHASE = "upload"
 
 

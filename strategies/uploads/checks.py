@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 Shape = tuple[int, ...]
 Signature = Mapping[str, tuple[Shape, str]]
 
-MIB = 2**20
-
 
 class Signatures(Mapping[str, Signature]):
     """The state_dict signature of every known architecture, each model built once, when first asked for."""

@@ -15,6 +15,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from ...combiners.outcomes import load_model
+from ...core.durable import MIB
 from ...core.errors import OptionError
 from ...core.facts import default_normalization
 from ...core.options import flatten
@@ -152,7 +153,7 @@ class Iterative(Strategy):
     ) -> None:
         self.job = job
         check_student(job, trained=refiner is not None)
-        self._base, self._min_uploads, self._max_bytes = base, min_uploads, int(options.max_upload_mib * 2**20)
+        self._base, self._min_uploads, self._max_bytes = base, min_uploads, int(options.max_upload_mib * MIB)
         self._refiner, self._compute, self._run_dir = refiner, compute, absolute(run_dir)
         self._rounds, self._facts = self._new_rounds(), dict(facts or {})
 

@@ -19,13 +19,14 @@ from torch import nn
 
 from ...compute.in_process import torch_as_usual
 from ...core.bounds import Bound
+from ...core.durable import MIB
 from ...core.errors import OptionError, QuorumError
 from ...core.gpu import resolve_device
 from ...method import Job, Outcome, Snapshot
 from ...rounds.refinement import Refiner
 from ...run.journal import Journal
 from ...run.stage import TRAFFIC_FILE, StageReport, keep_outcome
-from ...run.traffic import MIB, Traffic
+from ...run.traffic import Traffic
 from ...teacher.student import fresh_student, observe
 from ...uploads.checks import Signatures
 from ..messages import metrics_of

@@ -31,7 +31,7 @@ def test_doctor_of_a_good_server_exits_with_0_and_says_fit(tmp_path: Path) -> No
     assert ended.exit_code == 0, ended.output
     assert "0 error" in ended.stdout
     assert "\nfit" in ended.stdout
-    for part in ("architecture lenet5", "certificate's names", "port 39871", "disk of the run folder"):
+    for part in ("architecture lenet5", "certificate for server.example.org", "port 39871", "disk of the run folder"):
         assert part in ended.stdout
 
 

@@ -72,7 +72,7 @@ def test_a_checkpoint_has_to_fit_its_architecture(tmp_path: Path) -> None:
     (tmp_path / "torn.pt").write_bytes((tmp_path / "good.pt").read_bytes()[:900])
 
     def look(name: str, architecture: str = "lenet5", *, known: bool = True) -> DoctorFinding:
-        (found,) = data.checkpoint(tmp_path / name, architecture, split if known else None, DIGITS)
+        found = data.checkpoint(tmp_path / name, architecture, split if known else None, DIGITS)
         assert found.level != "error" or found.fix
         return found
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from server_app.doctor import disk
-from strategies.uploads.checks import MIB
+from strategies.core.durable import MIB
 
 
 def test_a_folder_is_written_to_where_it_will_be(tmp_path: Path) -> None:
@@ -45,6 +45,6 @@ def test_the_disk_of_the_state_folder_has_to_hold_the_models(tmp_path: Path) -> 
 def test_a_model_above_the_largest_upload_is_an_error() -> None:
     sizes = {"small": MIB, "large": 3 * MIB + 1}
 
-    assert [finding.level for finding in disk.upload_limit(sizes, 4.0)] == ["ok"]
-    (found,) = disk.upload_limit(sizes, 3.0)
+    assert disk.upload_limit(sizes, 4.0).level == "ok"
+    found = disk.upload_limit(sizes, 3.0)
     assert (found.level, "max-upload-mib=4" in found.fix) == ("error", True)

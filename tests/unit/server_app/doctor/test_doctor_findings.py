@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from server_app.doctor.findings import DoctorFinding, has_errors, run_checks
+from server_app.doctor.findings import DoctorFinding, print_findings, run_checks
 from strategies.core.errors import DataError
 
 
@@ -15,7 +15,7 @@ def test_checks_when_one_fails_go_on_with_the_others() -> None:
         yield DoctorFinding("ok", "half", "of it")
         raise DataError("no data in here")
 
-    found = run_checks([("a", refuses), ("b", fine)])
+    found = run_checks({"a": refuses(), "b": fine()})
 
     assert [finding.level for finding in found] == ["ok", "error", "ok"]
     assert found[1].found == "no data in here"
@@ -23,10 +23,10 @@ def test_checks_when_one_fails_go_on_with_the_others() -> None:
 
 
 def test_only_errors_fail() -> None:
-    assert not has_errors(
-        [DoctorFinding("ok", "a", ""), DoctorFinding("warning", "b", ""), DoctorFinding("skipped", "c", "")]
-    )
-    assert has_errors([DoctorFinding("ok", "a", ""), DoctorFinding("error", "b", "")])
+    others = [DoctorFinding("ok", "a", ""), DoctorFinding("warning", "b", ""), DoctorFinding("skipped", "c", "")]
+
+    assert print_findings("machine", others, "json")
+    assert not print_findings("machine", [*others, DoctorFinding("error", "d", "")], "text")
 
 
 def test_a_finding_is_of_one_line_whatever_it_tells() -> None:

@@ -17,7 +17,7 @@ PYPROJECT_NAMES = [
     *chain.from_iterable(PYPROJECT["project"]["optional-dependencies"].values()),
     *PYPROJECT["dependency-groups"]["docs"],
 ]
-TESTED = versions._tested(versions.CONSTRAINTS)
+TESTED = versions.tested_versions(versions.CONSTRAINTS)
 
 
 def installed(**others: str) -> Any:
@@ -29,7 +29,7 @@ def levels(**others: str) -> dict[str, str]:
 
 
 def test_packages_in_the_tested_versions_are_ok() -> None:
-    assert levels() == dict.fromkeys(versions.PACKAGES, "ok")
+    assert levels() == dict.fromkeys(("Python", *versions.PACKAGES), "ok")
 
 
 def test_packages_that_are_missing_or_out_of_range_are_errors_and_others_warnings() -> None:
@@ -42,19 +42,7 @@ def test_packages_without_the_file_of_tested_versions_are_held_to_their_ranges(t
     found = list(versions.packages(installed(numpy="2.0.0"), tmp_path / "absent"))
 
     assert {finding.level for finding in found} == {"ok"}
-    assert len(found) == len(versions.PACKAGES)
-
-
-def test_this_machine_has_a_python_that_fits() -> None:
-    assert [finding.level for finding in versions.python_version()] == ["ok"]
-
-
-def test_a_python_out_of_range_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("platform.python_version", lambda: "3.10.1")
-
-    (found,) = versions.python_version()
-
-    assert (found.level, "3.10.1" in found.found, found.fix != "") == ("error", True, True)
+    assert len(found) == len(versions.PACKAGES) + 1
 
 
 def test_flower_s_commands_off_the_path_are_an_error_that_says_where_they_are(
@@ -74,30 +62,6 @@ def test_flower_s_commands_off_the_path_are_an_error_that_says_where_they_are(
     assert f"PATH={tmp_path}:$PATH" in found.fix
 
 
-LOCK = """numpy==2.4.6 \\
-    --hash=sha256:00
-ray==2.55.1 ; sys_platform == 'nowhere' \\
-    --hash=sha256:00
-torchvision==0.28.0 \\
-    --hash=sha256:00
-"""
-
-
-def test_locked_packages_of_other_versions_are_a_warning_that_lists_them(tmp_path: Path) -> None:
-    (tmp_path / "lock").write_text(LOCK)
-
-    def locked(**found: str) -> Any:
-        (finding,) = versions.locked(lambda name: found.get(name, ""), tmp_path / "lock")
-        return finding
-
-    assert locked(numpy="2.4.6", ray="1.0", torchvision="0.28.0+cpu").level == "ok"
-    assert locked(numpy="2.4.6").found == "1 of 2 are installed, all as locked"
-    other = locked(numpy="2.4.5", torchvision="0.28.0")
-    assert (other.level, other.found) == ("warning", "1 differ: numpy 2.4.5 (locked 2.4.6)")
-    (absent,) = versions.locked(lock=tmp_path / "absent")
-    assert absent.level == "skipped"
-
-
 def test_every_package_that_is_named_has_a_tested_version_within_its_bounds() -> None:
     named = [found for found in map(Requirement, PYPROJECT_NAMES) if found.name != versions.DISTRIBUTION]
 
@@ -106,12 +70,12 @@ def test_every_package_that_is_named_has_a_tested_version_within_its_bounds() ->
 
 
 def test_lock_file_has_hashes_and_the_tested_versions_and_no_host() -> None:
-    text = versions.LOCK.read_text()
-    pins = dict(versions._locked(text))
+    text = versions.CONSTRAINTS.with_name("requirements.lock").read_text()
+    entries = [line for line in text.replace("\\\n", " ").splitlines() if line[:1].isalpha()]
+    pins = dict(entry.partition(" ")[0].split("==") for entry in entries)
 
     assert "://" not in text
     assert {name: pin for name, pin in pins.items() if TESTED.get(name, pin) != pin} == {}
     needed = {canonicalize_name(Requirement(line).name) for line in PYPROJECT["project"]["dependencies"]}
     assert needed - pins.keys() == {"torch"}
-    entries = text.replace("\\\n", " ").splitlines()
-    assert all("--hash=sha256:" in entry for entry in entries if entry[:1].isalpha())
+    assert all("--hash=sha256:" in entry for entry in entries)

@@ -8,10 +8,11 @@ import pytest
 from server_app.replay.request import ReplayRequest
 from server_app.replay.stored import replay_run
 from server_app.report.communication import Cost, cost_of, cost_of_uploads, moved_in, moved_lines
+from strategies.core.durable import MIB
 from strategies.core.errors import StoreError
 from strategies.run.files import write_json
 from strategies.run.run_folder import RunFolder
-from strategies.run.traffic import MIB, Traffic
+from strategies.run.traffic import Traffic
 
 MakeRun = Callable[..., Path]
 

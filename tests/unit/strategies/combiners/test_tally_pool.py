@@ -97,7 +97,7 @@ def noise_answers(uploads: tuple[Upload, ...], count: int, seed: int = 0) -> Ten
     return torch.stack(answers)
 
 
-def read_off(uploads: tuple[Upload, ...], counts: str, probes: int = 1024) -> Tensor:
+def estimate_counts(uploads: tuple[Upload, ...], counts: str, probes: int = 1024) -> Tensor:
     """Return what an estimator finds, out of its parts."""
     names = {"linear": "1.weight", "deep": "3.weight"}
     noise = response_shares(noise_answers(uploads, probes))
@@ -106,10 +106,10 @@ def read_off(uploads: tuple[Upload, ...], counts: str, probes: int = 1024) -> Te
 
 
 @pytest.mark.parametrize("counts", ["noise", "rows", "noise-rows"])
-def test_counts_of_silent_clients_are_read_off_their_models(counts: str) -> None:
+def test_counts_of_silent_clients_are_estimated_from_their_models(counts: str) -> None:
     found = counted(SILENT, counts=counts, probes=300)
     sizes = torch.tensor([[80.0], [80.0], [200.0]])
-    torch.testing.assert_close(found, (sizes * read_off(SILENT, counts, 300)).float(), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found, (sizes * estimate_counts(SILENT, counts, 300)).float(), rtol=1e-4, atol=1e-4)
     assert found.dtype == torch.float32
     # What clients tell is not looked at.
     talkers = tuple(telling(one, label_counts=(1, 2, 3, 4)) for one in SILENT)

@@ -12,7 +12,7 @@ from flboost_fakes import SMALL, C, Rows, job
 from torch import nn
 
 from strategies.core.facts import PIXELS
-from strategies.distillation.moments import NEIGHBOURS, ImageMoments, read_off
+from strategies.distillation.moments import NEIGHBOURS, ImageMoments, estimate_moments
 from strategies.method import Normalization, Silent
 from strategies.methods.flboost import METHOD
 
@@ -65,11 +65,11 @@ def test_moments_of_a_data_set_are_those_of_its_pixels_in_the_input_space(
     assert (own.deviation == 1).all()
 
 
-def test_moments_are_read_off_the_running_statistics_of_models() -> None:
+def test_moments_are_estimated_from_the_running_statistics_of_models() -> None:
     mean = torch.tensor([-0.3, 0.1, 0.4])
     models = [trained_on(bare(), mean, 0.7), nn.Linear(2, 2)]
 
-    found = read_off(models, 3)
+    found = estimate_moments(models, 3)
 
     assert found is not None
     torch.testing.assert_close(found[0].float(), mean, rtol=0, atol=1e-5)

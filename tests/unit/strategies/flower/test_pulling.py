@@ -17,9 +17,9 @@ from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.inflatable.inflatable_object import get_object_id
 from wire_fakes import Link, deflated, grid_of, rewritten
 
+from strategies.core.durable import MIB
 from strategies.core.errors import UploadError
 from strategies.flower.pulling import MOST_OBJECTS, MOST_TEXT, Puller, count_inflated_bytes
-from strategies.uploads.checks import MIB
 
 
 def message(arrays: Mapping[str, Any], **records: Any) -> Message:

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from strategies.core.durable import verify_digest
+from strategies.core.durable import MIB, verify_digest
 from strategies.core.errors import StoreError
 from strategies.run.files import write_json
-from strategies.run.traffic import MIB, Moved, Traffic
+from strategies.run.traffic import Moved, Traffic
 
 
 def account() -> Traffic:
