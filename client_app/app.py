@@ -149,7 +149,10 @@ def _one_round(msg: Message, context: Context, facts: Mapping[str, Any], policy:
 def _reply(msg: Message, config: AppConfig, node: Node, trained: Trained, state: dict[str, torch.Tensor]) -> Message:
     facts = trained.facts
     if facts.label_counts is not None:
-        facts = replace(facts, label_counts=reported_counts(facts.label_counts, config.client, node.policy))
+        counts = reported_counts(facts.label_counts, config.client, node.policy)
+        facts = replace(facts, label_counts=counts)
+        if counts is None:  # the names of a node's own class folders would tell which classes it has
+            facts = replace(facts, agreement=facts.agreement.without_words())
     size = {} if facts.num_examples is None else {"num-examples": facts.num_examples}
     content = RecordDict({"arrays": ArrayRecord(state), "metrics": MetricRecord({**size, **trained.metrics})})
     content["upload"] = ConfigRecord(facts.to_record())

@@ -79,7 +79,8 @@ def local_round(
     seed = derive_seed(request.seed, "client", node.client, request.server_round)
     with counted_steps(model, update.step):
         last = minimise(model, data, client, objective=objective, prepare=prepare, seed=seed)
-    facts = UploadFacts(node.client, node.architecture, len(own.train), own.label_counts)
+    size, counts = len(own.train), own.label_counts
+    facts = UploadFacts(node.client, node.architecture, size, counts, agreement=split.agreement)
     trained = Trained(facts, last.loss, last.accuracy)
     return trained, *update.finish(model)
 

@@ -147,7 +147,8 @@ def prepare_upload(config: AppConfig, node: Node, request: TrainRequest, start: 
         facts = UploadFacts(node.client, name, pretrained=True)
         if node.has_data:  # a node may hold nothing but its checkpoint
             own = load_examples(config, node, request)
-            facts = replace(facts, num_examples=len(own.train), label_counts=own.label_counts)
+            counts, agreement = own.label_counts, own.split.agreement
+            facts = replace(facts, num_examples=len(own.train), label_counts=counts, agreement=agreement)
         return Trained(facts), state
     trained, whole = _load_or_train(config, node, request, start)
     return trained, sent(whole)
@@ -228,7 +229,8 @@ def _train_as(node: Node, config: AppConfig, request: TrainRequest, start: State
     size, counts = len(own.train), own.label_counts
     if isinstance(model, ClientSums):  # an example without features is not in the sums
         size, counts = model.examples, counts if config.privacy.on else model.label_counts
-    facts = exaggerate_claims(UploadFacts(node.client, name, size, counts, ranges=ranges), config.attack)
+    facts = UploadFacts(node.client, name, size, counts, ranges=ranges, agreement=split.agreement)
+    facts = exaggerate_claims(facts, config.attack)
     return Trained(facts, last.loss, last.accuracy, epsilon), model.state_dict()
 
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from .core.clients import ClientAsks as ClientAsks
+from .core.facts import UNNAMED
+from .core.facts import Agreement as Agreement
 from .core.facts import Normalization as Normalization
 from .core.facts import Upload as Upload
 from .core.options import Always, described
@@ -77,6 +79,7 @@ class Job:
         observer: ``(epoch, module) -> scores``; runs under no_grad with mode and random state restored. Its scores
             are recorded and never reach the method.
         store_images: The number of synthetic images that the outcome shall hold, the last ones made; 0 for a sample.
+        agreement: The names of the classes and the preprocessing, which every upload that names its own must share.
     """
 
     uploads: tuple[Upload, ...]
@@ -104,6 +107,7 @@ class Job:
     # What is reported beside the result.
     observer: Observer | None = None
     store_images: int = 0
+    agreement: Agreement = UNNAMED
 
     @property
     def refines(self) -> bool:

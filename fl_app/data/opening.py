@@ -1,13 +1,14 @@
 """Opens the configured data set: one by name, the user's own function, or tables as files.
 
 A function of the user's own code, named ``package.module:attribute``, gets those of ``split`` ("train" or "test") and
-``root`` (the setting ``data.root``) that its signature names. It returns ``(examples, labels)`` or ``(examples, labels,
-holders)``, as numpy arrays or torch tensors:
+``root`` (the setting ``data.root``) that its signature names. It returns ``(examples, labels)``, ``(examples, labels,
+holders)`` or ``(examples, labels, holders, classes)``, as numpy arrays or torch tensors:
 
 - examples: uint8 [N, ch, H, W], pixels of square images; float32 [N, ch, H, W] or [N, F], a model's input already; or
   int64 [N, L], texts of L tokens.
 - labels: whole numbers [N], in 0 .. C - 1.
-- holders: whole numbers [N], in 0 .. K - 1: the client that holds each training example, of K clients.
+- holders: whole numbers [N], in 0 .. K - 1: the client that holds each training example, of K clients; or None.
+- classes: a list of the names of the classes [C], in the order of their numbers, which all parties must share.
 """
 
 from __future__ import annotations
@@ -37,11 +38,13 @@ class OwnHalf(NamedTuple):
         examples: uint8 [N, ch, H, W], float32 [N, ch, H, W] or [N, F, 1, 1], or int64 [N, 1, 1, L].
         labels: int64 [N].
         holders: The client of each example, int64 [N]; None if the function does not say.
+        classes: The names of the classes; empty if the function does not say.
     """
 
     examples: torch.Tensor
     labels: torch.Tensor
     holders: torch.Tensor | None
+    classes: tuple[str, ...] = ()
 
 
 @functools.lru_cache(maxsize=2)
@@ -64,13 +67,20 @@ def open_own(name: str, split: str, root: str) -> OwnHalf:
     except OptionError as error:
         raise DataError(str(error)) from error  # may hold values of examples, which a node keeps in its own log
     what = f"{what}, {split} half,"
-    if not isinstance(found, tuple | list) or len(found) not in (2, 3):
+    if not isinstance(found, tuple | list) or len(found) not in (2, 3, 4):
         size = f" of {len(found)}" if isinstance(found, tuple | list) else ""
         raise DataError(
-            f"{what} returns {type(found).__name__}{size}: must return examples and labels, and perhaps holders"
+            f"{what} returns {type(found).__name__}{size}: must return examples and labels, and perhaps holders and "
+            "class names"
         )
     examples, labels = _examples(found[0], what), _whole(found[1], f"{what} returns labels")
-    holders = _whole(found[2], f"{what} returns holders") if len(found) == 3 and found[2] is not None else None
+    holders = _whole(found[2], f"{what} returns holders") if len(found) > 2 and found[2] is not None else None
+    classes = tuple(map(str, found[3])) if len(found) == 4 and found[3] is not None else ()
+    if len(set(classes)) < len(classes) or (classes and int(labels.max()) >= len(classes)):
+        raise DataError(
+            f"{what} returns {len(classes)} class names, {str(classes)[:80]}, and labels up to {int(labels.max())}: "
+            "must be different names, one per class"
+        )
     for which, numbers in (("labels", labels), ("holders", holders)):
         if numbers is not None and len(numbers) != len(examples):
             raise DataError(f"{what} returns {len(examples)} examples and {len(numbers)} {which}: must be as many")
@@ -78,15 +88,21 @@ def open_own(name: str, split: str, root: str) -> OwnHalf:
     named = sorted(set(holders.tolist())) if holders is not None else []
     if gaps := [number for number, holder in enumerate(named) if number != holder]:
         raise DataError(f"{what} returns holders without {gaps[0]}: must be 0 to K - 1, each with an example")
-    return OwnHalf(examples, labels, holders)
+    return OwnHalf(examples, labels, holders, classes)
 
 
 def num_classes_of(half: OwnHalf, stated: int, what: str) -> int:
-    """Return C: the stated number, else one more than the largest label of this half.
+    """Return C: the number of the named classes, the stated number, else one more than this half's largest label.
 
     Raises:
-        DataError: A label is not below the stated number.
+        DataError: A label is not below the stated number, or other classes are named.
     """
+    if half.classes:
+        if stated not in (0, len(half.classes)):
+            raise DataError(
+                f"{what} names {len(half.classes)} classes: must be as many as 'data.num-classes', {stated}"
+            )
+        return len(half.classes)
     largest = int(half.labels.max())
     if stated and largest >= stated:
         raise DataError(f"{what} has label {largest}: must be 0 to {stated - 1} with 'data.num-classes' {stated}")
@@ -159,7 +175,10 @@ def open_data(data: DataConfig, half: str, *, root: str | None = None, download:
         opened = unchanged(
             found.labels, found.rows.__getitem__, num_classes=len(schema.classes), shape=(schema.features, 1, 1)
         )
-        return replace(opened, domains=found.holders, by_client=found.by_client, classes=tuple(schema.classes))
+        columns = tuple(column.words for column in schema.columns)
+        return replace(
+            opened, domains=found.holders, by_client=found.by_client, classes=schema.classes, columns=columns
+        )
     if data.classes:
         return open_folders(data_root(place), half, data.image_size, listed(data.classes))
     return open_split(
@@ -188,4 +207,10 @@ def _own(data: DataConfig, half: str, root: str) -> Split:
                 f"{what} returns images of {height} x {width} pixels: must be squares, or set 'data.image-size'"
             )
         opened = pixels(found.labels, read, num_classes=classes, shape=(channels, data.image_size or height))
-    return replace(opened, domains=found.holders, by_client=found.holders is not None)
+    return replace(
+        opened,
+        domains=found.holders,
+        by_client=found.holders is not None,
+        classes=found.classes,
+        named=bool(found.classes),
+    )

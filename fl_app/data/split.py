@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from strategies.core.facts import Normalization
+from strategies.core.facts import Agreement, Normalization, holds_images
 from strategies.core.seeds import generator
 
 from .preprocessing import check_pixels, resize
@@ -49,6 +49,8 @@ class Split:
         texts: The texts themselves [N]; None if the examples are none.
         by_client: Whether a domain is what one client holds: then no other division makes sense.
         classes: The names of the classes, in the order of their numbers; empty where numbers are their names.
+        columns: How each column of a table becomes features, one text per column; empty for other examples.
+        named: Whether the classes are known to all parties by name or number; not those of a user's own code.
     """
 
     labels: torch.Tensor
@@ -61,6 +63,22 @@ class Split:
     texts: Sequence[str] | None = None
     by_client: bool = False
     classes: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    named: bool = True
+
+    @property
+    def agreement(self) -> Agreement:
+        """What all parties must share to train on such examples: class names and their order, and the input."""
+        numbers = map(str, range(self.num_classes)) if self.named else ()
+        mean, std = (" ".join(f"{value:g}" for value in values) for values in self.normalization)
+        kind = "tokens" if self.texts is not None else "columns" if self.columns else "pixels"
+        shape = " x ".join(map(str, self.input_shape))
+        of_input = (
+            (f"{kind} {shape}", f"mean {mean}", f"std {std}")
+            if holds_images(self.input_shape)
+            else (f"{kind} {shape}",)
+        )
+        return Agreement.of(self.classes or tuple(numbers), (*of_input, *self.columns))
 
     def tokenized(self, tokens: Callable[[Sequence[str]], torch.Tensor], length: int) -> Split:
         """Return a split of texts with other tokens; any other split unchanged.

@@ -54,6 +54,14 @@ class Column:
     deviation: float = 1.0
     missing: float | str | None = None
 
+    @property
+    def words(self) -> str:
+        """How the column becomes features, as all parties must have it."""
+        kind = (
+            f"one of {', '.join(self.levels)}" if self.levels else f"mean {self.mean:g}, deviation {self.deviation:g}"
+        )
+        return f"{self.name}: {kind}" + ("" if self.missing is None else f", missing values are {self.missing}")
+
 
 @dataclass(frozen=True)
 class Schema:

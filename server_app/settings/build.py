@@ -217,6 +217,7 @@ def build_job(settings: Settings, split: Split, observer: HeldOut | None, *, dat
         teacher=app.teacher if app.teacher in TEACHERS else None,
         observer=observer,
         store_images=app.store_images,
+        agreement=split.agreement,
     )
 
 

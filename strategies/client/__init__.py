@@ -27,7 +27,7 @@ import numpy as np
 
 from ..core import refusals
 from ..core.facts import CLIENT_NAME as CLIENT_NAME
-from ..core.facts import UploadFacts
+from ..core.facts import Agreement, UploadFacts
 
 if TYPE_CHECKING:
     from flwr.app import ArrayRecord, ConfigRecord, Message
@@ -109,6 +109,8 @@ def upload_facts(
     label_counts: Sequence[int] | None = None,
     pretrained: bool = False,
     ranges: Mapping[str, tuple[float, float]] | None = None,
+    classes: Sequence[str] = (),
+    preprocessing: Sequence[str] = (),
 ) -> ConfigRecord:
     """Return the record that travels beside "arrays" and "metrics".
 
@@ -119,9 +121,16 @@ def upload_facts(
         pretrained: The weights were not trained in this run.
         ranges: The activation ranges from :func:`.calibration.calibrate`, measured on the client's own examples.
             Methods that send models in INT8 need them.
+        classes: The names of the classes in the order of their numbers, such as ``ImageFolder(...).classes``. The
+            server refuses an upload whose names or order differ from its own, or from the first upload's.
+        preprocessing: What makes an example the model's input, in words that all clients write alike, such as
+            ``repr(transform).splitlines()``; compared as the classes are.
     """
     from flwr.app import ConfigRecord
 
     counts = None if label_counts is None else tuple(label_counts)
-    facts = UploadFacts(client, architecture, label_counts=counts, pretrained=pretrained, ranges=ranges)
+    agreement = Agreement.of(classes, [preprocessing] if isinstance(preprocessing, str) else preprocessing)
+    facts = UploadFacts(
+        client, architecture, label_counts=counts, pretrained=pretrained, ranges=ranges, agreement=agreement
+    )
     return ConfigRecord(facts.to_record())

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,6 +20,10 @@ CLIENT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 # Layers whose ranges one client may send, and the letters of a layer's name.
 MAX_LAYERS = 4096
 MAX_LAYER_NAME = 256
+# Words of one list of an agreement that one client may send, and the letters of a word; longer lists go as a digest.
+MAX_WORDS = 4096
+MAX_WORD = 256
+DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class Normalization(NamedTuple):
@@ -38,6 +44,79 @@ class Normalization(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Words:
+    """An ordered list of words that all parties of a run must share, or its digest alone.
+
+    Attributes:
+        sha256: Digest of the words in their order, in hex; empty where the party names none.
+        words: The words; empty where the party keeps them to itself.
+    """
+
+    sha256: str = ""
+    words: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, words: Sequence[str]) -> Words:
+        """Return words with their digest; no words: the empty value."""
+        own = tuple(map(str, words))
+        return cls(hashlib.sha256(json.dumps(own).encode()).hexdigest() if own else "", own)
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any], name: str) -> Words:
+        """Check what a client says of a list of words, whatever it is.
+
+        Raises:
+            UploadError: They are no words, or the digest is not theirs.
+        """
+        words, digest = record.get(name, []), record.get(f"{name}-sha256", "")
+        texts = [word for word in words if isinstance(word, str)] if isinstance(words, list) else []
+        fits = isinstance(words, list) and len(texts) == len(words) <= MAX_WORDS and max(map(len, texts), default=0)
+        if words != [] and not (fits and fits <= MAX_WORD):
+            raise refusals.bad_words(name, words, MAX_WORDS, MAX_WORD)
+        found = cls.of(texts)
+        if digest and not (isinstance(digest, str) and DIGEST.fullmatch(digest) and found.sha256 in ("", digest)):
+            raise refusals.bad_words_digest(name, digest)
+        return found if texts else cls(digest)
+
+    def to_record(self, name: str) -> dict[str, Any]:
+        """Return the entries of a client's record: the digest, and the words unless they are kept or too many."""
+        if not self.sha256:
+            return {}
+        sendable = 0 < len(self.words) <= MAX_WORDS and max(map(len, self.words)) <= MAX_WORD
+        return {f"{name}-sha256": self.sha256, **({name: list(self.words)} if sendable else {})}
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What all parties of a run must share beside the model.
+
+    Attributes:
+        classes: The names of the classes, in the order of their numbers.
+        preprocessing: How an example becomes a model's input, in words that all parties write alike.
+    """
+
+    classes: Words = Words()
+    preprocessing: Words = Words()
+
+    @classmethod
+    def of(cls, classes: Sequence[str] = (), preprocessing: Sequence[str] = ()) -> Agreement:
+        """Return the agreement of a party that names its classes and its preprocessing."""
+        return cls(Words.of(classes), Words.of(preprocessing))
+
+    @property
+    def parts(self) -> dict[str, Words]:
+        """Its lists by name."""
+        return {"classes": self.classes, "preprocessing": self.preprocessing}
+
+    def without_words(self) -> Agreement:
+        """Return its digests alone."""
+        return Agreement(*(Words(part.sha256) for part in self.parts.values()))
+
+
+UNNAMED = Agreement()
+
+
+@dataclass(frozen=True)
 class UploadFacts:
     """The facts of one upload: one value from the client's training to the method.
 
@@ -52,6 +131,7 @@ class UploadFacts:
         pretrained: Whether the client trained nothing itself.
         ranges: Smallest and largest output of each layer that quantisation reads, on the client's own data, by layer;
             None if the client sends none.
+        agreement: The names of its classes and its preprocessing, as far as the client names them.
     """
 
     client: str
@@ -60,6 +140,7 @@ class UploadFacts:
     label_counts: tuple[int, ...] | None = None
     pretrained: bool = False
     ranges: Mapping[str, tuple[float, float]] | None = None
+    agreement: Agreement = UNNAMED
 
     def to_record(self) -> dict[str, Any]:
         """Return the record ``upload`` of a client's message, without the facts that it does not report.
@@ -76,6 +157,8 @@ class UploadFacts:
         if self.ranges:
             record["range-layers"] = list(self.ranges)
             record["ranges"] = [float(bound) for pair in self.ranges.values() for bound in pair]
+        for name, part in self.agreement.parts.items():
+            record |= part.to_record(name)
         return record
 
     @classmethod
@@ -85,8 +168,9 @@ class UploadFacts:
         """Check a client's claims about its upload, whatever they are.
 
         Args:
-            record: Any of ``num-examples``, ``label-counts``, ``pretrained``, ``range-layers`` and ``ranges``. A
-                pretrained model may lack the size of its training set.
+            record: Any of ``num-examples``, ``label-counts``, ``pretrained``, ``range-layers``, ``ranges``, and
+                ``classes`` and ``preprocessing`` with their digests. A pretrained model may lack the size of its
+                training set.
             num_classes: C.
             client: The client's name, already checked.
             architecture: The architecture of its model, already checked.
@@ -101,7 +185,8 @@ class UploadFacts:
             raise refusals.sizes_differ(sum(label_counts), num_examples)
         layers, bounds = record.get("range-layers", []), record.get("ranges", [])
         ranges = None if layers == bounds == [] else read_ranges(layers, bounds, "ranges")
-        return cls(client, architecture, num_examples, label_counts, pretrained is True, ranges)
+        agreement = read_agreement(record)
+        return cls(client, architecture, num_examples, label_counts, pretrained is True, ranges, agreement)
 
     def sized(self) -> UploadFacts:
         """Return these facts with the sum of the label counts as size, if the size alone is unknown.
@@ -114,8 +199,11 @@ class UploadFacts:
         return replace(self, num_examples=read_size(sum(self.label_counts), "the sum of label-counts"))
 
     def as_row(self) -> dict[str, Any]:
-        """Return the facts as JSON writes them, by the names of the fields."""
-        return asdict(self)
+        """Return the facts as JSON writes them, by the names of the fields; without an agreement that is empty."""
+        row = asdict(self)
+        if self.agreement == UNNAMED:
+            del row["agreement"]
+        return row
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> UploadFacts:
@@ -129,7 +217,18 @@ class UploadFacts:
         """
         counts, ranges = row["label_counts"], row["ranges"]
         pairs = None if ranges is None else {layer: (float(low), float(high)) for layer, (low, high) in ranges.items()}
-        return cls(**{**row, "label_counts": None if counts is None else tuple(counts), "ranges": pairs})
+        parts = {name: Words(said["sha256"], tuple(said["words"])) for name, said in row.get("agreement", {}).items()}
+        own = {"label_counts": None if counts is None else tuple(counts), "ranges": pairs}
+        return cls(**{**row, **own, "agreement": Agreement(**parts)})
+
+
+def read_agreement(record: Mapping[str, Any]) -> Agreement:
+    """Check a client's claims about what all parties share.
+
+    Raises:
+        UploadError: See :meth:`Words.from_record`.
+    """
+    return Agreement(*(Words.from_record(record, name) for name in UNNAMED.parts))
 
 
 def read_size(value: object, what: str) -> int:

@@ -177,6 +177,28 @@ def bad_range(what: str, layer: str, low: float, high: float) -> UploadError:
     return UploadError(f"{what} of layer {layer[:80]!r} are {low} and {high}: must be finite, smallest first")
 
 
+def bad_words(what: str, words: object, most: int, longest: int) -> UploadError:
+    """``what`` is the list's name, such as ``classes``."""
+    return UploadError(f"upload.{what} is {_cut(words)}: must be up to {most} texts of at most {longest} letters each")
+
+
+def bad_words_digest(what: str, digest: object) -> UploadError:
+    """``what`` is the list's name; the digest is no sha256, or not that of the list."""
+    return UploadError(f"upload.{what}-sha256 is {_cut(digest)}: must be the sha256 of upload.{what}, in hex")
+
+
+def other_agreement(what: str, whose: str, difference: str) -> UploadError:
+    """A client's classes or preprocessing are not those of the server, or of another client.
+
+    Args:
+        what: ``classes`` or ``preprocessing``.
+        whose: The party with which they are compared.
+        difference: The first difference, as a clause.
+    """
+    remedy = "must be the same for all parties, in the same order, because a model knows only numbers"
+    return UploadError(f"its {what} differ from those of {whose}: {difference:.400}: {remedy}")
+
+
 def unknown_architecture(named: object, known: Iterable[str]) -> UploadError:
     """The upload names an architecture that the server cannot build, or does not accept."""
     return UploadError(f"upload.architecture is {str(named)[:80]!r}, known here are {', '.join(known)}")

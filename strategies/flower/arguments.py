@@ -14,6 +14,7 @@ from flwr.serverapp.strategy import Strategy
 
 from ..core.errors import OptionError
 from ..core.places import expand_user
+from ..uploads.builders import check_shape
 
 Shape = tuple[int, int, int]
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
@@ -36,19 +37,14 @@ def check_arguments(input_shape: Any, *, seed: Any, min_uploads: Any, fraction_e
     Raises:
         OptionError: One of them is out of its range.
     """
-    sizes = input_shape if isinstance(input_shape, tuple | list) else ()
-    if len(sizes) != 3 or not all(isinstance(size, Integral) and size > 0 for size in sizes):  # type: ignore[operator]
-        raise OptionError(
-            f"input_shape is {input_shape!r}: must be three whole numbers above 0, (channels, height, width); rows are "
-            "(F, 1, 1), and texts are (1, 1, L)"
-        )
+    shape = check_shape(input_shape)
     if not isinstance(seed, Integral):
         raise OptionError(f"seed is {seed!r}: must be a whole number")
     if not isinstance(min_uploads, Integral) or not min_uploads >= 1:  # type: ignore[operator]
         raise OptionError(f"min_uploads is {min_uploads!r}: must be a whole number at least 1")
     if not isinstance(fraction_evaluate, int | float) or not 0.0 <= fraction_evaluate <= 1.0:
         raise OptionError(f"fraction_evaluate is {fraction_evaluate!r}: must be a number from 0 to 1")
-    return tuple(sizes)
+    return shape
 
 
 def check_start(strategy: Strategy, own: type[Strategy], timeout: Any) -> None:

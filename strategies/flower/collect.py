@@ -15,11 +15,12 @@ from flwr.serverapp import Grid
 
 from ..core import refusals
 from ..core.durable import MIB
-from ..core.errors import QuorumError, UploadError, blaming
+from ..core.errors import QuorumError, UploadError, blaming, shorten_list
+from ..core.facts import UNNAMED, Agreement
 from ..run.files import weights_bytes
 from ..run.stage import TRAFFIC_FILE
 from ..run.traffic import UPLOAD_PHASE, Traffic
-from ..uploads.checks import Signature
+from ..uploads.checks import Agreed, Signature
 from .asking import Exchange
 from .messages import Reply, Request, common_to_most, count_bytes, is_anonymous, read_reply
 from .names import Names
@@ -45,6 +46,7 @@ class Collector:
         num_classes: C.
         max_bytes: Largest accepted upload.
         names: The clients' names from earlier rounds; this round adds its own.
+        agreement: The server's classes and preprocessing, which uploads must share.
         probe: (facts, weights) -> a warning, or an empty text; raises UploadError where the model's outputs are not
             finite.
 
@@ -62,6 +64,7 @@ class Collector:
         num_classes: int,
         max_bytes: int,
         names: Names | None = None,
+        agreement: Agreement = UNNAMED,
         probe: Callable[[UploadFacts, State], str] | None = None,
     ) -> None:
         self._folder = folder
@@ -70,6 +73,9 @@ class Collector:
         self._max_bytes = max_bytes
         self._names = Names() if names is None else names
         self._probe = probe
+        self._agreed = Agreed(agreement)
+        for record in folder.records():
+            self._agreed.add(record.client, record.facts.agreement)
         self._refusals = Refusals(folder)
         self._late = self._closed = False
         self._reported: dict[str, tuple[int, Mapping[str, float]]] = {}
@@ -106,6 +112,9 @@ class Collector:
         self._late = True
         exchange.refuse_missing(timeout)
         self.check_quorum(min_uploads, exchange.asked, timeout)
+        records = {record.client: record for record in self._folder.records()}
+        if unnamed := [name for name in sorted(self.clients) if not records[name].facts.agreement.classes.sha256]:
+            log(INFO, "classes are not named by %s: that they have one order is not checked", shorten_list(unnamed))
         return exchange
 
     def _request_to(self, request: Request, node: int) -> Message:
@@ -197,7 +206,9 @@ class Collector:
 
     def _accept(self, reply: Message, sent: SentQuestion) -> None:
         classes, most, sender = self._num_classes, self._max_bytes, self._names.describe(sent.node)
-        checked = read_reply(reply.content, self._signatures, num_classes=classes, max_bytes=most, sender=sender)
+        checked = read_reply(
+            reply.content, self._signatures, num_classes=classes, max_bytes=most, sender=sender, agreed=self._agreed
+        )
         name = checked.facts.client
         if not checked.anonymous or self._names.keyed:
             # A client that starts again is a new node, which Flower may list beside the old one for a while.
@@ -221,6 +232,7 @@ class Collector:
                 log(WARNING, "upload of %s: %s", name, warning)
         if not (checked.anonymous and name in self._folder.held()):
             self._folder.accept(replace(checked.facts, client=name), checked.state)
+        self._agreed.add(name, checked.facts.agreement)
         self.clients.add(name)
         self._reported[name] = (checked.facts.num_examples or 0, checked.metrics)
         size = count_bytes(reply.content)

@@ -3,7 +3,8 @@
 Request  "arrays": start weights, may be empty.  "config": the caller's train_config and the keys named below.
 Reply    "arrays": a state_dict.  "metrics": "num-examples" and floats.
          "upload", optional: "client", "architecture", "label-counts", "pretrained", "held", "error"; "range-layers",
-         names of layers, with "ranges", the smallest and the largest output of each in turn.
+         names of layers, with "ranges", the smallest and the largest output of each in turn; "classes" and
+         "preprocessing", lists of texts that all parties share, with "classes-sha256" and "preprocessing-sha256".
 
 Stock ClientApps send no "upload" record. Their architecture is the only known one whose keys and shapes fit; their
 name follows from their weights, because node ids are random per run and the order of arrival too.
@@ -25,8 +26,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, Met
 from ..client import held_digest
 from ..core import refusals
 from ..core.errors import blaming
-from ..core.facts import CLIENT_NAME, UploadFacts
-from ..uploads.checks import Signature, check_size, check_upload
+from ..core.facts import CLIENT_NAME, UploadFacts, read_agreement
+from ..uploads.checks import Agreed, Signature, check_size, check_upload
 from .decoding import array_form
 
 if TYPE_CHECKING:
@@ -109,7 +110,13 @@ class Reply:
 
 
 def read_reply(
-    content: RecordDict, signatures: Mapping[str, Signature], *, num_classes: int, max_bytes: int, sender: str
+    content: RecordDict,
+    signatures: Mapping[str, Signature],
+    *,
+    num_classes: int,
+    max_bytes: int,
+    sender: str,
+    agreed: Agreed | None = None,
 ) -> Reply:
     """Check a client's answer and decode it.
 
@@ -119,6 +126,7 @@ def read_reply(
         num_classes: C, the length of label counts.
         max_bytes: Largest allowed size of the weights in bytes.
         sender: How to call the client in errors as long as it has not named itself.
+        agreed: What all uploads must share, which is compared before anything else; None to compare nothing.
 
     Returns:
         The answer; its state holds torch tensors.
@@ -133,6 +141,8 @@ def read_reply(
         if "error" in said:
             raise refusals.client_error(said["error"])
         if said.get("held") is not True:
+            if agreed is not None:
+                agreed.check(read_agreement(said))
             return _check_facts(content, client, signatures, num_classes=num_classes, max_bytes=max_bytes)
         if "client" not in said:
             raise refusals.held_without_name()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from logging import INFO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,7 @@ from ..run.identity import open_run
 from ..run.quarantine import guarded_replay
 from ..run.run_folder import RunFolder, default_run_dir
 from ..run.stage import StageReport, all_cores
-from ..uploads.builders import choose_config, choose_student, named_builders
+from ..uploads.builders import check_task, choose_config, choose_student, named_builders
 from .arguments import absolute, check_arguments, check_start, keep_plain_scores, scores_by_name
 from .evaluation import ClientEvaluation
 from .messages import Request
@@ -66,6 +66,8 @@ class OneShot(Strategy):
         proxy: Images without labels [N, ch, H, W], uint8 or float32 in [0, 1], for methods that need them.
         observer: ``(epoch, module) -> scores``, recorded after every server epoch; the method never sees them.
         facts: Entries of run.json, beside those that the strategy adds.
+        classes: The names of the classes in the order of their numbers. An upload that names others, or another order,
+            is refused; without them, uploads are compared with the first that names its classes.
 
     Raises:
         OptionError: An argument is out of its range.
@@ -92,6 +94,7 @@ class OneShot(Strategy):
         proxy: torch.Tensor | None = None,
         observer: Observer | None = None,
         facts: Mapping[str, Any] | None = None,
+        classes: Sequence[str] = (),
     ) -> None:
         options, builders = options or RunOptions(), named_builders(model)
         shape = check_arguments(input_shape, seed=seed, min_uploads=min_uploads, fraction_evaluate=fraction_evaluate)
@@ -111,6 +114,7 @@ class OneShot(Strategy):
             teacher=options.job_teacher,
             observer=observer,
             store_images=options.store_images,
+            agreement=check_task(num_classes, classes),
         )
         self._set_up(method, job, compute, run_dir, min_uploads, options, facts)
         self.evaluate_model, self._evaluation = evaluate_model, ClientEvaluation(fraction_evaluate, seed)

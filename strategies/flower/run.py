@@ -219,7 +219,13 @@ class Rounds:
     def _collector(self, folder: RoundFolder) -> Collector:
         num_classes, names = self._job.num_classes, self._names
         collector = Collector(
-            folder, self._sendable, num_classes=num_classes, max_bytes=self._max_bytes, names=names, probe=self._probe
+            folder,
+            self._sendable,
+            num_classes=num_classes,
+            max_bytes=self._max_bytes,
+            names=names,
+            agreement=self._job.agreement,
+            probe=self._probe,
         )
         self.account.traffic = collector.traffic
         return collector

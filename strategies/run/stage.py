@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..core.durable import store_errors
-from ..core.errors import OneShotError, OptionError, StoreError
+from ..core.errors import OneShotError, OptionError, StoreError, blaming
 from ..core.facts import CLASSIFIER, kind_of
 from ..method import Outcome
 from ..statistics.groups import with_heads
+from ..uploads.checks import Agreed
 from ..uploads.tensors import weights_sha256
 from .ensembles import FOLDER_NAME, save_ensemble
 from .files import read_equal_weights, read_json, save_weights, write_json
@@ -73,6 +74,7 @@ def run_stage(
         OneShotError: The method refuses the job, failed, or ended with a model of NaN or Inf.
     """
     began = time.monotonic()
+    check_agreement(job)
     job = join_sums(method, job, log)
     unit = "epoch" if method.client_phase is None else "round"
     with Journal(folder, log, label=method.name, unit=unit, interval_s=checkpoint_s, tick=tick) as journal:
@@ -80,6 +82,19 @@ def run_stage(
         resumed_at = journal.resumed_at
     # This process uses the outcome on the CPU, wherever the stage ran.
     return StageReport(outcome, replace(job, device="cpu"), resumed_at, time.monotonic() - began)
+
+
+def check_agreement(job: Job) -> None:
+    """Refuse uploads whose classes or preprocessing differ from the job's, or from each other's.
+
+    Raises:
+        UploadError: Names the upload and the first difference.
+    """
+    agreed = Agreed(job.agreement)
+    for upload in job.uploads:
+        with blaming(f"upload of {upload.client!r}"):
+            agreed.check(upload.facts.agreement)
+        agreed.add(upload.client, upload.facts.agreement)
 
 
 def check_finite(method: Method, outcome: Outcome) -> Outcome:

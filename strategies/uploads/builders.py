@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import OptionError
-from ..core.facts import CLASSIFIER, MODEL_ERRORS, STATISTICS, base_of, kind_of, run_on_blanks
+from ..core.facts import CLASSIFIER, MODEL_ERRORS, STATISTICS, Agreement, base_of, kind_of, run_on_blanks
 from ..core.options import PRESET_NAMES, QUICK, listed, preset_of
 from ..core.seeds import seeded_torch
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from ..method import Job, Method, ModelBuilder
 
     Model = ModelBuilder | Mapping[str, ModelBuilder]
+    Shape = tuple[int, int, int]
 
 
 def named_builders(model: Model) -> dict[str, ModelBuilder]:
@@ -49,6 +51,45 @@ def choose_student(student: str | None, builders: Mapping[str, ModelBuilder]) ->
     if student is None or student not in builders:
         raise OptionError(f"student is {student!r}: must be one of {', '.join(builders)}")
     return student
+
+
+def check_task(num_classes: Any, classes: Sequence[str] = ()) -> Agreement:
+    """Refuse a number of classes that is none, and names that do not fit it.
+
+    Args:
+        num_classes: C.
+        classes: The names of the classes in the order of their numbers; empty for unnamed ones.
+
+    Returns:
+        What every upload that names its classes must share.
+
+    Raises:
+        OptionError: The number is not a whole one above 0, or there is not one name per class.
+    """
+    if isinstance(num_classes, bool) or not isinstance(num_classes, Integral) or int(num_classes) < 1:
+        raise OptionError(f"num_classes is {num_classes!r:.80}: must be a whole number, one per class")
+    named = isinstance(classes, list | tuple) and all(isinstance(name, str) for name in classes)
+    if not named or len(classes) not in (0, num_classes) or len(set(classes)) < len(classes):
+        raise OptionError(
+            f"classes is {str(classes)[:200]!r}: must be {num_classes} different names, one per class, in the order of "
+            "their numbers"
+        )
+    return Agreement.of(classes)
+
+
+def check_shape(input_shape: Any) -> Shape:
+    """Return the shape of one example as a tuple.
+
+    Raises:
+        OptionError: It is not three whole numbers above 0.
+    """
+    sizes = input_shape if isinstance(input_shape, tuple | list) else ()
+    if len(sizes) != 3 or not all(isinstance(size, Integral) and size > 0 for size in sizes):  # type: ignore[operator]
+        raise OptionError(
+            f"input_shape is {input_shape!r:.80}: must be three whole numbers above 0, (channels, height, width); rows "
+            "are (F, 1, 1), and texts are (1, 1, L)"
+        )
+    return int(sizes[0]), int(sizes[1]), int(sizes[2])
 
 
 def check_student(job: Job, *, trained: bool = True) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from logging import INFO
 from pathlib import Path
@@ -25,7 +25,7 @@ from ...rounds.config import NAME, IterativeConfig
 from ...run.identity import open_run
 from ...run.run_folder import RunFolder, default_run_dir
 from ...run.stage import StageReport, all_cores, last_finished_round, load_report
-from ...uploads.builders import check_student, choose_student, named_builders
+from ...uploads.builders import check_student, check_task, choose_student, named_builders
 from ..arguments import absolute, check_arguments, check_start, keep_plain_scores
 from ..messages import in_order
 from ..run import Account, RunOptions
@@ -75,6 +75,8 @@ class Iterative(Strategy):
         proxy: Real images without labels, uint8 [N, ch, H, W], for refiners that need them.
         observer: ``(round, module) -> scores``, recorded every ``config.evaluate_every`` rounds.
         facts: Entries of run.json, beside those that the strategy adds.
+        classes: The names of the classes in the order of their numbers. An upload that names others, or another order,
+            is refused; without them, uploads are compared with the first that names its classes.
 
     Raises:
         OptionError: An argument is out of its range.
@@ -102,6 +104,7 @@ class Iterative(Strategy):
         proxy: torch.Tensor | None = None,
         observer: Observer | None = None,
         facts: Mapping[str, Any] | None = None,
+        classes: Sequence[str] = (),
     ) -> None:
         options, builders = _in_rounds(options, refiner), named_builders(model)
         job = Job(
@@ -118,6 +121,7 @@ class Iterative(Strategy):
             proxy=proxy,
             teacher=options.job_teacher,
             observer=observer,
+            agreement=check_task(num_classes, classes),
         )
         self._set_up(job, base, refiner, compute, run_dir, min_uploads, options, facts)
 

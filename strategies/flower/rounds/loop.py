@@ -308,7 +308,8 @@ class IterativeRounds:
             kept = folder.round(1)
             self.account.traffic = Traffic.read(kept.path / TRAFFIC_FILE)
             nodes = Nodes(grid, Refusals(kept), self.account.traffic, max_bytes=self._max_bytes)
-            terms = RoundTerms(self._min_uploads, Limits(timeout, self._max_bytes), self._job.num_classes)
+            limits = Limits(timeout, self._max_bytes)
+            terms = RoundTerms(self._min_uploads, limits, self._job.num_classes, self._job.agreement)
             self._trip = RoundTrip(nodes, run_id=folder.id, signatures=self._signatures, terms=terms)
         return self._trip
 

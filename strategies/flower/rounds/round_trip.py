@@ -16,8 +16,9 @@ from flwr.serverapp.strategy import Strategy
 
 from ...core import refusals
 from ...core.errors import QuorumError, UploadError, blaming
+from ...core.facts import UNNAMED, Agreement
 from ...core.seeds import generator
-from ...uploads.checks import Signature
+from ...uploads.checks import Agreed, Signature
 from ..asking import POLL_S, Exchange, PollPace, to_each
 from ..evaluation import EVALUATION
 from ..messages import count_bytes, read_reply
@@ -39,11 +40,13 @@ class RoundTerms:
         quorum: Connected clients without which no round begins, and usable answers without which one is lost.
         limits: Of every answer.
         num_classes: C.
+        agreement: The server's classes and preprocessing, which answers must share.
     """
 
     quorum: int
     limits: Limits
     num_classes: int
+    agreement: Agreement = UNNAMED
 
 
 class RoundTrip:
@@ -63,6 +66,7 @@ class RoundTrip:
         self.run_id = run_id
         self._nodes = nodes
         self._signatures = signatures
+        self._agreed = Agreed(terms.agreement)
         self._terms = terms
         self._settled = False
         self._before, self._widest = 0, set[int]()
@@ -198,8 +202,10 @@ class RoundTrip:
             num_classes=self._terms.num_classes,
             max_bytes=self._terms.limits.max_bytes,
             sender=sender,
+            agreed=self._agreed,
         )
         check_trained(checked)
+        self._agreed.add(checked.facts.client, checked.facts.agreement)
         # Of a client without a name, its node's rank is the same in every run of a simulation; its weights change.
         client = sender if checked.anonymous and self._nodes.names.is_ranked(node) else checked.facts.client
         if client in answers and not checked.anonymous:

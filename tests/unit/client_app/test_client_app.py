@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +12,21 @@ import pytest
 import torch
 from flower_fakes import act_in_a_run
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
+from PIL import Image
 from safetensors.torch import save_file
 
 from client_app import app as client_app
 from client_app import work
 from client_app.tasks import TASKS
 from fl_app.config import AppConfig, DataConfig
-from fl_app.data import open_split, partition
+from fl_app.data import open_data, open_split, partition
 from fl_app.models import build, builders
+from strategies.core.errors import UploadError
+from strategies.core.facts import read_agreement
 from strategies.core.options import flatten
 from strategies.core.seeds import seeded_torch
 from strategies.flower.messages import Request, read_reply
-from strategies.uploads.checks import Signatures
+from strategies.uploads.checks import Agreed, Signatures
 
 RUN = "0123456789abcdef" * 2
 CLIENTS = 4
@@ -102,6 +107,68 @@ def test_the_reply_is_one_that_the_server_accepts(ask: Callable[..., Message]) -
     assert checked.metrics.keys() == {"train-loss", "train-accuracy"}
     assert 0.0 <= checked.metrics["train-accuracy"] <= 1.0
     assert set(reply.content) == {"arrays", "metrics", "upload"}
+
+
+def image_folder(root: Path, classes: tuple[str, ...]) -> Path:
+    for half in ("train", "test"):
+        for number, name in enumerate(classes):
+            (root / half / name).mkdir(parents=True)
+            for image in range(3):
+                Image.new("RGB", (8, 8), (40 * number, 9 * image, 0)).save(root / half / name / f"{image}.png")
+    return root
+
+
+def table(root: Path, classes: str, mean: int = 50) -> Path:
+    root.mkdir()
+    (root / "schema.toml").write_text(f"classes = {classes}\n[columns.age]\nmean = {mean}\n[columns.sugar]\n")
+    for half in ("train", "test"):
+        (root / f"{half}.csv").write_text("age,sugar,outcome\n40,1,ill\n50,2,healthy\n60,3,ill\n")
+    return root
+
+
+@pytest.mark.parametrize(("theirs", "line"), [(("ant", "cat"), "class 0 is 'ant' here and 'cat' there"), (None, "")])
+def test_a_node_with_other_class_folders_is_refused(
+    ask: Callable[..., Message], tmp_path: Path, theirs: tuple[str, ...] | None, line: str
+) -> None:
+    server = image_folder(tmp_path / "server", ("cat", "dog"))
+    node = image_folder(tmp_path / "node", theirs) if theirs else server
+    data = DataConfig(name="imagefolder", image_size=32, root=str(server))
+    reply = ask(
+        node={"client": "b", "data-root": str(node)},
+        data__name="imagefolder",
+        data__image_size=32,
+        model__name="lenet5",
+    )
+    signatures = Signatures(builders(2, (3, 32, 32)))
+    read = partial(read_reply, reply.content, signatures, num_classes=2, max_bytes=2**24, sender="node-9")
+    with pytest.raises(UploadError, match=line) if line else nullcontext():
+        read(agreed=Agreed(open_data(data, "test").agreement))
+
+
+@pytest.mark.parametrize(
+    ("classes", "mean", "line"),
+    [
+        ('["ill", "healthy"]', 50, "class 0 is 'ill' here and 'healthy' there, the same names in another order"),
+        ('["healthy", "ill"]', 60, "line 1 is 'age: mean 60, deviation 1' here and 'age: mean 50, deviation 1' there"),
+        ('["healthy", "ill"]', 50, ""),
+    ],
+)
+@pytest.mark.parametrize("policy", [{}, {"label-counts": "none"}])
+def test_a_node_with_another_schema_is_refused(
+    ask: Callable[..., Message], tmp_path: Path, classes: str, mean: int, line: str, policy: dict[str, str]
+) -> None:
+    server, node = table(tmp_path / "server", '["healthy", "ill"]'), table(tmp_path / "node", classes, mean)
+    data = DataConfig(name="csv", label="outcome", root=str(server))
+    reply = ask(
+        node={"client": "b", "data-root": str(node), **policy}, data__name="csv", data__label="outcome",
+        data__partition="iid", model__name="mlp",
+    )  # fmt: skip
+    said = facts_of(reply)
+    assert ("classes" in said, "classes-sha256" in said) == (not policy, True)
+    agreed = Agreed(open_data(data, "test").agreement)
+    line = "and the names are not sent" if policy and line else line
+    with pytest.raises(UploadError, match=line) if line else nullcontext():
+        agreed.check(read_agreement(said))
 
 
 def test_clients_when_they_are_several_hold_the_whole_training_set_once(ask: Callable[..., Message]) -> None:

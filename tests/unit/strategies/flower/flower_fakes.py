@@ -104,6 +104,7 @@ def named(
     *,
     architecture: str = "",
     label_counts: Sequence[int] | None = None,
+    classes: Sequence[str] = (),
     work: list[str] | None = None,
 ) -> Client:
     """A client that uses our client half; it notes each training in ``work``."""
@@ -113,7 +114,7 @@ def named(
             return held
         if work is not None:
             work.append(name)
-        facts = upload_facts(client=name, architecture=architecture, label_counts=label_counts)
+        facts = upload_facts(client=name, architecture=architecture, label_counts=label_counts, classes=classes)
         num_examples = sum(label_counts) if label_counts else 10 + seed
         content = records(weights(seed, architecture or "net"), num_examples=num_examples, facts=facts)
         return Message(content, reply_to=message)

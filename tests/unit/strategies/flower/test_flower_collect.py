@@ -22,6 +22,7 @@ from flwr.app import ArrayRecord, Message, RecordDict
 
 from strategies.client import failure, held_digest
 from strategies.core.errors import QuorumError
+from strategies.core.facts import Agreement
 from strategies.flower.asking import Exchange
 from strategies.flower.collect import ALONE_S, Collector
 from strategies.flower.messages import Request, count_bytes
@@ -63,6 +64,23 @@ def test_collect_when_all_answer_stores_their_uploads(folder: RoundFolder, said:
     assert (bob.num_examples, bob.label_counts) == (12, None)
     assert equal(bob.read(), weights(2))
     assert any(line.startswith("upload of bob: net, ") and line.endswith(" MiB, stored") for line in said)
+
+
+def test_collect_refuses_a_client_whose_classes_are_others_and_says_who_names_none(
+    folder: RoundFolder, said: list[str]
+) -> None:
+    ours = named("alice", 1, classes=["cat", "dog", "owl", "yak"])
+    theirs = named("bob", 2, classes=["ant", "cat", "dog", "owl"])
+    phase = Collector(
+        folder, SIGNATURES, num_classes=CLASSES, max_bytes=10**6, agreement=Agreement.of(["cat", "dog", "owl", "yak"])
+    )
+    phase.collect(FakeGrid({1: ours, 2: theirs, 3: named("carol", 3)}), REQUEST, timeout=5.0, min_uploads=2)
+    assert folder.held() == ["alice", "carol"]
+    assert "classes differ from those of the server: class 0 is 'ant' here and 'cat' there" in reasons(folder)["bob"]
+    assert "classes are not named by carol: that they have one order is not checked" in said
+    again = collector(folder)  # a resumed run compares with what is stored
+    again.collect(FakeGrid({2: theirs}), REQUEST, timeout=5.0, min_uploads=2)
+    assert folder.held() == ["alice", "carol"]
 
 
 @pytest.mark.parametrize("simulation", [True, False])
