@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from logging import INFO
+from logging import INFO, WARNING
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,7 @@ from ..uploads.builders import check_task, choose_config, choose_student, named_
 from .arguments import absolute, check_arguments, check_start, keep_plain_scores, scores_by_name
 from .evaluation import ClientEvaluation
 from .messages import Request
+from .results import log_ensemble, log_scores, show_result, single_model, write_run_card
 from .run import Account, Rounds, RunOptions, signature_of
 
 if TYPE_CHECKING:
@@ -72,6 +73,8 @@ class OneShot(Strategy):
     Raises:
         OptionError: An argument is out of its range.
     """
+
+    _reports = True
 
     def __init__(  # noqa: PLR0913  a strategy's constructor is where a user finds every setting
         self,
@@ -136,6 +139,7 @@ class OneShot(Strategy):
         strategy = cls.__new__(cls)
         strategy._set_up(method, job, compute, run_dir, min_uploads, options, facts)
         strategy.evaluate_model, strategy._evaluation, strategy._assumed = None, ClientEvaluation(0.0, job.seed), False
+        strategy._reports = False  # the app has a report of its own
         return strategy
 
     def _set_up(
@@ -214,10 +218,11 @@ class OneShot(Strategy):
             timeout: The deadline for uploads, in seconds from each round's beginning.
             train_config: Sent to the clients with every request.
             evaluate_config: Sent to the clients that evaluate the student.
-            evaluate_fn: Called for round 0, and for the last round if the result is one model.
+            evaluate_fn: Called for round 0, and for the last round with the result's arrays.
 
         Returns:
-            Flower's result; its arrays are empty if the outcome is an ensemble.
+            Flower's result. Its arrays are the student; without one the average of the ensemble's members; and where
+            these have several architectures there are none, and reading them is an error.
 
         Raises:
             QuorumError: Fewer than ``min_uploads`` uploads at the deadline; those that arrived are kept.
@@ -232,17 +237,31 @@ class OneShot(Strategy):
             log(INFO, "num_rounds=%s is ignored: rounds are an option of the method %s", num_rounds, self.method.name)
         arrays = start = initial_arrays if initial_arrays is not None else ArrayRecord()
         result = Result()
-        if evaluate_fn and arrays and (scores := evaluate_fn(0, arrays)) is not None:
-            result.evaluate_metrics_serverapp[0] = scores
+        if evaluate_fn and arrays:
+            scores = evaluate_fn(0, arrays)
+            log_scores("Initial global evaluation results", scores)
+            if scores is not None:
+                result.evaluate_metrics_serverapp[0] = scores
         self.summary()
         try:
             config = train_config or ConfigRecord()
             arrays = self.rounds.run(self.folder, grid, arrays, timeout=timeout, train_config=config)
             result.train_metrics_clientapp |= {n: MetricRecord(dict(m)) for n, m in self.rounds.train_metrics.items()}
-            began = time.monotonic()
-            self._evaluate_on_server(arrays, start, result, evaluate_fn)
-            self._evaluate_on_clients(grid, arrays, result, evaluate_config or ConfigRecord(), timeout)
+            for number, metrics in result.train_metrics_clientapp.items():
+                log_scores(f"Metrics of the clients' training, round {number}", metrics)
+            began, outcome = time.monotonic(), self.report.outcome
+            if outcome.student is not None:
+                result.arrays = arrays
+            if self._reports and outcome.ensemble is not None:
+                log_ensemble(self.folder, self.report, outcome.ensemble)
+                if outcome.student is None:
+                    result.arrays = single_model(self.folder, self.report, outcome.ensemble)
+            self._evaluate_on_server(start, result, evaluate_fn)
+            self._evaluate_on_clients(grid, result, evaluate_config or ConfigRecord(), timeout)
             self.rounds.account.spend("evaluation", began)
+            if self._reports:
+                show_result(self.folder, result)
+                write_run_card(self.folder, result, self.report)
         finally:
             self.close()
         return result
@@ -308,31 +327,32 @@ class OneShot(Strategy):
 
     # The result's scores.
 
-    def _evaluate_on_server(
-        self, arrays: ArrayRecord, start: ArrayRecord, result: Result, evaluate_fn: EvaluateFn | None
-    ) -> None:
+    def _evaluate_on_server(self, start: ArrayRecord, result: Result, evaluate_fn: EvaluateFn | None) -> None:
         server_round, scores = self.method.plan(self.job.config).rounds, MetricRecord()
-        if self.report.outcome.student is None:
-            reason = "it is an ensemble, not one set of arrays"
-        else:
-            result.arrays = arrays
-            alike = not start or signature_of(arrays) == signature_of(start)
-            reason = "" if alike else "initial_arrays have other shapes"
-        if evaluate_fn and reason:
+        if evaluate_fn and (reason := self._not_evaluated(result.arrays, start)):
             log(INFO, "evaluate_fn is not called for the result: %s", reason)
         elif evaluate_fn:
-            scores = evaluate_fn(server_round, arrays) or scores
+            scores = evaluate_fn(server_round, result.arrays) or scores
         if self.evaluate_model is not None:
             scores.update(scores_by_name("evaluate_model", self.evaluate_model(self.outcome)))
         if scores:
+            log_scores("Global evaluation", scores)
             result.evaluate_metrics_serverapp[server_round] = scores
 
-    def _evaluate_on_clients(
-        self, grid: Grid, arrays: ArrayRecord, result: Result, config: ConfigRecord, timeout: float
-    ) -> None:
+    def _not_evaluated(self, arrays: ArrayRecord, start: ArrayRecord) -> str:
+        """Return why a result's arrays cannot be scored; empty if they can."""
+        if not arrays:
+            return "it is an ensemble and no single set of arrays; evaluate_model scores it"
+        return "initial_arrays have other shapes" if start and signature_of(arrays) != signature_of(start) else ""
+
+    def _evaluate_on_clients(self, grid: Grid, result: Result, config: ConfigRecord, timeout: float) -> None:
         server_round = self.method.plan(self.job.config).rounds
-        if self.report.outcome.student is None or self._evaluation.fraction == 0.0:
+        if self._evaluation.fraction == 0.0:
+            return
+        if not result.arrays:
+            log(WARNING, "fraction_evaluate is ignored: the result is an ensemble of several architectures")
             return
         nodes = self.rounds.nodes(self.folder.round(server_round), grid)
-        if (scores := self._evaluation.run(nodes, server_round, arrays, config, timeout)) is not None:
+        if (scores := self._evaluation.run(nodes, server_round, result.arrays, config, timeout)) is not None:
+            log_scores("Evaluation by the clients", scores)
             result.evaluate_metrics_clientapp[server_round] = scores

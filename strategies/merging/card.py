@@ -18,9 +18,15 @@ CARD_FILE = "model_card.md"
 
 
 def write_card(
-    method: str, job: Job, outcome: Outcome, *, makers: Mapping[str, str], scores: Mapping[str, float]
+    method: str,
+    job: Job,
+    outcome: Outcome,
+    *,
+    makers: Mapping[str, str],
+    scores: Mapping[str, float],
+    reported: Mapping[str, object] | None = None,
 ) -> str:
-    """Return the card of a merge, as Markdown.
+    """Return the card of a merge, or of a run in a Flower project, as Markdown.
 
     Args:
         method: The method's key.
@@ -28,6 +34,7 @@ def write_card(
         outcome: Its result.
         makers: Architecture -> the import name of what builds it, ``module:attribute``; may lack some.
         scores: Accuracies in %, by ``student`` and ``ensemble``; may be empty.
+        reported: Scores that a project's own code and its clients returned, by their names; None for none.
     """
     title, source = METHODS[method].titled(job.config), METHODS[method].source
     clients = ", ".join(upload.client for upload in job.uploads)
@@ -41,6 +48,7 @@ def write_card(
             f"Merged from {clients} with {title} ({source}). No model's owner gave examples for it.",
             "",
             *_results(outcome, scores),
+            *(f"- {name} = {value}" for name, value in (reported or {}).items()),
             "",
             f"Architectures: {architectures}. Seed: {job.seed}.",
             f"Input: {tuple(job.input_shape)}, normalised with mean {tuple(mean)} and deviation {tuple(std)} of pixels",

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 COMPARISON_FILE = "compare.json"
+# What the code and the clients of a Flower project scored, by the parts of Flower's Result; a finished run has it.
+SCORES_FILE = "flower_result.json"
 COLUMNS = (
     "run", "created", "kind", "method", "result", "data", "partition", "alpha", "clients", "seed", "status", "accuracy",
     "best_accuracy", "server_s", "mib_per_client", "weights_sha256", "comparison",
@@ -65,7 +67,8 @@ def _runs(folder: Path) -> Iterator[tuple[Path, tuple[dict[str, Any], dict[str, 
     """Yield every run folder with the content of run.json and of result.json, but for one that is being imported."""
     for path in folder.glob(f"*/{FACTS_FILE}"):
         if not path.parent.match(TEMPORARY_PATTERN) and (info := readable_json(path)) is not None:
-            yield path.parent, (info, readable_json(path.parent / RESULT_FILE) or {})
+            ended = {"status": "finished"} if (path.parent / SCORES_FILE).exists() else {}
+            yield path.parent, (info, readable_json(path.parent / RESULT_FILE) or ended)
 
 
 def _begun(row: dict[str, Any]) -> tuple[float, str]:

@@ -28,6 +28,7 @@ from ...run.stage import StageReport, all_cores, last_finished_round, load_repor
 from ...uploads.builders import check_student, check_task, choose_student, named_builders
 from ..arguments import absolute, check_arguments, check_start, keep_plain_scores
 from ..messages import in_order
+from ..results import show_result
 from ..run import Account, RunOptions
 from .base import Base, identify_strategy
 from .loop import IterativeRounds
@@ -84,6 +85,7 @@ class Iterative(Strategy):
 
     _report: StageReport | None = None
     _folder: RunFolder | None = None
+    _reports = True
 
     def __init__(  # noqa: PLR0913  a strategy's constructor is where a user finds every setting
         self,
@@ -139,6 +141,7 @@ class Iterative(Strategy):
     ) -> Iterative:
         """Return the strategy of a job that is built already; the arguments are those of the class."""
         strategy, options = cls.__new__(cls), _in_rounds(options, refiner)
+        strategy._reports = False  # the app has a report of its own
         # The clients start every round from the model of the round before, which no seed tells.
         job = replace(job, clients_seed=None, labelled=None, store_images=0)
         strategy._set_up(job, None, refiner, compute, run_dir, min_uploads, options, facts)
@@ -249,13 +252,15 @@ class Iterative(Strategy):
                     evaluate_fn=keep_plain_scores(evaluate_fn),
                     evaluate_config=evaluate_config,
                 )
+            for number, metrics in self._rounds.train_metrics.items():
+                result.train_metrics_clientapp[number] = MetricRecord(dict(metrics))
+            result.evaluate_metrics_clientapp.update(self._rounds.client_scores.found)
+            result.evaluate_metrics_serverapp.update(self._rounds.scores)
+            result.arrays = ArrayRecord(in_order(self.report.outcome.student or {}, self._rounds.state))
+            if self._reports:
+                show_result(self.folder, result)
         finally:
             self.close()
-        for number, metrics in self._rounds.train_metrics.items():
-            result.train_metrics_clientapp[number] = MetricRecord(dict(metrics))
-        result.evaluate_metrics_clientapp.update(self._rounds.client_scores.found)
-        result.evaluate_metrics_serverapp.update(self._rounds.scores)
-        result.arrays = ArrayRecord(in_order(self.report.outcome.student or {}, self._rounds.state))
         return result
 
     # Flower's abstract steps, for callers that own the loop.

@@ -31,6 +31,7 @@ from ...teacher.student import fresh_student, observe
 from ...uploads.checks import Signatures
 from ..messages import metrics_of
 from ..nodes import Limits, Nodes, Refusals
+from ..results import log_scores
 from ..run import Account, log_info, signature_of
 from .answers import CheckedAnswer, in_row, to_numpy, to_record
 from .base import Base, configured_base
@@ -403,6 +404,7 @@ class IterativeRounds:
         began = time.monotonic()
         theirs = self.client_scores.ask(number, self._trip) if number and self._trip is not None else {}
         if evaluate_fn is not None and (scores := evaluate_fn(number, ArrayRecord(self.state))) is not None:
+            log_scores(f"round {number}: global evaluation", scores)
             self.scores[number] = scores
         self._module.load_state_dict(self._model.state)
         found = {**theirs, **(observe(self._job, number, self._module) if number else {})}

@@ -16,6 +16,7 @@ from flower_fakes import (
     FakeGrid,
     dense,
     equal,
+    linear,
     net,
     records,
     stock,
@@ -31,6 +32,7 @@ from strategies import (
     OneShotFedAvg,
     load_ensemble_module,
 )
+from strategies.core.errors import OneShotError
 from strategies.run.run_folder import RunFolder
 
 IMAGES = torch.linspace(-1, 1, 5 * 64).view(5, *SHAPE)
@@ -88,22 +90,36 @@ def test_start_evaluates_a_student_before_and_after(tmp_path: Path) -> None:
     assert result.evaluate_metrics_serverapp[1] == {"accuracy": 0.5, **mean_of_inputs(found.outcome)}
 
 
-def test_start_evaluates_an_ensemble_by_evaluate_model_only(tmp_path: Path, said: list[str]) -> None:
-    calls: list[int] = []
-
-    def evaluate(server_round: int, arrays: ArrayRecord) -> None:
-        calls.append(server_round)
-
+def test_an_ensemble_is_scored_by_evaluate_model_and_its_average_by_evaluate_fn(
+    tmp_path: Path, said: list[str]
+) -> None:
     found = strategy(FedENS, tmp_path / "run", evaluate_model=mean_of_inputs)
-    result = found.start(FakeGrid(GRID), ArrayRecord(weights(5)), evaluate_fn=evaluate)
-    assert calls == [0]
-    assert len(result.arrays) == 0
-    assert result.evaluate_metrics_serverapp == {1: mean_of_inputs(found.outcome)}
-    assert sum("it is an ensemble, not one set of arrays" in line for line in said) == 1
-    stored = load_ensemble_module(tmp_path / "run", {"model": net, "net": net})
+    result = found.start(FakeGrid(GRID), ArrayRecord(weights(5)), evaluate_fn=lambda n, a: MetricRecord({"norm": n}))
+    mean = {key: (weights(1)[key] + weights(2)[key]) / 2 for key in ("4.weight", "4.bias")}
+    arrays = result.arrays.to_torch_state_dict()
+    torch.testing.assert_close({key: arrays[key] for key in mean}, mean)
+    assert result.evaluate_metrics_serverapp == {0: {"norm": 0}, 1: {"norm": 1, **mean_of_inputs(found.outcome)}}
+    (line,) = [line for line in said if "load it with" in line]
+    call = line.partition("oneshot_fl.")[2]
+    names = {"load_ensemble_module": load_ensemble_module, "net": net}
+    stored = eval(call, names)  # noqa: S307  the line of the log, as a user runs it
     torch.testing.assert_close(stored(IMAGES), found.outcome(IMAGES), rtol=0, atol=0)
     members = [load(net(), weights(seed))(IMAGES) for seed in (1, 2)]
     torch.testing.assert_close(found.outcome(IMAGES), torch.stack(members).mean(0))
+
+
+def test_an_ensemble_of_several_architectures_has_no_arrays_and_says_so(tmp_path: Path, said: list[str]) -> None:
+    called: list[int] = []
+    found = strategy(
+        FedENS, tmp_path / "run", model={"net": net, "linear": linear}, student="net", fraction_evaluate=1.0
+    )
+    grid = FakeGrid({1: stock(1), 2: stock(2, architecture="linear")})
+    result = found.start(grid, evaluate_fn=lambda number, _: called.append(number))
+    for read in (result.arrays.to_torch_state_dict, result.arrays.to_numpy_ndarrays):
+        with pytest.raises(OneShotError, match="no single model.*load_ensemble_module"):
+            read()
+    assert called == []
+    assert sum("fraction_evaluate is ignored" in line for line in said) == 1
 
 
 def load(model: nn.Module, state: dict[str, torch.Tensor]) -> nn.Module:
