@@ -13,11 +13,10 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from server_app.launch.guard import TOKEN_KEY
@@ -287,18 +286,6 @@ def _follow(process: subprocess.Popen[str], text: str, log: Callable[[str], None
                 log(last)
             last = line.rstrip("\n")
     return last
-
-
-def expected_seconds(todo: Sequence[Cell], took: Sequence[tuple[str, float]]) -> float:
-    """Estimate the seconds of cells from finished ones of the same method, else of the same kind, else from all."""
-
-    def one(cell: Cell) -> float:
-        kind = CHOICES[cell.method].kind
-        same = [seconds for method, seconds in took if method == cell.method]
-        alike = [seconds for method, seconds in took if CHOICES[method].kind == kind]
-        return fmean(same or alike or [seconds for _, seconds in took])
-
-    return sum(map(one, todo))
 
 
 def facts_of(cell: Cell) -> dict[str, Any] | None:

@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from server_app.compare.cell import Cell, expected_seconds, facts_of, run_cell
+from server_app.compare.cell import Cell, facts_of, run_cell
 from server_app.compare.report import comparison_page, draw_comparison
 from server_app.compare.sources import data_of, differing, info_of, own_results, scored_alike, with_rows, with_uploads
 from server_app.compare.table import differing_line, lines_of
 from server_app.launch.console import oneshot
 from server_app.launch.guard import guarded, sigterm_as_interrupt
 from server_app.replay.stored import check_replay, unmet_need
-from server_app.report.page import PAGE_FILE, write_page
+from server_app.report.page import PAGE_FILE, report_folder, write_page
 from server_app.settings.choices import CHOICES
 from server_app.settings.read import default_settings, overridden
 from server_app.settings.text import to_toml
 from strategies.core.durable import make_folder, store_errors
-from strategies.core.errors import OptionError, StoreError
+from strategies.core.errors import OptionError
 from strategies.core.gpu import resolve_device
 from strategies.core.options import QUICK, Scalar, listed, parse
-from strategies.core.places import expand_user
 from strategies.run.files import read_json, write_json
-from strategies.run.journal import ProgressFile, duration
+from strategies.run.journal import ProgressFile
 from strategies.run.results import COMPARISON_FILE
 from strategies.run.run_folder import default_run_dir
 from strategies.run.stage import all_cores
@@ -59,39 +57,6 @@ def _settings_of(cell: Cell) -> Mapping[str, Any]:
     return {**begun, **cell.overrides}
 
 
-@dataclass
-class _Work:
-    """The cells that are to run, and how long the finished ones took."""
-
-    cells: Sequence[Cell]
-    jobs: int
-    token: str
-    log: Log
-    total: int
-    took: list[tuple[str, float]]
-    begun: list[Cell] = field(default_factory=list)
-
-    def run(self, cell: Cell) -> str:
-        """Run one cell; return why it failed, empty for success."""
-        self.begun.append(cell)
-        rest = [other for other in self.cells if other not in self.begun[: -self.jobs]]
-        seconds = expected_seconds(rest, self.took) / self.jobs if self.took else 0.0
-        number = self.total - len(self.cells) + len(self.begun)
-        left = f", about {duration(seconds)} left" if self.took else ""
-        verb = "resumed: " if cell.begun else ""
-        self.log(f"cell {number} of {self.total}: {verb}{cell.title}{left}")
-        began = time.monotonic()
-        reason = run_cell(cell, self.token, self._said_by(cell))
-        if reason:
-            self.log(f"{cell.title} failed: {reason}")
-        else:
-            self.took.append((cell.method, time.monotonic() - began))
-        return reason
-
-    def _said_by(self, cell: Cell) -> Log:
-        return self.log if self.jobs == 1 else lambda line: self.log(f"{cell.method}, {cell.run_name}: {line}")
-
-
 def run_cells(cells: Sequence[Cell], jobs: int, log: Log) -> list[tuple[str, str]]:
     """Run the unfinished cells.
 
@@ -103,16 +68,22 @@ def run_cells(cells: Sequence[Cell], jobs: int, log: Log) -> list[tuple[str, str
     Returns:
         Title and reason of every failed cell; two may have the same title.
     """
-    known = [facts_of(cell) for cell in cells]
-    took = [(cell.method, float(facts["total_s"])) for cell, facts in zip(cells, known, strict=True) if facts]
-    todo = [cell for cell, facts in zip(cells, known, strict=True) if not facts]
+    todo = [(number, cell) for number, cell in enumerate(cells, start=1) if facts_of(cell) is None]
     if jobs > 1:  # a bar would jump from cell to cell
         os.environ.pop(ProgressFile.VARIABLE, None)
     if done := len(cells) - len(todo):
         log(f"{done} cell{'s have' if done > 1 else ' has'} finished before")
+
+    def run(number: int, cell: Cell) -> str:
+        log(f"cell {number} of {len(cells)}: {'resumed: ' if cell.begun else ''}{cell.title}")
+        name = "" if jobs == 1 else f"{cell.method}, {cell.run_name}: "
+        reason = run_cell(cell, token, lambda line: log(f"{name}{line}"))
+        if reason:
+            log(f"{cell.title} failed: {reason}")
+        return reason
+
     with ThreadPoolExecutor(jobs) as pool, guarded() as (_, token):
-        work = _Work(todo, jobs, token, log, len(cells), took)
-        futures = {pool.submit(work.run, cell): cell for cell in todo}
+        futures = {pool.submit(run, number, cell): cell for number, cell in todo}
         try:
             reasons = [(futures[future].title, future.result()) for future in as_completed(futures)]
         except BaseException:
@@ -170,7 +141,8 @@ def compare_runs(asked: Comparison, *, log: Log) -> dict[str, Any]:
         KeyboardInterrupt: SIGINT or SIGTERM came; the log has the command that resumes the comparison.
     """
     with sigterm_as_interrupt():
-        folder = _folder(asked)
+        parent = asked.runs[0].absolute().parent
+        folder = report_folder(asked.out, COMPARISON_FILE) or default_run_dir("", "compare", parent=parent)
         asked = _with_earlier(asked, folder)
         data = data_of(asked.runs)
         own, elsewhere = scored_alike(own_results(asked.runs), asked.overrides)
@@ -206,15 +178,6 @@ def compare_runs(asked: Comparison, *, log: Log) -> dict[str, Any]:
             log(f"interrupted. To resume: {facts['command']}")
             raise
         return _written(folder, facts, cells, failures, log)
-
-
-def _folder(asked: Comparison) -> Path:
-    if asked.out is None:
-        return default_run_dir("", "compare", parent=asked.runs[0].absolute().parent)
-    folder = expand_user(asked.out).absolute()
-    if folder.exists() and not (folder.is_dir() and ((folder / COMPARISON_FILE).exists() or not any(folder.iterdir()))):
-        raise StoreError(f"{folder}: holds no comparison; --out must be a new folder, or one with {COMPARISON_FILE}")
-    return folder
 
 
 def _with_earlier(asked: Comparison, folder: Path) -> Comparison:
@@ -302,7 +265,8 @@ def _draws(cell: Cell) -> bool:
 def _cell(asked: Comparison, run: Path, method: str, folder: Path, more: int = 0) -> Cell:
     """Return the cell of a method on a run, with the first seed plus ``more``."""
     info = info_of(run)
-    own = {key: value for key, value in asked.overrides.items() if _belongs(key, method)}
+    # Cells do not differ by other methods' settings.
+    own = {key: value for key, value in asked.overrides.items() if key.partition(".")[0] not in {*CHOICES} - {method}}
     if "method" in own:
         raise OptionError(f"setting 'method' is {own['method']!r}: name the methods by --methods")
     seed = own.pop("seed", info["seed"])
@@ -320,12 +284,6 @@ def _run_name(run: Path, runs: Sequence[Path]) -> str:
     own, others = run.absolute().parts, {other.absolute().parts for other in runs} - {run.absolute().parts}
     ends = (size for size in range(1, len(own)) if all(other[-size:] != own[-size:] for other in others))
     return str(Path(*own[-next(ends, len(own)) :]))
-
-
-def _belongs(key: str, method: str) -> bool:
-    """Return whether a setting belongs to the method or the app; cells do not differ by other methods' settings."""
-    table = key.partition(".")[0]
-    return table == method or table not in CHOICES
 
 
 def _command(asked: Comparison, folder: Path) -> str:

@@ -13,11 +13,10 @@ from server_app.compare.rounds_table import RoundsLine, default_targets, line_of
 from server_app.compare.runs_in_rounds import RoundsRun, read_runs, settings_of
 from server_app.compare.sources import info_of
 from server_app.report.drawing import new_figure, save_all
-from server_app.report.page import PAGE_FILE, Page, known_facts, plots_of, software_facts, write_page
+from server_app.report.page import PAGE_FILE, Page, known_facts, plots_of, report_folder, software_facts, write_page
 from server_app.report.tables import setting_line
 from strategies.core.durable import make_folder, store_errors
-from strategies.core.errors import OptionError, StoreError
-from strategies.core.places import expand_user
+from strategies.core.errors import OptionError
 from strategies.run.files import write_json
 
 if TYPE_CHECKING:
@@ -158,7 +157,7 @@ def report_rounds(
         OptionError: The runs cannot be compared.
         StoreError: A folder is no run folder, is damaged, or holds no report.
     """
-    folder = _folder(out)
+    folder = report_folder(out, FACTS_FILE)
     data, found = read_runs(runs)
     settings = settings_of(found)
     wanted = tuple(sorted(set(targets))) or default_targets(settings)
@@ -196,15 +195,6 @@ def _run_facts(line: RoundsLine) -> dict[str, Any]:
             for run in line.runs
         },
     }
-
-
-def _folder(out: Path | None) -> Path | None:
-    if out is None:
-        return None
-    folder = expand_user(out).absolute()
-    if folder.exists() and not (folder.is_dir() and ((folder / FACTS_FILE).exists() or not any(folder.iterdir()))):
-        raise StoreError(f"{folder}: holds no such report; --out must be a new folder, or one with {FACTS_FILE}")
-    return folder
 
 
 def read_targets(text: str) -> tuple[float, ...]:

@@ -16,7 +16,7 @@ from strategies.core.errors import OptionError
 from strategies.core.options import RESUME, Scalar
 from strategies.rounds.config import OWN_LR, IterativeConfig
 from strategies.run.run_folder import RunFolder
-from strategies.run.stage import last_finished_round
+from strategies.run.stage import last_round
 
 # Options that may differ between the runs of one setting: the seed, and options that do not change the computation.
 NEUTRAL = free_on(RESUME) | {"seed", "uploads", "device", "threads", "iterative.checkpoint-every"}
@@ -116,7 +116,7 @@ def _read(path: Path) -> RoundsRun:
         info, result, metrics = (
             folder.info,
             folder.result() or {},
-            folder.round(max(1, last_finished_round(folder))).metrics(),
+            last_round(folder).metrics(),
         )
     rows = [row for row in metrics if "mib_per_client" in row]
     tested = [Tested(row["epoch"], row["accuracy"], row["mib_per_client"]) for row in rows if "accuracy" in row]

@@ -12,7 +12,7 @@ from server_app.settings.read import default_settings, known_settings
 from strategies.core.errors import OptionError
 from strategies.core.options import Scalar
 from strategies.run.run_folder import RunFolder
-from strategies.run.stage import last_finished_round
+from strategies.run.stage import last_round
 from strategies.run.traffic import UPLOAD_PHASE
 
 AS_RUN = ", as run"
@@ -88,7 +88,7 @@ def with_uploads(runs: Sequence[Path]) -> list[Path]:
 
 def _holds_uploads(run: Path) -> bool:
     with RunFolder.open(run, write=False) as folder:
-        return bool(folder.round(max(1, last_finished_round(folder))).held())
+        return bool(last_round(folder).held())
 
 
 def own_results(runs: Sequence[Path]) -> list[dict[str, Any]]:
@@ -142,7 +142,7 @@ def _own_result(run: Path) -> dict[str, Any] | None:
         result, info, metrics = (
             folder.result(),
             folder.info,
-            folder.round(max(1, last_finished_round(folder))).metrics(),
+            last_round(folder).metrics(),
         )
     cost = (result or {}).get("communication", {})
     if result is None or set(cost.get("phases", ())) <= {UPLOAD_PHASE}:

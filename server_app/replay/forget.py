@@ -12,7 +12,7 @@ from strategies.core.errors import OptionError, StoreError
 from strategies.core.options import Scalar
 from strategies.run.results import readable_json
 from strategies.run.run_folder import RunFolder, default_run_dir
-from strategies.run.stage import last_finished_round, pin_clients, pinned_clients, usable_uploads
+from strategies.run.stage import last_round, pin_clients, pinned_clients, usable_uploads
 
 
 def forget_settings(
@@ -32,7 +32,7 @@ def forget_settings(
     """
     before = forgotten(str(stored.get("forget", "")))
     with RunFolder.open(run, write=False) as folder:
-        held, info = folder.round(max(1, last_finished_round(folder))).held(), folder.info
+        held, info = last_round(folder).held(), folder.info
     if "replay-of" in info:
         raise OptionError(
             f"{run} is a replay and holds no uploads: must be the run that it replays, {info['replay-of']}"
@@ -118,7 +118,7 @@ def adopt_uploads(target: RunFolder, uploads: str, forget: str, *, min_uploads: 
         return
     left_out = forgotten(forget)
     with RunFolder.open(Path(uploads), write=False) as source:
-        round_folder = source.round(max(1, last_finished_round(source)))
+        round_folder = last_round(source)
         # Uploads that came after the server stage had begun took no part in that run.
         took_part = pinned_clients(round_folder)
         chosen = [

@@ -13,7 +13,7 @@ from strategies.core.options import Scalar
 from strategies.core.places import expand_user
 from strategies.method import TEACHERS, Job, Upload
 from strategies.run.run_folder import RunFolder, StoredWeights, load_ensemble
-from strategies.run.stage import last_finished_round, usable_uploads
+from strategies.run.stage import last_round, usable_uploads
 from strategies.uploads.tensors import weights_sha256
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def stored_uploads(run: Path) -> tuple[Upload, ...]:
         StoreError: The folder is no run folder, or an upload is damaged.
     """
     with RunFolder.open(run, write=False) as folder:
-        return usable_uploads(folder.round(max(1, last_finished_round(folder))))
+        return usable_uploads(last_round(folder))
 
 
 def upload_of_each(run: Path) -> dict[str, State]:
@@ -68,7 +68,7 @@ def upload_of_each(run: Path) -> dict[str, State]:
     """
     with RunFolder.open(run, write=False) as folder:
         # To read and compare all of them takes long, and the server stage does it anyway.
-        found = folder.round(max(1, last_finished_round(folder))).one_of_each()
+        found = last_round(folder).one_of_each()
     return {upload.architecture: upload.read() for upload in found}
 
 

@@ -30,7 +30,7 @@ from strategies.method import METHODS, Job, Method
 from strategies.rounds.config import NEEDS_CLIENTS
 from strategies.run.quarantine import Gatekeeper, guarded_replay
 from strategies.run.run_folder import RunFolder, default_run_dir
-from strategies.run.stage import join_sums, last_finished_round
+from strategies.run.stage import join_sums, last_finished_round, last_round
 from strategies.uploads.needs import check_alone, list_fitting_methods
 
 LEAST_UPLOADS = 2  # the least number that a replay of another project's run needs after its gatekeeper
@@ -203,7 +203,7 @@ def _job(settings: Settings, split: Split, images: HeldOut | None, info: Mapping
 def _source(request: ReplayRequest) -> dict[str, Any]:
     """Return the facts of the run of the uploads, for its replay."""
     with RunFolder.open(request.run, write=False) as run:
-        info, held = run.info, run.round(max(1, last_finished_round(run))).held()
+        info, held = run.info, last_round(run).held()
     if not held:
         other = f": it is a replay of {info['replay-of']}" if "replay-of" in info else ""
         raise StoreError(f"{request.run} holds no uploads{other}; must be a run folder with at least one")

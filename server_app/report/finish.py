@@ -30,7 +30,7 @@ from strategies.core.options import is_own
 from strategies.merging.card import CARD_FILE
 from strategies.method import Job, Outcome
 from strategies.run.run_folder import RunFolder
-from strategies.run.stage import StageReport, last_finished_round, pinned_clients, result_digest
+from strategies.run.stage import StageReport, last_round, pinned_clients, result_digest
 from strategies.uploads.needs import find_fitting_methods
 
 # The head of a model card as the Hugging Face Hub reads it: YAML between two lines of dashes.
@@ -137,7 +137,7 @@ def finish(
         "accuracy": accuracy,
         "best_accuracy": best_accuracy(own_epochs(report.outcome, _metrics(folder)), accuracy),
         "table": [row.as_json() for row in rows],
-        "uploads": len(pinned_clients(folder.round(last_finished_round(folder))) or report.job.uploads),
+        "uploads": len(pinned_clients(last_round(folder)) or report.job.uploads),
         "refused": len(refused),
         "refusals": refused,
         **_moved(folder, cost),
@@ -162,7 +162,7 @@ def _keep(folder: RunFolder, settings: Settings, result: Mapping[str, Any], *, l
 
 
 def _metrics(folder: RunFolder) -> list[dict[str, Any]]:
-    return folder.round(last_finished_round(folder)).metrics()
+    return last_round(folder).metrics()
 
 
 def _rounded(seconds: Mapping[str, float]) -> dict[str, float]:
@@ -178,7 +178,7 @@ def _of_clients(folder: RunFolder, settings: Settings, report: StageReport, held
         "privacy": privacy_facts(settings.app.privacy, sums=settings.choice.uploads == STATISTICS),
     }
     filled = {key: facts for key, facts in found.items() if facts}
-    return {**filled, **verdict_facts(folder.round(last_finished_round(folder)))}
+    return {**filled, **verdict_facts(last_round(folder))}
 
 
 def _facts(settings: Settings, result: Mapping[str, Any]) -> dict[str, Any]:
@@ -247,7 +247,7 @@ def bare_result(target: RunFolder, name: str, report: StageReport, seconds: Mapp
         "weights_sha256": result_digest(target),
         **({"client_weights": weights} if (weights := client_weights(report.outcome)) else {}),
         "resumed_at": report.resumed_at,
-        **verdict_facts(target.round(last_finished_round(target))),
+        **verdict_facts(last_round(target)),
         "plots": [],
     }
 

@@ -10,6 +10,8 @@ from typing import Any
 
 from server_app.report.tables import Table
 from strategies.core.durable import atomic_write
+from strategies.core.errors import StoreError
+from strategies.core.places import expand_user
 
 # The template of a page; a Python file, because Flower's bundle of an app carries no HTML.
 
@@ -214,14 +216,27 @@ def write_page(path: Path, page: Page) -> None:
     atomic_write(path, html.encode())
 
 
+def report_folder(out: Path | None, facts: str) -> Path | None:
+    """Return the folder that ``--out`` names for a report, new or with the facts file of an earlier one.
+
+    Raises:
+        StoreError: The folder holds something else.
+    """
+    if out is None:
+        return None
+    folder = expand_user(out).absolute()
+    if folder.exists() and not (folder.is_dir() and ((folder / facts).exists() or not any(folder.iterdir()))):
+        raise StoreError(f"{folder}: holds no {facts}; --out must be a new folder, or one with {facts}")
+    return folder
+
+
 def plots_of(folder: Path, names: Sequence[str]) -> list[Plot]:
     """Return the plots of a folder, given their files; empty names are left out."""
-    return [_plot(folder / name) for name in names if name]
-
-
-def _plot(file: Path) -> Plot:
-    image = base64.b64encode(file.read_bytes()).decode()
-    return Plot(file.stem.replace("_", " "), image, CAPTIONS.get(file.stem, ""))
+    files = [folder / name for name in names if name]
+    return [
+        Plot(file.stem.replace("_", " "), base64.b64encode(file.read_bytes()).decode(), CAPTIONS.get(file.stem, ""))
+        for file in files
+    ]
 
 
 def software_facts(info: Mapping[str, Any]) -> list[tuple[str, str]]:

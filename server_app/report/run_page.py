@@ -17,7 +17,7 @@ from server_app.settings.text import to_toml
 from strategies.gatekeeper.verdicts import SUSPECT
 from strategies.run.journal import duration
 from strategies.run.run_folder import RunFolder
-from strategies.run.stage import last_finished_round
+from strategies.run.stage import last_round
 
 CLASSES_MOST = 20  # columns of the table of classes; more are in the plot alone
 _TRY_NEXT = ("fedens", "tally", "dense", "ridge", "lda", "fedov")
@@ -109,7 +109,7 @@ def _results(result: Mapping[str, Any]) -> Table:
 
 def _classes(folder: RunFolder, names: Sequence[str]) -> list[Table]:
     """Return the table of the clients' examples per class; none if no client reported them."""
-    records = folder.round(last_finished_round(folder)).records()
+    records = last_round(folder).records()
     counts = {record.client: record.facts.label_counts for record in records if record.facts.label_counts}
     classes = max((len(own) for own in counts.values()), default=0)
     if not 0 < classes <= CLASSES_MOST:

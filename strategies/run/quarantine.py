@@ -11,7 +11,7 @@ from ..core.stage_options import EXCLUDE, OFF, GatekeeperConfig
 from ..uploads.needs import check_alone
 from .files import read_json, write_json
 from .run_folder import RunFolder
-from .stage import CHECKPOINT_S, last_finished_round, pin_clients, pinned_clients, replay, usable_uploads
+from .stage import CHECKPOINT_S, last_round, pin_clients, pinned_clients, replay, usable_uploads
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -153,7 +153,7 @@ def guarded_replay(
     """
     if gatekeeper.judges and pinned_clients(target.round(1)) is None:
         with RunFolder.open(source, write=False) as run:
-            held = run.round(max(1, last_finished_round(run)))
+            held = last_round(run)
             uploads, records = usable_uploads(held), held.records()
         if uploads:
             check_alone(method, replace(job, uploads=uploads))

@@ -208,6 +208,11 @@ def last_finished_round(folder: RunFolder) -> int:
     return int((folder.outcome() or {"round": 0})["round"])
 
 
+def last_round(folder: RunFolder) -> RoundFolder:
+    """Return the last round whose outcome is stored; the first one before any has finished."""
+    return folder.round(max(1, last_finished_round(folder)))
+
+
 def result_digest(folder: RunFolder) -> str:
     """Return the sha256 of the stored result's weights, see :func:`keep_outcome`."""
     return str(read_json(folder.path / OUTCOME_FILE)["weights-sha256"])
@@ -291,7 +296,7 @@ def replay(
         OptionError: An upload is of an architecture that the job cannot build.
     """
     with RunFolder.open(source, write=False) as run:
-        uploads = usable_uploads(run.round(max(1, last_finished_round(run))))
+        uploads = usable_uploads(last_round(run))
     if not uploads:
         raise StoreError(f"{source}: no uploads are stored here, so there is nothing to replay")
     of_its_kind = {upload.architecture for upload in uploads if kind_of(upload.architecture) == method.uploads}
