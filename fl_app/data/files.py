@@ -61,7 +61,7 @@ def obtain(name: str, folder: Path, files: Mapping[str, Remote], *, download: bo
 
 def _download(folder: Path, files: Mapping[str, Remote]) -> None:
     """Download beside the targets and move each file there whole, because other processes may download it too."""
-    from fl_app.vision import torchvision
+    from strategies.core.vision import torchvision
 
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".download-") as aside:

@@ -76,7 +76,7 @@ def open_classes(
     Raises:
         DataError: The folder has no image, or a class that must have some has none.
     """
-    from fl_app.vision import torchvision
+    from strategies.core.vision import torchvision
 
     of = torchvision.datasets.folder
     own = classes_in(folder)
@@ -93,7 +93,7 @@ def open_classes(
 
 def _is_image(file: str) -> bool:
     """Return whether a file is an image by its name; a hidden one is not, such as what macOS writes beside each."""
-    from fl_app.vision import torchvision
+    from strategies.core.vision import torchvision
 
     return not Path(file).name.startswith(".") and bool(torchvision.datasets.folder.is_image_file(file))
 

@@ -159,7 +159,7 @@ def _read(known: TorchvisionSet, split: str, root: Path) -> tuple[torch.Tensor, 
 
 
 def _construct(known: TorchvisionSet, split: str, root: Path, *, download: bool) -> Any:
-    from fl_app.vision import torchvision
+    from strategies.core.vision import torchvision
 
     half = {"split": split} if known.factory == "SVHN" else {"train": split == "train"}
     return getattr(torchvision.datasets, known.factory)(str(root), download=download, **half)

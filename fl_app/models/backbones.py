@@ -136,7 +136,7 @@ def _lite0() -> nn.Module:
 
 
 def _of_torchvision(name: str, weights: Path, sha256: str) -> Backbone:
-    from fl_app.vision import torchvision
+    from strategies.core.vision import torchvision
 
     known = torchvision.models.list_models(module=torchvision.models)
     architecture = name.removeprefix(TORCHVISION)
@@ -173,7 +173,7 @@ def _loaded(architecture: str, weights: Path, *, assign: bool = False) -> nn.Mod
     Raises:
         OptionError: The file is damaged, or holds the weights of another net.
     """
-    from fl_app.vision import torchvision
+    from strategies.core.vision import torchvision
 
     net: nn.Module = torchvision.models.get_model(architecture, weights=None)
     try:

@@ -18,7 +18,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from ..vision import torchvision
+from strategies.core.vision import torchvision
+
 from . import chain
 
 

@@ -414,6 +414,11 @@ def wrong_answer(found: str, rule: str) -> UploadError:
     return UploadError(f"{found}: must be {rule}")
 
 
+def contradicting_sums(what: str, found: str) -> UploadError:
+    """A client's sums of its evaluation cannot be those of its examples."""
+    return UploadError(f"the evaluation of {what} {found}: must be sums over the same examples that fit each other")
+
+
 def lost_logits(times: int) -> UploadError:
     """A client of FENS loses the ensemble's logits again and again."""
     return UploadError(

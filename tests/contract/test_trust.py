@@ -26,7 +26,7 @@ TRUSTED = {
     ("fl_app/models/__init__.py", "importlib.import_module"): "names that stand in this file",
     ("fl_app/models/backbones.py", "importlib.import_module"): "the packaged backbone",
     ("fl_app/models/wordllama.py", "importlib.import_module"): "the package tokenizers",
-    ("fl_app/vision.py", "importlib.import_module"): "torchvision",
+    ("strategies/core/vision.py", "importlib.import_module"): "torchvision",
     ("fl_app/project.py", "importlib.import_module"): "what the user names, or a module that a node permits",
     ("strategies/core/registry.py", "importlib.import_module"): "names that stand in this file",
     ("strategies/compute/ray_actors.py", "importlib.import_module"): "the library's own name, from our own driver",

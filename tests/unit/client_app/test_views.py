@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from client_app.training.fafi import brighten, change_contrast, grey, rotate_hue, saturate, view
-from fl_app.vision import torchvision
+from strategies.core.vision import torchvision
 
 Change = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 

@@ -13,8 +13,8 @@ from PIL import Image
 
 from fl_app.data import load, open_split
 from fl_app.data.domains import DIGITS, GROUPS, THINGS
-from fl_app.vision import torchvision
 from strategies.core.errors import DataError
+from strategies.core.vision import torchvision
 
 HALVES = {"train": 12, "test": 10}
 

@@ -19,8 +19,8 @@ from fl_app.data import GROUPS, SOURCES, load, open_data, open_split
 from fl_app.data.config import DataConfig
 from fl_app.data.preprocessing import resize
 from fl_app.data.sources import open_folders
-from fl_app.vision import torchvision
 from strategies.core.errors import DataError
+from strategies.core.vision import torchvision
 
 datasets = torchvision.datasets
 

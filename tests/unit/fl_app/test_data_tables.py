@@ -10,8 +10,8 @@ import torch
 
 from fl_app.data import open_split
 from fl_app.data.tables import CENTRES, read_centre
-from fl_app.vision import torchvision
 from strategies.core.errors import DataError
+from strategies.core.vision import torchvision
 
 SIZES = {"cleveland": 30, "hungarian": 20, "switzerland": 10, "va": 12}
 

@@ -10,8 +10,8 @@ import torch
 
 from fl_app.data import open_split
 from fl_app.data.text import BUCKETS, LENGTH, PUBLISHED, tokens
-from fl_app.vision import torchvision
 from strategies.core.errors import DataError
+from strategies.core.vision import torchvision
 
 TRAIN = '"3","Shares ""fell""","Wall St.\\down"\n"1","Peace","talks, at last"\n"4","C++",""\n'
 

@@ -17,9 +17,9 @@ from fl_app.models import ARCHITECTURES, build, penultimate, wordllama
 from fl_app.models.backbones import backbone_of
 from fl_app.models.blocks import CUTS, cut
 from fl_app.models.uploaded import uploaded_builders
-from fl_app.vision import torchvision
 from strategies.core.errors import OptionError
 from strategies.core.seeds import generator, seeded_torch
+from strategies.core.vision import torchvision
 
 Shape = tuple[int, int, int]
 
@@ -359,7 +359,7 @@ for name in ("nms", "qnms"):
 """
 REPORT = """
 import torch
-from fl_app.vision import torchvision
+from strategies.core.vision import torchvision
 print(torchvision.__name__, [hasattr(torch.ops.torchvision, name) for name in ("nms", "qnms")])
 """
 

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from fl_app.data.preprocessing import PADDING, augment, crop_flip, normalize, resize
-from fl_app.vision import torchvision
+from strategies.core.vision import torchvision
 
 
 def pixels(*shape: int, seed: int = 0) -> torch.Tensor:

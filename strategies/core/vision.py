@@ -1,4 +1,4 @@
-"""The one place that imports torchvision; use ``from fl_app.vision import torchvision`` everywhere else.
+"""The one place that imports torchvision; use ``vision.torchvision`` of this module everywhere else.
 
 A CPU build of torch cannot load the compiled operators of a torchvision built for CUDA. Then ``import torchvision``
 fails, because it attaches shape rules to two operators that do not exist. These two serve object detection, which this

@@ -1,0 +1,1 @@
+"""Scores of classifiers: sums that add up exactly, values with intervals, paired differences."""

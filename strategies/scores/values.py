@@ -1,0 +1,318 @@
+"""Scores from sums: values, 95 % intervals that hold for few examples, and paired differences.
+
+The percentile bootstrap is too narrow for 20 examples. So accuracy has Wilson's interval (JASA 1927); balanced accuracy
+the MOVER of Wilson's per class (Zou and Donner, Statistics in Medicine 2008); AUROC Newcombe's method 5 (Statistics in
+Medicine 2006, part 2), and from 50 examples per class DeLong's variance (Biometrics 1988) on the logit; the
+difference of two accuracies on the same examples Bonett and Price's (British Journal of Mathematical and Statistical
+Psychology 2012). Macro F1 has none of this kind: the cells of its confusion matrix are resampled. The calibration error
+has no interval, because it is biased: beside it stands what a perfectly calibrated model would show.
+
+Classes that no example has do not enter a mean over classes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .sums import ONE, PairSums, Sums, binned_pairs
+
+Array = npt.NDArray[np.float64]
+
+HEADLINES = ("accuracy", "balanced-accuracy", "macro-f1", "auroc", "log-loss")
+LOWER_IS_BETTER = frozenset({"log-loss"})
+FEW = 200  # examples below which a resampled interval may be too narrow
+_Z = 1.959963984540054
+_DELONG = 50
+_DRAWS = 1000
+
+
+@dataclass(frozen=True)
+class Score:
+    """A score with its 95 % interval, in [0, 1]; a log loss in nats.
+
+    Attributes:
+        value: The score.
+        low: The lower end of its interval.
+        high: The upper end.
+    """
+
+    value: float
+    low: float
+    high: float
+
+    def as_json(self) -> dict[str, float]:
+        """Return the score rounded for a file."""
+        return {"value": round(self.value, 6), "low": round(self.low, 6), "high": round(self.high, 6)}
+
+
+def scores_of(sums: Sums) -> dict[str, Score]:
+    """Return the scores that the sums determine, by the names of :data:`HEADLINES`.
+
+    With groups every interval counts as many examples as are worth the same under independence, by the design effect
+    of the accuracy.
+    """
+    if not sums.examples:
+        return {}
+    share = effective_share(sums)
+    found = {"accuracy": _wilson_score(sums.correct, sums.examples, share)}
+    if sums.confusion is not None:
+        found["balanced-accuracy"] = _mover(_recalls(sums.confusion, share))
+        found["macro-f1"] = _f1_score(sums.confusion, share)
+    if sums.histogram is not None and (areas := _areas(sums, share)):
+        # Areas of one class against the rest share their examples: independent ones would cover 84 % of macro AUROCs.
+        found["auroc"] = _mover(areas, inflation=2 - 1 / len(areas))
+    if sums.loss is not None and sums.confusion is not None:
+        found["log-loss"] = _log_loss(sums.loss, sums.examples, share, len(sums.confusion))
+    return found
+
+
+def per_class(sums: Sums, names: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """Return every class's examples, recall, precision and AUROC, each with its interval or None.
+
+    Args:
+        sums: The sums; without a confusion matrix there are no rows.
+        names: The classes' names; empty for their numbers.
+    """
+    if sums.confusion is None:
+        return []
+    share, rows = effective_share(sums), []
+    areas = dict(zip(_present(sums), _areas(sums, share), strict=False)) if sums.histogram is not None else {}
+    for label, counts in enumerate(sums.confusion):
+        right, positives, predicted = int(counts[label]), int(counts.sum()), int(sums.confusion[:, label].sum())
+        found = {
+            "recall": _wilson_score(right, positives, share) if positives else None,
+            "precision": _wilson_score(right, predicted, share) if predicted else None,
+            "auroc": areas.get(label),
+        }
+        scores = {key: None if score is None else score.as_json() for key, score in found.items()}
+        rows.append({"class": names[label] if names else str(label), "examples": positives, **scores})
+    return rows
+
+
+def absent_classes(sums: Sums) -> list[int]:
+    """Return the classes that no example has."""
+    return [] if sums.confusion is None else np.flatnonzero(sums.confusion.sum(1) == 0).tolist()
+
+
+def effective_share(sums: Sums) -> float:
+    """Return the number of independent examples that are worth as much as these, as a share of their number."""
+    if sums.groups is None:
+        return 1.0
+    n, (k2, km, m2) = sums.examples, sums.groups
+    p, independent = sums.correct / n, n * n / m2  # the latter if a group's examples were all alike
+    if p in (0.0, 1.0) or independent <= 1:
+        return independent / n
+    variance = max(0.0, k2 - 2 * p * km + p * p * m2) / n**2 * independent / (independent - 1)
+    return min(1.0, max(independent, p * (1 - p) / variance if variance else n) / n)
+
+
+def auroc_bound(sums: Sums) -> float:
+    """Return by how much the bins may displace the pooled AUROC; 0 for the examples of one client."""
+    if sums.histogram is None or sums.ties is None:
+        return 0.0
+    bounds = []
+    _, shared = binned_pairs(sums.histogram)
+    for label in _present(sums):
+        positives, negatives = sums.histogram[label].sum(1).tolist()
+        bounds.append((shared[label] - sums.ties[label]) / 2 / (positives * negatives))
+    return float(np.mean(bounds)) if bounds else 0.0
+
+
+def calibration_error(sums: Sums) -> tuple[float, float] | None:
+    """Return the expected calibration error, and what a perfectly calibrated model would show on as many examples."""
+    if sums.calibration is None or not sums.examples:
+        return None
+    from scipy.stats import binom
+
+    table = sums.calibration.astype(float)
+    n, right, confidence = table[:, table[0] > 0]
+    p = np.clip(confidence / ONE / n, 0, 1)
+    k = np.floor(n * p) + 1  # De Moivre: E|X - np| = 2 k (1 - p) P(X = k)
+    perfect = 2 * k * (1 - p) * binom.pmf(k, n, p)
+    return float(np.abs(right - confidence / ONE).sum() / n.sum()), float(perfect.sum() / n.sum())
+
+
+# A model against another one on the same examples.
+
+
+def gain(first: Sums, second: Sums, pair: PairSums | None, metric: str) -> Score | None:
+    """Return by how much the second model is better than the first, greater than 0 if it is; None if unknown.
+
+    Accuracy, balanced accuracy and log loss are compared example by example. For the other metrics the two intervals
+    are combined as if they were independent, which is too wide where the models agree.
+
+    Args:
+        first: The sums of the first model.
+        second: Those of the second one.
+        pair: The sums of both, over the same examples; None if there are none.
+        metric: One of :data:`HEADLINES`.
+    """
+    n = first.examples
+    if pair is not None and n and metric == "accuracy":
+        gained, lost = pair.discordant.sum(0).tolist()
+        return _bonett_price(gained, lost, n, effective_share(second))
+    if pair is not None and n and metric == "balanced-accuracy" and first.confusion is not None:
+        sizes, share = first.confusion.sum(1).tolist(), effective_share(second)
+        rows = zip(pair.discordant.tolist(), sizes, strict=True)
+        return _mover([_bonett_price(gained, lost, size, share) for (gained, lost), size in rows if size])
+    if pair is not None and n and metric == "log-loss" and pair.loss is not None:
+        mean, half = _mean(pair.loss, n, effective_share(second))
+        return Score(-mean, -mean - half, -mean + half)
+    before, after = scores_of(first).get(metric), scores_of(second).get(metric)
+    if before is None or after is None:
+        return None
+    value = after.value - before.value
+    low = value - math.hypot(after.value - after.low, before.high - before.value)
+    high = value + math.hypot(after.high - after.value, before.value - before.low)
+    return Score(-value, -high, -low) if metric in LOWER_IS_BETTER else Score(value, low, high)
+
+
+def verdict(found: Score) -> str:
+    """Return ``"gains"``, ``"loses"``, or ``"ties"`` where the interval of a gain holds 0."""
+    return "gains" if found.low > 0 else "loses" if found.high < 0 else "ties"
+
+
+def _bonett_price(gained: int, lost: int, n: int, share: float) -> Score:
+    n_share, up, down = n * share, gained * share, lost * share
+    first, second = (up + 1) / (n_share + 2), (down + 1) / (n_share + 2)
+    middle = first - second
+    half = _Z * math.sqrt((first + second - middle**2) / (n_share + 2))
+    value = (gained - lost) / n
+    return Score(value, max(-1.0, min(value, middle - half)), min(1.0, max(value, middle + half)))
+
+
+# The intervals.
+
+
+def _wilson(p: float, n: float) -> tuple[float, float]:
+    middle = (p + _Z**2 / (2 * n)) / (1 + _Z**2 / n)
+    half = _Z / (1 + _Z**2 / n) * math.sqrt(p * (1 - p) / n + _Z**2 / (4 * n**2))
+    return max(0.0, min(p, middle - half)), min(1.0, max(p, middle + half))
+
+
+def _wilson_score(hits: int, total: int, share: float) -> Score:
+    return Score(hits / total, *_wilson(hits / total, total * share))
+
+
+def _mover(parts: Sequence[Score], inflation: float = 1.0) -> Score:
+    """Return the mean of scores, with the interval of a mean of independent ones, its variance times ``inflation``."""
+    values, lows, highs = (np.array([getattr(part, end) for part in parts]) for end in ("value", "low", "high"))
+    value, scale = float(values.mean()), math.sqrt(inflation) / len(parts)
+    low = value - scale * math.sqrt(float(((values - lows) ** 2).sum()))
+    return Score(value, low, value + scale * math.sqrt(float(((highs - values) ** 2).sum())))
+
+
+def _recalls(confusion: npt.NDArray[np.int64], share: float) -> list[Score]:
+    return [
+        _wilson_score(int(counts[label]), int(counts.sum()), share)
+        for label, counts in enumerate(confusion)
+        if counts.sum()
+    ]
+
+
+def _present(sums: Sums) -> list[int]:
+    """Return the classes that have an AUROC; of two, the second is the positive one."""
+    if sums.histogram is None:
+        return []
+    totals = sums.histogram.sum(2)
+    found = np.flatnonzero((totals > 0).all(1)).tolist()
+    return [label for label in found if label == 1] if len(totals) == 2 else found
+
+
+def _areas(sums: Sums, share: float) -> list[Score]:
+    if sums.histogram is None or sums.within is None:
+        return []
+    binned, _ = binned_pairs(sums.histogram)
+    found = []
+    for label in _present(sums):
+        positives, negatives = sums.histogram[label]
+        p, n = int(positives.sum()), int(negatives.sum())
+        area = (binned[label] + sums.within[label]) / (2 * p * n)
+        if min(p, n) >= _DELONG and 0 < area < 1:
+            low, high = _delong(area, positives, negatives, share)
+        else:
+            low, high = _newcombe(area, p * share, n * share)
+        found.append(Score(area, low, high))
+    return found
+
+
+def _delong(area: float, positives: npt.NDArray[Any], negatives: npt.NDArray[Any], share: float) -> tuple[float, float]:
+    p, n = positives.sum(), negatives.sum()
+    below, under = np.cumsum(negatives) - negatives / 2, np.cumsum(positives) - positives / 2
+    of_positives, of_negatives = below / n, 1 - under / p  # each example's placement
+    variance = float(np.average((of_positives - area) ** 2, weights=positives)) / (p - 1)
+    variance += float(np.average((of_negatives - area) ** 2, weights=negatives)) / (n - 1)
+    half = _Z * math.sqrt(variance / share) / (area * (1 - area))
+    middle = math.log(area / (1 - area))
+    return 1 / (1 + math.exp(half - middle)), 1 / (1 + math.exp(-half - middle))
+
+
+def _newcombe(area: float, p: float, n: float) -> tuple[float, float]:
+    from scipy.optimize import brentq
+
+    mean = max(0.0, (p + n) / 2 - 1)
+
+    def beyond(theta: float) -> float:
+        spread = 1 + mean * ((1 - theta) / (2 - theta) + theta / (1 + theta))
+        return (area - theta) ** 2 - _Z**2 * theta * (1 - theta) * spread / (p * n)
+
+    low = float(brentq(beyond, 0.0, area)) if area > 0 and beyond(0.0) * beyond(area) < 0 else 0.0
+    high = float(brentq(beyond, area, 1.0)) if area < 1 and beyond(1.0) * beyond(area) < 0 else 1.0
+    return low, high
+
+
+def _mean(sums: tuple[int, int], n: int, share: float) -> tuple[float, float]:
+    """Return a mean of fixed-point numbers, and half the width of its t interval."""
+    from scipy.stats import t
+
+    mean, square = sums[0] / n / ONE, sums[1] / n / ONE
+    free = n * share - 1
+    if free <= 0:
+        return mean, math.inf
+    return mean, float(t.ppf(0.975, free)) * math.sqrt(max(0.0, square - mean**2) / free)
+
+
+def _log_loss(loss: tuple[int, int], n: int, share: float, num_classes: int) -> Score:
+    """Return a mean loss with the t interval of its logarithm, because losses are skewed.
+
+    The interval counts one more example, with twice the loss of a uniform guess: a confident model's few large losses
+    may be missing among few examples.
+    """
+    extra = 2 * math.log(num_classes)
+    widened = loss[0] + round(extra * ONE), loss[1] + round(extra**2 * ONE)
+    value, (mean, half) = loss[0] / n / ONE, _mean(widened, n + 1, share)
+    factor = math.exp(min(half / mean, 700.0))
+    return Score(value, min(value, mean / factor), max(value, mean * factor))
+
+
+def _f1_score(confusion: npt.NDArray[np.int64], share: float) -> Score:
+    """Return macro F1 with the percentiles of resampled matrices.
+
+    The cells' shares are drawn from a Dirichlet distribution, in place of a multinomial: with two more examples,
+    spread over all cells of the present classes, a matrix without mistakes is not taken for certain.
+    """
+    present = confusion.sum(1) > 0
+    cells = share * confusion + np.where(present[:, None], 2 / (present.sum() * len(confusion)), 0.0)
+    used = np.flatnonzero(cells)
+    tables = np.zeros((_DRAWS, cells.size))
+    tables[:, used] = np.random.default_rng(0).dirichlet(cells.ravel()[used], size=_DRAWS)
+    value = float(_macro_f1(confusion.astype(float)[None])[0])
+    low, high = np.percentile(_macro_f1(tables.reshape(_DRAWS, *confusion.shape)), [2.5, 97.5])
+    return Score(value, min(value, float(low)), max(value, float(high)))
+
+
+def _macro_f1(tables: Array) -> Array:
+    true, predicted, hits = tables.sum(2), tables.sum(1), np.diagonal(tables, axis1=1, axis2=2)
+    f1 = np.divide(2 * hits, true + predicted, out=np.full_like(true, np.nan), where=true > 0)
+    return np.asarray(np.nanmean(f1, axis=1))
+
+
+def as_json(scores: Mapping[str, Score]) -> dict[str, dict[str, float]]:
+    """Return scores as JSON values."""
+    return {name: score.as_json() for name, score in scores.items()}

@@ -1,0 +1,255 @@
+"""Scores from integer sums: hand-worked cases, exact addition, AUROC's bound, coverage of the intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import reduce
+from operator import add
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from strategies.core import vision  # noqa: F401  torchmetrics imports torchvision
+from strategies.core.errors import UploadError
+from strategies.scores.sums import ONE, Answers, Sums, pack, pack_pair, unpack, unpack_pair
+from strategies.scores.values import auroc_bound, calibration_error, gain, per_class, scores_of, verdict
+
+
+def logits_of(probabilities: list[list[float]]) -> torch.Tensor:
+    """Return logits with these probabilities."""
+    return torch.tensor(probabilities, dtype=torch.float64).log().clamp(min=-1e4)
+
+
+def sums_of(logits: torch.Tensor, labels: torch.Tensor | list[int], groups: list[int] | None = None) -> Sums:
+    """Return the sums of logits."""
+    return Answers.of(logits, torch.as_tensor(labels)).sums(None if groups is None else np.array(groups))
+
+
+def drawn(
+    n: int, classes: int, *, seed: int, scale: float = 2.0, share: float | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return logits that know something of the labels; ``share`` is that of class 1 of two."""
+    rng = np.random.default_rng(seed)
+    prior = None if share is None else [1 - share, share]
+    labels = torch.from_numpy(rng.choice(classes, n, p=prior))
+    logits = torch.from_numpy(rng.normal(size=(n, classes)).astype(np.float32))
+    logits[torch.arange(n), labels] += 1.0
+    return scale * logits, labels
+
+
+def test_scores_of_hand_worked_cases() -> None:
+    one_hot = 10 * torch.eye(3)
+    found = scores_of(sums_of(one_hot[[0, 2, 1, 1]], [0, 0, 1, 1]))
+    assert found["balanced-accuracy"].value == 0.75  # class 2 is predicted, and absent
+    assert found["accuracy"].value == 0.75
+    assert found["macro-f1"].value == pytest.approx((2 / 3 + 1) / 2)
+    assert scores_of(sums_of(one_hot[[0, 1]], [0, 1]))["auroc"].value == 1.0  # class 2 has no AUROC
+    assert scores_of(sums_of(logits_of([[0, 1], [0, 1]]), [0, 1]))["auroc"].value == 0.5
+    assert scores_of(sums_of(torch.zeros(0, 3), [])) == {}
+    assert "auroc" not in scores_of(sums_of(one_hot[:1], [0]))
+
+
+def test_calibration_bins_hold_the_upper_end_and_their_lower_edge() -> None:
+    two = sums_of(logits_of([[0.05, 0.95], [0, 1]]), [1, 0])
+    error, perfect = calibration_error(two) or (0.0, 0.0)
+    assert error == pytest.approx(0.475, abs=1e-6)
+    assert 0 < perfect < error
+    fifth = sums_of(torch.zeros(1, 5), [0])
+    assert fifth.calibration is not None
+    assert fifth.calibration[0].nonzero()[0].tolist() == [min(int(15 * np.float64(np.float32(0.2))), 14)] == [3]
+
+
+def test_a_calibrated_model_shows_the_error_that_is_expected_of_it() -> None:
+    rng, errors = np.random.default_rng(0), []
+    probabilities = rng.dirichlet(np.ones(10), size=200)
+    for _ in range(30):
+        labels = torch.from_numpy(np.array([rng.choice(10, p=row) for row in probabilities]))
+        errors.append(calibration_error(sums_of(torch.from_numpy(probabilities).log(), labels)))
+    measured, expected = np.mean([error for error in errors if error], axis=0)
+    assert measured == pytest.approx(expected, rel=0.15)
+
+
+def test_a_model_with_nan_has_its_accuracy_alone() -> None:
+    logits = 10 * torch.eye(2)[[0, 1, 1]]
+    logits[0, 1] = torch.nan
+    assert scores_of(sums_of(logits, [0, 1, 1])).keys() == {"accuracy"}
+
+
+@pytest.mark.parametrize("clients", [1, 3, 20, 100])
+def test_sums_of_clients_are_those_of_their_examples_together(clients: int) -> None:
+    logits, labels = drawn(400, 4, seed=clients)
+    rng = np.random.default_rng(clients)
+    order, cuts = rng.permutation(400), np.sort(rng.integers(0, 401, clients - 1))
+    parts = [np.sort(part) for part in np.split(order, cuts)]  # classes are missing, and some clients are empty
+    together, whole = reduce(add, (sums_of(logits[part], labels[part]) for part in parts)), sums_of(logits, labels)
+    for name in ("examples", "correct", "confusion", "loss", "calibration", "histogram"):
+        assert np.array_equal(getattr(together, name), getattr(whole, name)), name
+    pooled, exact = scores_of(together), scores_of(whole)
+    assert {name: score for name, score in pooled.items() if name != "auroc"} == {
+        name: score for name, score in exact.items() if name != "auroc"
+    }
+    assert abs(pooled["auroc"].value - exact["auroc"].value) <= auroc_bound(together) + 1e-12
+    assert auroc_bound(whole) == 0
+
+
+@pytest.mark.parametrize("scale", [0.05, 1.0, 5.0, 20.0])
+@pytest.mark.parametrize("share", [0.001, 0.1])
+def test_auroc_is_within_its_bound_of_torchmetrics(scale: float, share: float) -> None:
+    from torchmetrics.functional.classification import binary_auroc
+
+    logits, labels = drawn(3000, 2, seed=1, scale=scale, share=share)
+    scores = logits.softmax(1)[:, 1].double()  # float32 scores, exact thresholds
+    wanted = float(binary_auroc(scores, labels))
+    whole = sums_of(logits, labels)
+    halves = sums_of(logits[:1500], labels[:1500]) + sums_of(logits[1500:], labels[1500:])
+    assert scores_of(whole)["auroc"].value == pytest.approx(wanted, abs=1e-6)
+    assert abs(scores_of(halves)["auroc"].value - wanted) <= auroc_bound(halves) + 1e-6
+
+
+def test_intervals_cover_the_truth() -> None:
+    truth = {name: score.value for name, score in scores_of(sums_of(*drawn(200_000, 2, seed=0, share=0.1))).items()}
+    for n in (20, 50, 200):
+        hits = dict.fromkeys(truth, 0)
+        runs = 0
+        for seed in range(1, 401):
+            logits, labels = drawn(n, 2, seed=seed, share=0.1)
+            if len(labels.unique()) < 2:
+                continue
+            runs += 1
+            for name, score in scores_of(sums_of(logits, labels)).items():
+                hits[name] += score.low <= truth[name] <= score.high
+        for name, count in hits.items():
+            assert 0.90 <= count / runs <= 0.999, (n, name, count / runs)  # 400 runs: 95 % +- 2 %
+
+
+def test_intervals_of_few_or_no_examples_are_wide_and_hold_the_value() -> None:
+    for n in (1, 2, 3):
+        for name, score in scores_of(sums_of(10 * torch.eye(3)[:n], list(range(n)))).items():
+            assert score.low <= score.value <= score.high, name
+            assert score.high - score.low > 0.1 or name == "log-loss", name
+
+
+def test_images_of_one_patient_count_as_few() -> None:
+    """Five images each of 40 patients, right or wrong together in most cases."""
+    rng = np.random.default_rng(0)
+    truth, covered, alone = 0.8, 0, 0
+    groups = np.repeat(np.arange(40), 5).tolist()
+    for _ in range(300):
+        same, own = rng.random(40) < truth, rng.random((40, 5)) < truth
+        right = np.where(rng.random((40, 5)) < 0.6**0.5, same[:, None], own).ravel()
+        logits = 10 * torch.eye(2)[torch.from_numpy(right).long()]
+        grouped, single = (scores_of(sums_of(logits, [1] * 200, of))["accuracy"] for of in (groups, None))
+        covered += grouped.low <= truth <= grouped.high
+        alone += single.low <= truth <= single.high
+    assert covered / 300 >= 0.9 > 0.85 > alone / 300
+
+
+def test_a_gain_counts_the_examples_that_changed() -> None:
+    labels = torch.zeros(40, dtype=torch.long)
+    before, after = torch.eye(2)[[1] * 20 + [0] * 20], torch.eye(2)[[1] * 5 + [0] * 33 + [1] * 2]
+    first, second = Answers.of(5 * before, labels), Answers.of(5 * after, labels)
+    pair = first.against(second, 2)
+    assert pair.discordant.tolist() == [[15, 2], [0, 0]]
+    for metric in ("accuracy", "balanced-accuracy"):
+        found = gain(first.sums(), second.sums(), pair, metric)
+        assert found is not None
+        assert found.value == pytest.approx(13 / 40)
+        assert verdict(found) == "gains"
+    lower = gain(first.sums(), second.sums(), pair, "log-loss")
+    assert lower is not None
+    assert lower.value > 0
+    same = gain(first.sums(), first.sums(), first.against(first, 2), "accuracy")
+    assert same is not None
+    assert verdict(same) == "ties"
+
+
+def test_gains_cover_the_truth() -> None:
+    rng, covered = np.random.default_rng(0), 0
+    for _ in range(400):
+        kinds = rng.choice(4, 20, p=[0.6, 0.2, 0.05, 0.15])  # both right, second only, first only, none
+        labels = torch.zeros(20, dtype=torch.long)
+        first, second = (Answers.of(torch.eye(2)[torch.from_numpy(~np.isin(kinds, right)).long()], labels)
+                         for right in ((0, 2), (0, 1)))  # fmt: skip
+        found = gain(first.sums(), second.sums(), first.against(second, 2), "accuracy")
+        covered += found is not None and found.low <= 0.15 <= found.high
+    assert covered / 400 >= 0.92
+
+
+def test_every_class_has_its_row_and_absent_ones_no_recall() -> None:
+    rows = per_class(sums_of(10 * torch.eye(3)[[0, 2, 1, 1]], [0, 0, 1, 1]), ("a", "b", "c"))
+    assert [row["examples"] for row in rows] == [2, 2, 0]
+    assert [row["recall"] and row["recall"]["value"] for row in rows] == [0.5, 1.0, None]
+    assert [row["precision"] and row["precision"]["value"] for row in rows] == [1.0, 1.0, 0.0]
+
+
+def answer_of(share: str = "sums") -> dict[str, np.ndarray[Any, Any]]:
+    """Return an honest client's arrays."""
+    return pack(sums_of(*drawn(30, 3, seed=5), groups=[number // 2 for number in range(30)]), share)
+
+
+@pytest.mark.parametrize("share", ["sums", "confusion", "accuracy"])
+def test_sums_arrive_as_they_were_sent(share: str) -> None:
+    sent = sums_of(*drawn(30, 3, seed=5), groups=[number // 2 for number in range(30)])
+    found, scores = unpack(pack(sent, share), 3, "the result"), scores_of(sent)
+    assert found.correct == sent.correct
+    wanted = {
+        "sums": scores.keys(),
+        "confusion": {"accuracy", "balanced-accuracy", "macro-f1"},
+        "accuracy": {"accuracy"},
+    }
+    assert scores_of(found).keys() == wanted[share]
+    if share == "sums":
+        assert scores_of(found) == scores
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("count", lambda array: array - 40),
+        ("count", lambda array: array + np.array([1, 0])),
+        ("count", lambda array: array * 0 + 2**62),
+        ("count", lambda array: array[:1]),
+        ("confusion", lambda array: array * 0.5),
+        ("confusion", lambda array: array * np.nan),
+        ("confusion", lambda array: array - 1),
+        ("confusion", lambda array: array[:2, :2]),
+        ("confusion", lambda array: array + 2**62),
+        ("confusion", lambda array: array[::-1]),
+        ("loss", lambda array: array * -1),
+        ("loss", lambda array: array + 2**62),
+        ("calibration", lambda array: array[:, ::-1] * 2),
+        ("calibration", lambda array: array + 2**40),
+        ("histogram", lambda array: np.roll(array, 1, axis=0)),
+        ("histogram", lambda array: array * 2),
+        ("twice-u", lambda array: array * 0 + 2**62),
+        ("twice-u", lambda array: array * 0),
+        ("groups", lambda array: array * 100),
+        ("other", lambda array: array),
+    ],
+)  # fmt: skip
+def test_a_hostile_answer_is_refused_in_one_line(name: str, change: Callable[[Any], Any]) -> None:
+    arrays = answer_of()
+    arrays[name] = np.asarray(change(arrays.get(name, np.zeros(1, np.int64))))
+    with pytest.raises(UploadError, match="evaluation of the result") as refused:
+        unpack(arrays, 3, "the result")
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("share", ["sums", "confusion", "accuracy"])
+def test_a_pair_that_contradicts_its_models_is_refused(share: str) -> None:
+    logits, labels = drawn(30, 3, seed=5)
+    first, second = Answers.of(logits, labels), Answers.of(logits.roll(1, 0), labels)
+    one, two = (unpack(pack(answers.sums(), share), 3, "a model") for answers in (first, second))
+    arrays = pack_pair(first.against(second, 3), share)
+    assert int(unpack_pair(arrays, one, two, "the result").discordant.sum()) > 0
+    with pytest.raises(UploadError, match="contradict"):
+        unpack_pair({**arrays, "discordant": arrays["discordant"] + np.array([[1, 0]])}, one, two, "the result")
+    with pytest.raises(UploadError, match="discordant"):
+        unpack_pair({}, one, two, "the result")
+
+
+def test_a_loss_beyond_float32_counts_as_the_largest() -> None:
+    found = sums_of(torch.tensor([[500.0, 0.0]]), [1])
+    assert found.loss == (104 * ONE, 104**2 * ONE)
