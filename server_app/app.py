@@ -96,8 +96,10 @@ def _resumable(strategy: OneShot | Iterative, settings: Settings) -> Iterator[No
             error.add_note(f"To resume: {how_to_go_on(folder)}")
         raise
     except (SystemExit, KeyboardInterrupt, RunNotRunningException) as error:
-        # Flower ends the ServerApp when its SuperLink ends and when a user stops the run.
         strategy.close()
+        if not deployed:  # Ctrl-C in the process of the command, which says how to go on
+            raise
+        # Flower ends the ServerApp when its SuperLink ends and when a user stops the run.
         reason = "the run was stopped, or its SuperLink is gone; the received uploads are kept"
         _note_failure(folder, settings, ComputeError(f"{reason}. To resume: {how_to_go_on(folder)}"))
         if isinstance(error, RunNotRunningException):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -17,6 +18,7 @@ from server_app.launch.arguments import (
     ClientsOption,
     EvaluateOption,
     FormatOption,
+    LocalOption,
     ModelOption,
     OfflineOption,
     RunsArgument,
@@ -29,8 +31,13 @@ from server_app.launch.arguments import (
 )
 from server_app.launch.console import Format, errors, progress_bar, say
 from server_app.launch.runs import print_runs
+from strategies.core.errors import OptionError
 from strategies.core.offline import switch_on
+from strategies.core.options import Scalar
 from strategies.run import check_run_folder, runs_folder
+
+if TYPE_CHECKING:
+    from server_app.launch.run_command import PlannedRun
 
 RUN = "Run"  # the panels of help
 REUSE = "Reuse uploads"
@@ -71,6 +78,7 @@ def run(
     seed: Annotated[int | None, typer.Option(help="seed, as the setting seed")] = None,
     num_supernodes: ClientsOption = None,
     resume: Annotated[Path | None, typer.Option(help="run folder of an interrupted run")] = None,
+    local: LocalOption = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="print the settings, the bytes per client and the time; start nothing")
     ] = False,
@@ -84,14 +92,30 @@ def run(
         given = settings_of(settings, method=method, seed=seed, resume=None if resume is None else str(resume))
         if resume is not None:
             check_run_folder(resume)
-        from server_app.launch.run_command import app_folder, launch_run, plan_run
+        if local and app is not None:
+            raise OptionError("--local runs the installed app: must be given without APP")
+        from server_app.launch.run_command import plan_run
 
+        planned = plan_run(_in_process(given, local), num_supernodes)
         if dry_run:
             from server_app.launch.dry_run import print_plan
 
-            print_plan(plan_run(given, num_supernodes), format)
+            print_plan(planned, format)
             return
-        launch_run(app_folder(app), plan_run(given, num_supernodes), failing)
+        _launch(app, planned, failing, local)
+
+
+def _in_process(given: Mapping[str, Scalar], local: bool) -> Mapping[str, Scalar]:
+    """Return settings with the server stage in this process if the run is local and they do not say where."""
+    return {"compute": "in-process", **given} if local else given
+
+
+def _launch(app: Path | None, planned: PlannedRun, failing: errors, local: bool) -> None:
+    from server_app.launch.run_command import app_folder, launch_run
+
+    if local:
+        from server_app.local import launch_local
+    launch_run(app_folder(app), planned, failing, launch_local if local else None)
 
 
 @cli.command(name="resume", rich_help_panel=RUN)
@@ -103,6 +127,7 @@ def resume_run(
         ),
     ],
     *,
+    local: LocalOption = False,
     offline: OfflineOption = False,
     format: FormatOption = "text",  # noqa: A002
 ) -> None:
@@ -111,9 +136,9 @@ def resume_run(
         switch_on()
     with errors(format) as failing:
         check_run_folder(folder)
-        from server_app.launch.run_command import app_folder, launch_run, plan_run
+        from server_app.launch.run_command import plan_run
 
-        launch_run(app_folder(None), plan_run({"resume": str(folder)}), failing)
+        _launch(None, plan_run(_in_process({"resume": str(folder)}, local)), failing, local)
 
 
 @cli.command(rich_help_panel=REUSE)
@@ -230,6 +255,7 @@ def forget(
     *,
     client: Annotated[list[str], typer.Option(help="client whose upload is left out; repeatable")],
     changes: ChangesOption = None,
+    local: LocalOption = False,
     offline: OfflineOption = False,
     format: FormatOption = "text",  # noqa: A002
 ) -> None:
@@ -239,13 +265,13 @@ def forget(
     with errors(format) as failing:
         changed = settings_of(changes)
         check_run_folder(folder)
-        from server_app.launch.run_command import app_folder, launch_run, plan_run, stored_settings
+        from server_app.launch.run_command import plan_run, stored_settings
         from server_app.replay.forget import forget_settings, what_is_left
         from server_app.settings.read import overridden
 
         run_dir = str(changed.pop("run-dir", ""))
         given = forget_settings(folder, client, overridden(stored_settings(folder), changed), run_dir=run_dir)
-        launch_run(app_folder(None), plan_run(given), failing)
+        _launch(None, plan_run(_in_process(given, local)), failing, local)
         say(what_is_left(folder, client), format)
 
 

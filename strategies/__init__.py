@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .compute import RayActors as RayActors
     from .compute import ServerCompute as ServerCompute
     from .core.stage_options import GatekeeperConfig as GatekeeperConfig
+    from .flower.local_grid import simulate as simulate
     from .flower.one_shot import OneShot as OneShot
     from .flower.rounds.flboost import FLBoost as FLBoost
     from .flower.rounds.iterative import Iterative as Iterative
@@ -79,6 +80,7 @@ _HOMES = {
     "InProcess": ".compute",
     "RayActors": ".compute",
     "ServerCompute": ".compute",
+    "simulate": ".flower.local_grid",
     "OneShot": ".flower.one_shot",
     "FLBoost": ".flower.rounds.flboost",
     "Iterative": ".flower.rounds.iterative",

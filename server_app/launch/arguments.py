@@ -60,6 +60,10 @@ OfflineOption = Annotated[
         help="download nothing and connect to nobody beyond this machine and $NO_PROXY, in every process",
     ),
 ]
+LocalOption = Annotated[
+    bool,
+    typer.Option("--local", help="run in this process, one client after another, without Flower's simulation and Ray"),
+]
 ModelOption = Annotated[str, typer.Option(help="module:attribute that builds the models of a foreign run")]
 EvaluateOption = Annotated[
     str, typer.Option(help="module:attribute that returns a model's accuracy in %, to score a foreign run")

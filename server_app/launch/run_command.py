@@ -7,10 +7,12 @@ import shlex
 import sys
 import time
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import typer
 
@@ -32,9 +34,13 @@ from server_app.settings.text import toml_table
 from strategies.core.durable import atomic_write, store_errors
 from strategies.core.errors import OneShotError, OptionError, StoreError
 from strategies.core.options import Scalar
+from strategies.core.processor import flush_subnormals
 from strategies.run import FACTS_FILE, RESULT_FILE, is_run_folder, runs_folder
 from strategies.run.run_folder import RunFolder, default_run_dir
 from strategies.run.stage import pinned_clients
+
+if TYPE_CHECKING:
+    from server_app.launch.superlink import Launched
 
 # Resumes an interrupted deployed run: the file that the run leaves, and the command that reads it.
 #
@@ -59,6 +65,15 @@ def leave_resume_file(folder: Path, settings: Mapping[str, Scalar]) -> None:
 def how_to_go_on(folder: Path) -> str:
     """Return the command with which the operator of a deployment resumes a run."""
     return f"flwr run APP SUPERLINK --run-config {shlex.quote(str(folder / RESUME_FILE))}"
+
+
+class Launcher(Protocol):
+    """Runs the app to its end; see :func:`server_app.launch.superlink.launch`."""
+
+    def __call__(
+        self, app_dir: Path, *, settings: Mapping[str, Scalar], num_supernodes: int, echo: Callable[[str], None]
+    ) -> Launched:
+        """Run it, and return how it ended."""
 
 
 @dataclass(frozen=True)
@@ -86,19 +101,18 @@ class PlannedRun:
         check_before_start(self.settings, self.num_supernodes)
 
 
-def launch_run(app: Path, run: PlannedRun, failing: errors) -> None:
+def launch_run(app: Path, run: PlannedRun, failing: errors, local: Launcher | None = None) -> None:
     """Run the app in simulation, or resume a run, and print its result.
 
     Args:
         app: The app's folder.
         run: The run.
         failing: Prints the errors.
+        local: Runs it in this process; None: Flower's simulation does.
 
     Raises:
         OneShotError: The run failed; the message has the command that resumes it.
     """
-    from server_app.launch.superlink import launch
-
     resumed, num_supernodes = run.settings.app.resume, run.num_supernodes
     folder = Path(resumed or run.settings.app.run_dir)
     if (done := _finished(folder)) is not None and resumed:
@@ -108,29 +122,53 @@ def launch_run(app: Path, run: PlannedRun, failing: errors) -> None:
         raise OptionError(f"setting 'run-dir' is {str(folder)!r}, which holds a run: must be a new folder")
     _refuse_replay(folder)
     _refuse_live(folder)
-    run.check()
-    began, written = time.monotonic(), _result_time(folder)
-    # The ServerApp writes it to run.json, so that a resumed run has the same clients.
-    os.environ[SUPERNODES_VARIABLE] = str(num_supernodes)
-    os.environ[COMMIT_VARIABLE] = commit_of(app)  # the app runs from a copy
-    try:
-        with progress_bar(failing.format):
-            launched = launch(app, settings=run.given, num_supernodes=num_supernodes, echo=echo_to(failing.format))
-    except KeyboardInterrupt:
-        sys.stderr.write(f"interrupted.{_how_to_go_on(folder)}\n")
-        raise typer.Exit(INTERRUPTED) from None
+    to_go_on = partial(_how_to_go_on, folder, *(["--local"] if local else []))
+    # In this process the threads that load data for the checks go on to compute.
+    with flush_subnormals() if local else nullcontext():
+        run.check()
+        began, written = time.monotonic(), _result_time(folder)
+        # The ServerApp writes it to run.json, so that a resumed run has the same clients; the app runs from a copy.
+        named = {SUPERNODES_VARIABLE: str(num_supernodes), COMMIT_VARIABLE: commit_of(app)}
+        try:
+            with _environment(named), progress_bar(failing.format):
+                start = local or _launcher()
+                launched = start(app, settings=run.given, num_supernodes=num_supernodes, echo=echo_to(failing.format))
+        except KeyboardInterrupt:
+            sys.stderr.write(f"interrupted.{to_go_on()}\n")
+            raise typer.Exit(INTERRUPTED) from None
     # An unchanged result belongs to an earlier attempt.
     result = _read_result(folder) if _result_time(folder) != written else None
     if launched.exit_code != 0 or result is None or result["status"] != "finished":
         failing.facts = {"run_dir": str(folder)} if is_run_folder(folder) else {}
         reason = str((result or {}).get("error") or launched.reason or "it ended without a result")
-        raise OneShotError(f"the run failed: {reason.rstrip('.')}.{_how_to_go_on(folder)}")
+        raise OneShotError(f"the run failed: {reason.rstrip('.')}.{to_go_on()}")
     total = time.monotonic() - began
     known = result["seconds"]
     result["seconds"] = {"start": round(total - known.pop("app", 0.0), 2), **known, "total": round(total, 2)}
     with RunFolder.open(folder) as run_folder:
         run_folder.write_result(result)
     print_result(result, failing.format)
+
+
+def _launcher() -> Launcher:
+    from server_app.launch.superlink import launch
+
+    return launch
+
+
+@contextmanager
+def _environment(named: Mapping[str, str]) -> Iterator[None]:
+    """Set variables of the environment for a block."""
+    before = {name: os.environ.get(name) for name in named}
+    os.environ.update(named)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def plan_run(given: Mapping[str, Scalar], num_supernodes: int | None = None) -> PlannedRun:
@@ -189,12 +227,12 @@ def _refuse_live(folder: Path) -> None:
         RunFolder.open(folder).close()
 
 
-def _how_to_go_on(folder: Path) -> str:
+def _how_to_go_on(folder: Path, *flags: str) -> str:
     try:
         _refuse_live(folder)
     except StoreError:  # the run of another process, which is no run to resume
         return ""
-    return f" To resume: {oneshot('resume', folder)}" if is_run_folder(folder) else ""
+    return f" To resume: {oneshot('resume', folder, *flags)}" if is_run_folder(folder) else ""
 
 
 def stored_settings(folder: Path) -> dict[str, Scalar]:

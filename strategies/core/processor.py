@@ -48,16 +48,19 @@ def keep_freed_memory() -> Iterator[None]:
 
 
 @contextmanager
-def flush_subnormals() -> Iterator[None]:
+def flush_subnormals(*, wanted: bool = True) -> Iterator[None]:
     """Take subnormal numbers for zero during a block, in the calling thread and in the workers that it starts.
 
     Workers that it started earlier keep theirs, so that a process begins with this block.
+
+    Args:
+        wanted: False: take them as they are, inside another block.
     """
     import torch
 
     smallest_normal = torch.full((), torch.finfo(torch.float32).tiny, dtype=torch.float32, device="cpu")
     kept = bool(smallest_normal / 2)
-    torch.set_flush_denormal(True)
+    torch.set_flush_denormal(wanted)
     try:
         yield
     finally:

@@ -26,6 +26,7 @@ from .nodes import Nodes, SentQuestion
 
 POLL_S = 0.1
 DEPLOYED_POLL_S = 0.2
+LOCAL_POLL_S = 0.001
 # Every id is a call of its own: of hundreds of silent nodes, some are looked at in turn.
 PULLS_PER_POLL = 16
 LOG_EVERY_S = 9.0
@@ -129,7 +130,7 @@ class Exchange:
             enough: Whether to stop; called after every look.
             progress: The line that is logged every few seconds.
         """
-        logged = time.monotonic()
+        logged, pause = time.monotonic(), LOCAL_POLL_S if self._nodes.local else self._pace.poll_s
         while True:
             self.poll()
             self.look()  # last: it repeats the question to a node that has just failed and is still connected
@@ -138,7 +139,7 @@ class Exchange:
             if time.monotonic() - logged >= LOG_EVERY_S:
                 logged = time.monotonic()
                 log(INFO, "%s", progress())
-            time.sleep(min(self._pace.poll_s, max(0.0, timeout_s - self.waited)))
+            time.sleep(min(pause, max(0.0, timeout_s - self.waited)))
         self._asking = False
 
     def refuse_missing(self, timeout_s: float) -> None:

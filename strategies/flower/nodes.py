@@ -16,6 +16,7 @@ from flwr.serverapp import Grid
 
 from ..core import refusals
 from ..core.errors import OneShotError, UploadError, one_line
+from .local_grid import LocalGrid
 from .names import Names
 from .pulling import Puller
 
@@ -106,7 +107,8 @@ class Nodes:
         traffic: As given.
         names: As given, or new.
         max_bytes: As given.
-        simulated: Whether Flower's simulation engine runs beside this process.
+        simulated: Whether the nodes are simulated on this machine.
+        local: Whether they are simulated in this process, and answer when their answers are pulled.
     """
 
     def __init__(
@@ -120,7 +122,8 @@ class Nodes:
     ) -> None:
         self.grid, self.refusals, self.traffic, self.max_bytes = grid, refusals, traffic, max_bytes
         self.names = Names() if names is None else names
-        self.simulated = is_simulation(grid)
+        self.local = isinstance(grid, LocalGrid)
+        self.simulated = self.local or has_engine(grid)
         self._late: dict[str, tuple[SentQuestion, Callable[[Message, SentQuestion], object]]] = {}
         self._seen: set[int] = set()
         self._joined = time.monotonic()
@@ -128,8 +131,8 @@ class Nodes:
 
     @property
     def settled(self) -> bool:
-        """Whether no new node has connected for a while."""
-        return time.monotonic() - self._joined >= SETTLE_S
+        """Whether no new node has connected for a while, or none can."""
+        return self.local or time.monotonic() - self._joined >= SETTLE_S
 
     def connected(self) -> dict[int, str]:
         """Return the connected nodes, with the time of their activation if the SuperLink reports it."""
@@ -230,6 +233,6 @@ def _last_line(reason: str) -> str:
     return lines[-1][:500] if lines else "no reason given"
 
 
-def is_simulation(grid: Grid) -> bool:
+def has_engine(grid: Grid) -> bool:
     """Return whether the ServerApp runs beside Flower's simulation engine, which starts and ends Ray itself."""
     return hasattr(grid, "pull_interval")

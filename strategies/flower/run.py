@@ -40,7 +40,7 @@ from .clients import GridClients
 from .collect import Collector
 from .messages import Request, in_order, is_anonymous
 from .names import Names
-from .nodes import MAX_BYTES, Limits, Nodes, Refusals, is_simulation
+from .nodes import MAX_BYTES, Limits, Nodes, Refusals, has_engine
 
 if TYPE_CHECKING:
     from ..compute import ServerCompute
@@ -241,7 +241,7 @@ class Rounds:
     def _place(self, folder: RunFolder, server_round: int, grid: Grid, timeout: float) -> ServerCompute:
         """Return the place of the server stage: this process, if the method sends the clients questions."""
         if self._method.client_phase is None:
-            return self._chosen(owns_ray=not is_simulation(grid))
+            return self._chosen(owns_ray=not has_engine(grid))
         round_folder = folder.round(server_round)
         # The files on the clients' own disks bear the id of the run that they uploaded to.
         forgotten = tuple(folder.info.get("forgotten", ()))

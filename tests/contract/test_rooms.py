@@ -15,8 +15,8 @@ ROOMS = {
         "compute", "rounds", "statistics", "methods", "run", "merging", "client", "flower", "flower/rounds", "__init__",
     ),
     "server_app": (
-        "__init__", "settings", "report", "launch", "replay", "export", "compare", "doctor", "app", "cli",
-        "__main__",
+        "__init__", "settings", "report", "launch", "replay", "export", "compare", "doctor", "app", "local",
+        "cli", "__main__",
     ),
 }  # fmt: skip
 

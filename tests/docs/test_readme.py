@@ -10,8 +10,8 @@ import shutil
 import subprocess
 import sys
 import types
-from collections.abc import Callable, Iterable
-from functools import cache
+from collections.abc import Callable
+from functools import cache, reduce
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import pytest
 import torch
 import typer
 from doc_pages import COMMANDS, CONF, PAGES, PLAIN, ROOT, blocks, commands, name_of, prose, rows
-from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord
 from flwr.common.config import parse_config_args
 
 from fl_app.data import Normalization as Pixels
@@ -119,30 +119,6 @@ def test_notebook_merges_models_into_a_better_one(tmp_path: Path, monkeypatch: p
     assert (tmp_path / "merged/student.safetensors").is_file()
 
 
-class Nodes:
-    """A grid of two nodes whose stock ClientApp answers at once."""
-
-    pull_interval = 0.1  # as a simulation's
-
-    def __init__(self, state: Callable[[], dict[str, torch.Tensor]]) -> None:
-        self._state = state
-        self._replies: dict[str, Message] = {}
-
-    def get_node_ids(self) -> Iterable[int]:
-        return [1, 2]
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        for message in messages:
-            torch.manual_seed(message.metadata.dst_node_id)
-            metrics = MetricRecord({"num-examples": 5})
-            content = RecordDict({"arrays": ArrayRecord(self._state()), "metrics": metrics})
-            self._replies[str(message.metadata.dst_node_id)] = Message(content, reply_to=message)
-        return list(self._replies)[-1:]
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        return [self._replies.pop(name) for name in message_ids if name in self._replies]
-
-
 def test_readme_s_line_is_that_of_the_whole_server_app() -> None:
     [change] = blocks(README, "diff")
     added = [line.removeprefix("+").strip() for line in change.splitlines() if line.startswith("+")]
@@ -157,17 +133,16 @@ def test_plug_in_server_app_ends_with_a_student(
     make_runs(PLUG_IN, finished_run)
     shown = "strategy = Tally(Net, num_classes=10, input_shape=(3, 32, 32))"
     assert sum(shown in code for code in blocks(PLUG_IN, "python")) == 1
-    config = "TallyConfig(epochs=1, images=8)"
-    small = f"{shown[:-1]}, config={config}, compute='in-process')"
-
-    def change(code: str) -> str:
-        return code.replace(shown, small).replace("import Tally\n", "import Tally, TallyConfig\n").replace(
-            "student = strategy.outcome", "seen.append((strategy.outcome, result)); student = strategy.outcome"
-        )  # fmt: skip
-
-    names = execute(PLUG_IN, monkeypatch, change)
-    names["seen"] = []
-    names["main"](Nodes(lambda: names["Net"]().state_dict()), None)
+    quick = "compute='in-process', config=__import__('strategies').TallyConfig(epochs=1, images=8))"
+    changes = {
+        shown: f"{shown[:-1]}, {quick}",
+        "student = strategy.outcome": "seen.append((strategy.outcome, result))",
+        "app = ServerApp()": "app, seen = ServerApp(), []",
+        'if __name__ == "__main__":': "if True:",
+    }
+    names = execute(
+        PLUG_IN, monkeypatch, lambda code: reduce(lambda text, old: text.replace(old, changes[old]), changes, code)
+    )
     [(student, result)] = names["seen"]
     assert student(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
     weights = result.arrays.to_torch_state_dict()

@@ -13,7 +13,7 @@ from flwr.serverapp import Grid
 from ...compute import choose
 from ...method import Upload
 from ...rounds.refinement import Refinement, Refiner
-from ..nodes import is_simulation
+from ..nodes import has_engine
 from ..run import log_info
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class RefinedRounds:
             grid: Flower's grid; a simulation's has a Ray of its own.
             tick: Called every now and then while the method works.
         """
-        place = self._place(owns_ray=not is_simulation(grid))
+        place = self._place(owns_ray=not has_engine(grid))
         with place.kept() as kept:
             self._refinement = Refinement(self._refiner, self._job, kept, say=log_info, tick=tick)
             yield

@@ -1,0 +1,174 @@
+"""`oneshot run --local`: every method, Ctrl-C and resume, new data in a second run, and a process left as it was."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from client_app import work
+from server_app import cli as command_line
+from server_app.launch.superlink import Scalar
+from server_app.settings.choices import CHOICES
+from server_app.settings.text import toml_table
+
+ROOT = Path(command_line.__file__).parents[1]
+BACKBONE: dict[str, Scalar] = {"features__backbone": "tiny_backbone:make"}  # for methods of sums of features
+
+
+@pytest.fixture
+def oneshot(
+    small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[int, dict[str, Any], str]]:
+    """Return a function that runs a command with small settings; it returns exit status, JSON and log."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ONESHOT_RUNS", str(tmp_path / "runs"))
+    monkeypatch.setenv("ONESHOT_CLIENT_STATE", str(tmp_path / "clients"))
+    quick = {**small, "client.epochs": 1, "data.limit": 300, "checkpoint-s": 0.0}
+    del quick["compute"], quick["method"]
+
+    def command(name: str, *words: object, **settings: Scalar) -> tuple[int, dict[str, Any], str]:
+        given = {**quick, **{key.replace("__", ".").replace("_", "-"): value for key, value in settings.items()}}
+        (tmp_path / "settings.toml").write_text(toml_table(given))
+        more = ["--set", "settings.toml", "--clients", "3"] if name == "run" else []
+        arguments = [name, *map(str, words), "--local", *more, "--format", "json"]
+        done = CliRunner().invoke(command_line.cli, arguments, catch_exceptions=False)
+        lines = done.stdout.splitlines()
+        return done.exit_code, json.loads(lines[-1]) if lines else {}, done.stderr
+
+    return command
+
+
+@pytest.mark.parametrize("method", CHOICES)
+def test_every_method_runs_to_a_finished_result(oneshot: Any, method: str) -> None:
+    rounds: dict[str, Scalar] = {"iterative__rounds": 2, "fens__rounds": 2}
+    status, result, log = oneshot("run", "--method", method, **rounds, **BACKBONE)
+
+    assert status == 0, (result, log)
+    assert result["status"] == "finished"
+    assert result["refusals"] == []
+    assert result["table"]
+
+
+def test_a_run_that_is_interrupted_while_a_client_trains_resumes_to_the_same_bits(
+    oneshot: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = oneshot("run", method="dense", run_dir=str(tmp_path / "whole"))[1]
+    prepare, asked = work.prepare_upload, list[str]()
+
+    def noted(config: Any, node: Any, *args: Any) -> Any:
+        asked.append(node.client)
+        if len(asked) == 2:
+            signal.raise_signal(signal.SIGTERM)  # as Ctrl-C
+        return prepare(config, node, *args)
+
+    monkeypatch.setattr(work, "prepare_upload", noted)
+    run = tmp_path / "runs" / "cut"
+    status, _, log = oneshot("run", method="dense", run_dir=str(run))
+    assert (status, len(asked)) == (130, 2)
+    assert log.splitlines()[-1] == f"interrupted. To resume: oneshot resume {run} --local"
+    [row] = json.loads(CliRunner().invoke(command_line.cli, ["list", "--format", "json"]).stdout)
+    assert (row["run"], row["status"]) == ("cut", "unfinished")
+
+    status, result, _ = oneshot("resume", run)
+    assert (status, asked[2:]) == (0, ["client-001", "client-002"])
+    assert result["weights_sha256"] == whole["weights_sha256"]
+    assert result["table"] == whole["table"]
+    assert oneshot("resume", run)[1] == result
+    assert oneshot("run", method="dense", run_dir=str(run))[0] == 1  # the folder holds a run
+
+
+CODE = """
+import numpy as np
+
+
+def load(split):
+    number = int(open("number").read())
+    return np.zeros((number, 1, 8, 8), "uint8"), np.arange(number) % 3, *([np.arange(number) % 3] * (split == "train"))
+"""
+
+
+def test_a_second_run_in_the_process_reads_its_data_anew(oneshot: Any, tmp_path: Path) -> None:
+    (tmp_path / "own_numbers.py").write_text(CODE)
+    own: dict[str, Scalar] = {"data__name": "own_numbers:load", "data__partition": "domains", "data__proxy": 0.0}
+    found = []
+    try:
+        for number in (30, 60):
+            (tmp_path / "number").write_text(str(number))
+            status, result, log = oneshot("run", method="fedavg", **own)
+            assert status == 0, log
+            rows = (Path(result["run_dir"]) / "uploads.jsonl").read_text().splitlines()
+            found.append([json.loads(row)["num_examples"] for row in rows])
+    finally:
+        sys.modules.pop("own_numbers", None)
+    assert found == [[10] * 3, [20] * 3]
+
+
+def test_a_client_that_fails_costs_its_upload_and_a_run_without_a_quorum_ends_in_a_line(
+    oneshot: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(config: Any, node: Any, *args: Any) -> Any:
+        if node.client == "client-001":
+            raise ZeroDivisionError("no model")
+        return prepare(config, node, *args)
+
+    prepare = work.prepare_upload
+    monkeypatch.setattr(work, "prepare_upload", failing)
+    status, result, log = oneshot("run", method="fedavg")
+    assert (status, result["uploads"], result["refused"]) == (0, 2, 1)
+    assert result["refusals"][0]["reason"] == "ZeroDivisionError: no model"
+    assert "Traceback" in log
+
+    status, result, log = oneshot("run", method="fedavg", min_uploads=3)
+    assert status == 1
+    assert result["error"].startswith("the run failed: 2 uploads arrived, min-uploads is 3.")
+    assert result["error"].endswith(f"To resume: oneshot resume {result['run_dir']} --local")
+
+
+def test_a_run_leaves_the_process_as_it_was(oneshot: Any) -> None:
+    def state() -> list[object]:
+        seeds = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()  # type: ignore[union-attr]
+        signals = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+        return [*seeds, Path.cwd(), list(sys.path), dict(os.environ), signals, torch.get_num_threads()]
+
+    before = state()
+    assert oneshot("run", method="fens", fens__rounds=2)[0] == 0
+    assert state() == before
+
+
+@pytest.mark.slow
+def test_the_threads_of_a_local_run_take_subnormal_numbers_for_zero() -> None:
+    """Those too that load data before the ServerApp begins."""
+    code = """
+        from pathlib import Path
+        from server_app.launch.console import errors
+        from server_app.launch.run_command import launch_run, plan_run
+        from server_app.launch.superlink import Launched
+        import torch
+
+        def probe(*_, **__):
+            print(torch.get_num_threads(), int((torch.full((2**20,), 1e-39) * 0.5).count_nonzero()))
+            return Launched(1, "finished:failed", "probed")
+
+        torch.set_num_threads(2)
+        launch_run(Path(), plan_run({"run-dir": "no-run", "data.name": "digits"}), errors("text"), probe)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines()[-1:] == ["2 0"], done.stderr
+
+
+def test_an_app_s_folder_and_local_exclude_each_other(oneshot: Any) -> None:
+    assert oneshot("run", "somewhere")[1]["error"].startswith("--local runs the installed app")

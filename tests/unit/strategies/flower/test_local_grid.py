@@ -1,0 +1,206 @@
+"""A Flower project in this process: what its clients see of each other and of the server, and what a run leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flower_fakes import CLASSES, ONE_THREAD, SHAPE, net, records, weights
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.common.constant import ErrorCode
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import FedAvg
+from flwr.supercore.task_identity import TaskIdentity
+
+from strategies import FedENS, simulate
+from strategies.core.errors import ComputeError, OptionError
+from strategies.flower.nodes import SETTLE_S
+
+Client = Callable[[Message, Context], Message]
+
+
+def run(
+    client: Client,
+    server: Callable[[Grid, Context], Any],
+    *,
+    clients: int = 2,
+    app: ClientApp | None = None,
+    **config: Any,
+) -> None:
+    """Run a server's function over clients that answer training and queries alike."""
+    client_app, server_app = app or ClientApp(), ServerApp()
+    client_app.train()(client)
+    client_app.query()(client)
+    server_app.main()(server)
+    simulate(server_app, client_app, clients=clients, run_config=config)
+
+
+def ask(grid: Grid, content: RecordDict | None = None) -> list[Message]:
+    """Ask all nodes the same."""
+    content = RecordDict() if content is None else content
+    return list(grid.send_and_receive([Message(content, node, "train") for node in grid.get_node_ids()]))
+
+
+def numbers(*values: float) -> RecordDict:
+    return RecordDict({"arrays": ArrayRecord([np.array(values)]), "config": ConfigRecord({"n": len(values)})})
+
+
+def test_clients_get_copies_and_keep_a_state_of_their_own_unless_they_fail() -> None:
+    kept: list[RecordDict] = []
+
+    def client(message: Message, context: Context) -> Message:
+        count = int(context.state.config_records.get("count", ConfigRecord({"n": 0}))["n"]) + 1  # type: ignore[arg-type]
+        context.state["count"] = ConfigRecord({"n": count})
+        message.content["config"]["n"] = 7  # type: ignore[index]
+        context.run_config["lr"] = 3.0
+        if count == 2 and context.node_config["partition-id"] == 1:
+            raise ValueError("no\nsecond answer")
+        found = RecordDict({"facts": ConfigRecord({"count": count, "part": context.node_config["partition-id"]})})
+        kept.append(found)
+        return Message(found, reply_to=message)
+
+    def server(grid: Grid, context: Context) -> None:
+        assert context.run_config == {"lr": 0.1}
+        content = numbers(1.0)
+        first = ask(grid, content)
+        assert content["config"]["n"] == 1  # type: ignore[index]
+        kept[0]["facts"]["count"] = 99  # type: ignore[index]
+        assert [dict(answer.content["facts"]) for answer in first] == [{"count": 1, "part": 0}, {"count": 1, "part": 1}]  # type: ignore[call-overload]
+        assert [answer.metadata.src_node_id for answer in first] == list(grid.get_node_ids())
+
+        well, failed = ask(grid, content)
+        assert well.content["facts"]["count"] == 2  # type: ignore[index]
+        assert (failed.error.code, failed.error.reason) == (
+            ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "ValueError: no second answer",
+        )  # fmt: skip
+        assert failed.metadata.reply_to_message_id
+        _, again = ask(grid, content)
+        assert again.has_error()  # its state is that before the failure: this is its second answer
+        assert context.run_config == {"lr": 0.1}
+        assert list(grid.push_messages([Message(content, 10**6, "train")])) == []
+
+    run(client, server, lr=0.1)
+
+
+def test_a_client_sees_torch_as_a_process_of_its_own_and_the_server_finds_it_as_it_was() -> None:
+    tiny = torch.full((8,), 1.0e-39)
+    seen = []
+
+    def client(message: Message, _: Context) -> Message:
+        seen.append((torch.get_num_threads(), torch.is_grad_enabled(), bool((tiny * 0.5).any())))
+        torch.set_num_threads(1)
+        torch.set_flush_denormal(True)
+        return Message(RecordDict(), reply_to=message)
+
+    def server(grid: Grid, _: Context) -> None:
+        with torch.no_grad():
+            torch.set_num_threads(2)
+            ask(grid)
+            assert torch.get_num_threads() == 2
+            assert not torch.is_grad_enabled()
+            assert bool((tiny * 0.5).any())
+
+    try:
+        run(client, server)
+    finally:
+        torch.set_num_threads(1)
+    assert seen == [(1, True, True)] * 2
+
+
+def silent(message: Message, _: Context) -> Message:
+    return Message(RecordDict(), reply_to=message)
+
+
+def test_simulation_runs_in_a_second_thread_and_under_asyncio_one_at_a_time_and_leaves_the_process_alone() -> None:
+    found: list[int] = []
+
+    def server(grid: Grid, context: Context) -> None:
+        found.append(len(ask(grid)))
+        found.append(context.run_id)
+        with pytest.raises(ComputeError, match="another simulation runs in this process"):
+            run(silent, server)
+
+    def state() -> list[object]:
+        seeds = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()  # type: ignore[union-attr]
+        signals = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+        identity = TaskIdentity._run_id, TaskIdentity._node_id, TaskIdentity._task_id
+        return [*seeds, Path.cwd(), list(sys.path), dict(os.environ), signals, identity, threading.active_count()]
+
+    before = state()
+    thread = threading.Thread(target=run, args=(silent, server))
+    thread.start()
+    thread.join()
+
+    async def notebook() -> None:
+        run(silent, server)
+
+    asyncio.run(notebook())
+    with pytest.raises(ZeroDivisionError):
+        run(silent, lambda *_: 1 // 0)
+    assert found[::2] == [2, 2]
+    assert found[1] != found[3]  # what clients keep under a run's id is not found by the next
+    assert state() == before
+    with pytest.raises(OptionError, match="clients is 0: must be at least 1"):
+        run(silent, server, clients=0)
+
+
+def trained(message: Message, context: Context) -> Message:
+    return Message(records(weights(int(context.node_config["partition-id"]))), reply_to=message)  # type: ignore[arg-type]
+
+
+def test_flower_s_own_strategy_and_one_of_ours_run_over_it_and_wait_for_nobody(tmp_path: Path) -> None:
+    arrays = ArrayRecord(net().state_dict())
+
+    def server(grid: Grid, _: Context) -> None:
+        result = FedAvg(fraction_evaluate=0.0, weighted_by_key="num-examples").start(grid, arrays, num_rounds=1)
+        mean = {key: (weights(0)[key] + value) / 2 for key, value in weights(1).items()}
+        for key, value in result.arrays.to_torch_state_dict().items():
+            assert torch.allclose(value.double(), mean[key].double()), key
+        ours = FedENS(
+            net,
+            num_classes=CLASSES,
+            input_shape=SHAPE,
+            compute="in-process",
+            options=ONE_THREAD,
+            run_dir=tmp_path / "run",
+        )
+        began = time.monotonic()
+        ours.start(grid, arrays)
+        assert time.monotonic() - began < SETTLE_S  # all nodes are known at once
+
+    run(trained, server)
+    assert len((tmp_path / "run" / "uploads.jsonl").read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize("interruption", [KeyboardInterrupt, SystemExit])
+def test_ctrl_c_ends_the_run_and_a_client_that_exits_costs_its_answer_alone(interruption: type[BaseException]) -> None:
+    answers: list[Message] = []
+
+    def client(message: Message, context: Context) -> Message:
+        if context.node_config["partition-id"] == 0:
+            raise interruption
+        return Message(RecordDict(), reply_to=message)
+
+    def server(grid: Grid, _: Context) -> None:
+        answers.extend(ask(grid))
+
+    if interruption is KeyboardInterrupt:
+        with pytest.raises(KeyboardInterrupt):
+            run(client, server)
+    else:
+        run(client, server)
+        assert [answer.has_error() for answer in answers] == [True, False]
+    run(silent, server)  # the process is free again
+    assert not answers[-1].has_error()
