@@ -373,6 +373,11 @@ def no_checkpoint(path: Path, reason: str, allowed: str) -> UploadError:
     return UploadError(f"checkpoint {path} {reason}: {allowed}")
 
 
+def bad_adapter(what: str, found: str, rule: str) -> UploadError:
+    """An adapter cannot be merged; ``rule`` follows "must"."""
+    return UploadError(f"{what} is {found}: must {rule}")
+
+
 def import_refused(line: str) -> UploadError:
     """Files of an import are refused, each for a reason of this module that the line names."""
     return UploadError(line)

@@ -11,8 +11,9 @@ from sources import SOURCES, imported, module_name, nodes, parsed
 # Where every file stands, from the ground up: it imports its own room and those below, for type checkers too.
 ROOMS = {
     "strategies": (
-        "core", "method", "uploads", "teacher", "combiners", "scores", "distillation", "aggregation", "gatekeeper",
-        "compute", "rounds", "statistics", "methods", "run", "merging", "client", "flower", "flower/rounds", "__init__",
+        "core", "method", "uploads", "weights", "teacher", "combiners", "scores", "distillation", "aggregation",
+        "gatekeeper", "compute", "rounds", "statistics", "methods", "run", "merging", "client", "flower",
+        "flower/rounds", "__init__",
     ),
     "server_app": (
         "__init__", "settings", "report", "launch", "replay", "export", "compare", "doctor", "app", "local",

@@ -1,0 +1,445 @@
+"""Merges PEFT's folders of LoRA adapters into one folder, or into the base model."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import safetensors
+import torch
+from safetensors.torch import load_file, save
+from torch import Tensor, nn
+
+from ..core import refusals
+from ..core.durable import atomic_write, make_folder, store_errors
+from ..core.errors import OptionError, StoreError, blaming
+from ..core.places import expand_user
+from ..core.seeds import generator
+from ..uploads.tensors import weights_sha256
+from ..weights import rules
+from ..weights.adapters import (
+    CONFIG_FILE,
+    PREFIX,
+    TOKENS,
+    WEIGHTS_FILE,
+    Adapter,
+    Merged,
+    Merging,
+    add_update,
+    find_weights,
+    is_adapter,
+    merge_adapters,
+    read_adapter,
+)
+
+if TYPE_CHECKING:
+    from ..weights.adapters import Rule
+
+    Base = nn.Module | Mapping[str, Tensor] | str | Path
+
+CARD_FILE = "README.md"  # as PEFT calls it
+RULES = ("fedavg", "task-arithmetic", "ties", "dare", "tsv")
+# Input embeddings in Hugging Face's models, which tie_word_embeddings shares with the output layer.
+_EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight", "shared.weight")
+_BASE_DIGEST = "base_sha256"  # in the header of the weights
+
+
+class BaseWeights(Mapping[str, Tensor]):
+    """A base model's tensors by name, read one at a time where they lie in files.
+
+    Args:
+        base: A module, a state dict, a file of safetensors, or a folder with such files, as Hugging Face writes it.
+            Names in files may lack the model's own prefix, or have one more: they are found by their ends.
+
+    Raises:
+        OptionError: It is none of these.
+    """
+
+    def __init__(self, base: Base) -> None:
+        self.folder: Path | None = None
+        self._files: dict[str, Path] = {}
+        self._state: dict[str, Tensor] = {}
+        if isinstance(base, str | Path):
+            place = expand_user(base)
+            files = [place] if place.is_file() else sorted(place.glob("*.safetensors"))
+            if not files:
+                raise OptionError(
+                    f"the base {str(base)!r} must be a folder with .safetensors files; nothing is downloaded"
+                )
+            self.folder = place if place.is_dir() else None
+            for file in files:
+                with _reading(file), safetensors.safe_open(file, "pt") as opened:
+                    self._files |= dict.fromkeys(opened.keys(), file)
+        elif isinstance(base, nn.Module):
+            inner: nn.Module = getattr(base, "get_base_model", lambda: base)()  # of a PeftModel
+            self._state = {key.replace(".base_layer.", "."): value for key, value in inner.state_dict().items()}
+        elif isinstance(base, Mapping):
+            self._state = dict(base)
+        else:
+            raise OptionError(f"the base is {type(base).__name__}: must be a module, a state dict or a folder")
+
+    def stored_name(self, name: str) -> str:
+        """Return the name under which a tensor is stored.
+
+        Raises:
+            KeyError: There is none, or several that end so.
+        """
+        every = self._files or self._state
+        if name in every:
+            return name
+        found = [key for key in every if f".{key}".endswith(f".{name}") or f".{name}".endswith(f".{key}")]
+        if len(found) != 1:
+            raise KeyError(name)
+        return found[0]
+
+    def __getitem__(self, name: str) -> Tensor:
+        """Return a tensor on the CPU."""
+        stored = self.stored_name(name)
+        if stored in self._state:
+            return self._state[stored].detach().cpu()
+        with _reading(self._files[stored]), safetensors.safe_open(self._files[stored], "pt") as opened:
+            tensor: Tensor = opened.get_tensor(stored)
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files or self._state)
+
+    def __len__(self) -> int:
+        return len(self._files or self._state)
+
+    def shards(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
+        """Yield the name of each file and its tensors; a base in memory is one."""
+        if not self._files:
+            yield "model.safetensors", dict(self._state)
+        for file in dict.fromkeys(self._files.values()):
+            with _reading(file):
+                yield file.name, load_file(file)
+
+    def tied(self, names: Iterable[str]) -> tuple[str, str] | None:
+        """Return the first of some stored weights that another layer shares, and the other's name; None if none is."""
+        if self._state:
+            by_place: dict[tuple[Any, ...], list[str]] = {}
+            for name, value in self._state.items():
+                by_place.setdefault((value.data_ptr(), value.storage_offset()), []).append(name)
+            groups = [each for each in by_place.values() if len(each) > 1]
+            return next(((n, next(o for o in g if o != n)) for n in names for g in groups if n in g), None)
+        config = self.folder / "config.json" if self.folder else None
+        tied = (
+            config is not None and config.is_file() and json.loads(config.read_text()).get("tie_word_embeddings", False)
+        )
+        embeds = [n for n in names if tied and n.endswith(_EMBEDDINGS)]
+        return (embeds[0], "the output layer") if embeds else None
+
+    def digest(self, adapter: Adapter) -> str:
+        """Return the sha256 of the weights that an adapter changes, by the names that the adapter has for them.
+
+        A base in another precision, quantised or not, has another digest.
+        """
+        wanted = {name for name, _ in find_weights(adapter, self).values()}
+        return weights_sha256({name: self[name] for name in sorted(wanted)})
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Turn what safetensors raises into a StoreError with the file's name."""
+    try:
+        yield
+    except (safetensors.SafetensorError, OSError) as error:
+        raise StoreError(f"{path}: no readable safetensors file ({error!s:.120})") from error
+
+
+@dataclass(frozen=True)
+class MergedAdapter:
+    """The result of merging adapters.
+
+    Attributes:
+        method: The rule's key.
+        clients: The names of the merged adapters -> their weights, which sum to 1.
+        ranks: The ranks of their layers, client by client.
+        adapter: The merged tensors, their config and what the cut of the rank loses.
+        base: The base's tensors; None if no base was given.
+        base_digest: :meth:`BaseWeights.digest` of the base; empty if neither a base nor an adapter told it.
+    """
+
+    method: str
+    clients: Mapping[str, float]
+    ranks: Mapping[str, Sequence[int]] = field(repr=False)
+    adapter: Merged = field(repr=False)
+    base: BaseWeights | None = field(repr=False, default=None)
+    base_digest: str = ""
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The merged adapter by PEFT's names."""
+        return self.adapter.tensors
+
+    @property
+    def lost_share(self) -> float:
+        """What the cut of the rank loses: the norm of the lost update as a share of the update's norm, 0 to 1."""
+        return self.adapter.lost_share
+
+    def save(self, folder: str | Path) -> None:
+        """Write the folder that ``PeftModel.from_pretrained(base, folder)`` loads, with a model card.
+
+        Args:
+            folder: New or not; an adapter in it is replaced.
+
+        Raises:
+            StoreError: The disk refuses.
+        """
+        place = expand_user(folder)
+        header = {"format": "pt"} | ({_BASE_DIGEST: self.base_digest} if self.base_digest else {})
+        with store_errors(place):
+            make_folder(place)
+            atomic_write(place / WEIGHTS_FILE, save({**self.tensors}, header))
+            atomic_write(place / CONFIG_FILE, json.dumps(self.adapter.config, indent=2).encode() + b"\n")
+            atomic_write(place / CARD_FILE, self._card().encode())
+
+    def added_to_base(self, dtype: torch.dtype | None = None) -> tuple[dict[str, Tensor], float]:
+        """Return the base's tensors with the update added, and the share of the update's norm that rounding loses.
+
+        Args:
+            dtype: Of the changed weights; None for the base's own. In bfloat16 an update of a thousandth of the weights
+                loses half of its norm; ``torch.float32`` keeps it.
+
+        Raises:
+            OptionError: No base was given, or its weights are quantised, tied, or of a grouped convolution.
+        """
+        found: dict[str, Tensor] = {}
+        loss = _Loss()
+        for _, tensors in self._merged_shards(dtype, loss):
+            found |= tensors
+        return found, loss.share
+
+    def save_model(self, folder: str | Path, dtype: torch.dtype | None = None) -> float:
+        """Write the base with the update added, file by file, beside the config and tokenizer of a base's folder.
+
+        Args:
+            folder: New or empty.
+            dtype: As for :meth:`added_to_base`.
+
+        Returns:
+            The share of the update's norm that rounding loses.
+
+        Raises:
+            OptionError: As for :meth:`added_to_base`.
+            StoreError: The folder holds files, or the disk refuses.
+        """
+        place = expand_user(folder)
+        if place.is_dir() and any(place.iterdir()):
+            raise StoreError(f"{place} holds files: must be a new or empty folder")
+        loss = _Loss()
+        with store_errors(place):
+            make_folder(place)
+            for name, tensors in self._merged_shards(dtype, loss):
+                atomic_write(
+                    place / name, save({key: value.clone() for key, value in tensors.items()}, {"format": "pt"})
+                )
+            if self.base is not None and self.base.folder is not None:
+                for file in self.base.folder.iterdir():
+                    if file.is_file() and file.suffix in (".json", ".txt", ".model", ".jinja"):
+                        shutil.copyfile(file, place / file.name)
+        return loss.share
+
+    def _merged_shards(self, dtype: torch.dtype | None, loss: _Loss) -> Iterator[tuple[str, dict[str, Tensor]]]:
+        base = self.base
+        if base is None:
+            raise OptionError("the merged adapter has no base to be added to: give start=, the base model")
+        own = Adapter("the merged adapter", self.tensors, self.adapter.config)
+        if rows := [key for key in own.tensors if key.endswith(TOKENS)]:
+            raise OptionError(f"{rows[0]!r} holds rows of tokens: must be kept as an adapter")
+        places = {base.stored_name(name): (layer, turned) for layer, (name, turned) in find_weights(own, base).items()}
+        _refuse_tied(base, places)
+        whole = {base.stored_name(key.removeprefix(PREFIX).replace(".base_layer.", ".")): value
+                 for key, value in own.beside.items()}  # fmt: skip
+        for file, tensors in base.shards():
+            for name in tensors:
+                if name in whole:
+                    tensors[name] = whole[name].to(tensors[name].dtype)
+                if name not in places:
+                    continue
+                layer, turned = places[name]
+                if not tensors[name].is_floating_point() or tensors[name].element_size() < 2:
+                    raise OptionError(f"the base's {name!r} is {tensors[name].dtype}: must be unquantised to add to it")
+                wanted = dtype or tensors[name].dtype
+                tensors[name], *norms = add_update(
+                    tensors[name].cpu(), own.update(layer), transposed=turned, dtype=wanted
+                )
+                loss.add(*norms)
+            yield file, tensors
+
+    def _card(self) -> str:
+        config = self.adapter.config or {}
+        base, cut = config.get("base_model_name_or_path") or "unknown", self.lost_share
+        rows = [
+            f"| {client} | {weight:.4f} | {_spelled(self.ranks[client])} |" for client, weight in self.clients.items()
+        ]
+        found = sorted(
+            {len(self.tensors[key]) for key in self.tensors if key.endswith(("lora_A.weight", "embedding_A"))}
+        )
+        return "\n".join(
+            [
+                "---", f"base_model: {json.dumps(base)}", "library_name: peft", "---", "",
+                f"# {len(self.clients)} adapters merged", "",
+                f"Merged by `{self.method}` from LoRA adapters of {base}.",
+                f"Rank of the result: {_spelled(found)}; {cut:.2%} of the update's norm lost by the cut of the rank.",
+                *([f"sha256 of the base's weights that it changes: {self.base_digest}"] if self.base_digest else []),
+                "", "| adapter | weight | ranks |", "|---|---|---|", *rows, "",
+                "```python", "from peft import PeftModel", "",
+                "model = PeftModel.from_pretrained(base, folder)", "```", "",
+            ]
+        )  # fmt: skip
+
+
+@dataclass
+class _Loss:
+    """Sums of squares of what rounding loses, and of the update."""
+
+    lost: float = 0.0
+    total: float = 0.0
+
+    def add(self, lost: float, norm: float) -> None:
+        """Add the norms of one layer."""
+        self.lost, self.total = self.lost + lost**2, self.total + norm**2
+
+    @property
+    def share(self) -> float:
+        return math.sqrt(self.lost / self.total) if self.total else 0.0
+
+
+def _spelled(numbers: Sequence[int]) -> str:
+    found = sorted(set(numbers))
+    return str(found[0]) if len(found) == 1 else f"{found[0]} to {found[-1]}" if found else "none"
+
+
+def _refuse_tied(base: BaseWeights, places: Mapping[str, object]) -> None:
+    """Refuse to add to a weight that another layer shares: an adapter changes one of the two."""
+    shared = base.tied(places)
+    if shared:
+        raise OptionError(
+            f"the base's {shared[0]!r} is shared with {shared[1]!r}, and the adapter changes one of the two: untie "
+            "them (tie_word_embeddings=false), or keep the adapter"
+        )
+
+
+def merge_folders(  # noqa: PLR0913  what a user may choose
+    folders: Mapping[str, str | Path],
+    method: str = "fedavg",
+    *,
+    weights: Mapping[str, float] | None = None,
+    start: Base | None = None,
+    rank: int = 0,
+    align: bool = False,
+    seed: int = 0,
+    options: Mapping[str, float] | None = None,
+) -> MergedAdapter:
+    """Merge PEFT's folders of LoRA adapters.
+
+    Args:
+        folders: Client -> the folder of its adapter.
+        method: The rule: ``"fedavg"``, ``"task-arithmetic"``, ``"ties"``, ``"dare"`` or ``"tsv"``.
+        weights: Client -> its weight, such as the number of its examples; None for equal weights.
+        start: The base model, as a module, state dict or folder, or the adapter that all clients started from. The
+            average needs neither.
+        rank: The rank of the result; 0 for the sum of the adapters' ranks, which loses nothing of an average.
+        align: Whether the rule works in the common basis of a layer's updates (KnOTS).
+        seed: Of the entries that DARE drops.
+        options: ``scale``, ``density`` (TIES) and ``drop`` (DARE).
+
+    Raises:
+        OptionError: An argument is out of its range, or a tensor of the start is needed and is not given.
+        UploadError: An adapter is damaged, cannot be merged, or differs from the others in more than its values.
+    """
+    if type(rank) is not int or rank < 0:
+        raise OptionError(f"rank is {rank!r}: must be a whole number; 0 keeps the sum of the adapters' ranks")
+    adapters, digests = [], dict[str, str]()
+    for client, folder in folders.items():
+        with blaming(f"adapter {client!r}"):
+            place = expand_user(folder)
+            adapters.append(read_adapter(place, f"adapter {client!r}"))
+            if digest := _recorded_digest(place / WEIGHTS_FILE):
+                digests[client] = digest
+    first = read_adapter(expand_user(start), "start") if is_adapter(start) else None  # type: ignore[arg-type]
+    base = BaseWeights(start) if start is not None and first is None else None
+    digest = _check_base(adapters[0], base, digests)
+    shares = _shares(weights, list(folders))
+    merging = Merging(
+        rule=make_rule(method, list(folders), [shares[client] for client in folders], seed, options or {}),
+        scale=float((options or {}).get("scale", 1.0)), aligned=align, rank=rank,
+    )  # fmt: skip
+    merged = merge_adapters(adapters, [shares[client] for client in folders], merging, start=first, base=base)
+    ranks = {
+        client: [one.update(layer).rank for layer in one.layers] for client, one in zip(folders, adapters, strict=True)
+    }
+    return MergedAdapter(method, shares, ranks, merged, base, digest)
+
+
+def _shares(weights: Mapping[str, float] | None, clients: Sequence[str]) -> dict[str, float]:
+    given = dict.fromkeys(clients, 1.0) if weights is None else {each: float(weights[each]) for each in clients}
+    total = math.fsum(given.values())
+    if not (total > 0 and all(0 <= weight < math.inf for weight in given.values())):
+        raise OptionError(f"weights are {list(given.values())}: must be at least 0, and one above 0")
+    return {client: weight / total for client, weight in given.items()}
+
+
+def _recorded_digest(path: Path) -> str:
+    if not path.is_file():
+        return ""
+    with _reading(path), safetensors.safe_open(path, "pt") as opened:
+        return str((opened.metadata() or {}).get(_BASE_DIGEST, ""))
+
+
+def _check_base(adapter: Adapter, base: BaseWeights | None, digests: Mapping[str, str]) -> str:
+    """Return the base's digest; empty if it is unknown.
+
+    Raises:
+        UploadError: An adapter was made for another base.
+    """
+    expected = base.digest(adapter) if base is not None else next(iter(digests.values()), "")
+    for client, digest in digests.items():
+        if digest != expected:
+            raise refusals.bad_adapter(
+                "its base", f"of sha256 {digest:.12}", f"be the others' or the given one, of sha256 {expected:.12}"
+            ).of(f"adapter {client!r}")
+    return expected
+
+
+def make_rule(
+    method: str, clients: Sequence[str], shares: Sequence[float], seed: int, options: Mapping[str, float]
+) -> Rule | None:
+    """Return the rule for one tensor's updates; None for the weighted mean, which needs no matrices.
+
+    Args:
+        method: A key of :data:`RULES`.
+        clients: Their names, of which DARE's draws depend.
+        shares: Their weights, which sum to 1.
+        seed: Of DARE's draws.
+        options: ``density`` of TIES, ``drop`` of DARE.
+
+    Raises:
+        OptionError: There is no such rule.
+    """
+    if method in ("fedavg", "task-arithmetic"):
+        return None
+    if method == "ties":
+        return lambda _, updates: rules.ties(updates, options.get("density", 0.2))
+    if method == "tsv":
+        return lambda _, updates: rules.tsv(updates) if updates[0].ndim == 2 else rules.average(updates, shares)
+    if method == "dare":
+        drop = options.get("drop", 0.5)
+
+        def dare(name: str, updates: list[Tensor]) -> Tensor:
+            kept = [
+                rules.drop_and_rescale(update, drop, generator(seed, "dare", client, name))
+                for client, update in zip(clients, updates, strict=True)
+            ]
+            return rules.average(kept, shares)
+
+        return dare
+    raise OptionError(f"method is {method!r}: must be one of {', '.join(RULES)} for adapters")

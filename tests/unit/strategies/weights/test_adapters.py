@@ -1,0 +1,365 @@
+"""LoRA adapters as one: each case beside the same sum by full matrices, and beside what PEFT loads."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import strategies.core.vision  # noqa: F401  before transformers, which imports torchvision
+from strategies.core.errors import OptionError, UploadError
+from strategies.merging.adapters import MergedAdapter, merge_folders
+from strategies.weights.lora import LowRank, cut_rank, merge_aligned, stack_updates
+
+peft = pytest.importorskip("peft")
+
+
+class Net(nn.Module):
+    """Layers of every kind that takes a low-rank update, a head and a norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(11, 6)
+        self.first = nn.Linear(6, 8)
+        self.square = nn.Linear(8, 8)
+        self.conv = nn.Conv1d(1, 4, 3, padding=1)
+        self.point = nn.Conv2d(4, 1, 1)
+        self.norm = nn.LayerNorm(8)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        found = self.square(torch.relu(self.first(self.embed(tokens).mean(1))))
+        found = self.point(self.conv(found[:, None])[:, :, None])[:, 0, 0] + self.norm(found)
+        return self.head(found)
+
+
+TOKENS = torch.randint(0, 11, (5, 4), generator=torch.Generator().manual_seed(0))
+DENSE = ["embed", "first", "square", "conv", "point"]
+
+
+def make_base(seed: int = 0, build: Callable[[], nn.Module] = Net) -> nn.Module:
+    torch.manual_seed(seed)
+    return build()
+
+
+def train(base: nn.Module, seed: int, **config: Any) -> Any:
+    """Return a PEFT model whose adapter has other values than at its start."""
+    torch.manual_seed(seed)
+    model = peft.get_peft_model(copy.deepcopy(base), peft.LoraConfig(**config))
+    for value in model.parameters():
+        if value.requires_grad:
+            value.data += 0.3 * torch.randn_like(value)
+    return model.eval()
+
+
+def save(model: Any, place: Path) -> Path:
+    model.save_pretrained(place, save_embedding_layers=False)
+    return place
+
+
+def full(model: Any) -> dict[str, Tensor]:
+    """Return the weights of a model whose adapter PEFT has merged, by the base's names."""
+    return dict(copy.deepcopy(model).merge_and_unload(safe_merge=True).state_dict())
+
+
+def close(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor], tolerance: float = 1e-6) -> None:
+    assert found.keys() == wanted.keys()
+    for name in wanted:
+        torch.testing.assert_close(
+            found[name].double(), wanted[name].double(), atol=tolerance, rtol=tolerance, msg=name
+        )
+
+
+def check(base: nn.Module, models: list[Any], weights: list[float], place: Path, **given: Any) -> MergedAdapter:
+    """Merge saved adapters, and compare the result, loaded by PEFT and added to the base, with full matrices."""
+    names = {f"client-{k}": save(model, place / str(k)) for k, model in enumerate(models)}
+    merged = merge_folders(names, weights=dict(zip(names, weights, strict=True)), start=base, **given)
+    states = [full(model) for model in models]
+    total = sum(weights)
+    wanted = {
+        key: sum(w * state[key].double() for w, state in zip(weights, states, strict=True)) / total for key in states[0]
+    }
+    merged.save(place / "merged")
+    loaded = peft.PeftModel.from_pretrained(copy.deepcopy(base), place / "merged")
+    close(full(loaded), wanted)
+    state, lost = merged.added_to_base()
+    close(state, wanted)
+    assert lost < 1e-6
+    return merged
+
+
+@pytest.mark.parametrize(
+    "configs",
+    [
+        pytest.param([{"r": 2, "lora_alpha": 8}, {"r": 4, "lora_alpha": 6, "use_rslora": True}], id="ranks and scales"),
+        pytest.param([{"r": 8, "lora_alpha": 4}], id="r equals out"),
+        pytest.param(
+            [{"r": 2, "rank_pattern": {"square": 3, "^first": 1}, "alpha_pattern": {"first": 5}}, {"r": 2}],
+            id="patterns",
+        ),
+        pytest.param([{"r": 2, "modules_to_save": ["head"]}, {"r": 1}], id="a head of one client"),
+        pytest.param([{"r": 1, "bias": "all"}, {"r": 2, "bias": "lora_only"}], id="biases"),
+        pytest.param(
+            [{"r": 1, "trainable_token_indices": {"embed": rows}} for rows in ([1, 4], [4, 9])],
+            id="rows of tokens",
+        ),
+    ],
+)  # fmt: skip
+def test_average_is_that_of_full_matrices(configs: list[dict[str, Any]], tmp_path: Path) -> None:
+    """The embedding has an update only where no rows of it are trained; adding rows to the base is refused."""
+    base = make_base()
+    rows = "trainable_token_indices" in configs[0]
+    targets = DENSE[1:] if rows else DENSE
+    models = [train(base, k, target_modules=targets, **configs[k % len(configs)]) for k in range(3)]
+    if not rows:
+        check(base, models, [1.0, 3.0, 0.5], tmp_path)
+        return
+    names = {str(k): save(model, tmp_path / str(k)) for k, model in enumerate(models)}
+    merged = merge_folders(names, start=base)
+    merged.save(tmp_path / "merged")
+    loaded = full(peft.PeftModel.from_pretrained(copy.deepcopy(base), tmp_path / "merged"))
+    close(loaded, {key: sum(full(model)[key] for model in models) / 3 for key in loaded})
+    with pytest.raises(OptionError, match="rows of tokens"):
+        merged.added_to_base()
+
+
+def test_order_of_clients_does_not_matter_and_equal_ones_give_their_update(tmp_path: Path) -> None:
+    base = make_base()
+    model = train(base, 0, r=2, target_modules=DENSE)
+    check(base, [model] * 3, [1.0, 2.0, 4.0], tmp_path / "equal")
+    other = train(base, 1, r=1, target_modules=DENSE)
+    folders = {"a": save(model, tmp_path / "a"), "b": save(other, tmp_path / "b")}
+    one = merge_folders(folders, weights={"a": 1, "b": 3}, start=base).added_to_base()[0]
+    two = merge_folders(dict(reversed(folders.items())), weights={"b": 3, "a": 1}, start=base).added_to_base()[0]
+    close(one, two)
+
+
+def test_cut_of_the_rank_is_the_best_one_and_says_what_it_loses(tmp_path: Path) -> None:
+    base = make_base()
+    models = [train(base, k, r=2, target_modules=["square"]) for k in range(3)]
+    folders = {str(k): save(model, tmp_path / str(k)) for k, model in enumerate(models)}
+    merged = merge_folders(folders, start=base, rank=2)
+    exact = sum(full(model)["square.weight"].double() for model in models) / 3 - base.square.weight.detach().double()  # type: ignore[union-attr]
+    u, s, vh = torch.linalg.svd(exact)
+    best = (u[:, :2] * s[:2]) @ vh[:2]
+    found = merged.added_to_base()[0]["square.weight"] - base.square.weight.detach()  # type: ignore[union-attr]
+    torch.testing.assert_close(found.double(), best, atol=1e-6, rtol=1e-6)
+    assert merged.lost_share == pytest.approx(float(s[2:].norm() / s.norm()), rel=1e-6)
+    assert merge_folders(folders, start=base).lost_share == 0.0
+
+
+def test_gpt2_layers_lie_as_inputs_by_outputs_square_ones_too(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=13, n_positions=8)
+    torch.manual_seed(0)
+    base = transformers.GPT2LMHeadModel(config)
+    models = [train(base, k, r=2, target_modules=["c_attn", "c_proj"], fan_in_fan_out=True) for k in range(2)]
+    check(base, models, [1.0, 1.0], tmp_path)
+
+
+class Experts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Parameter(torch.randn(3, 4, 6))
+        self.down = nn.Parameter(torch.randn(3, 6, 5))
+
+
+class Mixture(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = Experts()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.einsum("bi,eio,eoj->bj", x, self.experts.up, self.experts.down)
+
+
+def test_experts_are_merged_matrix_by_matrix(tmp_path: Path) -> None:
+    base = make_base(0, Mixture)
+    targets = {"target_modules": [], "target_parameters": ["experts.up", "experts.down"]}
+    models = [train(base, k, r=rank, lora_alpha=3, **targets) for k, rank in enumerate((1, 2))]
+    check(base, models, [1.0, 3.0], tmp_path)
+
+
+def test_second_round_keeps_to_the_start(tmp_path: Path) -> None:
+    """A rule sees the difference to the adapter that all clients started from, and the mean is that of the clients."""
+    base = make_base()
+    shared = {"r": 2, "target_modules": ["first", "square"], "modules_to_save": ["head"]}
+    start = train(base, 7, **shared)
+    clients = [copy.deepcopy(start) for _ in range(2)]
+    for k, client in enumerate(clients):
+        torch.manual_seed(k)
+        for value in client.parameters():
+            value.data += 0.1 * value.requires_grad * torch.randn_like(value)
+    folders = {str(k): save(client, tmp_path / str(k)) for k, client in enumerate(clients)}
+    begun, ends = full(start), [full(client) for client in clients]
+    same = {key: (ends[0][key] + ends[1][key]) / 2 for key in begun}
+    for method, scale, wanted in (
+        ("task-arithmetic", 1.0, same),
+        ("task-arithmetic", 0.5, {key: (begun[key] + same[key]) / 2 for key in begun}),
+        ("dare", 1.0, same),  # which drops nothing
+    ):
+        options = {"scale": scale, "drop": 0.0}
+        merged = merge_folders(folders, method, start=save(start, tmp_path / "start"), options=options)
+        merged.save(tmp_path / "merged")
+        loaded = peft.PeftModel.from_pretrained(copy.deepcopy(base), tmp_path / "merged")
+        close(full(loaded), wanted, 2e-6)
+
+
+@pytest.mark.parametrize("method", ["ties", "tsv"])
+def test_rules_see_full_updates(method: str, tmp_path: Path) -> None:
+    """Of K equal adapters TIES keeps the largest entries of their update, and TSV the largest directions."""
+    base = make_base()
+    model = train(base, 0, r=2, target_modules=["square"])
+    folders = {str(k): save(model, tmp_path / str(k)) for k in range(2)}
+    update = full(model)["square.weight"] - base.square.weight.detach()  # type: ignore[union-attr]
+    if method == "ties":
+        wanted = update * (update.abs() >= update.abs().flatten().sort(descending=True).values[12])  # 0.2 of 64: 13
+    else:
+        wanted = update
+    state, _ = merge_folders(folders, method, start=base, rank=8).added_to_base()
+    torch.testing.assert_close(state["square.weight"] - base.square.weight.detach(), wanted, atol=2e-6, rtol=0)  # type: ignore[union-attr]
+
+
+def test_bfloat16_base_is_rounded_once_and_the_loss_is_told(tmp_path: Path) -> None:
+    base = make_base().to(torch.bfloat16)
+    models = [train(base, k, r=1, lora_alpha=0.01, target_modules=["square"]) for k in range(2)]
+    folders = {str(k): save(model, tmp_path / str(k)) for k, model in enumerate(models)}
+    merged = merge_folders(folders, start=base)
+    rounded, lost = merged.added_to_base()
+    exact, nothing = merged.added_to_base(torch.float32)
+    assert rounded["square.weight"].dtype == torch.bfloat16
+    torch.testing.assert_close(rounded["square.weight"], exact["square.weight"].bfloat16(), atol=0, rtol=0)
+    update = exact["square.weight"] - base.square.weight.detach()  # type: ignore[union-attr]
+    assert lost == pytest.approx(
+        float((rounded["square.weight"] - exact["square.weight"]).norm() / update.norm()), rel=1e-3
+    )
+    assert lost > 0.1 > 1e-5 > nothing
+
+
+def edit(folder: Path, **config: Any) -> None:
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **config}))
+
+
+def rename(folder: Path, change: Callable[[str], str]) -> None:
+    from safetensors.torch import load_file, save_file
+
+    path = folder / "adapter_model.safetensors"
+    save_file({change(key): value for key, value in load_file(path).items()}, path)
+
+
+@pytest.mark.parametrize(
+    ("config", "line"),
+    [
+        ({"use_dora": True}, "use_dora"),
+        ({"lora_bias": True}, "lora_bias"),
+        ({"layer_replication": [[0, 1], [0, 1]]}, "layer_replication"),
+        ({"ensure_weight_tying": True}, "ensure_weight_tying"),
+        ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights"),
+        ({"peft_type": "IA3"}, "peft_type"),
+        ({"r": 3}, "rank"),
+        ({"rank_pattern": {"(a+)+": 2}}, "rank_pattern"),
+        ({"lora_alpha": "8"}, "lora_alpha"),
+        ({"base_model_name_or_path": "other"}, "base"),
+        ({"task_type": "CAUSAL_LM"}, "task_type"),
+    ],
+)
+def test_adapters_that_cannot_be_merged_are_refused_by_name(config: dict[str, Any], line: str, tmp_path: Path) -> None:
+    base = make_base()
+    folders = {str(k): save(train(base, k, r=2, target_modules=["first"]), tmp_path / str(k)) for k in range(2)}
+    edit(tmp_path / "0", base_model_name_or_path="base")
+    edit(tmp_path / "1", **config)
+    with pytest.raises(UploadError, match=line):
+        merge_folders(folders)
+
+
+def test_grouped_convolutions_are_refused(tmp_path: Path) -> None:
+    base = nn.Sequential(nn.Conv2d(4, 4, 3, groups=2))
+    place = save(train(base, 0, r=2, target_modules=["0"]), tmp_path)
+    with pytest.raises(UploadError, match="grouped"):
+        merge_folders({"a": place})
+
+
+def test_names_of_wrapped_models_are_cleaned(tmp_path: Path) -> None:
+    base = make_base()
+    models = [train(base, k, r=2, target_modules=DENSE) for k in range(2)]
+    folders = {str(k): save(model, tmp_path / str(k)) for k, model in enumerate(models)}
+    plain = merge_folders(folders).tensors
+    rename(tmp_path / "0", lambda key: key.replace("base_model.model.", "base_model.model._orig_mod."))
+    rename(tmp_path / "1", lambda key: key.removeprefix("base_model.model."))
+    close(merge_folders(folders).tensors, plain, 0)
+    rename(tmp_path / "1", lambda key: key.replace("square", "circle"))
+    with pytest.raises(UploadError, match=r"circle, square|square, circle|different in"):
+        merge_folders(folders)
+
+
+def test_another_base_is_refused(tmp_path: Path) -> None:
+    """A merged adapter names its base by the digest of the weights it changes; precision is part of it."""
+    base, other = make_base(0), make_base(1)
+    folders = {str(k): save(train(base, k, r=2, target_modules=["first"]), tmp_path / str(k)) for k in range(2)}
+    merge_folders(folders, start=base).save(tmp_path / "merged")
+    again = {"merged": tmp_path / "merged", "2": save(train(base, 2, r=2, target_modules=["first"]), tmp_path / "2")}
+    merge_folders(again, start=base)
+    for wrong in (other, make_base(0).half()):
+        with pytest.raises(UploadError, match="sha256"):
+            merge_folders(again, start=wrong)
+    with pytest.raises(UploadError, match="no such layer"):
+        merge_folders(folders, start=nn.Sequential(nn.Linear(2, 2))).added_to_base()
+
+
+def test_tied_weights_are_not_added_to(tmp_path: Path) -> None:
+    base = make_base()
+    base.head = nn.Linear(6, 11, bias=False)
+    base.head.weight = base.embed.weight  # type: ignore[union-attr,assignment]
+    place = save(train(base, 0, r=2, target_modules=["embed"]), tmp_path)
+    with pytest.raises(OptionError, match="shared"):
+        merge_folders({"a": place}, start=base).added_to_base()
+
+
+def test_base_is_read_from_a_folder_and_written_to_one(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, vocab_size=13, num_labels=3
+    )
+    torch.manual_seed(0)
+    base = transformers.BertForSequenceClassification(config).eval()
+    base.save_pretrained(tmp_path / "base")
+    model = train(base, 0, r=2, target_modules=["query", "value"], task_type="SEQ_CLS")
+    merged = merge_folders({"a": save(model, tmp_path / "a")}, start=tmp_path / "base")
+    assert merged.save_model(tmp_path / "whole") < 1e-6
+    whole = transformers.BertForSequenceClassification.from_pretrained(tmp_path / "whole").eval()
+    tokens = torch.arange(6).reshape(2, 3)
+    torch.testing.assert_close(whole(tokens).logits, model(tokens).logits, atol=1e-5, rtol=1e-5)
+
+
+# The arithmetic itself.
+
+
+def draw(*shapes: tuple[int, int, int], out: int = 7, inside: int = 5) -> list[LowRank]:
+    made = torch.Generator().manual_seed(0)
+    return [
+        LowRank(torch.randn(out, r, generator=made).double(), torch.randn(r, inside, generator=made).double())
+        for (r,) in shapes
+    ]
+
+
+def test_aligned_mean_is_the_mean_of_small_updates_too() -> None:
+    """No direction of an update that is small as a whole is taken for rounding."""
+    updates = [LowRank(1e-9 * each.left, each.right) for each in draw((2,), (3,))]  # type: ignore[arg-type]
+    weights = [0.25, 0.75]
+    found = merge_aligned(updates, lambda parts: weights[0] * parts[0] + weights[1] * parts[1]).dense()
+    wanted = stack_updates(updates, weights).dense()
+    assert float((found - wanted).norm() / wanted.norm()) < 1e-12
+
+
+def test_cut_to_the_own_rank_loses_nothing() -> None:
+    stacked = stack_updates([*draw((3,)), *draw((3,))], [1.0, 2.0])  # type: ignore[arg-type]
+    kept, lost = cut_rank(stacked, 3)
+    assert lost < 1e-7
+    torch.testing.assert_close(kept.dense(), stacked.dense(), atol=1e-13, rtol=0)
