@@ -27,7 +27,7 @@ from client_app.keeping import KeptModel
 from client_app.label_counts import check_shares_counts
 from client_app.node import Node, TrainRequest, refuse
 from client_app.tasks import part_of
-from client_app.training.local import Epoch, train
+from client_app.training.local import Epoch, Training, train
 from client_app.work import LocalExamples, State, augmentation_of, load_examples, reporter
 from fl_app.data import ImageData, normalize
 from fl_app.models import build
@@ -116,15 +116,12 @@ def _train(
     net: nn.Module, frozen: Frozen, own: LocalExamples, data: ImageData, config: AppConfig, *, node: Node, seed: int
 ) -> Epoch:
     """Train a net above frozen blocks in place, on kept outputs of theirs where images do not change."""
-    kind = augmentation_of(config, own.split)
-    how: dict[str, Any] = {
-        "normalization": own.split.normalization, "seed": seed, "report": reporter(config, node, len(data.labels)),
-    }  # fmt: skip
-    client = node.training(config.client)
+    kind, report = augmentation_of(config, own.split), reporter(config, node, len(data.labels))
+    training = Training(data, node.training(config.client), own.split.normalization, kind, seed, report)
     if kind != "none" or len(data.labels) * _join_maps(frozen, own, data.images[:1]).nbytes > MOST_KEPT:
-        return train(nn.Sequential(frozen, net), data, client, augmentation=kind, **how)
+        return train(nn.Sequential(frozen, net), training)
     outputs = torch.cat([_join_maps(frozen, own, images) for images in torch.split(data.images, BATCH)])
-    return train(net, ImageData(outputs, data.labels), client, augmentation="none", **how)
+    return train(net, replace(training, data=ImageData(outputs, data.labels)))
 
 
 def _moments(config: AppConfig, node: Node, own: LocalExamples, data: ImageData, frozen: Frozen) -> State:

@@ -18,12 +18,11 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from client_app.attacking import check_rounds, poison
 from client_app.keeping import Trained
 from client_app.node import Node, TrainRequest, refuse
-from client_app.training.local import hits, minimise
+from client_app.training.local import Training, hits, minimise
 from client_app.training.losses import loss_of
 from client_app.training.widened import widen
 from client_app.work import State, load_examples
-from fl_app.config import AppConfig, ClientConfig
-from fl_app.data import augment, normalize
+from fl_app.config import AppConfig
 from fl_app.models import build
 from strategies.client.corrections import LocalUpdate
 from strategies.client.round_state import RoundState
@@ -57,8 +56,9 @@ def local_round(
     check_rounds(config.attack, node.client)
     refuse(config.privacy, "training in rounds")
     node.policy.check_private(0.0)
-    own, client = load_examples(config, node, request), _client_config(config.client, said)
-    split = own.split
+    own, client = load_examples(config, node, request), config.client
+    split, factor = own.split, read_float(said, "lr-factor", 1.0)
+    client = replace(client, lr=client.lr * factor, final_lr=client.final_lr * factor)
     with initial_torch(request.seed, node.architecture):
         model = build(node.architecture, num_classes=split.num_classes, input_shape=split.input_shape)
     memory = RoundState.of(node.state_dir, request.run_id, node.client)
@@ -73,12 +73,9 @@ def local_round(
         logits = forward(inputs)
         return criterion(logits, labels) + update.penalty(model, logits, labels), hits(logits, labels)
 
-    def prepare(images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-        return normalize(augment(images, kind, generator), *split.normalization)
-
     seed = derive_seed(request.seed, "client", node.client, request.server_round)
     with counted_steps(model, update.step):
-        last = minimise(model, data, client, objective=objective, prepare=prepare, seed=seed)
+        last = minimise(model, Training(data, client, split.normalization, kind, seed), objective)
     size, counts = len(own.train), own.label_counts
     facts = UploadFacts(node.client, node.architecture, size, counts, agreement=split.agreement)
     trained = Trained(facts, last.loss, last.accuracy)
@@ -103,8 +100,3 @@ def counted_steps(model: nn.Module, step: Callable[..., None]) -> Iterator[None]
         yield
     finally:
         handle.remove()
-
-
-def _client_config(config: ClientConfig, said: Mapping[str, Any]) -> ClientConfig:
-    factor = read_float(said, "lr-factor", 1.0)
-    return replace(config, lr=config.lr * factor, final_lr=config.final_lr * factor)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
@@ -21,8 +21,9 @@ from strategies.core import refusals
 from strategies.core.facts import STATISTICS, backbone_in, is_head, kind_of
 
 if TYPE_CHECKING:
-    from client_app.training.local import Epoch
+    from client_app.training.local import Epoch, Training
     from fl_app.config import AppConfig
+    from fl_app.privacy import PrivacyConfig
 
 Shape = tuple[int, int, int]
 
@@ -54,17 +55,16 @@ class Task:
 
     Attributes:
         build: From the wanted model to the untrained one; its weights are drawn from torch's global generator.
-        train: Trains it in place; takes the arguments of :func:`client_app.training.local.train`.
-        train_privately: Trains it within a privacy budget; takes the arguments of
-            :func:`client_app.training.private.train`.
+        train: Trains it in place.
+        train_privately: Trains it within a privacy budget, and returns the epsilon that was spent.
         sent: From the weights of the trained model, which the client keeps, to those of the upload.
         calibrates: Whether the ranges of its layers' outputs can be measured on images.
     """
 
     build: Callable[[Wanted], nn.Module]
-    train: Callable[..., Epoch]
+    train: Callable[[Any, Training], Epoch]
     sent: Callable[[dict[str, Tensor]], dict[str, Tensor]]
-    train_privately: Callable[..., float] = private.train
+    train_privately: Callable[[Any, Training, PrivacyConfig], float] = private.train
     calibrates: bool = True
 
 

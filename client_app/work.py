@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from logging import getLogger
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -24,7 +23,7 @@ from client_app.label_counts import check_shares_counts
 from client_app.node import Node, TrainRequest, check_question, refuse
 from client_app.tasks import Wanted, task_of
 from client_app.training.feature_sums import ClientSums, check_enough
-from client_app.training.local import Epoch, epoch_lengths
+from client_app.training.local import Epoch, Training, epoch_lengths
 from fl_app.config import AppConfig
 from fl_app.data import ImageData, Normalization, Split, normalize, open_data
 from fl_app.data.folders import Read
@@ -207,18 +206,20 @@ def _train_as(node: Node, config: AppConfig, request: TrainRequest, start: State
     split, classes = own.split, own.split.num_classes
     data = poison(split.take(own.train), config.attack, client=node.client, num_classes=classes, seed=request.seed)
     model, last, epsilon = _build_untrained(config, node, request, split), NO_METRICS, None
-    how: dict[str, Any] = {
-        "normalization": split.normalization,
-        "augmentation": augmentation_of(config, split),
-        "report": reporter(config, node, len(own.train)),
-    }
+    training = Training(
+        data,
+        node.training(config.client),
+        split.normalization,
+        augmentation_of(config, split),
+        derive_seed(request.seed, "client", node.client, request.server_round),
+        reporter(config, node, len(own.train)),
+    )
     if attack != "random":
         _load_start(model, start)
         if config.privacy.on:
-            epsilon = task.train_privately(model, data, config.client, privacy=config.privacy, **how)
+            epsilon = task.train_privately(model, training, config.privacy)
         else:
-            seed = derive_seed(request.seed, "client", node.client, request.server_round)
-            last = task.train(model, data, node.training(config.client), seed=seed, **how)
+            last = task.train(model, training)
     if attack == "scale":
         model.load_state_dict(scale_weights(model.state_dict(), config.attack.factor))
     elif attack == "last-layer":

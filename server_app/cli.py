@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from server_app.doctor.command import doctor
-from server_app.export.command import export
 from server_app.launch.arguments import (
     ChangesOption,
     ClientsOption,
@@ -21,12 +20,12 @@ from server_app.launch.arguments import (
     LocalOption,
     ModelOption,
     OfflineOption,
+    RunArgument,
     RunsArgument,
     SettingsOption,
+    SeveralRunsArgument,
     StateArgument,
     TableOption,
-    UploadsArgument,
-    run_word,
     settings_of,
 )
 from server_app.launch.console import Format, errors, progress_bar, say
@@ -77,7 +76,6 @@ def run(
     method: Annotated[str | None, typer.Option(help="server method, as the setting method")] = None,
     seed: Annotated[int | None, typer.Option(help="seed, as the setting seed")] = None,
     num_supernodes: ClientsOption = None,
-    resume: Annotated[Path | None, typer.Option(help="run folder of an interrupted run")] = None,
     local: LocalOption = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="print the settings, the bytes per client and the time; start nothing")
@@ -89,9 +87,7 @@ def run(
     if offline:
         switch_on()
     with errors(format) as failing:
-        given = settings_of(settings, method=method, seed=seed, resume=None if resume is None else str(resume))
-        if resume is not None:
-            check_run_folder(resume)
+        given = settings_of(settings, method=method, seed=seed)
         if local and app is not None:
             raise OptionError("--local runs the installed app: must be given without APP")
         from server_app.launch.run_command import plan_run
@@ -120,12 +116,7 @@ def _launch(app: Path | None, planned: PlannedRun, failing: errors, local: bool)
 
 @cli.command(name="resume", rich_help_panel=RUN)
 def resume_run(
-    folder: Annotated[
-        Path,
-        typer.Argument(
-            parser=run_word, metavar="RUN", help="run folder of an interrupted run; by path, by name, or latest"
-        ),
-    ],
+    folder: RunArgument,
     *,
     local: LocalOption = False,
     offline: OfflineOption = False,
@@ -143,7 +134,7 @@ def resume_run(
 
 @cli.command(rich_help_panel=REUSE)
 def replay(
-    folder: UploadsArgument,
+    folder: RunArgument,
     *,
     method: Annotated[str, typer.Option(help="server method; default: the run's own")] = "",
     changes: ChangesOption = None,
@@ -175,14 +166,7 @@ def replay(
 
 @cli.command(rich_help_panel=REUSE)
 def compare(
-    runs: Annotated[
-        list[Path],
-        typer.Argument(
-            parser=run_word,
-            metavar="RUN...",
-            help="run folders that hold uploads, of one data set; by path, by name, or latest",
-        ),
-    ],
+    runs: SeveralRunsArgument,
     *,
     methods: Annotated[
         str, typer.Option(help="server methods, comma-separated; all: every one that the uploads permit")
@@ -222,14 +206,7 @@ def compare(
 
 @cli.command(rich_help_panel=INSPECT)
 def rounds(
-    runs: Annotated[
-        list[Path],
-        typer.Argument(
-            parser=run_word,
-            metavar="RUN...",
-            help="folders of runs in rounds, of one data set, finished or not; by path, by name, or latest",
-        ),
-    ],
+    runs: SeveralRunsArgument,
     *,
     targets: Annotated[
         str, typer.Option(help="accuracies in %, comma-separated; default: two multiples of 5 below the best")
@@ -251,7 +228,7 @@ def rounds(
 
 @cli.command(rich_help_panel=REUSE)
 def forget(
-    folder: UploadsArgument,
+    folder: RunArgument,
     *,
     client: Annotated[list[str], typer.Option(help="client whose upload is left out; repeatable")],
     changes: ChangesOption = None,
@@ -299,7 +276,22 @@ def import_folder(
     typer.echo(json.dumps(result) if format == "json" else "\n".join(import_lines(result)))
 
 
-cli.command(rich_help_panel=REUSE)(export)
+@cli.command(rich_help_panel=REUSE)
+def export(
+    folder: RunArgument,
+    *,
+    only: Annotated[Literal["torch", "onnx"] | None, typer.Option(help="one of the two forms; default: both")] = None,
+    model: ModelOption = "",
+    out: Annotated[Path | None, typer.Option(help="folder of the files; default: export in the run folder")] = None,
+    format: FormatOption = "text",  # noqa: A002
+) -> None:
+    """Write a run's student and ensemble as files of torch.export and ONNX, which need none of this code."""
+    with errors(format):
+        check_run_folder(folder)
+        from server_app.export.exporting import export_lines, export_run
+
+        facts = export_run(folder, only=only or "", model=model, out=out, log=lambda line: say(line, format))
+    typer.echo(json.dumps(facts) if format == "json" else "\n".join(export_lines(facts)))
 
 
 @cli.command(name="list", rich_help_panel=INSPECT)

@@ -18,13 +18,11 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
-from client_app.training.local import Epoch, hits, minimise
+from client_app.training.local import Epoch, Training, hits, minimise
 from client_app.training.losses import loss_of
-from fl_app.data import ImageData, Normalization
 from fl_app.data.preprocessing import RATIO, enlarged, uniform, unit_pixels
 
 if TYPE_CHECKING:
-    from fl_app.config import ClientConfig
     from fl_app.models.prototypes import PrototypeNet
 
 
@@ -130,26 +128,12 @@ def _chance(share: float, count: int, rng: torch.Generator) -> torch.Tensor:
 TEMPERATURE = 0.07
 
 
-def train(
-    model: PrototypeNet,
-    data: ImageData,
-    config: ClientConfig,
-    *,
-    normalization: Normalization,
-    augmentation: str,
-    seed: int,
-    report: Callable[[Epoch], None] | None = None,
-) -> Epoch:
+def train(model: PrototypeNet, training: Training) -> Epoch:
     """Train an encoder and prototypes in place; see :func:`client_app.training.local.train`.
 
     Args:
         model: Maps images to logits ``v P^T`` and features.
-        data: Images [N, ch, H, W], uint8 or float32 in [0, 1], with labels [N].
-        config: Epochs, batch size, optimiser, loss of the labels, and how views are drawn.
-        normalization: The model's input space.
-        augmentation: A key of :data:`fl_app.data.AUGMENTATIONS`; one that mirrors has mirrored views.
-        seed: Fixes the order of the images, their views, and dropout.
-        report: Called after every epoch.
+        training: An augmentation that mirrors has mirrored views; other parts of it are not used.
 
     Returns:
         The last epoch; its accuracy is that of the first views.
@@ -157,9 +141,10 @@ def train(
     Raises:
         DataError: Float images have values outside [0, 1].
     """
-    criterion, classes = loss_of(config, data.labels), len(model.prototypes)
-    flips = augmentation.endswith("flip")
-    mean, deviation = (torch.tensor(values).view(-1, 1, 1) for values in normalization)
+    config = training.config
+    criterion, classes = loss_of(config, training.data.labels), len(model.prototypes)
+    flips = training.augmentation.endswith("flip")
+    mean, deviation = (torch.tensor(values).view(-1, 1, 1) for values in training.normalization)
 
     def objective(inputs: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         outputs = model(inputs)
@@ -172,7 +157,7 @@ def train(
         views = [view(pixels, rng, flips=flips, each=config.views == "image") for _ in range(2)]
         return (torch.cat(views) - mean) / deviation
 
-    return minimise(model, data, config, objective=objective, prepare=prepare, seed=seed, report=report)
+    return minimise(model, training, objective, prepare)
 
 
 def supervised_contrast(directions: torch.Tensor, labels: torch.Tensor, temperature: float) -> torch.Tensor:

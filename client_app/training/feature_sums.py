@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from logging import getLogger
 
 import torch
 
-from client_app.training.local import Epoch
-from fl_app.config import ClientConfig
-from fl_app.data import ImageData, Normalization
+from client_app.training.local import Epoch, Training
 from fl_app.feature_cache import FeatureCache, FeatureSource
 from fl_app.models.features import FeatureFunction
 from fl_app.privacy import PrivacyConfig
@@ -57,31 +55,13 @@ class ClientSums(FeatureSums):
         return tuple(int(count) for count in self.counts.tolist())
 
 
-def add_up(
-    model: ClientSums,
-    data: ImageData,
-    config: ClientConfig,  # noqa: ARG001  nothing is trained
-    *,
-    normalization: Normalization,
-    augmentation: str,  # noqa: ARG001  features are those of the images themselves
-    seed: int,  # noqa: ARG001  nothing is drawn
-    report: Callable[[Epoch], None] | None = None,  # noqa: ARG001  there are no epochs
-) -> Epoch:
-    """Fill a client's sums; takes the arguments of :func:`client_app.training.local.train`, most of them ignored."""
-    model.fill(*_sums(model, data, normalization))
+def add_up(model: ClientSums, training: Training) -> Epoch:
+    """Fill a client's sums with the features of its examples; nothing is trained or drawn."""
+    model.fill(*_sums(model, training))
     return NOT_MEASURED
 
 
-def add_up_privately(
-    model: ClientSums,
-    data: ImageData,
-    config: ClientConfig,  # noqa: ARG001  nothing is trained
-    *,
-    privacy: PrivacyConfig,
-    normalization: Normalization,
-    augmentation: str,  # noqa: ARG001  features are those of the images themselves
-    report: Callable[[Epoch], None] | None = None,  # noqa: ARG001  there are no epochs
-) -> float:
+def add_up_privately(model: ClientSums, training: Training, privacy: PrivacyConfig) -> float:
     """Fill a client's sums with the noise of a budget, and return the epsilon that was spent.
 
     Raises:
@@ -89,7 +69,7 @@ def add_up_privately(
     """
     if model.second != (GRAM,):
         raise refusals.not_private("sums of squares")
-    exact = Statistics.of(_features(model, data, normalization), *model.get_buffer("sums").shape)
+    exact = Statistics.of(_features(model, training), *model.get_buffer("sums").shape)
     model.fill(release_sums(exact, privacy.epsilon, privacy.delta), noise=privacy.noise)
     return privacy.epsilon
 
@@ -105,14 +85,14 @@ def check_enough(examples: int, least: int, client: str) -> None:
         raise refusals.too_few_examples(least)
 
 
-def _sums(model: ClientSums, data: ImageData, normalization: Normalization) -> list[Statistics | FeatureMoments]:
+def _sums(model: ClientSums, training: Training) -> list[Statistics | FeatureMoments]:
     """Add up all features in one pass.
 
     Raises:
         UploadError: No example has features.
     """
     sums = model.empty()
-    for rows, labels in _features(model, data, normalization):
+    for rows, labels in _features(model, training):
         for part in sums:
             part.include(rows, labels)
     if not float(sums[0].counts.sum()):
@@ -120,14 +100,12 @@ def _sums(model: ClientSums, data: ImageData, normalization: Normalization) -> l
     return sums
 
 
-def _features(
-    model: ClientSums, data: ImageData, normalization: Normalization
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def _features(model: ClientSums, training: Training) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield features [B, d] with labels [B] of the examples that have any; a text without tokens has no direction."""
     left_out = 0
-    for rows, labels in model.source.batches(data, normalization):
+    for rows, labels in model.source.batches(training.data, training.normalization):
         known = rows.norm(dim=1) > 0
         left_out += len(labels) - int(known.sum())
         yield rows[known], labels[known]
     if left_out:
-        LOG.info("%d of %d examples have no features and are left out", left_out, len(data.labels))
+        LOG.info("%d of %d examples have no features and are left out", left_out, len(training.data.labels))

@@ -9,15 +9,12 @@ Deviations: none known. Images are pixels in [0, 1], not normalised, because the
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from client_app.training.local import Epoch, minimise
-from fl_app.config import ClientConfig
-from fl_app.data import ImageData, Normalization, augment
+from client_app.training.local import Epoch, Training, minimise
+from fl_app.data import augment
 from fl_app.data.preprocessing import unit_pixels
 from strategies.core.errors import DataError
 from strategies.core.seeds import generator
@@ -25,26 +22,12 @@ from strategies.core.seeds import generator
 KL_WEIGHT = 1.0  # the plain evidence lower bound, as published
 
 
-def train(
-    model: nn.Module,
-    data: ImageData,
-    config: ClientConfig,
-    *,
-    normalization: Normalization,  # noqa: ARG001  every task is trained by the same arguments
-    augmentation: str,
-    seed: int,
-    report: Callable[[Epoch], None] | None = None,
-) -> Epoch:
+def train(model: nn.Module, training: Training) -> Epoch:
     """Train a CVAE in place; see :func:`client_app.training.local.train`.
 
     Args:
         model: A :class:`fl_app.models.cvae.Cvae`.
-        data: Images [N, ch, H, W], uint8 or float32 in [0, 1], with labels [N]; at least 2.
-        config: Epochs, batch size, optimiser and beta.
-        normalization: Not used.
-        augmentation: A key of :data:`fl_app.data.AUGMENTATIONS`, applied anew in every epoch.
-        seed: Fixes the order of the images, their augmentation, and the noise.
-        report: Called after every epoch.
+        training: At least 2 images; its normalisation is not used.
 
     Returns:
         The last epoch; its accuracy is NaN, because a CVAE predicts no labels.
@@ -52,12 +35,13 @@ def train(
     Raises:
         DataError: No batch has two images, which batch normalisation needs, or float images are outside [0, 1].
     """
+    data, config = training.data, training.config
     if min(len(data.labels), config.batch_size) < 2:
         raise DataError(
             f"a CVAE cannot be trained on {len(data.labels)} examples in batches of {config.batch_size}: both must be "
             "at least 2"
         )
-    rng = generator(seed, "latent")
+    rng = generator(training.seed, "latent")
 
     def objective(images: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         noise = torch.randn(len(images), config.latent, generator=rng)
@@ -66,9 +50,9 @@ def train(
         return loss, torch.tensor(float("nan"))
 
     def prepare(images: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
-        return unit_pixels(augment(images, augmentation, rng))
+        return unit_pixels(augment(images, training.augmentation, rng))
 
-    return minimise(model, data, config, objective=objective, prepare=prepare, seed=seed, report=report)
+    return minimise(model, training, objective, prepare)
 
 
 def reconstruction(logits: torch.Tensor, images: torch.Tensor) -> torch.Tensor:

@@ -18,10 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from client_app.training.local import Epoch, hits, minimise
+from client_app.training.local import Epoch, Training, hits, minimise
 from client_app.training.losses import loss_of, statistics_at_rest
-from fl_app.config import ClientConfig
-from fl_app.data import ImageData, Normalization, augment, normalize
+from fl_app.data import Normalization
 from fl_app.data.preprocessing import rectangles, uniform
 from fl_app.models import penultimate
 from strategies.core.seeds import generator
@@ -162,31 +161,18 @@ MIXUP_WEIGHT = 0.01
 ATTACK_STEP = 0.002
 
 
-def train(
-    model: nn.Module,
-    data: ImageData,
-    config: ClientConfig,
-    *,
-    normalization: Normalization,
-    augmentation: str,
-    seed: int,
-    report: Callable[[Epoch], None] | None = None,
-) -> Epoch:
+def train(model: nn.Module, training: Training) -> Epoch:
     """Train an open-set classifier in place; see :func:`client_app.training.local.train`.
 
     Args:
         model: Maps images to C + 1 logits; the last one means "unknown".
-        data: uint8 images [N, ch, H, H] with labels [N], in 0 .. C - 1.
-        config: Epochs, batch size, optimiser, loss of the labels, and the weights of the added terms.
-        normalization: The model's input space.
-        augmentation: A key of :data:`fl_app.data.AUGMENTATIONS`, applied before an image is destroyed.
-        seed: Fixes the order of the images, their augmentation and destruction, and dropout.
-        report: Called after every epoch.
+        training: Its images are uint8 [N, ch, H, H] with labels in 0 .. C - 1, augmented before they are destroyed.
 
     Returns:
         The last epoch; its accuracy is measured among the C classes.
     """
-    criterion, rng = loss_of(config, data.labels), generator(seed, "unknown")
+    config, rng = training.config, generator(training.seed, "unknown")
+    criterion = loss_of(config, training.data.labels)
 
     def objective(inputs: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         outputs = features_and_logits(model, inputs)
@@ -196,16 +182,13 @@ def train(
             inputs,
             labels,
             outputs=outputs,
-            normalization=normalization,
+            normalization=training.normalization,
             attack_steps=config.attack_steps,
             rng=rng,
         )
         return known + unknown, hits(outputs[1][:, :-1], labels)
 
-    def prepare(images: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
-        return normalize(augment(images, augmentation, rng), *normalization)
-
-    return minimise(model, data, config, objective=objective, prepare=prepare, seed=seed, report=report)
+    return minimise(model, training, objective)
 
 
 def unknown_loss(

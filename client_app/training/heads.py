@@ -7,15 +7,15 @@ models suit it. The factor is in the weights that are sent, which take features 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 
 from client_app.training import private
-from client_app.training.local import Epoch, hits, minimise
+from client_app.training.local import Epoch, Training, hits, minimise
 from client_app.training.losses import loss_of
-from fl_app.config import ClientConfig
 from fl_app.data import ImageData, Normalization
 from fl_app.feature_cache import FeatureCache, FeatureSource
 from fl_app.models.feature_heads import FeatureHead
@@ -39,59 +39,31 @@ class ClientHead(FeatureHead):
         self.source = FeatureSource(function, cache)
 
 
-def train(
-    model: ClientHead,
-    data: ImageData,
-    config: ClientConfig,
-    *,
-    normalization: Normalization,
-    augmentation: str,  # noqa: ARG001  features are those of the images themselves
-    seed: int,
-    report: Callable[[Epoch], None] | None = None,
-) -> Epoch:
-    """Train a head in place; takes the arguments of :func:`client_app.training.local.train`, without augmentation."""
-    criterion = loss_of(config, data.labels)
+def train(model: ClientHead, training: Training) -> Epoch:
+    """Train a head in place on features of the images themselves, without augmentation; return the last epoch."""
+    criterion = loss_of(training.config, training.data.labels)
 
     def objective(rows: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         logits = model.head(rows)
         return criterion(logits, labels), hits(logits, labels)
 
-    with _enlarge_features(model, data, normalization) as rows:
-        return minimise(
-            model.head, rows, config, objective=objective, prepare=lambda some, _: some, seed=seed, report=report
-        )
+    with _enlarge_features(model, training) as of_rows:
+        return minimise(model.head, of_rows, objective, lambda rows, _: rows)
 
 
-def train_privately(
-    model: ClientHead,
-    data: ImageData,
-    config: ClientConfig,
-    *,
-    privacy: PrivacyConfig,
-    normalization: Normalization,
-    augmentation: str,  # noqa: ARG001  features are those of the images themselves
-    report: Callable[[Epoch], None] | None = None,
-) -> float:
+def train_privately(model: ClientHead, training: Training, privacy: PrivacyConfig) -> float:
     """Train a head in place by DP-SGD, and return the epsilon that was spent; the backbone is public."""
-    with _enlarge_features(model, data, normalization) as rows:
-        return private.train(
-            model.head,
-            rows,
-            config,
-            privacy=privacy,
-            normalization=NONE,
-            augmentation="none",
-            report=report,
-        )
+    with _enlarge_features(model, training) as of_rows:
+        return private.train(model.head, of_rows, privacy)
 
 
 @contextmanager
-def _enlarge_features(model: ClientHead, data: ImageData, normalization: Normalization) -> Iterator[ImageData]:
-    """Yield the data's features times sqrt(d), float32 [N, d]; the head takes such features within the block."""
-    factor = math.sqrt(model.head.in_features)
-    rows = torch.cat([factor * rows for rows, _ in model.source.batches(data, normalization)]).float()
+def _enlarge_features(model: ClientHead, training: Training) -> Iterator[Training]:
+    """Yield the training on features times sqrt(d), float32 [N, d]; the head takes such features within the block."""
+    factor, data = math.sqrt(model.head.in_features), training.data
+    rows = torch.cat([factor * rows for rows, _ in model.source.batches(data, training.normalization)]).float()
     with torch.no_grad():
         model.head.weight /= factor
-    yield ImageData(rows, data.labels)
+    yield replace(training, data=ImageData(rows, data.labels), normalization=NONE, augmentation="none")
     with torch.no_grad():
         model.head.weight *= factor

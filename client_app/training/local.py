@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -39,47 +39,48 @@ class Epoch:
     accuracy: float
 
 
-def train(
-    model: nn.Module,
-    data: ImageData,
-    config: ClientConfig,
-    *,
-    normalization: Normalization,
-    augmentation: str,
-    seed: int,
-    report: Callable[[Epoch], None] | None = None,
-) -> Epoch:
-    """Train a model in place.
+@dataclass(frozen=True)
+class Training:
+    """What every local training takes beside the model.
 
-    Args:
-        model: Training starts from its weights, on the CPU; it is there again after.
-        data: uint8 images [N, ch, H, W] with labels [N].
+    Attributes:
+        data: Examples with labels [N]: images [N, ch, H, W], uint8 or float32 in [0, 1], or rows.
         config: Epochs or steps, batch size, loss, optimiser and device.
         normalization: The model's input space.
         augmentation: A key of :data:`fl_app.data.AUGMENTATIONS`, applied anew in every epoch.
-        seed: Fixes the order of the images, their augmentation, and dropout.
+        seed: Fixes the order of the examples, augmentation, noise and dropout.
         report: Called after every epoch.
+    """
 
-    Returns:
-        The last epoch.
+    data: ImageData
+    config: ClientConfig
+    normalization: Normalization
+    augmentation: str = "none"
+    seed: int = 0
+    report: Callable[[Epoch], None] | None = None
+
+    def prepare(self, images: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
+        """Return images [B, ch, H, W], augmented and normalised."""
+        return normalize(augment(images, self.augmentation, rng), *self.normalization)
+
+
+def train(model: nn.Module, training: Training) -> Epoch:
+    """Train a classifier in place, from its weights on the CPU, where they are again after; return the last epoch.
 
     Raises:
         ComputeError: This process does not see the GPU that the config names.
     """
-    device = resolve_device(config.device, "'client.device', or the node's own 'device',")
-    data = ImageData(data.images.to(device), data.labels.to(device))
+    device = resolve_device(training.config.device, "'client.device', or the node's own 'device',")
+    data = ImageData(training.data.images.to(device), training.data.labels.to(device))
     forward = widen(model) if device == "cpu" else model.to(device)
-    criterion = loss_of(config, data.labels)
+    criterion = loss_of(training.config, data.labels)
 
     def objective(inputs: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         logits = forward(inputs)
         return criterion(logits, labels), hits(logits, labels)
 
-    def prepare(images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-        return normalize(augment(images, augmentation, generator), *normalization)
-
     try:
-        return minimise(model, data, config, objective=objective, prepare=prepare, seed=seed, report=report)
+        return minimise(model, replace(training, data=data), objective)
     finally:
         if device != "cpu":
             torch.cuda.empty_cache()  # the server stage may need what this process would keep
@@ -102,16 +103,7 @@ def hits(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return (logits.detach().argmax(1) == labels).sum()
 
 
-def minimise(
-    model: nn.Module,
-    data: ImageData,
-    config: ClientConfig,
-    *,
-    objective: Objective,
-    prepare: Prepare,
-    seed: int,
-    report: Callable[[Epoch], None] | None = None,
-) -> Epoch:
+def minimise(model: nn.Module, training: Training, objective: Objective, prepare: Prepare | None = None) -> Epoch:
     """Train a model in place for any objective, on the device of its weights; it is on the CPU after.
 
     On a GPU the steps are replayed as graphs, as :class:`strategies.core.gpu.Graphed` can. The order of the images and
@@ -119,12 +111,9 @@ def minimise(
 
     Args:
         model: Training starts from its weights.
-        data: uint8 images [N, ch, H, W] with labels [N], on the model's device.
-        config: Epochs or steps, batch size and optimiser.
+        training: Its data are on the model's device.
         objective: The function to minimise.
-        prepare: From pixels to the objective's inputs, anew in every epoch.
-        seed: Fixes the order of the images, their augmentation, and dropout.
-        report: Called after every epoch.
+        prepare: From stored examples to the objective's inputs, anew in every epoch; None for the training's own.
 
     Returns:
         The last epoch.
@@ -132,9 +121,10 @@ def minimise(
     Raises:
         DataError: There is no example, or a batch of one for a model whose batch normalisation needs two.
     """
+    data, config, prepare = training.data, training.config, prepare or training.prepare
     if not len(data.labels):
         raise DataError("there are no examples to train on: must be at least 1")
-    generator = torch.Generator().manual_seed(derive_seed(seed, "batches"))
+    generator = torch.Generator().manual_seed(derive_seed(training.seed, "batches"))
     optimizer = optimizer_of(model, config)
     lengths = epoch_lengths(config, len(data.labels))
     cosine = schedule_of(optimizer, config, len(lengths))
@@ -147,7 +137,7 @@ def minimise(
     fast_layout(model, data.images[:2].float())
     model.train()
     epoch = Epoch(0, float("nan"), 0.0)
-    with seeded_torch(seed, "dropout"), keep_freed_memory():
+    with seeded_torch(training.seed, "dropout"), keep_freed_memory():
         for number, length in enumerate(lengths, start=1):
             forget_momentum(optimizer, config, number)
             order = torch.randperm(len(data.labels), generator=generator).to(data.labels.device)
@@ -157,8 +147,8 @@ def minimise(
             )  # fmt: skip
             if cosine is not None:
                 cosine.step()
-            if report is not None:
-                report(epoch)
+            if training.report is not None:
+                training.report(epoch)
     model.to("cpu", memory_format=torch.contiguous_format)  # type: ignore[call-overload]
     return epoch
 

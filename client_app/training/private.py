@@ -28,9 +28,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from client_app.training.local import Epoch, epoch_lengths, forget_momentum, optimizer_of, schedule_of
+from client_app.training.local import Epoch, Training, epoch_lengths, forget_momentum, optimizer_of, schedule_of
 from fl_app.config import ClientConfig
-from fl_app.data import ImageData, Normalization, augment, normalize
+from fl_app.data import ImageData
 from fl_app.privacy import PrivacyConfig, mixes_examples
 from fl_app.project import one_line
 from strategies.core import refusals
@@ -108,26 +108,13 @@ def _noise(epsilon: float, delta: float, rate: float, steps: int) -> tuple[float
         return noise, accountant.get_epsilon(delta=delta, alphas=orders)
 
 
-def train(
-    model: nn.Module,
-    data: ImageData,
-    config: ClientConfig,
-    *,
-    privacy: PrivacyConfig,
-    normalization: Normalization,
-    augmentation: str,
-    report: Callable[[Epoch], None] | None = None,
-) -> float:
+def train(model: nn.Module, training: Training, privacy: PrivacyConfig) -> float:
     """Train a classifier in place under differential privacy, as the module describes.
 
     Args:
         model: Training starts from its weights; it must have no batch normalisation.
-        data: Examples [N, ...] with labels [N].
-        config: Epochs or steps, batch size and optimiser. Its loss is cross-entropy; its clipping is not used.
+        training: Its loss is cross-entropy; its clipping and its seed are not used, and what it reports is NaN.
         privacy: The budget and the clipping norm.
-        normalization: The model's input space.
-        augmentation: A key of :data:`fl_app.data.AUGMENTATIONS`.
-        report: Called after every epoch; loss and accuracy are NaN.
 
     Returns:
         The epsilon that was spent, for the budget's delta.
@@ -136,6 +123,7 @@ def train(
         UploadError: opacus is missing or does not know the model's layers, the model has batch normalisation, or the
             budget cannot be met.
     """
+    data, config = training.data, training.config
     if mixes_examples(model):
         raise refusals.no_private_training("the model must have no batch normalisation, by which examples interact")
     plan = plan_privacy(privacy, config, len(data.labels))
@@ -151,8 +139,7 @@ def train(
     )
 
     def prepare(images: torch.Tensor) -> torch.Tensor:
-        drawn = torch.Generator().manual_seed(secrets.randbits(63))
-        return normalize(augment(images, augmentation, drawn), *normalization)
+        return training.prepare(images, torch.Generator().manual_seed(secrets.randbits(63)))
 
     model.train()
     with torch.random.fork_rng(devices=[]), prepare_for_hooks(model), _same_buffers(model):
@@ -165,8 +152,8 @@ def train(
                 base.step()
             if cosine is not None:
                 cosine.step()
-            if report is not None:
-                report(Epoch(number, float("nan"), float("nan")))
+            if training.report is not None:
+                training.report(Epoch(number, float("nan"), float("nan")))
     module.to_standard_module()
     model.zero_grad(set_to_none=True)
     return plan.epsilon

@@ -82,11 +82,12 @@ def run_word(word: str) -> Path:
         raise typer.BadParameter(str(error)) from error
 
 
-UploadsArgument = Annotated[
-    Path,
-    typer.Argument(
-        parser=run_word, metavar="RUN", help="run folder that holds the uploads; by path, by name, or latest"
-    ),
+RunArgument = Annotated[
+    Path, typer.Argument(parser=run_word, metavar="RUN", help="run folder, by path, by name, or latest")
+]
+SeveralRunsArgument = Annotated[
+    list[Path],
+    typer.Argument(parser=run_word, metavar="RUN...", help="run folders of one data set, by path, by name, or latest"),
 ]
 
 
@@ -107,9 +108,6 @@ def settings_of(texts: list[str] | None, **more: Scalar | None) -> dict[str, Sca
     given = catalogue().settings(texts or [], **more)
     runs = {key: run_named(str(given[key])) for key in RUNS if given.get(key)}
     return {**given, **{key: str(expand_user(folder).absolute()) for key, folder in runs.items()}}
-
-
-# ``--offline``, the same option for every command that may use a network.
 
 
 # The methods as the command line lists them: grouped by their assumptions, or one by one with their options.

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from client_app.tasks import Wanted, task_of
-from client_app.training.local import epoch_lengths
+from client_app.training.local import Training, epoch_lengths
 from client_app.work import augmentation_of
 from fl_app.data import Split
 from fl_app.division import own_positions
@@ -99,10 +99,8 @@ def _seconds_per_step(settings: Settings, split: Split, name: str, positions: Te
         model = task.build(Wanted(name, split.num_classes, split.input_shape, split.normalization, settings.app))
     data = split.take(positions[: BATCHES * config.batch_size])
     once = replace(config, epochs=1, steps=0, device="cpu")  # which is where "auto" trains in a simulation
-    run = partial(
-        task.train, model, data, once, normalization=split.normalization,
-        augmentation=augmentation_of(settings.app, split), seed=0,
-    )  # fmt: skip
+    training = Training(data, once, split.normalization, augmentation_of(settings.app, split))
+    run = partial(task.train, model, training)
     run()  # the first pass is slower
     began, passes = process_time(), 0
     while process_time() - began < CLIENT_S:

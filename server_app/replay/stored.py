@@ -56,7 +56,8 @@ def replay_run(
     ready = _prepared(request, info)
     settings, job = ready.settings, ready.job
     method = _method(settings.choice.name, request, job)
-    gatekeeper = _gatekeeper(ready, log)
+    least = LEAST_UPLOADS if ready.foreign else settings.app.min_uploads
+    gatekeeper = Gatekeeper(settings.gatekeeper, least, log)
     with sigterm_as_interrupt(), _target(request, {**info, **_facts(ready, request)}) as target:
         if (done := target.result()) is not None and done["status"] == "finished":
             return done
@@ -261,11 +262,6 @@ def _facts(ready: _Prepared, request: ReplayRequest) -> dict[str, Any]:
     scored = {"evaluate": request.evaluate} if request.evaluate else {}
     options = {**flatten(job.config, settings.choice.name), **of_the_app(settings.app)}
     return {**facts, "options": options, **scored}
-
-
-def _gatekeeper(ready: _Prepared, log: Callable[[str], None]) -> Gatekeeper:
-    least = LEAST_UPLOADS if ready.foreign else ready.settings.app.min_uploads
-    return Gatekeeper(ready.settings.gatekeeper, least, log)
 
 
 def _target(request: ReplayRequest, info: Mapping[str, Any]) -> RunFolder:

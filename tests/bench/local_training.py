@@ -23,7 +23,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
-from client_app.training.local import train
+from client_app.training.local import Training, train
 from fl_app.config import ClientConfig
 from fl_app.data import ImageData, Normalization, load
 from fl_app.models import build
@@ -138,7 +138,7 @@ class Side:
         half = Normalization((0.5,) * self.channels, (0.5,) * self.channels)
         start = time.process_time()
         if self.kind == "shipped":
-            train(self.model, self.data, self.config, normalization=half, augmentation="none", seed=seed)
+            train(self.model, Training(self.data, self.config, half, seed=seed))
         else:
             batches = indexed if self.kind == "plain" else loaded
             plain_train(self.model, self.data, self.config, seed=seed, batches=batches)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from client_app.training.fedcvae_ens import divergence, reconstruction, train
-from client_app.training.local import Epoch
+from client_app.training.local import Epoch, Training
 from fl_app.config import ClientConfig
 from fl_app.data import Normalization, open_split
 from fl_app.models.cvae import Cvae, Decoder
@@ -75,7 +75,7 @@ def trained(seed: int = 0, count: int = 64, **changes: Any) -> tuple[Cvae, list[
     data = open_split("digits", "train").take(torch.arange(count))
     model, config = cvae(), ClientConfig(**{**vars(SETTINGS), **changes})
     epochs: list[Epoch] = []
-    train(model, data, config, normalization=HALF, augmentation="none", seed=seed, report=epochs.append)
+    train(model, Training(data, config, HALF, seed=seed, report=epochs.append))
     return model, epochs
 
 

@@ -12,6 +12,7 @@ from torch import nn
 
 from client_app.training.feature_sums import ClientSums, add_up
 from client_app.training.heads import ClientHead, train
+from client_app.training.local import Training
 from fl_app.config import ClientConfig
 from fl_app.data import ImageData, Normalization
 from fl_app.feature_cache import FeatureCache
@@ -50,7 +51,7 @@ def summed(
 ) -> dict[str, torch.Tensor]:
     config = FeaturesConfig(backbone=f"test_feature_cache:{make}", **features)
     model = ClientSums(FeatureFunction(config), 3, cache)
-    add_up(model, data, ClientConfig(), normalization=((0.5,), (0.5,)), augmentation="none", seed=0)
+    add_up(model, Training(data, ClientConfig(), Normalization((0.5,), (0.5,))))
     return model.state_dict()
 
 
@@ -110,7 +111,7 @@ def test_a_head_is_trained_on_the_cached_features_of_an_earlier_run(cache: Featu
     for own in (cache, cache, None):
         with seeded_torch(0, "head"):
             model = ClientHead(function, 3, own)
-        last = train(model, DATA, config, normalization=HALF, augmentation="crop-flip", seed=0)
+        last = train(model, Training(DATA, config, HALF, "crop-flip"))
         states.append(model.state_dict())
     assert sum(PASSES) == 2 * 300  # the second run reads, the third has no cache
     assert last.number == 3

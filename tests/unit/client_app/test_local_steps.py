@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from client_app.training.local import Epoch, epoch_lengths, train
+from client_app.training.local import Epoch, Training, epoch_lengths, train
 from fl_app.config import ClientConfig
 from fl_app.data import ImageData, Normalization
 from strategies.core.errors import DataError
@@ -32,7 +32,7 @@ def run(
 ) -> tuple[nn.Module, list[Epoch]]:
     net, seen = net or model(), list[Epoch]()
     half = Normalization((0.5,), (0.5,))
-    last = train(net, data or toy(), config, normalization=half, augmentation="none", seed=1, report=seen.append)
+    last = train(net, Training(data or toy(), config, half, seed=1, report=seen.append))
     assert last == seen[-1]
     return net, seen
 

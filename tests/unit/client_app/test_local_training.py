@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from client_app.training.local import Epoch, train
+from client_app.training.local import Epoch, Training, train
 from fl_app.config import ClientConfig
 from fl_app.data import ImageData, Normalization
 from strategies.core.errors import ComputeError, OptionError
@@ -42,9 +42,7 @@ def run(
 ) -> tuple[nn.Module, list[Epoch]]:
     net = net or model()
     seen: list[Epoch] = []
-    last = train(
-        net, data or toy(), config, normalization=HALF, augmentation=augmentation, seed=seed, report=seen.append
-    )
+    last = train(net, Training(data or toy(), config, HALF, augmentation, seed, seen.append))
     assert last == seen[-1]
     return net, seen
 

@@ -16,7 +16,7 @@ from client_app.training.fedov import (
     unknown_loss,
     without_label,
 )
-from client_app.training.local import Epoch
+from client_app.training.local import Epoch, Training
 from fl_app.config import ClientConfig
 from fl_app.data import ImageData, Normalization
 
@@ -128,7 +128,7 @@ SETTINGS = ClientConfig(epochs=25, optimizer="adam", lr=0.01, batch_size=16, cli
 
 def trained(seed: int = 0, **changes: Any) -> tuple[nn.Module, Epoch]:
     model, config = small(3), ClientConfig(**{**vars(SETTINGS), **changes})
-    last = train(model, stripes(), config, normalization=HALF, augmentation="none", seed=seed)
+    last = train(model, Training(stripes(), config, HALF, seed=seed))
     return model, last
 
 

@@ -17,6 +17,7 @@ from client_app.keeping import Trained
 from client_app.node import Node, TrainRequest
 from client_app.tasks import TASKS
 from client_app.training import private as private_training
+from client_app.training.local import Training
 from client_app.training.private import PrivacyPlan, plan_privacy, train
 from client_app.work import prepare_upload
 from fl_app.config import AppConfig, ClientConfig
@@ -48,7 +49,7 @@ def linear_model(features: int = 3) -> nn.Module:
 
 def fit(model: nn.Module, data: ImageData, config: ClientConfig = PLAIN, **privacy: float) -> float:
     budget = PrivacyConfig(**{"epsilon": 3.0, "clip": 1.0, **privacy})
-    return train(model, data, config, privacy=budget, normalization=HALF, augmentation="none")
+    return train(model, Training(data, config, HALF), budget)
 
 
 def clipped_sum(model: nn.Module, data: ImageData, clip: float) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:

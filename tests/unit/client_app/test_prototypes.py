@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from client_app.training.fafi import prototypes_apart, supervised_contrast, train
-from client_app.training.local import Epoch
+from client_app.training.local import Epoch, Training
 from fl_app.config import ClientConfig
 from fl_app.data import ImageData, Normalization
 from fl_app.models import build
@@ -94,7 +94,7 @@ def test_step_goes_down_the_gradient_of_the_whole_loss(monkeypatch: pytest.Monke
     model.zero_grad()
 
     config = replace(CONFIG, momentum=0.0, clip=0.0)
-    last = train(model, data, config, normalization=HALF, augmentation="none", seed=0, report=seen.append)
+    last = train(model, Training(data, config, HALF, report=seen.append))
 
     assert last.loss == pytest.approx(loss.item(), rel=1e-4)
     assert seen == [last]
@@ -105,7 +105,7 @@ def test_step_goes_down_the_gradient_of_the_whole_loss(monkeypatch: pytest.Monke
 def test_training_learns_the_classes_and_is_equal_for_equal_seeds() -> None:
     config = replace(CONFIG, epochs=30, batch_size=12)
     models = [net() for _ in range(2)]
-    last = [train(model, toy(), config, normalization=HALF, augmentation="none", seed=4) for model in models]
+    last = [train(model, Training(toy(), config, HALF, seed=4)) for model in models]
 
     assert last[0] == last[1]
     with torch.no_grad():

@@ -144,7 +144,7 @@ def test_json_when_asked_for_is_the_last_line_and_alone_on_standard_output(engin
         (["run", "--run-config", "data.alpha=-1"], ["'data.alpha'", "-1", "greater than 0.0"]),
         (["run", "--run-config", "absent.toml"], ["absent.toml cannot be read"]),
         (["run", "--run-config", "seed"], ["'seed' is not a pair"]),
-        (["run", "--resume", "absent"], ["absent: no run folder"]),
+        (["run", "--set", "resume=absent"], ["absent: no run folder"]),
         (["resume", "absent"], ["absent: no run folder"]),
         (["replay", "absent"], ["absent: no run folder"]),
         (["replay", "absent", "--set", "sede=1"], ["'sede'", "did you mean 'seed'?"]),
@@ -208,12 +208,11 @@ def test_ctrl_c_exits_with_130_and_prints_how_to_go_on(engine: Engine) -> None:
     assert ended.stderr == f"interrupted. To resume: oneshot resume {engine.calls[0][1]['run-dir']}\n"
 
 
-@pytest.mark.parametrize("way", ["resume", "run --resume", "run --run-config"])
+@pytest.mark.parametrize("way", ["resume", "run --run-config"])
 def test_a_run_that_was_cut_off_goes_on_with_its_own_settings_and_clients(engine: Engine, way: str) -> None:
     folder = cut_off(engine, "--run-config", "seed=3 method=fedens", "--num-supernodes", "9")
     words = {
         "resume": ["resume", folder],
-        "run --resume": ["run", "--resume", folder],
         "run --run-config": ["run", "--run-config", f"resume={folder}"],
     }[way]
 
@@ -227,13 +226,12 @@ def test_a_run_that_was_cut_off_goes_on_with_its_own_settings_and_clients(engine
     assert "DENSE" in ended.stdout
 
 
-@pytest.mark.parametrize("words", [["resume"], ["run", "--resume"]])
-def test_a_finished_run_when_resumed_prints_its_result_and_starts_nothing(engine: Engine, words: list[str]) -> None:
+def test_a_finished_run_when_resumed_prints_its_result_and_starts_nothing(engine: Engine) -> None:
     first = oneshot("run", "--format", "json")
     folder = Path(json.loads(first.stdout)["run_dir"])
     before = (folder / "result.json").read_bytes()
 
-    again = oneshot(*words, folder, "--format", "json")
+    again = oneshot("resume", folder, "--format", "json")
 
     assert len(engine.calls) == 1
     assert (again.exit_code, again.stderr) == (0, "")
@@ -246,12 +244,12 @@ def test_a_run_of_clients_elsewhere_is_resumed_here_only_where_it_asks_none_agai
     write_json(folder / "run.json", {**read_json(folder / "run.json"), "num-supernodes": 0})
     engine.calls.clear()
 
-    for words in (("resume", folder), ("run", "--resume", folder)):
+    for words in (("resume", folder), ("run", "--set", f"resume={folder}")):
         ended = oneshot(*words)
         assert ended.exit_code == 1
         assert f"resume it by: flwr run APP SUPERLINK --run-config {folder / 'resume.toml'}\n" in ended.stderr
     assert engine.calls == []
-    assert oneshot("run", "--resume", folder, "--clients", "7").exit_code == 0  # a simulation by flwr run
+    assert oneshot("run", "--set", f"resume={folder}", "--clients", "7").exit_code == 0  # a simulation by flwr run
     (folder / "result.json").unlink()
     write_json(folder / "stage.json", {"clients": ["hospital-a", "hospital-b"]})
     assert oneshot("resume", folder).exit_code == 0  # the server's part alone is left
@@ -418,14 +416,11 @@ def test_methods_when_listed_as_json_are_one_line_of_facts(engine: Engine) -> No
     assert epochs.keys() == {"key", "main", "presets", "allowed", "help"}
 
 
-@pytest.mark.parametrize("words", [["resume"], ["run", "--resume"]])
-def test_run_that_another_process_works_on_is_one_line_and_not_resumed(
-    engine: Engine, tmp_path: Path, words: list[str]
-) -> None:
+def test_run_that_another_process_works_on_is_one_line_and_not_resumed(engine: Engine, tmp_path: Path) -> None:
     engine.result = {"status": "failed", "error": "cut off"}
     oneshot("run", "--set", "run-dir=here")
     with RunFolder.open(tmp_path / "here"):
-        refused = oneshot(*words, tmp_path / "here")
+        refused = oneshot("resume", tmp_path / "here")
 
     assert (refused.exit_code, refused.stdout) == (1, "")
     assert refused.stderr == (
