@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
-# Turns of GNU OpenMP's waiting loop before a thread sleeps. With its default, 300,000, a server stage of two threads
-# takes up to four times as long beside another busy process. A tenth of them costs nothing on an idle machine.
-SPINS = "30000"
+# Turns of GNU OpenMP's waiting loop before a thread sleeps. With its default, 300,000, those that wait keep the cores
+# from the one that they wait for: two threads take up to forty times as long beside other work as on idle cores.
+SPINS = "1000"
 # In bytes, of glibc: blocks up to the first come from the heap, where freed ones are found again; the heap keeps up to
 # the second at its end. Without them each step of a generator returns its memory and waits for as many new pages, which
 # is a sixth of its time.

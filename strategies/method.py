@@ -61,7 +61,9 @@ class Job:
         normalization: The input space of the models.
         config: The method's config, an instance of :attr:`Method.config`.
         seed: The run's seed; every draw is derived from it.
-        threads: Torch threads of the server stage; results are equal bit for bit at equal threads.
+        threads: Torch threads of the server stage; results are equal bit for bit at equal threads. 0: chosen where the
+            stage runs, and adapted there to the cores that it gets.
+        later_threads: Epoch -> the number of threads from its end on, where ``threads`` is not 0.
         device: A torch device, for example ``"cpu"`` or ``"cuda"``.
         shards: Holds the members of ensembles outside the method's process; None to hold them inside.
         start: Weights that the clients were sent, or in rounds the uploads' combination. A student starts from them
@@ -92,6 +94,7 @@ class Job:
     # How and where it runs.
     seed: int = 0
     threads: int = 1
+    later_threads: Mapping[int, int] = field(default_factory=dict)
     device: str = "cpu"
     shards: Shards | None = None
     # Where the student starts, and from whom it learns.
@@ -165,6 +168,7 @@ class Outcome:
             in uint8 or as pixels in [0, 1]; None if the method makes none.
         memory: The method's state for the next round of a run in rounds: its generator's weights, on the CPU.
         work: Counts of passes and steps, :class:`.core.work.Work`; the place that runs the method fills them in.
+        threads: Epoch -> the number of threads from its end on, from 0 at the beginning; filled in as ``work``.
     """
 
     student: State | None = None
@@ -173,6 +177,7 @@ class Outcome:
     images: torch.Tensor | None = None
     memory: State = field(default_factory=dict)
     work: Mapping[str, int] = field(default_factory=dict)
+    threads: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

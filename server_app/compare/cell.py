@@ -316,11 +316,16 @@ def facts_of(cell: Cell) -> dict[str, Any] | None:
         "gpu_mib": round(usage.gpu_mib, 1),
         "mib_per_client": cost.traffic.mib_per_client if cost is not None else None,
         "total_s": result["seconds"]["total"],
-        "threads": info["threads"],
+        "threads": threads_of(result, info),
         "resumed_at": result["resumed_at"],
         **result.get("work", {}),
         **({"scaled": result["scaled"]} if "scaled" in result else {}),
     }
+
+
+def threads_of(result: Mapping[str, Any], info: Mapping[str, Any]) -> int:
+    """Return the number of threads that a run's server stage began with, from its result.json and run.json."""
+    return int(result.get("threads", {}).get("0", info["threads"]))
 
 
 def _outcomes(cell: Cell, result: Mapping[str, Any]) -> list[dict[str, Any]]:

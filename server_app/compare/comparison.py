@@ -24,11 +24,11 @@ from strategies.core.durable import make_folder, store_errors
 from strategies.core.errors import OptionError
 from strategies.core.gpu import resolve_device
 from strategies.core.options import QUICK, Scalar, listed, parse
+from strategies.core.processor import all_cores
 from strategies.run.files import read_json, write_json
 from strategies.run.journal import ProgressFile
 from strategies.run.results import COMPARISON_FILE
 from strategies.run.run_folder import default_run_dir
-from strategies.run.stage import all_cores
 
 # Runs the cells of a comparison, as many at once as the cores hold.
 
@@ -37,7 +37,7 @@ Log = Callable[[str], None]
 
 
 def jobs_for(cells: Sequence[Cell]) -> int:
-    """Return how many cells can run at once: a cell per core, or per ``threads`` cores; one where a GPU works.
+    """Return how many cells can run at once: a cell per core, or per ``threads`` cores if given; one with a GPU.
 
     Each cell keeps its own number of threads, so its figures are those that it has alone.
 
@@ -46,7 +46,7 @@ def jobs_for(cells: Sequence[Cell]) -> int:
     """
     cores, settings = all_cores(), [_settings_of(cell) for cell in cells]
     on_gpu = any(resolve_device(str(each["device"])).partition(":")[0] != "cpu" for each in settings)
-    threads = (int(each["threads"]) or cores for each in settings)
+    threads = (int(each["threads"]) or 1 for each in settings)
     return 1 if on_gpu else max(1, min(len(cells), cores // max(threads, default=cores)))
 
 

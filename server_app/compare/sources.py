@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from server_app.compare.cell import threads_of
 from server_app.report.communication import curve_of, is_own_row
 from server_app.settings.choices import CHOICES
 from server_app.settings.read import default_settings, known_settings
@@ -168,7 +169,7 @@ def _own_result(run: Path) -> dict[str, Any] | None:
         "server_s": result["seconds"].get("server", 0.0),
         "mib_per_client": cost["total"]["mib_up_per_client"] + cost["total"]["mib_down_per_client"],
         "total_s": result["seconds"].get("total", result["seconds"].get("app", 0.0)),
-        "threads": info["threads"],
+        "threads": threads_of(result, info),
         "resumed_at": result["resumed_at"],
         "options": {key: value for key, value in settings.items() if key.startswith(own_tables)},
         **({"scaled": result["scaled"]} if "scaled" in result else {}),

@@ -35,8 +35,8 @@ from strategies.core import offline
 from strategies.core.errors import ComputeError
 from strategies.core.options import Scalar
 from strategies.core.places import expand_user
+from strategies.core.processor import all_cores
 from strategies.run import is_run_folder
-from strategies.run.stage import all_cores
 
 # The environment of the processes of one simulated run, and the GPUs of its clients.
 

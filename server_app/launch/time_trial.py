@@ -30,10 +30,10 @@ from server_app.settings.server_data import open_half
 from strategies.compute.in_process import InProcess, torch_as_usual
 from strategies.core.errors import OneShotError
 from strategies.core.facts import CLASSIFIER, UploadFacts, is_head, kind_of
+from strategies.core.processor import all_cores
 from strategies.core.seeds import seeded_torch
 from strategies.method import Method, Part, Silent, Upload
 from strategies.run.journal import Pace
-from strategies.run.stage import all_cores
 
 CLIENT_S, SERVER_S = 0.7, 3.0  # the processor's seconds of each trial
 LIMIT_S = 8.0  # of the server's, if its reports do not tell the time before

@@ -22,7 +22,6 @@ from strategies.core.options import flatten, options_of, parse, reject_unknown
 from strategies.core.seeds import seeded_torch
 from strategies.method import Job
 from strategies.run.identity import stored_normalization
-from strategies.run.stage import all_cores
 from strategies.uploads.builders import check_student, named_builders
 from strategies.uploads.checks import Signatures, check_arrays
 from strategies.uploads.tensors import tensor_form
@@ -154,7 +153,7 @@ def _foreign_job(request: ReplayRequest, info: Mapping[str, Any]) -> tuple[Setti
         normalization=stored_normalization(info),
         config=config,
         seed=app.seed,
-        threads=all_cores(),
+        threads=0,
         proxy=images_in(app.data.proxy_file, shape) if app.data.proxy_file else None,
         store_images=app.store_images,
     )

@@ -143,6 +143,7 @@ def finish(
         **_moved(folder, cost),
         "seconds": {},  # filled below, with the time of the report
         "work": dict(report.outcome.work),
+        "threads": {str(epoch): count for epoch, count in report.outcome.threads.items()},
         "weights_sha256": result_digest(folder),
         "resumed_at": report.resumed_at,
         **_of_clients(folder, settings, report, held_out),
@@ -244,6 +245,7 @@ def bare_result(target: RunFolder, name: str, report: StageReport, seconds: Mapp
         **_moved(target, cost_of(target)),
         "seconds": _rounded(seconds),
         "work": dict(report.outcome.work),
+        "threads": {str(epoch): count for epoch, count in report.outcome.threads.items()},
         "weights_sha256": result_digest(target),
         **({"client_weights": weights} if (weights := client_weights(report.outcome)) else {}),
         "resumed_at": report.resumed_at,

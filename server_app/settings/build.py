@@ -36,7 +36,6 @@ from strategies.core.stage_options import StageOptions
 from strategies.method import TEACHERS, Job
 from strategies.run import FACTS_FILE, is_run_folder
 from strategies.run.run_folder import RunFolder
-from strategies.run.stage import all_cores
 from strategies.uploads.needs import check_needs
 
 if TYPE_CHECKING:
@@ -210,7 +209,7 @@ def build_job(settings: Settings, split: Split, observer: HeldOut | None, *, dat
         config=settings.method_config,
         seed=app.seed,
         clients_seed=seed,
-        threads=app.threads or all_cores(),
+        threads=app.threads,
         device=app.device,
         proxy=proxy_images(settings, split.input_shape, seed),
         labelled=labelled_images(settings, seed),

@@ -13,6 +13,7 @@ from ..core.processor import flush_subnormals, keep_freed_memory
 from ..core.work import Counting, Work, count_work, work
 from ..method import Job, Method, Outcome, Progress
 from ..uploads.needs import check_needs
+from .threads import Sharing, choose_threads, steady_threads
 
 if TYPE_CHECKING:
     from ..core.clients import Answer, Clients
@@ -23,7 +24,7 @@ class InProcess:
     """Runs a job in the calling thread."""
 
     def run(self, method: Method, job: Job, progress: Progress) -> Outcome:
-        """Run ``method`` on ``job`` with exactly ``job.threads`` torch threads.
+        """Run ``method`` on ``job`` with ``job.threads`` torch threads, see :mod:`.threads`.
 
         Args:
             method: The method.
@@ -36,9 +37,11 @@ class InProcess:
         """
         check_needs(method, job)
         job = replace(job, device=resolve_device(job.device))
-        with torch_as_usual(job.threads), keep_freed_memory(), count_work(Work()) as counts:
-            outcome = method.fit(job, Counting(progress, counts))
-        return replace(outcome, work=counts.as_dict())
+        threads = choose_threads(job)
+        with torch_as_usual(threads), keep_freed_memory(), count_work(Work()) as counts:
+            sharing = Sharing(job, threads, Counting(progress, counts))
+            outcome = method.fit(job, sharing)
+        return replace(outcome, work=counts.as_dict(), threads=sharing.counts)
 
     @contextmanager
     def kept(self) -> Iterator[InProcess]:
@@ -88,9 +91,10 @@ class WithClients:
             raise OptionError(f"method {method.name!r} sends its clients no questions after their upload")
         check_needs(method, job)
         job = replace(job, device=resolve_device(job.device))
-        with torch_as_usual(job.threads), keep_freed_memory(), count_work(Work()) as counts:
+        threads = steady_threads(job)
+        with torch_as_usual(threads), keep_freed_memory(), count_work(Work()) as counts:
             outcome = method.client_phase.fit(job, Counting(progress, counts), _Counted(self._clients))
-        return replace(outcome, work=counts.as_dict())
+        return replace(outcome, work=counts.as_dict(), threads={0: threads})
 
     @contextmanager
     def kept(self) -> Iterator[WithClients]:

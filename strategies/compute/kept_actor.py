@@ -18,6 +18,7 @@ from ..method import Job, Method, Outcome, Upload
 from .ray_shards import Loading, ShardActors, ShardLostError, ShardPlan, method_share, plan_shards
 from .ray_start import ActorTerms, NoRoomError, Session
 from .task import LIBRARY, ActorTask, SentParts, pack, unpack
+from .threads import steady_threads
 from .worker import Failure, Relay
 
 _log = logging.getLogger(__name__)
@@ -150,7 +151,7 @@ class KeptActor:
             uploads=[by_name[client] for client in clients],
             builders=parcel.task.parts["builders"],
             device=parcel.task.job.device,
-            threads=parcel.job.threads,
+            threads=steady_threads(parcel.job),
             fold=fold,
             precision=precision,
         )

@@ -1,4 +1,4 @@
-"""What costs a CPU time beside the computation: memory that is mapped anew, and subnormal numbers.
+"""What costs a CPU time beside the computation: memory that is mapped anew, subnormal numbers, cores that are shared.
 
 glibc maps every block above 32 MiB anew and unmaps it when it is freed. A step of CNN5 on 128 images frees and
 allocates a gigabyte of such blocks, and the kernel clears all their pages each time. That takes a quarter of the step,
@@ -11,6 +11,7 @@ them would slow the server, and a server's model of them its clients.
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -65,6 +66,29 @@ def flush_subnormals(*, wanted: bool = True) -> Iterator[None]:
         yield
     finally:
         torch.set_flush_denormal(not kept)
+
+
+def all_cores() -> int:
+    """Return how many cores this process may use."""
+    return len(_cores()) or os.cpu_count() or 1
+
+
+def free_cores(seconds: float = 0.2) -> int:
+    """Return how many of the cores that this process may use are idle, at least 1.
+
+    Args:
+        seconds: How long the processor is watched.
+    """
+    import psutil
+
+    busy, allowed = psutil.cpu_percent(seconds, percpu=True), _cores()
+    of_mine = [share for core, share in enumerate(busy) if core in allowed] or busy
+    return max(1, len(of_mine) - round(float(sum(of_mine)) / 100))
+
+
+def _cores() -> set[int]:
+    """Return the numbers of the cores that this process may use; none where the system does not tell."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
 
 
 def _allocator() -> tuple[Callable[..., Any] | None, Callable[..., Any] | None]:

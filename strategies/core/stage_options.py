@@ -39,7 +39,12 @@ class GatekeeperConfig:
 class StageOptions:
     """Settings of the server stage that most users leave alone."""
 
-    threads: int = option(0, "torch threads of the server stage; 0 = all cores", low=0, free=(REPLAY, ADOPTION))
+    threads: int = option(
+        0,
+        "torch threads of the server stage; 0 = one for small models, else the idle cores, adapted to the load",
+        low=0,
+        free=(REPLAY, ADOPTION),
+    )
     device: str = option("auto", "device of the server stage: auto, cpu, cuda, cuda:1", free=(REPLAY, ADOPTION))
     max_upload_mib: float = option(2048.0, "largest accepted upload, MiB", above=0.0, free=(RESUME, ADOPTION))
     checkpoint_s: float = option(

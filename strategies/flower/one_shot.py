@@ -23,7 +23,7 @@ from ..method import ASSUMED, Job, Method, Normalization
 from ..run.identity import open_run
 from ..run.quarantine import guarded_replay
 from ..run.run_folder import RunFolder, default_run_dir
-from ..run.stage import StageReport, all_cores
+from ..run.stage import StageReport
 from ..uploads.builders import check_task, choose_config, choose_student, named_builders
 from .arguments import absolute, check_arguments, check_start, keep_plain_scores, scores_by_name
 from .evaluation import ClientEvaluation
@@ -111,7 +111,7 @@ class OneShot(Strategy):
             config=choose_config(config, method, preset),
             seed=seed,
             clients_seed=seed,
-            threads=options.threads or all_cores(),
+            threads=options.threads,
             device=options.device,
             proxy=proxy,
             teacher=options.job_teacher,

@@ -30,7 +30,7 @@ from ..run.ensembles import FOLDER_NAME, save_ensemble
 from ..run.files import save_weights
 from ..run.journal import Journal
 from ..run.run_folder import STUDENT_FILE
-from ..run.stage import all_cores, check_finite
+from ..run.stage import check_finite
 from ..uploads.builders import check_student, choose_config, choose_student, named_builders
 from ..uploads.checks import Signatures, check_upload
 from ..uploads.tensors import tensor_form
@@ -293,7 +293,7 @@ def merge(
     given: dict[str, Any] = {
         **defaults,
         **{name: value for name, value in further.items() if value is not None},
-        "threads": int(further.get("threads") or 0) or all_cores(),
+        "threads": int(further.get("threads") or 0),
         "student": _student(further.get("student"), chosen, uploads, copies),
         "config": config,
     }
@@ -347,7 +347,7 @@ def _check_further(further: Mapping[str, Any], method: Method) -> None:
             raise OptionError(f"merge takes no {name!r}: must be one of {', '.join(known)}{meant(name, known)}")
     threads = further.get("threads") or 0
     if not isinstance(threads, Integral) or int(threads) < 0:
-        raise OptionError(f"threads is {threads!r}: must be a whole number; 0 takes all cores")
+        raise OptionError(f"threads is {threads!r}: must be a whole number at least 0; 0 takes what suits the work")
 
 
 def _facts(

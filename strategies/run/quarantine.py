@@ -82,6 +82,7 @@ class Gatekeeper:
     def _inspect(self, job: Job, arrived: Sequence[str]) -> Inspection:
         # A late import: a run without a gatekeeper needs none of it.
         from ..compute.in_process import torch_as_usual
+        from ..compute.threads import steady_threads
         from ..core.gpu import resolve_device
         from ..gatekeeper.inspection import inspect
         from .journal import Journal
@@ -91,7 +92,7 @@ class Gatekeeper:
         except ComputeError:  # the server stage's GPU is on another machine
             device = "cpu"
         journal = Journal(None, self.log, label="gatekeeper", unit="percent", tick=self.tick)
-        with journal, torch_as_usual(job.threads):
+        with journal, torch_as_usual(steady_threads(job)):
             inspection = inspect(replace(job, device=device), self.config, arrived=arrived, progress=journal)
         for line in lines_of(inspection, self.config.policy):
             self.log(f"gatekeeper: {line}")

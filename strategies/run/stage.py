@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..compute.threads import follow_threads
 from ..core.durable import store_errors
 from ..core.errors import OneShotError, OptionError, StoreError, blaming
 from ..core.facts import CLASSIFIER, kind_of
@@ -81,7 +81,8 @@ def run_stage(
         outcome = check_finite(method, compute.run(method, job, journal))
         resumed_at = journal.resumed_at
     # This process uses the outcome on the CPU, wherever the stage ran.
-    return StageReport(outcome, replace(job, device="cpu"), resumed_at, time.monotonic() - began)
+    job = replace(job, device="cpu", threads=outcome.threads.get(0, job.threads))
+    return StageReport(outcome, job, resumed_at, time.monotonic() - began)
 
 
 def check_agreement(job: Job) -> None:
@@ -193,6 +194,7 @@ def keep_outcome(folder: RunFolder, report: StageReport, server_round: int = 1) 
         "seconds": report.seconds,
         "timings": dict(outcome.timings),
         "work": dict(outcome.work),
+        "threads": {str(epoch): count for epoch, count in outcome.threads.items()},
         "weights-sha256": digest,
         "images-sha256": weights_sha256(images) if images else "",
     }
@@ -236,13 +238,13 @@ def load_report(folder: RunFolder, job: Job) -> StageReport:
         ensemble=load_ensemble(place / FOLDER_NAME, job.builders)[0] if facts["combiner"] else None,
         timings=facts["timings"],
         work=facts["work"],
+        threads={int(epoch): count for epoch, count in facts.get("threads", {}).items()},
         images=images["images"] if images else None,
     )
     if facts["round"] > 1:  # the copy in the run folder may be incomplete after a crash
         _keep_as_result(folder, outcome, uploads)
-    return StageReport(
-        outcome, replace(job, uploads=uploads, device="cpu"), int(facts["resumed-at"]), float(facts["seconds"])
-    )
+    job = replace(job, uploads=uploads, device="cpu", threads=outcome.threads.get(0, job.threads))
+    return StageReport(outcome, job, int(facts["resumed-at"]), float(facts["seconds"]))
 
 
 def _keep_as_result(folder: RunFolder, outcome: Outcome, uploads: Sequence[Upload]) -> None:
@@ -263,11 +265,6 @@ def ensemble_sha256(uploads: tuple[Upload, ...], spec: EnsembleSpec) -> str:
         digest.update(weights_sha256(members[client].read()).encode())
     digest.update(weights_sha256(spec.weights).encode())
     return digest.hexdigest()
-
-
-def all_cores() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def replay(
@@ -297,6 +294,8 @@ def replay(
     """
     with RunFolder.open(source, write=False) as run:
         uploads = usable_uploads(last_round(run))
+        if run.info.get("method") == method.name:
+            job = follow_threads(job, run.outcome() or {})
     if not uploads:
         raise StoreError(f"{source}: no uploads are stored here, so there is nothing to replay")
     of_its_kind = {upload.architecture for upload in uploads if kind_of(upload.architecture) == method.uploads}

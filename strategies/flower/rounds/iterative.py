@@ -24,7 +24,7 @@ from ...method import Job, Normalization
 from ...rounds.config import NAME, IterativeConfig
 from ...run.identity import open_run
 from ...run.run_folder import RunFolder, default_run_dir
-from ...run.stage import StageReport, all_cores, last_finished_round, load_report
+from ...run.stage import StageReport, last_finished_round, load_report
 from ...uploads.builders import check_student, check_task, choose_student, named_builders
 from ..arguments import absolute, check_arguments, check_start, keep_plain_scores
 from ..messages import in_order
@@ -118,7 +118,7 @@ class Iterative(Strategy):
             normalization=normalization or default_normalization(input_shape),
             config=config or IterativeConfig(),
             seed=seed,
-            threads=options.threads or all_cores(),
+            threads=options.threads,
             device=options.device,
             proxy=proxy,
             teacher=options.job_teacher,

@@ -18,6 +18,7 @@ from flwr.serverapp import Grid
 from torch import nn
 
 from ...compute.in_process import torch_as_usual
+from ...compute.threads import steady_threads
 from ...core.bounds import Bound
 from ...core.durable import MIB
 from ...core.errors import OptionError, QuorumError
@@ -279,7 +280,7 @@ class IterativeRounds:
         self._module.to(job.device)
         self.client_scores = ClientScores(self.base, self._model, evaluate_config or {})
         with (
-            torch_as_usual(job.threads),
+            torch_as_usual(steady_threads(job)),
             Journal(kept, log_info, label=job.config.label, unit="round") as journal,
             self._refined.held_open(grid, journal.tick) if self._refined is not None else nullcontext(),
         ):

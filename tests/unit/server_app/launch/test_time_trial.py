@@ -13,8 +13,8 @@ from server_app.launch import time_trial
 from server_app.launch.time_trial import trial
 from server_app.settings.choices import Choice
 from server_app.settings.read import Settings, read_settings
+from strategies.core.processor import all_cores
 from strategies.method import METHODS, Job, Outcome, Progress
-from strategies.run.stage import all_cores
 
 QUICK = {"device": "cpu", "client.epochs": 4}
 

@@ -27,6 +27,7 @@ KEYS = {
     "status", "run_dir", "method", "seed", "accuracy", "best_accuracy", "table", "uploads", "refused", "refusals",
     "mib_up_per_client", "mib_down_per_client", "communication", "seconds", "weights_sha256", "resumed_at", "plots",
     "work",
+    "threads",
 }  # fmt: skip
 
 

@@ -20,8 +20,8 @@ from strategies.run.stage import keep_outcome
 
 KEYS = [
     "status", "run_dir", "method", "seed", "accuracy", "best_accuracy", "table", "uploads", "refused", "refusals",
-    "mib_up_per_client", "mib_down_per_client", "communication", "seconds", "work", "weights_sha256", "resumed_at",
-    "plots",
+    "mib_up_per_client", "mib_down_per_client", "communication", "seconds", "work", "threads", "weights_sha256",
+    "resumed_at", "plots",
 ]  # fmt: skip
 
 
