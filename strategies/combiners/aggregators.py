@@ -174,7 +174,7 @@ AGGREGATORS: Mapping[str, Aggregator] = {
         Aggregator("two-class-nn", "two-class-nn", "trained", forms.draw_two_class_nn, forms.two_class_nn),
     )
 }
-# The paper's network for two classes differs from the one for more, so only its own name selects it.
+# The network for two classes differs from the one for more, so only its own name selects it.
 _OF_TWO_CLASSES = {name: f"two-class-{name}" for name in ("average", "weighted", "per-class")}
 _GENERAL = ", ".join(name for name in AGGREGATORS if not name.startswith("two-class-"))
 

@@ -241,7 +241,7 @@ class TwoClassLinear(Linear):
 
 
 class TwoClassTwoLayers(TwoLayers):
-    """``W2 sigmoid(W1 d + b1) + b2``, the aggregator for Camelyon16: W1 [8, M], b1 [8], W2 [1, 8], b2 [1]."""
+    """``W2 sigmoid(W1 d + b1) + b2``, which Table 8 does not have: W1 [8, M], b1 [8], W2 [1, 8], b2 [1]."""
 
     def forward(self, logits: Tensor) -> Tensor:
         """Combine member logits [M, B, 2] to [B, 2]."""

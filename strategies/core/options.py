@@ -22,7 +22,7 @@ OWN_FORM = "module:attribute of your own"
 UNSET = ""  # the value of a setting that the method and its preset decide
 QUICK = "quick"  # the default preset: minutes on a CPU
 PUBLISHED = "published"  # the defaults as a config declares them
-PRESET_NAMES = (QUICK, PUBLISHED, "paper", "published-code", "co-boosting", "fedsyn", "flboost", "feddf")
+PRESET_NAMES = (QUICK, PUBLISHED, "paper", "published-code", "co-boosting", "fedsyn", "feddf")
 LENGTHS = ("epochs", "rounds", "iterations")  # the options that tell how long a method works
 
 

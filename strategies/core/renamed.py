@@ -19,7 +19,8 @@ RENAMED_VALUES: Mapping[str, Mapping[str, str]] = {
         "dirichlet-p4": "dirichlet-shuffled",
         "dirichlet-p4prep": "fedftg-weighted",
         "classes-p1": "classes-equal-size",
-    }
+    },
+    "preset": {"flboost": "published"},  # which it was for every method that a replay can run
 }
 
 

@@ -1,8 +1,8 @@
 """Losses between a student and members that are weighted sample by sample.
 
 Letters: M members, B batch, C classes; ``weights`` a [M, B], with ``sum_k a_ki = 1`` over all members of an ensemble.
-The losses are those of FLBoost (Zhang, Shen, Ding, Tao, Duan, CVPR 2022), Eqs. (4) to (7), in the forms of the text and
-of the published code.
+The losses are those of FLBoost (Zhang, Shen, Ding, Tao, Duan, CVPR 2022), Eqs. (3), (4) and (6) of its submission, in
+the forms of the text and of the published code.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..teacher.ensemble import Ensemble
 
 DISCREPANCIES = ("logits", "kl", "mse")
-CE_FORMS = ("per-sample", "batch-mean")
+CE_FORMS = ("per-sample", "batch-mean", "mean-output")
 DIRECTIONS = ("teacher-first", "student-first", "mse")
 MEANS = ("probabilities", "logits")
 
@@ -54,11 +54,14 @@ def weighted_cross_entropy(members: Tensor, labels: Tensor, weights: Tensor, for
         labels: y [B], whole numbers in [0, C).
         weights: a [M, B].
         form: ``"per-sample"``: ``mean_i sum_k a_ki CE(f_ki, y_i)`` (the paper); ``"batch-mean"``:
-            ``sum_k mean_i(a_ki) mean_i(CE(f_ki, y_i))`` (the published code).
+            ``sum_k mean_i(a_ki) mean_i(CE(f_ki, y_i))`` (the published code); ``"mean-output"``:
+            ``mean_i CE(sum_k a_ki f_ki, y_i)``, which needs all members (FedGen and FedDF in the text, section 3.3).
 
     Returns:
         A scalar.
     """
+    if form == "mean-output":
+        return F.cross_entropy((weights[:, :, None] * members).sum(0), labels)
     losses = F.cross_entropy(members.flatten(0, 1), labels.repeat(len(members)), reduction="none").view_as(weights)
     if form == "per-sample":
         return (weights * losses).sum(0).mean()

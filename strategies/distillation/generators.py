@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -11,6 +13,7 @@ from ..core.layout import fast_layout
 
 # Channels of both generators of images, half as many before the pixels.
 WIDTH = 128
+GENERATOR_FORMS = ("published-code", "paper")  # of FLBoost's, where the two differ
 
 
 class UpsampleConv(nn.Module):
@@ -125,11 +128,13 @@ class DenseGenerator(nn.Module):
 class ConditionalGenerator(nn.Module):
     """The generator of FLBoost: noise and labels to *normalised* images, which the models take directly.
 
-    It follows Table 5a of Zhang, Shen, Ding, Tao, Duan (CVPR 2022), in the order of the published code:
+    Zhang, Shen, Ding, Tao, Duan (CVPR 2022) have it in two forms. In that of the published code:
 
     - two linear layers, of the noise and of the one-hot label, each to 64 channels of H/4 W/4, concatenated; BN;
     - twice [upsample x2, 3x3 convolution, BN, leaky ReLU 0.2] with 128, then 64 channels;
     - 3x3 convolution; tanh; BN without scale and shift, which standardises images per channel.
+
+    In that of Table 5a each of the two convolutions is before the upsampling, and tanh is the end.
 
     The two convolutions before a BN have no bias, because the BN would remove it. There are thus 682,307 parameters at
     Z = 100, C = 10 and 3x32x32; the published code has 682,499.
@@ -138,12 +143,15 @@ class ConditionalGenerator(nn.Module):
         latent: Z.
         classes: C.
         image_shape: (channels, height, width); height and width are multiples of 4.
+        form: One of :data:`GENERATOR_FORMS`: ``"paper"`` is Table 5a.
 
     Raises:
         OptionError: The height or the width is not a multiple of 4.
     """
 
-    def __init__(self, latent: int, classes: int, image_shape: tuple[int, int, int]) -> None:
+    def __init__(
+        self, latent: int, classes: int, image_shape: tuple[int, int, int], form: str = "published-code"
+    ) -> None:
         super().__init__()
         self.latent, self.classes = latent, classes
         channels = image_shape[0]
@@ -152,10 +160,12 @@ class ConditionalGenerator(nn.Module):
         self.project = nn.Linear(latent, WIDTH // 2 * height * width)
         self.project_label = nn.Linear(classes, WIDTH // 2 * height * width)
         self.norm0 = nn.BatchNorm2d(WIDTH)
-        self.up1, self.norm1 = UpsampleConv(WIDTH, WIDTH), nn.BatchNorm2d(WIDTH)
-        self.up2, self.norm2 = UpsampleConv(WIDTH, WIDTH // 2), nn.BatchNorm2d(WIDTH // 2)
+        self._as_printed = form == "paper"
+        convolution = partial(nn.Conv2d, kernel_size=3, padding=1, bias=False) if self._as_printed else UpsampleConv
+        self.up1, self.norm1 = convolution(WIDTH, WIDTH), nn.BatchNorm2d(WIDTH)
+        self.up2, self.norm2 = convolution(WIDTH, WIDTH // 2), nn.BatchNorm2d(WIDTH // 2)
         self.pixels = PixelConv(WIDTH // 2, channels)
-        self.norm3 = nn.BatchNorm2d(channels, affine=False)
+        self.norm3 = nn.Identity() if self._as_printed else nn.BatchNorm2d(channels, affine=False)
         fast_layout(self)
 
     def forward(self, noise: Tensor, labels: Tensor) -> Tensor:
@@ -163,8 +173,9 @@ class ConditionalGenerator(nn.Module):
         parts = self.project(noise), self.project_label(_one_hot(labels, self.classes, noise))
         x = torch.cat([part.view(-1, *self.first) for part in parts], dim=1)
         x = self.norm0(x.contiguous(memory_format=torch.channels_last))
-        x = F.leaky_relu(self.norm1(self.up1(x)), 0.2, inplace=True)
-        x = F.leaky_relu(self.norm2(self.up2(x)), 0.2, inplace=True)
+        for convolve, norm in ((self.up1, self.norm1), (self.up2, self.norm2)):
+            x = F.leaky_relu(norm(convolve(x)), 0.2, inplace=True)
+            x = F.interpolate(x, scale_factor=2) if self._as_printed else x
         images: Tensor = self.norm3(torch.tanh(self.pixels(x)))
         return images
 

@@ -76,22 +76,25 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(logits, labels)
 
 
-def hard_cross_entropy(logits: Tensor, labels: Tensor, exponent: float = 1.0) -> Tensor:
+def hard_cross_entropy(
+    logits: Tensor, labels: Tensor, exponent: float = 1.0, *, differentiated: bool = False
+) -> Tensor:
     """Return ``mean_i (1 - p_i)^exponent * -log p_i`` with ``p_i = sm(logits_i)[y_i]``; L_H of Co-Boosting.
 
-    Its Eqs. (5), (6): samples that the ensemble already classifies correctly count less. The factor gets no gradient,
-    as in the published code.
+    Its Eqs. (5), (6): samples that the ensemble already classifies correctly count less.
 
     Args:
         logits: [B, C], unnormalised.
         labels: Classes [B], whole numbers in [0, C).
         exponent: At least 0; at 0 this is :func:`cross_entropy`.
+        differentiated: Whether the gradient passes through the factor, as Eq. (6) has it; else it is a constant, as in
+            the published code.
 
     Returns:
         A scalar.
     """
     losses = F.cross_entropy(logits, labels, reduction="none")
-    difficulty = (1 - (-losses.detach()).exp()) ** exponent
+    difficulty = (1 - (-(losses if differentiated else losses.detach())).exp()) ** exponent
     return (difficulty * losses).mean()
 
 

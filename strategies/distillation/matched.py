@@ -45,7 +45,9 @@ class Matched:
     generator: nn.Module
 
     @classmethod
-    def of(cls, job: Job, level: str, latent: int, width: int, *, table: str = "flboost") -> Matched:
+    def of(
+        cls, job: Job, level: str, latent: int, width: int, *, form: str = "published-code", table: str = "flboost"
+    ) -> Matched:
         """Build the models; the generator continues from the job's memory, else from a seeded initialisation.
 
         Args:
@@ -53,6 +55,7 @@ class Matched:
             level: ``"images"`` or ``"features"``.
             latent: Z.
             width: Hidden units of a generator of features.
+            form: Of a generator of images, see :class:`.ConditionalGenerator`.
             table: The method's name, with which its settings begin.
 
         Raises:
@@ -64,7 +67,7 @@ class Matched:
                 teacher, _ = TEACHERS[job.teacher].build(job)
             else:
                 teacher = Ensemble.of_job(job, job.uploads, Mean())
-            return cls(student, student, teacher, _generator(job, latent, width, 0, table))
+            return cls(student, student, teacher, _generator(job, latent, width, 0, table, form))
         # A teacher's pool is fitted on whole models, not on their last layers.
         pool = TEACHERS[job.teacher].build(job)[1] if isinstance(job.teacher, str) else None
         members = job.uploads if pool is None else with_stand_ins(job.uploads, pool)
@@ -100,13 +103,13 @@ def check_level(job: Job, level: str, *, table: str) -> None:
         check_gradients(job, f"setting '{table}.level'", "It must be 'features'")
 
 
-def _generator(job: Job, latent: int, width: int, features: int, table: str) -> nn.Module:
+def _generator(job: Job, latent: int, width: int, features: int, table: str, form: str = "published-code") -> nn.Module:
     with seeded_torch(job.seed, table, job.server_round, "generator"):  # torch initialises from its global state
         found: nn.Module
         if features:
             found = FeatureGenerator(latent, job.num_classes, features, width)
         else:
-            found = ConditionalGenerator(latent, job.num_classes, job.input_shape)
+            found = ConditionalGenerator(latent, job.num_classes, job.input_shape, form)
     if job.memory is not None:
         _remember(found, job.memory, table)
     return found.to(job.device)

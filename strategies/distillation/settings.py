@@ -17,7 +17,7 @@ from ..core.options import option
 from ..teacher.augment import AUGMENTATIONS
 from .distill import DistillRecipe
 from .pool import quantize
-from .synthesis import ARITHMETICS, Recipe
+from .synthesis import ARITHMETICS, RESETS, Recipe
 
 AUGMENTATION_NAMES = tuple(AUGMENTATIONS)
 PRECISIONS = ("float32", "bfloat16")
@@ -34,6 +34,9 @@ _SHARED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     ),
     "synthesis_batch_size": ("images made per epoch", {"low": 2}),
     "pool_cap": ("most images in the pool, the oldest are dropped first; 0: no limit", {"low": 0}),
+    "pool_augmentation": (
+        "augmentation of the pool's images whenever the models read them", {"choices": AUGMENTATION_NAMES},
+    ),
     "batch_size": ("images per step of the student, or of the gate, b", {"low": 2, "main": True}),
     "kd_temperature": ("temperature of the distillation loss, or of the soft decisions", {"above": 0.0, "main": True}),
     "student_lr": (
@@ -81,9 +84,7 @@ class PoolOptions:
     """Options of the pool that stores the synthetic images and of reading it."""
 
     pool_cap: int = shared("pool_cap", 0)
-    pool_augmentation: str = option(
-        "none", "augmentation of the models' images in distillation", choices=AUGMENTATION_NAMES
-    )
+    pool_augmentation: str = shared("pool_augmentation", "none")
 
     def stored(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """Return pixels [N, ch, H, W] in [0, 1] and their classes [N] as rows of a pool, in 8 bits as image files."""
@@ -99,6 +100,9 @@ class TextOrCodeOptions(PoolOptions, SynthesisOptions):
         "best", "images kept: those of the generator's lowest loss, or its last ones", choices=("best", "last"),
         setting=False,
     )  # fmt: skip
+    generator_reset: str = option(
+        "epoch", "when the generator starts anew: in every epoch, or never", choices=RESETS, setting=False
+    )
     pool_precision: str = option(
         "uint8", "format of the pool's pixels: 8 bits, as in image files, or as made", choices=("uint8", "float32"),
         setting=False,

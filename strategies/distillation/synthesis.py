@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 
 ARITHMETICS = ("auto", "float32", "bfloat16")
+RESETS = ("epoch", "never")
 # Each makes bfloat16 faster than float32: two sets of x86's instructions, and ARM's.
 _OF_PROCESSORS = ("avx512_bf16", "amx_bf16", "bf16")
 
@@ -221,7 +222,8 @@ def _total(terms: Sequence[Term], losses: dict[str, Tensor]) -> Tensor:
 class GeneratedImages:
     """A generator that trains against the ensemble for some steps per epoch and then makes one batch.
 
-    It is reset for every batch, as in the published codes of DENSE and Co-Boosting.
+    It is reset for every batch, as in the published codes of DENSE and Co-Boosting, or never, as in their texts. One
+    that is never reset is part of the state between epochs: :attr:`modules`.
 
     Args:
         job: Supplies the shape of images, the number of classes, the seed and the device.
@@ -229,14 +231,31 @@ class GeneratedImages:
         latent: Length of the noise vector z.
         batch_size: Images in a batch.
         augmentation: A key of ``AUGMENTATIONS``: the change of images before the models see them.
+        reset: One of :data:`RESETS`: ``"epoch"`` draws the generator's weights anew for every batch.
+
+    Attributes:
+        modules: The modules that a checkpoint must hold, by name.
     """
 
-    def __init__(self, job: Job, recipe: Recipe, *, latent: int, batch_size: int, augmentation: str = "none") -> None:
+    def __init__(
+        self,
+        job: Job,
+        recipe: Recipe,
+        *,
+        latent: int,
+        batch_size: int,
+        augmentation: str = "none",
+        reset: str = "epoch",
+    ) -> None:
         self.job = job
         self._recipe, self._noise_shape, self._augment = recipe, (batch_size, latent), AUGMENTATIONS[augmentation]
         self._standardize = Standardize(job.normalization).to(job.device)
         with seeded_torch(job.seed, "generator"):  # its initialisation draws from torch's global state
             self.generator = DenseGenerator(latent, job.input_shape).to(job.device)
+        self._resets = reset == "epoch"
+        self.modules: dict[str, nn.Module] = {} if self._resets else {"generator": self.generator}
+        if not self._resets:
+            self.generator.reset(generator(job.seed, "generator"))
         self._capture = augmentation == "none" and job.shards is None
 
     def batch(
@@ -260,7 +279,8 @@ class GeneratedImages:
             tick: Called after each step.
         """
         device, rng = self.job.device, generator(self.job.seed, "synthesis", epoch)
-        self.generator.reset(rng)
+        if self._resets:
+            self.generator.reset(rng)
         noise = torch.randn(self._noise_shape, generator=rng).to(device)
         labels = torch.randint(self.job.num_classes, (len(noise),), generator=rng)
         labels = (labels.sort().values if sort_labels else labels).to(device)

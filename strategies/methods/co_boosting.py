@@ -52,6 +52,9 @@ PRESETS: dict[str, dict[str, Any]] = {
     "paper": {
         "keep_images": "last",
         "optimize_noise": False,
+        "generator_reset": "never",
+        "pool_precision": "float32",
+        "difficulty": "differentiated",
         "generator_clip": 0.0,
         "adversarial_temperature": 1.0,
         "perturbation": "l2",
@@ -74,6 +77,10 @@ class CoBoostingConfig(StudentOptions, TextOrCodeOptions):
     """
 
     hard_exponent: float = option(1.0, "power of 1 - p in the hard-sample loss L_H; 0: plain cross-entropy", low=0.0)
+    difficulty: str = option(
+        "constant", "1 - p in L_H, to the generator's gradient: a constant, or differentiated too",
+        choices=("constant", "differentiated"), setting=False,
+    )  # fmt: skip
     adversarial_weight: float = option(1.0, "weight beta of the disagreement loss L_A; 0: none", low=0.0)
     adversarial_temperature: float = option(
         3.0, "temperature of L_A, with its square as a factor", above=0.0, setting=False
@@ -119,11 +126,15 @@ class CoBoostingServer:
             self.weights.div_(self.weights.sum())  # the size that mu is made for
         self.learner = Learner(job, self.teacher, config.distill_recipe(), augmentation=config.pool_augmentation)
         self.images = GeneratedImages(
-            job, config.recipe(), latent=config.latent, batch_size=config.synthesis_batch_size
+            job,
+            config.recipe(),
+            latent=config.latent,
+            batch_size=config.synthesis_batch_size,
+            reset=config.generator_reset,
         )
         self._moved = Graphed(self._perturbed, job.device, capture=self.teacher.is_local)
         self._reweighted = Graphed(self._better_weights, job.device)
-        modules = {"student": self.learner.student, "weights": self.combiner}
+        modules = {"student": self.learner.student, "weights": self.combiner, **self.images.modules}
         pool = Pool(config.pool_cap, job.device)
         self.stage = Stage(modules, self.learner.optimizer, pool, config.synthesis_batch_size, job.store_images)
 
@@ -154,7 +165,8 @@ class CoBoostingServer:
         config = self.config
 
         def hard(view: View) -> Tensor:
-            return hard_cross_entropy(view.teacher, view.labels, config.hard_exponent)
+            moves = config.difficulty == "differentiated"
+            return hard_cross_entropy(view.teacher, view.labels, config.hard_exponent, differentiated=moves)
 
         def disagreement(view: View) -> Tensor:
             assert view.student is not None  # noqa: S101  computed whenever this term has a weight

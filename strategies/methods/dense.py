@@ -1,16 +1,19 @@
 """DENSE (FedSyn): the server makes images the uploaded models agree on and distils their ensemble into one model.
 
 Paper: Zhang, Chen, Li, Lyu, Wu, Ding, Shen, Wu, DENSE: Data-Free One-Shot Federated Learning, NeurIPS 2022,
-    https://arxiv.org/abs/2112.12371 (first called FedSyn). Read version: the NeurIPS one, and the authors' code.
+    https://arxiv.org/abs/2112.12371 (first called FedSyn). Read version: its first one, FedSyn, whose equations are
+    compared with this code and numbered so here; the NeurIPS one; and the authors' code.
 Symbols: D(x) -> teacher, the mean of logits; f_S -> student; G -> generator; T -> epochs; T_G -> generator_steps;
     b -> batch_size; lambda_1 -> bn_weight; lambda_2 -> adversarial_weight; eta_G, eta_S -> generator_lr, student_lr.
-Where: similarity l_CE -> losses.cross_entropy; stability l_BN -> batchnorm; transferability l_div with the mask of
-    Eq. (6) -> losses.adversarial_divergence; l_dis -> losses.soft_kl; Algorithm 1 -> Server.epoch.
+Where: D, Eq. (3) -> teacher; similarity l_CE, Eq. (4) -> losses.cross_entropy; stability l_BN, Eq. (5) -> batchnorm;
+    transferability l_div with its mask, Eq. (6) -> losses.adversarial_divergence; their sum, Eq. (7) ->
+    DenseServer.synthesize; l_dis, Eq. (9) -> losses.soft_kl; Algorithm 1 -> DenseServer.epoch.
 Deviations: l_BN uses the running statistics of the clients' own layers (the paper speaks of the generator's, which
     have nothing to be compared with; the published code never collects any). By default the student learns from all
-    images made so far, as in the published code; Algorithm 1 uses the newest batch only: preset "paper". What the
-    paper leaves open follows the code: the generator starts anew every epoch, and of its steps the images of the
-    lowest loss are kept.
+    images made so far, as in the published code; Algorithm 1 uses the newest batch only: preset "paper". By
+    default the generator also starts anew every epoch, and of its steps the images of the lowest loss are kept, as in
+    the code; Algorithm 1 initialises it once and makes the images after its last step: preset "paper". Under both Adam,
+    which the text names, begins anew every epoch.
 """
 
 from __future__ import annotations
@@ -49,7 +52,9 @@ PRESETS: dict[str, dict[str, Any]] = {
         "kd_temperature": 4.0,
     },
     "fedsyn": {"synthesis_augmentation": "crop-flip"},
-    "paper": {"distillation_data": "fresh", "keep_images": "last", "optimize_noise": False},
+    "paper": {
+        "distillation_data": "fresh", "keep_images": "last", "optimize_noise": False, "generator_reset": "never",
+    },
     "published-code": {
         "adversarial_weight": 1.0,
         "bn_weight": 0.0,
@@ -72,7 +77,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "student_clip": 10.0,
         "pool_augmentation": "crop-flip",
     },
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -138,12 +143,13 @@ class DenseServer:
             latent=config.latent,
             batch_size=config.synthesis_batch_size,
             augmentation=config.synthesis_augmentation,
+            reset=config.generator_reset,
         )
         self.learner = Learner(job, self.teacher, config.distill_recipe(), augmentation=config.pool_augmentation)
         # With fresh images the pool only remembers the newest, for the report.
         self.fresh = config.distillation_data == "fresh"
         pool = Pool(config.synthesis_batch_size if self.fresh else config.pool_cap, job.device)
-        modules, made = {"student": self.learner.student}, config.synthesis_batch_size
+        modules, made = {"student": self.learner.student, **self.images.modules}, config.synthesis_batch_size
         self.stage = Stage(modules, self.learner.optimizer, pool, made, job.store_images)
 
     def epoch(self, epoch: int) -> dict[str, float]:

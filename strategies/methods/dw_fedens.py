@@ -3,7 +3,7 @@
 Paper: Dai et al., Enhancing One-Shot Federated Learning Through Data and Ensemble Co-Boosting, ICLR 2024,
     https://arxiv.org/abs/2402.15070. Read version: arXiv v1.
 Symbols: f_k -> the model of uploads[k]; n_k -> uploads[k].num_examples.
-Where: A_w(x) = sum_k w_k f_k(x), Eq. (1), with w_k = n_k / sum_j n_j -> combiners.combiners.Weighted.
+Where: A_w(x) = sum_k w_k f_k(x), Eq. (2), with w_k = n_k / sum_j n_j -> combiners.combiners.Weighted.
 Deviations: if a client sends no number of examples, all weigh the same, and the metrics note it.
 """
 

@@ -3,16 +3,18 @@
 Paper: Zhu, Hong, Zhou, Data-Free Knowledge Distillation for Heterogeneous Federated Learning, ICML 2021,
     https://arxiv.org/abs/2105.10056; FedGen* and the shapes of both generators are of Zhang, Shen, Ding, Tao, Duan,
     Fine-tuning Global Model via Data-Free Knowledge Distillation for Non-IID Federated Learning, CVPR 2022,
-    https://arxiv.org/abs/2203.09249. Read version: a summary of both papers and of both published codes; no equation
-    was checked against the text.
+    https://arxiv.org/abs/2203.09249. Read version: the submission of the second, FLBoost, whose section
+    3.3 says how it trains FedGen's generator, and a summary of the first and of both published codes.
 Symbols: G -> generator; f_k -> teacher.members; n_k^y - 1 -> Upload.label_counts; eta -> diversity_weight; b_g ->
     local_batch_size; gamma_t -> gamma.
 Where: sum_k mean_i(w_{y_i,k} NLL_k) + eta R -> _Server.loss with consensus.weighted_cross_entropy; w ->
     label_draws.class_weights; R -> losses.diversity; the clients' half -> client/generated.py; its description
     -> generator_spec.py.
 Deviations: the model itself stays the combined one. The defaults are those of Zhang et al.'s comparison, except for
-    their width of 8192, with which the generator has 72 million weights for 512 features (preset "cvpr2022"). Preset
-    "original" has Zhu et al.'s numbers in that generator's shape, with as many hidden units. Adam begins anew in every
+    their width of 8192, with which the generator has 72 million weights for 512 features, and with the cross-entropy of
+    each client and the diversity loss, as in the first code. Preset "paper" is their text: the cross-entropy of the
+    clients' mean output alone. Their text prints no gamma; it is that of both codes. Preset "published-code" has Zhu et
+    al.'s numbers in that generator's shape, with as many hidden units. Adam begins anew in every
     round, for only weights travel. t counts from 0, so that the first generator, shared in the second round, has
     gamma_1. The KL term, whose weight in the published code is 0, is left out.
 """
@@ -52,10 +54,10 @@ LOCAL_FLOOR = 1e-4
 LOCAL_EPOCHS = 20  # of a round in which clients use the generator
 
 
-# "flboost": FedGen as FLBoost's paper describes it. "paper": Zhu et al. Defaults: FLBoost's comparison.
+# "paper": FedGen as FLBoost's paper describes it. "published-code": Zhu et al. Defaults: FLBoost's comparison.
 PRESETS: dict[str, dict[str, Any]] = {
-    "flboost": {"generator_width": 8192},
-    "paper": {
+    "paper": {"generator_width": 8192, "ce_form": "mean-output", "diversity_weight": 0.0},
+    "published-code": {
         "batch_size": 32,
         "latent": 32,
         "generator_width": 256,
@@ -93,7 +95,9 @@ class FedGenConfig:
         "uniform", "weights w of the clients: equal, or by their examples of the class", choices=("uniform", "counts"),
         setting=False,
     )  # fmt: skip
-    ce_form: str = option("per-sample", "w weighs each sample, or the batch's mean", choices=CE_FORMS, setting=False)
+    ce_form: str = option(
+        "per-sample", "w weighs each sample, the batch's mean, or the clients' output", choices=CE_FORMS, setting=False
+    )
     diversity_weight: float = option(1.0, "weight eta of the diversity loss", low=0.0, setting=False)
     noise: str = option("normal", "the noise: N(0, 1), or U[0, 1)", choices=NOISES, setting=False)
     local_batch_size: int = option(

@@ -4,7 +4,7 @@ Paper: the name is from Dai et al., Enhancing One-Shot Federated Learning Throug
     2024, https://arxiv.org/abs/2402.15070; the ensemble is Guha, Talwalkar, Smith, One-Shot Federated Learning, 2019,
     https://arxiv.org/abs/1902.11175. Read version: arXiv v1 of both.
 Symbols: f_k -> the model of uploads[k]; w_k = 1/n -> combiners.combiners.Mean.
-Where: A_w(x) = sum_k w_k f_k(x), Eq. (1) of Co-Boosting with w_k = 1/n -> fit.
+Where: A_w(x) = sum_k w_k f_k(x), Eq. (2) of Co-Boosting with w_k = 1/n -> fit.
 Deviations: none known; logits are averaged, as in all published codes. The mean of probabilities is an option, in which
     unsure clients have less influence.
 """

@@ -2,13 +2,15 @@
 
 Paper: Allouah, Dhasade, Guerraoui, Gupta, Kermarrec, Pinot, Pires, Sharma, Revisiting Ensembling in One-Shot Federated
     Learning, NeurIPS 2024, https://arxiv.org/abs/2411.07182.
-    Read version: a summary of the paper, its appendix and its code; no equation was checked against the text.
+    Read version: the paper and its appendix, whose equations are compared with this code, and a summary of its code.
 Symbols: theta_i -> Job.uploads; pi_i(x) -> member logits z [M, B, C]; f_lambda -> AGGREGATORS; lambda ->
     params; D_i^10 -> the share ``holdout`` that a client keeps from training; K -> local_steps; R -> rounds.
 Where: Algorithm 1, phase 1 -> the clients' upload, fens_clients.Dialogue.send; phase 2 -> _trained; the server's step
     of Table 8 -> aggregation.fed_adam; the aggregators of section 3 -> combiners.aggregators.
-Deviations: the last round is the result; the published code reports the best of all rounds on the test set. INT8 is
-    calibrated on the clients' own training examples, not on test images. The clients send their counts of votes, not
+Deviations: the last round is the result; the published code reports the best of all rounds on the test set. The
+    aggregators have biases, as in the published code; those of appendix B.3 and B.4 have none. A client counts by the
+    examples that its steps saw, as in the published code; line 13 of Algorithm 1 is a plain mean: preset "paper". INT8
+    is calibrated on the clients' own training examples, not on test images. The clients send their counts of votes, not
     their shares, so that a merge is that of pooled examples. On a server with labelled images ``fit`` trains the
     aggregator there, by the same steps, as one client. The paper draws the
     per-class weights; with ``start = "label-counts"`` they begin at the static ones, so that few rounds are enough.
@@ -48,7 +50,12 @@ MANY_CLASSES = 100
 
 
 # "quick": on digits it takes seconds, where the published rounds take a minute.
-PRESETS: dict[str, dict[str, Any]] = {"quick": {"rounds": 100, "server_lr": 0.003}}
+# "paper": the text, with Table 8's hidden units. "published-code": its release, whose values are the declared ones.
+PRESETS: dict[str, dict[str, Any]] = {
+    "quick": {"rounds": 100, "server_lr": 0.003},
+    "paper": {"hidden": 40, "client_weights": "uniform"},
+    "published-code": {},
+}
 
 
 @dataclass(frozen=True)
@@ -67,6 +74,10 @@ class FensConfig:
     rounds: int = option(500, "federated rounds R of the aggregator", low=1, main=True)
     local_steps: int = option(1, "steps K of a client in each round", low=1, main=True)
     batch_size: int = option(128, "held examples per step", low=1)
+    client_weights: str = option(
+        "examples", "how clients count in a round: by the examples that their steps saw, or equally",
+        choices=("examples", "uniform"), setting=False,
+    )  # fmt: skip
     client_lr: float = option(1.0, "learning rate eta_l of the clients' steps", above=0.0)
     server_lr: float = option(0.001, "learning rate eta_s of the server's FedAdam", above=0.0, main=True)
     precision: str = option("int8", "precision in which the ensemble goes to the clients", choices=PRECISIONS)
@@ -183,7 +194,8 @@ def _train_aggregator(job: Job, progress: Progress, aggregator: Aggregator, trai
         while trainers.notes:
             progress.record({"note": trainers.notes.pop(0)})
         if updates:
-            params, state = adam.step(params, state, updates)
+            equal = config.client_weights == "uniform"
+            params, state = adam.step(params, state, [(update, 1 if equal else seen) for update, seen in updates])
         scores.record(number, params, updates=len(updates), mib=trainers.mib_per_client)
         progress.checkpoint(partial(_snapshot, number, params, state))
     return params

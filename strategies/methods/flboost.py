@@ -1,19 +1,22 @@
 """FLBoost (FedFTG): a conditional generator finds knowledge of the clients' models that the combined model lacks.
 
 Paper: Zhang, Shen, Ding, Tao, Duan, Fine-tuning Global Model via Data-Free Knowledge Distillation for Non-IID
-    Federated Learning, CVPR 2022, https://arxiv.org/abs/2203.09249. Read version: a summary of the paper and of its
-    published code; no equation was checked against the text.
+    Federated Learning, CVPR 2022, https://arxiv.org/abs/2203.09249. Read version: its submission, FLBoost, whose
+    equations are compared with this code and numbered so here, and a summary of the published code.
 Symbols: omega -> student; theta, G -> generator; f_k -> teacher.members; alpha_t^{k,y} -> weights; p_t(y) -> labels;
     I, I_g, I_d -> iterations, generator_steps, student_steps; b -> batch_size; lambda_cls, lambda_r -> ce_weight,
     diversity_weight; S_t -> the uploads.
-Where: L_md, L_cls -> distillation.consensus; R -> distillation.losses.diversity; alpha -> distillation.label_draws; the
-    draws of y -> distillation.label_draws; the generator -> ConditionalGenerator; the loop -> _Server.iteration.
+Where: L_md, Eq. (3), L_cls, Eq. (4), and their sum, Eq. (2) -> distillation.consensus and
+    FlBoostServer._generator_step; R -> distillation.losses.diversity; p_t, Eq. (5), and alpha, Eq. (6) ->
+    distillation.matched; Table 5 -> ConditionalGenerator, FeatureGenerator; Algorithm 2 -> FlBoostServer.iteration.
 Deviations: the paper and its code differ, and each has a preset. By default the loop is the code's: one generator step
-    per client, L1 of logits with the clients' as constants, KL with the clients first, labels in fixed shares. The
-    cross-entropy is weighed per sample as in the paper. The KL is summed over classes: the code's mean over them makes
-    the learning rate C times smaller. alpha has no 1e-6 in its denominator, because a class without examples is never
-    drawn. ``augmentation`` is an addition, whose crops have a black border. Clients come in the order of their names.
-    Unless all clients tell label counts, classes and clients weigh the same; Tally's pool has its own, teaching alone.
+    per client, L1 of logits with the clients' as constants, KL with the clients first, labels in fixed shares, the
+    code's form of the generator. The cross-entropy is weighed per sample as in the paper. The KL is summed over
+    classes: the code's mean over them makes the learning rate C times smaller. The rates fall by a factor per round, as
+    in the code; the text calls their decay quadratic and prints the same 0.998. alpha has no 1e-6 in its denominator,
+    because a class without examples is never drawn. ``augmentation`` is an addition, whose crops have a black border.
+    Clients come in the order of their names. Unless all clients tell label counts, classes and clients weigh the same;
+    Tally's pool has its own, teaching alone.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ from ..core.seeds import generator, seeded_torch
 from ..core.work import work
 from ..distillation import consensus
 from ..distillation.epochs import clock_block, copy_weights, sample_images
+from ..distillation.generators import GENERATOR_FORMS
 from ..distillation.losses import diversity
 from ..distillation.matched import DRAWS, LEVELS, Matched, check_level, draw_labels, shares_of
 from ..distillation.moments import MOMENTS, ImageMoments, check_moments
@@ -48,8 +52,9 @@ if TYPE_CHECKING:
     from ..method import Job, Progress
 
 
-# "paper": the text. "published-code": its release. "feddf": the FedDF of its comparison, 50 steps of a generator in
-# place of real images and 20 of the model, here in ten turns.
+# "paper": the text. "published-code": its release. "feddf": the FedDF of its comparison, by the text: a generator that
+# learns as FedGen's, from the cross-entropy of the mean output with uniform labels, and the average of logits as the
+# teacher. 50 steps of the generator and 20 of the model are the release's, here in ten turns.
 # "quick": tried out on Fashion-MNIST; it suits models as small as the main job's.
 PRESETS: dict[str, dict[str, Any]] = {
     "quick": {"adversarial_weight": 0.1, "generator_step": "joint", "generator_steps": 3, "student_lr": 0.05},
@@ -58,11 +63,13 @@ PRESETS: dict[str, dict[str, Any]] = {
         "generator_step": "joint",
         "student_divergence": "student-first",
         "label_draw": "independent",
+        "generator": "paper",
     },
     "published-code": {"ce_form": "batch-mean", "per_class": True},
     "feddf": {
-        "adversarial_weight": 0.0, "weights": "uniform", "generator_step": "joint", "generator_steps": 5,
-        "student_steps": 2,
+        "adversarial_weight": 0.0, "diversity_weight": 0.0, "ce_form": "mean-output", "labels": "uniform",
+        "label_draw": "independent", "weights": "uniform", "ensemble": "logits", "generator_step": "joint",
+        "generator_steps": 5, "student_steps": 2,
     },
 }  # fmt: skip
 
@@ -94,7 +101,9 @@ class FlBoostConfig:
     generator_step: str = option(
         "per-client", "a generator step sees one client, or all of them", choices=("per-client", "joint")
     )
-    ce_form: str = option("per-sample", "alpha weighs each sample, or the batch's mean", choices=consensus.CE_FORMS)
+    ce_form: str = option(
+        "per-sample", "alpha weighs each sample, the batch's mean, or the clients' output", choices=consensus.CE_FORMS
+    )
     student_divergence: str = option(
         "teacher-first", "first distribution in the model's KL, or squares of logits", choices=consensus.DIRECTIONS
     )
@@ -115,6 +124,10 @@ class FlBoostConfig:
         "none", "moments of generated images: 0 and 1, those that models tell, or a data set's", choices=MOMENTS
     )
     augmentation: str = option("none", "change of generated images before the models", choices=("none", "crop-flip"))
+    generator: str = option(
+        "published-code", "form of the generator of images: its release's, or Table 5a", choices=GENERATOR_FORMS,
+        setting=False,
+    )  # fmt: skip
     level: str = option(
         "images", "generated inputs: images, or inputs of the last layer, which alone is tuned", choices=LEVELS
     )
@@ -128,6 +141,11 @@ class FlBoostConfig:
             raise OptionError(
                 "settings 'flboost.adversarial-weight', 'flboost.ce-weight' and 'flboost.diversity-weight' are all 0: "
                 "must be at least one number greater than 0, from which the generator learns"
+            )
+        if self.ce_form == "mean-output" and self.generator_step != "joint":
+            raise OptionError(
+                "setting 'flboost.ce-form' is 'mean-output' and 'flboost.generator-step' 'per-client': must be "
+                "'joint', because a mean needs all clients"
             )
         if self.generator_width % 2:
             raise OptionError(f"setting 'flboost.generator-width' is {self.generator_width}: must be an even number")
@@ -164,7 +182,7 @@ class FlBoostServer:
     def __init__(self, job: Job, progress: Progress) -> None:
         config: FlBoostConfig = job.config
         self.job, self.config, self.progress = job, config, progress
-        models = Matched.of(job, config.level, config.latent, config.generator_width)
+        models = Matched.of(job, config.level, config.latent, config.generator_width, form=config.generator)
         self.student, self.judge, self.teacher = models.student, models.judge, models.teacher
         self.generator = models.generator
         decay = config.lr_decay ** (job.server_round - 1)

@@ -28,6 +28,7 @@ OTHER: dict[str, Any] = {
     "epochs": 1, "generator_steps": 1, "generator_lr": 0.05, "generator_clip": 1e-4,
     "generator_precision": "bfloat16", "latent": 9, "optimize_noise": False, "synthesis_batch_size": 8,
     "keep_images": "last", "synthesis_augmentation": "flip", "pool_cap": 7, "pool_precision": "float32",
+    "generator_reset": "never",
     "pool_augmentation": "flip", "steps_per_epoch": 1, "batch_size": 4, "kd_temperature": 2.0, "optimizer": "adam",
     "student_lr": 0.2, "weight_decay": 0.1, "schedule": "constant", "student_clip": 1e-3,
     "teacher_precision": "bfloat16",

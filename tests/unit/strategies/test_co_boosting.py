@@ -53,10 +53,13 @@ def weights_per_epoch(book: Book) -> list[Tensor]:
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "default": {},
-    "paper": {"perturbation": "l2", "reweighting_data": "all", "keep_images": "last", "optimize_noise": False},
+    "paper": {
+        "perturbation": "l2", "reweighting_data": "all", "keep_images": "last", "optimize_noise": False,
+        "generator_reset": "never", "pool_precision": "float32", "difficulty": "differentiated",
+    },
     "weights-only": {"perturbation": "none", "pool_cap": 9, "student_lr": 0.01},
     "augmented": {"pool_augmentation": "flip"},
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -139,6 +142,7 @@ def test_everything_switched_off_is_dense_with_its_cross_entropy_alone(monkeypat
 
 CO_OTHER: dict[str, Any] = OTHER | {
     "schedule": "cosine", "hard_exponent": 0.0, "adversarial_weight": 0.0, "adversarial_temperature": 1.0,
+    "difficulty": "differentiated",
     "perturbation": "l2", "perturbation_size": 0.5, "reweighting": False,
     "reweighting_step": 0.01, "reweighting_decay": 0.5, "reweighting_data": "all",
 }  # fmt: skip
@@ -158,7 +162,8 @@ CODE = {
     "keep_images": "best", "optimize_noise": True, "generator_clip": 10.0, "adversarial_temperature": 3.0,
     "perturbation": "sign", "reweighting_decay": 0.99, "reweighting_data": "earlier",
     "weight_decay": 1e-4, "schedule": "cosine", "student_clip": 10.0,
-    "pool_precision": "uint8", "pool_cap": 0, "steps_per_epoch": 0,
+    "pool_precision": "uint8", "pool_cap": 0, "steps_per_epoch": 0, "generator_reset": "epoch",
+    "difficulty": "constant",
 }  # fmt: skip
 PUBLISHED: dict[str, dict[str, Any]] = {
     "published": {**SHARED, **CODE, "reweighting_step": 0.0},
@@ -167,6 +172,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         **SHARED, "keep_images": "last", "optimize_noise": False, "generator_clip": 0.0,
         "adversarial_temperature": 1.0, "perturbation": "l2", "reweighting_step": 0.0, "reweighting_decay": 1.0,
         "reweighting_data": "all", "weight_decay": 0.0, "schedule": "constant", "student_clip": 0.0,
+        "generator_reset": "never", "pool_precision": "float32", "difficulty": "differentiated",
     },
 }  # fmt: skip
 

@@ -30,7 +30,7 @@ SMALL = DenseConfig(**TINY | {"generator_lr": 1e-3})
 
 VARIANTS = {
     "default": SMALL,
-    "fresh": replace(SMALL, distillation_data="fresh", keep_images="last"),
+    "fresh": replace(SMALL, distillation_data="fresh", keep_images="last", generator_reset="never"),
     "cosine": replace(SMALL, schedule="cosine"),
     "capped-augmented": replace(SMALL, pool_cap=10, pool_augmentation="crop-flip", synthesis_augmentation="flip"),
     "budget": replace(SMALL, steps_per_epoch=2, weight_decay=0.01, student_clip=1.0, generator_clip=1.0),
@@ -117,7 +117,8 @@ PUBLISHED = {
         "adversarial_temperature": 1.0, "batch_size": 128, "synthesis_batch_size": 128,
         "student_lr": 0.01, "weight_decay": 0.0, "kd_temperature": 1.0, "schedule": "constant",
         "distillation_data": "fresh", "latent": 256, "keep_images": "last", "optimize_noise": False,
-        "generator_clip": 0.0, "student_clip": 0.0,
+        "generator_clip": 0.0, "student_clip": 0.0, "generator_reset": "never", "synthesis_augmentation": "none",
+        "pool_augmentation": "none",
     },
     "published-code": {
         "epochs": 200, "generator_steps": 30, "generator_lr": 1e-3, "adversarial_weight": 1.0, "bn_weight": 0.0,

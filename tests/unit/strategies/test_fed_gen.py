@@ -12,6 +12,7 @@ from method_fakes import BUILDERS, SHAPE, upload
 from torch import nn
 
 from strategies.core.errors import OptionError
+from strategies.distillation.consensus import CE_FORMS
 from strategies.distillation.generator_spec import GeneratorSpec
 from strategies.method import Job, Normalization, Silent, Upload
 from strategies.methods.fed_gen import METHOD, FedGenConfig, FedGenServer, describe_generator, fit
@@ -75,6 +76,7 @@ def by_hand(
     ce = {
         "per-sample": (weights[:, y] * nll).mean(1).sum(),
         "batch-mean": (weights[:, y].mean(1) * nll.mean(1)).sum(),
+        "mean-output": -log_sm(sum(weights[k, y][:, None] * each[k] for k in range(3)))[np.arange(6), y].mean(),
     }
     wanted = {
         "ce": ce[config.ce_form],
@@ -83,8 +85,9 @@ def by_hand(
     return server, found, wanted
 
 
-def test_terms_are_numpy_s_with_equal_weights() -> None:
-    _, found, wanted = by_hand(replace(SMALL, diversity_weight=2.0), np.full((3, 3), 1 / 3))
+@pytest.mark.parametrize("form", CE_FORMS)
+def test_terms_are_numpy_s_with_equal_weights(form: str) -> None:
+    _, found, wanted = by_hand(replace(SMALL, diversity_weight=2.0, ce_form=form), np.full((3, 3), 1 / 3))
     assert found == pytest.approx(wanted, rel=1e-4)
 
 
@@ -181,7 +184,7 @@ def test_clients_receive_the_generator_s_description_and_its_weight_of_the_round
 
 
 def test_presets_are_the_publications() -> None:
-    original = FedGenConfig.preset("paper", level="images")
+    original = FedGenConfig.preset("published-code", level="images")
     assert (original.generator_lr, original.weight_decay, original.lr_decay) == (3e-4, 1e-2, 0.98)
     assert (original.labels, original.weights, original.noise, original.level, original.ce_form) == (
         "held",
@@ -191,8 +194,15 @@ def test_presets_are_the_publications() -> None:
         "batch-mean",
     )
     assert FedGenConfig.preset("published") == FedGenConfig()
+    paper = FedGenConfig.preset("paper")  # section 3.3 of FLBoost: L_cls of the mean output, and L_cls alone
+    assert (paper.ce_form, paper.diversity_weight, paper.labels, paper.weights) == (
+        "mean-output",
+        0,
+        "uniform",
+        "uniform",
+    )
     with torch.device("meta"):
-        generator = GeneratorSpec.read(describe_generator(job(FedGenConfig.preset("flboost")))).build(512)
+        generator = GeneratorSpec.read(describe_generator(job(paper))).build(512)
     assert sum(value.numel() for value in generator.parameters()) == pytest.approx(72e6, rel=0.01)
     with pytest.raises(OptionError, match="unknown preset 'quick'"):
         FedGenConfig.preset("quick")

@@ -50,6 +50,15 @@ def test_hard_cross_entropy_takes_its_factor_as_a_constant() -> None:
     torch.testing.assert_close(logits.grad, factor[:, None] * (p - onehot) / 6)
 
 
+def test_hard_cross_entropy_of_the_text_differentiates_its_factor_too() -> None:
+    logits = A.clone().requires_grad_()
+    hard_cross_entropy(logits, LABELS, differentiated=True).backward()  # type: ignore[no-untyped-call]
+    p = A.softmax(1)
+    q = p[torch.arange(6), LABELS][:, None]
+    onehot = torch.nn.functional.one_hot(LABELS, 4)
+    torch.testing.assert_close(logits.grad, (q * q.log() - (1 - q)) * (onehot - p) / 6)
+
+
 def test_diversity_has_the_gradient_of_the_plain_formula() -> None:
     draw = torch.Generator().manual_seed(4)
     noise, made = torch.randn(4, 6, generator=draw), torch.randn(4, 2, 3, generator=draw).requires_grad_()

@@ -207,3 +207,19 @@ def test_images_kept_are_the_pixels_that_had_the_lowest_loss_and_not_those_after
     kept, seen = invert(losses)
     assert torch.equal(kept, seen[best])
     assert torch.equal(seen[0], START)
+
+
+def test_generator_that_is_never_reset_goes_on_where_the_last_epoch_left_it() -> None:
+    images = GeneratedImages(JOB, **SMALL, reset="never")
+    make(images)
+    left = {name: value.clone() for name, value in images.generator.state_dict().items()}
+    seen: list[torch.Tensor] = []
+
+    def spy(view: View) -> torch.Tensor:
+        seen.append(images.generator.get_parameter("project.weight").detach().clone())
+        return cross_entropy(view.teacher, view.labels)
+
+    make(images, 1, term=Term("spy", 1.0, spy))
+    assert torch.equal(seen[0], left["project.weight"])
+    assert images.modules.keys() == {"generator"}
+    assert not GeneratedImages(JOB, **SMALL).modules
