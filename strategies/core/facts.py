@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import refusals
+from .errors import OptionError
 
 if TYPE_CHECKING:
     import torch
@@ -379,6 +380,31 @@ def default_normalization(input_shape: tuple[int, int, int]) -> Normalization:
     """Return the input space where none is given: images from -1 to 1, rows and texts as they are stored."""
     channels = input_shape[0]
     return Normalization.half(channels) if holds_images(input_shape) else Normalization.identity(channels)
+
+
+def choose_normalization(given: object, input_shape: tuple[int, int, int]) -> Normalization:
+    """Return the input space of models, given the user's.
+
+    Args:
+        given: A mean and a standard deviation, each a number for all channels or one number per channel; None for
+            :func:`default_normalization`.
+        input_shape: (channels, height, width) of one image.
+
+    Raises:
+        OptionError: It is something else.
+    """
+    if given is None:
+        return default_normalization(input_shape)
+    channels, pair = input_shape[0], tuple(given) if isinstance(given, tuple | list) else ()
+    sides = [(float(side),) * channels if isinstance(side, int | float) else tuple(side) for side in pair
+             if isinstance(side, int | float | tuple | list)]  # fmt: skip
+    numbers = all(isinstance(value, int | float) for side in sides for value in side)
+    if len(sides) != 2 or {len(side) for side in sides} != {channels} or not numbers or min(sides[1]) <= 0:
+        raise OptionError(
+            f"normalization is {given!r}: must be one mean and one std per channel, {channels}, or one number for all, "
+            "and std above 0"
+        )
+    return Normalization(*(tuple(map(float, side)) for side in sides))
 
 
 def run_on_blanks(model: Callable[..., Any], input_shape: tuple[int, int, int]) -> Any:

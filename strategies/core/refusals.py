@@ -150,6 +150,14 @@ def bad_size(what: str, value: object) -> UploadError:
     return UploadError(f"{what} is {'missing' if value is None else _cut(value)}: must be a positive whole number")
 
 
+def no_size(key: str, others: Sequence[str]) -> UploadError:
+    """The metrics lack the number of examples; it may have one of the other names."""
+    return UploadError(
+        f"metrics lack {key!r} and have {shorten_list(others)}: must have the number of training examples, under the "
+        "name that the strategy's weighted_by_key says"
+    )
+
+
 def bad_label_counts(counts: object, num_classes: int) -> UploadError:
     """The label counts are not one number per class."""
     return UploadError(f"label-counts is {str(counts)[:80]}: must be {num_classes} whole numbers from 0")

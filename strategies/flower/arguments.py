@@ -2,24 +2,153 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from logging import WARNING
 from numbers import Integral
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, TypedDict
 
-from flwr.app import ArrayRecord, MetricRecord
+from flwr.app import ArrayRecord, MetricRecord, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp.strategy import Strategy
 
 from ..core.errors import OptionError
 from ..core.places import expand_user
 from ..uploads.builders import check_shape
+from .messages import EXAMPLES
 
 Shape = tuple[int, int, int]
+Aggregate = Callable[[list[RecordDict], str], MetricRecord]
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 # Flower's steps, for callers that own the loop; start() has its own.
 STEPS = ("configure_train", "aggregate_train", "configure_evaluate", "aggregate_evaluate")
+
+
+class FlowerArguments(TypedDict, total=False):
+    """The arguments of Flower's FedAvg that a :class:`.one_shot.OneShot` takes by the same names.
+
+    Attributes:
+        fraction_train: Share of the nodes that are asked for an upload, in (0, 1].
+        min_train_nodes: Nodes that are asked at least.
+        min_evaluate_nodes: Nodes that evaluate at least, where ``fraction_evaluate`` is above 0.
+        min_available_nodes: Nodes that must be connected before the first is asked.
+        weighted_by_key: The metric in which clients report their number of training examples.
+        arrayrecord_key: The name of the record of arrays in requests.
+        configrecord_key: The name of the record of settings in requests.
+        train_metrics_aggr_fn: ``(contents of the replies without arrays, weighted_by_key) -> metrics`` in place of the
+            mean.
+        evaluate_metrics_aggr_fn: The same for the clients' evaluation.
+    """
+
+    fraction_train: float
+    min_train_nodes: int
+    min_evaluate_nodes: int
+    min_available_nodes: int
+    weighted_by_key: str
+    arrayrecord_key: str
+    configrecord_key: str
+    train_metrics_aggr_fn: Aggregate | None
+    evaluate_metrics_aggr_fn: Aggregate | None
+
+
+# Arguments of Flower's strategies, today's and those of before version 1.21, that have no place here -> what has.
+ELSEWHERE = {
+    "proximal_mu": "send it to the clients, train_config=ConfigRecord({'proximal-mu': ...}), whose loss has the term",
+    "initial_parameters": "pass initial_arrays to start()",
+    "on_fit_config_fn": "pass train_config to start()",
+    "on_evaluate_config_fn": "pass evaluate_config to start()",
+    "evaluate_fn": "pass it to start()",
+    "fit_metrics_aggregation_fn": "it is train_metrics_aggr_fn in Flower's message API",
+    "evaluate_metrics_aggregation_fn": "it is evaluate_metrics_aggr_fn in Flower's message API",
+    "fraction_fit": "it is fraction_train in Flower's message API",
+    "min_fit_clients": "it is min_train_nodes in Flower's message API",
+    "min_evaluate_clients": "it is min_evaluate_nodes in Flower's message API",
+    "min_available_clients": "it is min_available_nodes in Flower's message API",
+    "accept_failures": "min_uploads is the number of clients that must succeed",
+    **dict.fromkeys(
+        ("server_learning_rate", "server_momentum", "eta", "eta_l", "beta_1", "beta_2", "tau", "client_learning_rate"),
+        "one round has no server optimizer; FLBoost(base=FedAvgM(...)) keeps your strategy and its rounds",
+    ),
+    **dict.fromkeys(
+        ("num_malicious_nodes", "num_nodes_to_select", "beta", "q"),
+        "options=RunOptions(gatekeeper=GatekeeperConfig(policy='exclude')) leaves harmful uploads out",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Participation:
+    """Which nodes a round asks, in which form, and how the numbers of their answers are combined.
+
+    The fields are those of :class:`FlowerArguments`; None: as many nodes as there are.
+    """
+
+    fraction_train: float = 1.0
+    min_train_nodes: int | None = None
+    min_evaluate_nodes: int = 1
+    min_available_nodes: int | None = None
+    weighted_by_key: str = EXAMPLES
+    arrayrecord_key: str = "arrays"
+    configrecord_key: str = "config"
+    train_metrics_aggr_fn: Aggregate | None = None
+    evaluate_metrics_aggr_fn: Aggregate | None = None
+
+    @classmethod
+    def read(cls, strategy: str, given: Mapping[str, Any]) -> Participation:
+        """Check the arguments of Flower's strategies.
+
+        Args:
+            strategy: The name of the class that they were given to.
+            given: The arguments.
+
+        Raises:
+            OptionError: One is unknown or out of its range.
+        """
+        known = [each.name for each in fields(cls)]
+        for name in given:
+            if name not in known:
+                refuse_argument(strategy, name)
+        found = cls(**given)
+        if not (isinstance(found.fraction_train, int | float) and 0.0 < found.fraction_train <= 1.0):
+            raise OptionError(f"{strategy}: fraction_train is {found.fraction_train!r}: must be above 0 and at most 1")
+        for name in ("min_train_nodes", "min_evaluate_nodes", "min_available_nodes"):
+            value = getattr(found, name)
+            if value is not None and not (isinstance(value, Integral) and value >= 0):  # type: ignore[operator]
+                raise OptionError(f"{strategy}: {name} is {value!r}: must be a whole number at least 0")
+        for name in ("weighted_by_key", "arrayrecord_key", "configrecord_key"):
+            if not (isinstance(value := getattr(found, name), str) and value):
+                raise OptionError(f"{strategy}: {name} is {value!r}: must be a name")
+        for name in ("train_metrics_aggr_fn", "evaluate_metrics_aggr_fn"):
+            if not ((value := getattr(found, name)) is None or callable(value)):
+                raise OptionError(f"{strategy}: {name} is {value!r}: must be a function of the replies and the weight")
+        return found
+
+    @property
+    def least(self) -> int:
+        """The number of nodes that must be connected before the first is asked."""
+        share = 2 if self.min_train_nodes is None and self.fraction_train < 1.0 else self.min_train_nodes or 1
+        return max(self.min_available_nodes or 1, share)
+
+    def sample_size(self, connected: int) -> int:
+        """Return how many of the connected nodes are asked, as Flower's FedAvg reckons it."""
+        least = 2 if self.min_train_nodes is None else self.min_train_nodes
+        return min(connected, max(int(connected * self.fraction_train), least))
+
+
+def refuse_argument(strategy: str, name: str, elsewhere: str = "") -> NoReturn:
+    """Refuse an argument that a strategy does not take.
+
+    Args:
+        strategy: The name of its class.
+        name: The argument.
+        elsewhere: What takes its place; empty for what :data:`ELSEWHERE` says.
+
+    Raises:
+        OptionError: Always.
+    """
+    hint = elsewhere or ELSEWHERE.get(name, "help() of the class lists what it takes")
+    raise OptionError(f"{strategy} does not take {name!r}: {hint}")
 
 
 def check_arguments(input_shape: Any, *, seed: Any, min_uploads: Any, fraction_evaluate: Any = 0.0) -> Shape:

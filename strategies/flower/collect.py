@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import random
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from logging import INFO, WARNING
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from flwr.app import Message
+from flwr.app import Message, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
@@ -17,12 +18,14 @@ from ..core import refusals
 from ..core.durable import MIB
 from ..core.errors import QuorumError, UploadError, blaming, shorten_list
 from ..core.facts import UNNAMED, Agreement
+from ..core.seeds import derive_seed
 from ..run.files import weights_bytes
 from ..run.stage import TRAFFIC_FILE
 from ..run.traffic import UPLOAD_PHASE, Traffic
 from ..uploads.checks import Agreed, Signature
+from .arguments import Participation, kept_scores
 from .asking import Exchange
-from .messages import Reply, Request, common_to_most, count_bytes, is_anonymous, read_reply
+from .messages import Reply, Request, count_bytes, is_anonymous, mean_metrics, read_reply, without_arrays
 from .names import Names
 from .nodes import Nodes, Refusals, SentQuestion, cause_of_failure
 
@@ -47,6 +50,7 @@ class Collector:
         max_bytes: Largest accepted upload.
         names: The clients' names from earlier rounds; this round adds its own.
         agreement: The server's classes and preprocessing, which uploads must share.
+        participation: Which nodes are asked, and how their numbers are combined.
         probe: (facts, weights) -> a warning, or an empty text; raises UploadError where the model's outputs are not
             finite.
 
@@ -56,7 +60,7 @@ class Collector:
         traffic: Bytes of the messages.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  what a round knows before its first answer
         self,
         folder: RoundFolder,
         signatures: Mapping[str, Signature],
@@ -66,19 +70,22 @@ class Collector:
         names: Names | None = None,
         agreement: Agreement = UNNAMED,
         probe: Callable[[UploadFacts, State], str] | None = None,
+        participation: Participation = Participation(),  # noqa: B008  it is frozen
     ) -> None:
         self._folder = folder
         self._signatures = signatures
         self._num_classes = num_classes
         self._max_bytes = max_bytes
         self._names = Names() if names is None else names
-        self._probe = probe
+        self._probe, self._participation = probe, participation
         self._agreed = Agreed(agreement)
         for record in folder.records():
             self._agreed.add(record.client, record.facts.agreement)
         self._refusals = Refusals(folder)
         self._late = self._closed = False
         self._reported: dict[str, tuple[int, Mapping[str, float]]] = {}
+        self._contents: dict[str, RecordDict] = {}
+        self._chosen: set[int] | None = None
         self.clients = {client for client in folder.held() if not is_anonymous(client)}
         # The bytes before a crash count too.
         self.traffic = Traffic.read(folder.path / TRAFFIC_FILE)
@@ -101,7 +108,7 @@ class Collector:
         exchange = Exchange(
             nodes,
             UPLOAD_PHASE,
-            question=partial(self._request_to, request),
+            question=partial(self._question, request, nodes),
             receive=self.receive,
             unneeded=self._has_upload_of,
         )
@@ -111,14 +118,34 @@ class Collector:
         self._save_traffic()
         self._late = True
         exchange.refuse_missing(timeout)
-        self.check_quorum(min_uploads, exchange.asked, timeout)
+        self.check_quorum(min_uploads, exchange.asked, timeout, connected=len(nodes.present()))
         records = {record.client: record for record in self._folder.records()}
         if unnamed := [name for name in sorted(self.clients) if not records[name].facts.agreement.classes.sha256]:
             log(INFO, "classes are not named by %s: that they have one order is not checked", shorten_list(unnamed))
         return exchange
 
-    def _request_to(self, request: Request, node: int) -> Message:
+    def _question(self, request: Request, nodes: Nodes, node: int) -> Message | None:
+        """Return the request to a node; None for one that is not asked, or not yet."""
+        if self._chosen is None:
+            self._chosen = self._draw(request, nodes)
+        if self._chosen is None:
+            return None
+        if self._participation.fraction_train < 1.0 and node not in self._chosen:
+            return None
         return replace(request, held=self._held_for(node)).message(node)
+
+    def _draw(self, request: Request, nodes: Nodes) -> set[int] | None:
+        """Draw the nodes to ask; None while too few are connected, or more may come that the draw has to know."""
+        present, asked = nodes.present(), self._participation
+        if len(present) < asked.least or (asked.fraction_train < 1.0 and not nodes.settled):
+            return None
+        if asked.fraction_train == 1.0:
+            return present
+        nodes.names.rank(present, nodes.grid)
+        drawn = random.Random(derive_seed(request.seed, "train-nodes", request.server_round))
+        chosen = set(drawn.sample(nodes.names.in_order(present), asked.sample_size(len(present))))
+        log(INFO, "fraction_train: %d of %d nodes are asked", len(chosen), len(present))
+        return chosen
 
     def _has_upload_of(self, node: int) -> bool:
         return self._names.name_of(node) in self.clients
@@ -170,7 +197,7 @@ class Collector:
         self._accept(reply, sent)
         return True
 
-    def check_quorum(self, min_uploads: int, asked: int, timeout: float) -> None:
+    def check_quorum(self, min_uploads: int, asked: int, timeout: float, connected: int = 0) -> None:
         """Refuse to continue with too few uploads.
 
         Raises:
@@ -182,7 +209,9 @@ class Collector:
         for client, reason in self._refusals.recorded:
             by_reason.setdefault(reason, []).append(client)
         reasons = [f"{', '.join(clients)}: {reason}" for reason, clients in by_reason.items()]
-        if not asked:
+        if not asked and connected:
+            reasons.append(f"only {connected} of min_available_nodes={self._participation.least} nodes connected")
+        elif not asked:
             reasons.append(f"no client connected within {timeout:.0f} s")
         elif asked < min_uploads:
             reasons.append(f"only {asked} of at least {min_uploads} nodes connected")
@@ -192,22 +221,28 @@ class Collector:
             f"The uploads that arrived are kept in {self._folder.path}"
         )
 
-    def mean_metrics(self) -> dict[str, float]:
-        """Average the metrics of this process's clients, weighted by their examples, as Flower's FedAvg does.
-
-        A number that most of them report is averaged over those who report it. Other numbers are left out.
-        """
+    def mean_metrics(self) -> dict[str, Any]:
+        """Average the metrics of this process's clients by their examples, or as the project's own function does."""
+        own, weight = self._participation.train_metrics_aggr_fn, self._participation.weighted_by_key
+        if own is not None and self._contents:
+            try:
+                replies = [content for _, content in sorted(self._contents.items())]
+                return dict(kept_scores("train_metrics_aggr_fn", own(replies, weight)) or {})
+            except Exception as error:  # noqa: BLE001  a project's own code; the uploads matter more
+                log(WARNING, "train_metrics_aggr_fn failed (%s: %s): the mean is taken", type(error).__name__, error)
         reports = [report for _, report in sorted(self._reported.items()) if report[0]]
-        means = {}
-        for key in sorted(common_to_most([metrics.keys() for _, metrics in reports])):
-            values = [(examples, metrics[key]) for examples, metrics in reports if key in metrics]
-            means[key] = sum(n * value for n, value in values) / sum(n for n, _ in values)
-        return means
+        return mean_metrics([metrics for _, metrics in reports], [examples for examples, _ in reports])
 
     def _accept(self, reply: Message, sent: SentQuestion) -> None:
         classes, most, sender = self._num_classes, self._max_bytes, self._names.describe(sent.node)
         checked = read_reply(
-            reply.content, self._signatures, num_classes=classes, max_bytes=most, sender=sender, agreed=self._agreed
+            reply.content,
+            self._signatures,
+            num_classes=classes,
+            max_bytes=most,
+            sender=sender,
+            examples_key=self._participation.weighted_by_key,
+            agreed=self._agreed,
         )
         name = checked.facts.client
         if not checked.anonymous or self._names.keyed:
@@ -235,6 +270,8 @@ class Collector:
         self._agreed.add(name, checked.facts.agreement)
         self.clients.add(name)
         self._reported[name] = (checked.facts.num_examples or 0, checked.metrics)
+        if self._participation.train_metrics_aggr_fn is not None:
+            self._contents[name] = without_arrays(reply.content)
         size = count_bytes(reply.content)
         self.traffic.add(UPLOAD_PHASE, name, up=size, down=sent.size)
         # The whole account each time: of many clients only every few seconds, or n uploads would cost n squared.

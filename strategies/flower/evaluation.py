@@ -6,7 +6,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from logging import WARNING
@@ -21,9 +21,9 @@ from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 
 from ..core import refusals
 from ..core.errors import UploadError
-from .arguments import kept_scores
+from .arguments import Participation, kept_scores
 from .asking import Exchange, to_each
-from .messages import count_bytes, is_weight
+from .messages import count_bytes, is_epsilon, is_weight, mean_metrics, metrics_of
 from .nodes import Nodes, SentQuestion, cause_of_failure
 from .surroundings import ShownNodes, seeded_strategy
 
@@ -68,7 +68,16 @@ def _collects_as_flower(strategy: Strategy) -> bool:
 
 def _averages_as_flower(strategy: Strategy) -> bool:
     average = getattr(strategy, "evaluate_metrics_aggr_fn", None)
-    return _collects_as_flower(strategy) and average is aggregate_metricrecords
+    return _collects_as_flower(strategy) and average in (aggregate_metricrecords, mean_of_scores)
+
+
+def mean_of_scores(contents: list[RecordDict], weight: str) -> MetricRecord:
+    """Average the clients' scores as Flower does, but for an epsilon, see :func:`.messages.mean_metrics`."""
+    found = aggregate_metricrecords(contents, weight)
+    records = [{key: value for key, value in metrics_of(content).items() if is_epsilon(key)} for content in contents]
+    for key in filter(is_epsilon, list(found)):
+        del found[key]
+    return MetricRecord({**found, **mean_metrics(records, [1.0] * len(records))})
 
 
 def _alike(replies: list[Message]) -> list[Message]:
@@ -132,10 +141,12 @@ class ClientEvaluation:
     Attributes:
         fraction: Share of the connected nodes to ask, in (0, 1].
         seed: The run's seed, from which the draw of a share follows.
+        participation: Which nodes are asked at least, in which form, and how their scores are combined.
     """
 
     fraction: float
     seed: int = 0
+    participation: Participation = field(default_factory=Participation)
 
     def configure(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
         """Ask a share of the nodes to evaluate ``arrays``, as Flower's FedAvg does; it waits forever for a node."""
@@ -165,13 +176,13 @@ class ClientEvaluation:
         with seeded_strategy(self.seed, "evaluate", server_round):
             messages = self.configure(server_round, arrays, ConfigRecord(dict(config)), shown)
         contents = {message.metadata.dst_node_id: message.content for message in messages}
-        replies: list[Message] = []
+        replies, check = list[Message](), scores_check(self._fedavg())
 
         def receive(reply: Message, sent: SentQuestion) -> bool:
             if reply.has_error():
                 raise refusals.client_error(f"scores: {cause_of_failure(reply)}")
             nodes.traffic.add(EVALUATION, nodes.names.describe(sent.node), up=count_bytes(reply.content))
-            check_scores(reply.content)
+            check(reply.content)
             replies.append(reply)
             return True
 
@@ -182,4 +193,13 @@ class ClientEvaluation:
 
     def _fedavg(self) -> FedAvg:
         # Made on demand: Flower warns about a fraction that is 0.
-        return FedAvg(fraction_evaluate=self.fraction, min_evaluate_nodes=1, min_available_nodes=1)
+        asked = self.participation
+        return FedAvg(
+            fraction_evaluate=self.fraction,
+            min_evaluate_nodes=asked.min_evaluate_nodes,
+            min_available_nodes=1,
+            weighted_by_key=asked.weighted_by_key,
+            arrayrecord_key=asked.arrayrecord_key,
+            configrecord_key=asked.configrecord_key,
+            evaluate_metrics_aggr_fn=asked.evaluate_metrics_aggr_fn or mean_of_scores,
+        )

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 V = TypeVar("V")
 H = TypeVar("H", bound=Hashable)
 ANONYMOUS = re.compile(r"anonymous-[0-9a-f]{12}(-[0-9]+)?")
+EXAMPLES = "num-examples"  # Flower's name of the number of a client's training examples
+EPSILON = re.compile(r"(^|[^a-z])(eps|epsilon)([^a-z]|$)")
 # The limit of the numbers that a client's answer is weighted with: products of larger ones overflow.
 MOST_WEIGHT = 2**63
 
@@ -53,6 +55,8 @@ class Request:
         held: Names whose uploads of this round are here already: they answer at once without work. The message has
             their digests.
         asks: Further requests of the method to the clients: "holdout", "holdout-per-class", "calibrate", "task".
+        arrays_key: The name of the record of arrays.
+        config_key: The name of the record of settings.
     """
 
     start: ArrayRecord
@@ -62,6 +66,8 @@ class Request:
     seed: int
     held: tuple[str, ...] = ()
     asks: Mapping[str, Any] = field(default_factory=dict)
+    arrays_key: str = "arrays"
+    config_key: str = "config"
 
     @classmethod
     def of(cls, method: Method, job: Job, start: ArrayRecord, server_round: int, **said: Any) -> Request:
@@ -86,7 +92,9 @@ class Request:
         if self.held:  # Flower cannot count the bytes of an empty list
             config["held"] = [held_digest(name, self.run_id) for name in self.held]
         return Message(
-            RecordDict({"arrays": self.start, "config": config}), dst_node_id=node_id, message_type=message_type
+            RecordDict({self.arrays_key: self.start, self.config_key: config}),
+            dst_node_id=node_id,
+            message_type=message_type,
         )
 
 
@@ -116,6 +124,7 @@ def read_reply(
     num_classes: int,
     max_bytes: int,
     sender: str,
+    examples_key: str = EXAMPLES,
     agreed: Agreed | None = None,
 ) -> Reply:
     """Check a client's answer and decode it.
@@ -126,6 +135,7 @@ def read_reply(
         num_classes: C, the length of label counts.
         max_bytes: Largest allowed size of the weights in bytes.
         sender: How to call the client in errors as long as it has not named itself.
+        examples_key: The metric with the number of training examples.
         agreed: What all uploads must share, which is compared before anything else; None to compare nothing.
 
     Returns:
@@ -143,22 +153,32 @@ def read_reply(
         if said.get("held") is not True:
             if agreed is not None:
                 agreed.check(read_agreement(said))
-            return _check_facts(content, client, signatures, num_classes=num_classes, max_bytes=max_bytes)
+            return _check_facts(
+                content, client, signatures, num_classes=num_classes, max_bytes=max_bytes, examples_key=examples_key
+            )
         if "client" not in said:
             raise refusals.held_without_name()
     return Reply(UploadFacts(client), held=True)
 
 
 def _check_facts(
-    content: RecordDict, client: str, signatures: Mapping[str, Signature], *, num_classes: int, max_bytes: int
+    content: RecordDict,
+    client: str,
+    signatures: Mapping[str, Signature],
+    *,
+    num_classes: int,
+    max_bytes: int,
+    examples_key: str,
 ) -> Reply:
     arrays, said = content.array_records[arrays_name(content)], content.config_records.get("upload", ConfigRecord())
     check_size(sum(len(array.data) for array in arrays.values()), max_bytes, "arrays")
     architecture = _architecture(said, arrays, signatures)
     client = client if "client" in said else _content_name(arrays)
     metrics = metrics_of(content)
+    if metrics and examples_key not in metrics and said.get("pretrained") is not True:
+        raise refusals.no_size(examples_key, list(metrics))
     # An empty list says nothing.
-    record = {**{key: value for key, value in said.items() if value != []}, "num-examples": metrics.get("num-examples")}
+    record = {**{key: value for key, value in said.items() if value != []}, "num-examples": metrics.get(examples_key)}
     return Reply(
         UploadFacts.from_record(record, num_classes, client=client, architecture=architecture),
         check_upload(arrays, architecture, signatures[architecture], array_form("arrays")),
@@ -166,7 +186,7 @@ def _check_facts(
         metrics={
             key: float(value)
             for key, value in metrics.items()
-            if isinstance(value, (int, float)) and math.isfinite(value) and key != "num-examples"
+            if isinstance(value, (int, float)) and math.isfinite(value) and key != examples_key
         },
     )
 
@@ -220,6 +240,11 @@ def arrays_name(content: RecordDict) -> str:
     return names[0]
 
 
+def without_arrays(content: RecordDict) -> RecordDict:
+    """Return a client's answer without its arrays."""
+    return RecordDict({**content.metric_records, **content.config_records})
+
+
 def metrics_name(content: RecordDict) -> str:
     """Return the name of the record with a client's numbers: ``metrics``, or the first; an empty one does not count."""
     filled = [name for name, record in content.metric_records.items() if record]
@@ -229,6 +254,34 @@ def metrics_name(content: RecordDict) -> str:
 def metrics_of(content: RecordDict) -> MetricRecord:
     """Return the record with a client's numbers, see :func:`metrics_name`; an empty one if there is none."""
     return content.metric_records.get(metrics_name(content), MetricRecord())
+
+
+def is_epsilon(name: str) -> bool:
+    """Return whether a number is by its name the epsilon of differential privacy, whose mean would promise too much."""
+    return EPSILON.search(name.lower()) is not None
+
+
+def mean_metrics(records: Sequence[Mapping[str, Any]], weights: Sequence[float]) -> dict[str, Any]:
+    """Average the clients' numbers, as Flower's strategies do.
+
+    A number that most clients report is averaged over those who report it; others are left out. For an epsilon of
+    differential privacy, and for the largest of several, the largest is taken, under a name that begins with ``max``,
+    and only where every client reports it.
+
+    Args:
+        records: The numbers of each client, without its weight.
+        weights: Above 0, one for each client.
+    """
+    means: dict[str, Any] = {}
+    for key in sorted(common_to_most([record.keys() for record in records])):
+        values = [(weight, record[key]) for weight, record in zip(weights, records, strict=True) if key in record]
+        if not is_epsilon(key):
+            total = sum(weight for weight, _ in values)
+            means[key] = sum(weight * value for weight, value in values) / total
+        elif len(values) == len(records):
+            named = key if key.startswith("max") else f"max{'_' if '_' in key else '-'}{key}"
+            means[named] = max(value for _, value in values)
+    return means
 
 
 def common_to_most(reports: Sequence[Collection[H]]) -> set[H]:

@@ -27,6 +27,19 @@ if TYPE_CHECKING:
 # Nodes of a simulation register at its start, within moments of each other.
 SETTLE_S = 2.0
 MAX_BYTES = 2**28
+# A client's error as Flower writes it, and the error that Flower puts around it in a simulation.
+_WRAPPED = re.compile(r"<class '(?P<kind>[\w.()]+)'>:<'(?P<text>.*)'>", re.DOTALL)
+_BY_FLOWER = "ClientAppException"
+# What is missing in a request for a ClientApp of another API or workflow -> what it is, and what to do.
+FOREIGN_APPS = {
+    **dict.fromkeys(
+        ("fitins.parameters", "evaluateins.parameters"),
+        "its ClientApp is a NumPyClient or Client of Flower's former API (client_fn), which message-based strategies "
+        "cannot ask: must be a ClientApp with @app.train()",
+    ),
+    "secaggplus_configs": "its ClientApp has the mod secaggplus_mod or secagg_mod, which hides its model from "
+    "the server and answers SecAggPlusWorkflow alone: must be without this mod",
+}
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -224,8 +237,23 @@ class Nodes:
 
 
 def cause_of_failure(reply: Message) -> str:
-    """Return the line of a client's failure that names the cause: errors arrive as whole coloured tracebacks."""
-    return _last_line(reply.error.reason or f"error code {reply.error.code}")
+    """Return the cause of a client's failure in one line, with the type of the error.
+
+    Flower gives an error as its class and its text, in a simulation inside Ray's coloured traceback. The errors of a
+    ClientApp of Flower's former API, and of one with a mod of another workflow, become what they mean.
+    """
+    reason = _ANSI.sub("", reply.error.reason or f"error code {reply.error.code}")
+    for sign, meaning in FOREIGN_APPS.items():
+        if sign in reason:
+            return meaning
+    wrapped = _WRAPPED.fullmatch(reason.strip())
+    if wrapped is None:
+        return _last_line(reason)
+    kind, text = wrapped["kind"].rpartition(".")[2], wrapped["text"]
+    if _BY_FLOWER not in f"{kind} {text}":
+        return f"{kind}: {_last_line(text)}"
+    first, direct, _ = text.partition("The above exception was the direct cause")
+    return _last_line(first if direct else text.rpartition("Message: ")[2])
 
 
 def _last_line(reason: str) -> str:

@@ -16,7 +16,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from ..combiners.outcomes import load_model
 from ..compute import choose
 from ..core.errors import OptionError
-from ..core.facts import default_normalization, holds_images
+from ..core.facts import choose_normalization, holds_images
 from ..core.options import QUICK
 from ..core.places import expand_user
 from ..method import ASSUMED, Job, Method, Normalization
@@ -25,13 +25,23 @@ from ..run.quarantine import guarded_replay
 from ..run.run_folder import RunFolder, default_run_dir
 from ..run.stage import StageReport
 from ..uploads.builders import check_task, choose_config, choose_student, named_builders
-from .arguments import absolute, check_arguments, check_start, keep_plain_scores, scores_by_name
+from .arguments import (
+    FlowerArguments,
+    Participation,
+    absolute,
+    check_arguments,
+    check_start,
+    keep_plain_scores,
+    scores_by_name,
+)
 from .evaluation import ClientEvaluation
 from .messages import Request
 from .results import log_ensemble, log_scores, show_result, single_model, write_run_card
 from .run import Account, Rounds, RunOptions, signature_of
 
 if TYPE_CHECKING:
+    from typing import Unpack
+
     import torch
 
     from ..compute import ServerCompute
@@ -70,6 +80,8 @@ class OneShot(Strategy):
         classes: The names of the classes in the order of their numbers. An upload that names others, or another order,
             is refused; without them, uploads are compared with the first that names its classes.
 
+        flower: Arguments of Flower's FedAvg, see :class:`.arguments.FlowerArguments`.
+
     Raises:
         OptionError: An argument is out of its range.
     """
@@ -98,7 +110,9 @@ class OneShot(Strategy):
         observer: Observer | None = None,
         facts: Mapping[str, Any] | None = None,
         classes: Sequence[str] = (),
+        **flower: Unpack[FlowerArguments],
     ) -> None:
+        participation = Participation.read(type(self).__name__, flower)
         options, builders = options or RunOptions(), named_builders(model)
         shape = check_arguments(input_shape, seed=seed, min_uploads=min_uploads, fraction_evaluate=fraction_evaluate)
         job = Job(
@@ -107,7 +121,7 @@ class OneShot(Strategy):
             student=choose_student(student, builders),
             num_classes=num_classes,
             input_shape=shape,
-            normalization=normalization or default_normalization(shape),
+            normalization=choose_normalization(normalization, shape),
             config=choose_config(config, method, preset),
             seed=seed,
             clients_seed=seed,
@@ -119,8 +133,8 @@ class OneShot(Strategy):
             store_images=options.store_images,
             agreement=check_task(num_classes, classes),
         )
-        self._set_up(method, job, compute, run_dir, min_uploads, options, facts)
-        self.evaluate_model, self._evaluation = evaluate_model, ClientEvaluation(fraction_evaluate, seed)
+        self._set_up(method, job, compute, run_dir, min_uploads, options, facts, participation)
+        self.evaluate_model, self._evaluation = evaluate_model, ClientEvaluation(fraction_evaluate, seed, participation)
         self._assumed = normalization is None and holds_images(shape)
 
     @classmethod
@@ -142,7 +156,7 @@ class OneShot(Strategy):
         strategy._reports = False  # the app has a report of its own
         return strategy
 
-    def _set_up(
+    def _set_up(  # noqa: PLR0913  the constructors' arguments
         self,
         method: Method,
         job: Job,
@@ -151,10 +165,13 @@ class OneShot(Strategy):
         min_uploads: int,
         options: RunOptions,
         facts: Mapping[str, Any] | None,
+        participation: Participation = Participation(),  # noqa: B008  it is frozen
     ) -> None:
         self.method, self.job = method, job
         self._run_dir, self._options, self._facts = absolute(run_dir), options, dict(facts or {})
-        self.rounds = Rounds(method, job, compute=compute, min_uploads=min_uploads, options=options)
+        self.rounds = Rounds(
+            method, job, compute=compute, min_uploads=min_uploads, options=options, participation=participation
+        )
         self._asked_with = ArrayRecord()
         self._folder: RunFolder | None = None
 
@@ -234,7 +251,9 @@ class OneShot(Strategy):
         if self._assumed:
             log(INFO, "%s", ASSUMED)
         if num_rounds not in (self.method.plan(self.job.config).rounds, FLOWER_DEFAULT_ROUNDS):
-            log(INFO, "num_rounds=%s is ignored: rounds are an option of the method %s", num_rounds, self.method.name)
+            own = "config.rounds is the number of its own" if hasattr(self.job.config, "rounds") else "it has no rounds"
+            line = "num_rounds=%s is ignored: %s asks every client for one model, and %s"
+            log(INFO, line, num_rounds, type(self).__name__, own)
         arrays = start = initial_arrays if initial_arrays is not None else ArrayRecord()
         result = Result()
         if evaluate_fn and arrays:
@@ -299,7 +318,12 @@ class OneShot(Strategy):
     ) -> Iterable[Message]:
         """Return one request for every connected node."""
         self._asked_with = arrays
-        said = {"config": config, "run_id": self.folder.id, "held": tuple(self.folder.round(server_round).held())}
+        said = {
+            **self.rounds.keys,
+            "config": config,
+            "run_id": self.folder.id,
+            "held": tuple(self.folder.round(server_round).held()),
+        }
         request = Request.of(self.method, self.job, arrays, server_round, **said)
         return [request.message(node_id) for node_id in sorted(grid.get_node_ids())]
 
@@ -322,7 +346,10 @@ class OneShot(Strategy):
 
     def summary(self) -> None:
         """Log the method, its place, and the run folder."""
-        log(INFO, "%s (%s), student %s", self.method.titled(self.job.config), self.method.source, self.job.student)
+        result = (
+            f"student {self.job.student}" if self.method.kind == "student" else "of " + ", ".join(self.job.builders)
+        )
+        log(INFO, "%s (%s), %s", self.method.titled(self.job.config), self.method.source, result)
         log(INFO, "run folder: %s", self.folder.path)
 
     # The result's scores.

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from logging import INFO, WARNING
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.common.logger import log
@@ -36,6 +36,7 @@ from ..run.traffic import Traffic
 from ..uploads.builders import accepted_builders, builders_of_kind, check_student
 from ..uploads.checks import Signature, Signatures, check_outputs
 from ..uploads.needs import check_needs
+from .arguments import Participation
 from .clients import GridClients
 from .collect import Collector
 from .messages import Request, in_order, is_anonymous
@@ -88,6 +89,7 @@ class Rounds:
         compute: Where the server stage runs; None for Ray.
         min_uploads: The quorum of every round.
         options: Limits and intervals.
+        participation: Which nodes are asked, in which form, and how their numbers are combined.
 
     Attributes:
         report: The report of the last server stage; None before the first.
@@ -109,6 +111,7 @@ class Rounds:
         compute: str | ServerCompute | None,
         min_uploads: int,
         options: RunOptions,
+        participation: Participation = Participation(),  # noqa: B008  it is frozen
     ) -> None:
         # All checks that are possible before a client has worked; an upload is checked when it arrives.
         check_needs(method, job)
@@ -118,14 +121,14 @@ class Rounds:
             choose(compute)
         self.report: StageReport | None = None
         self.account = Account()
-        self.train_metrics: dict[int, dict[str, float]] = {}
+        self.train_metrics: dict[int, dict[str, Any]] = {}
         self.compute = compute
         self._names = Names()
         self._method = method
         self._job = job
         self.min_uploads = min_uploads
         self.gatekeeper = Gatekeeper(options.gatekeeper, min_uploads, log_info)
-        self._options = options
+        self._options, self._participation = options, participation
         self._signatures = Signatures(job.builders)
         self._sendable = Signatures(accepted_builders(builders_of_kind(job.builders, method.uploads), options.accepted))
 
@@ -154,12 +157,18 @@ class Rounds:
             self.report = load_report(folder, replace(self._job, uploads=folder.round(done).uploads()))
             arrays = self.student_arrays() or arrays
         for server_round in range(done + 1, rounds + 1):
-            request = Request.of(self._method, self._job, arrays, server_round, config=train_config, run_id=folder.id)
+            said = {"config": train_config, "run_id": folder.id, **self.keys}
+            request = Request.of(self._method, self._job, arrays, server_round, **said)
             tick = self._collect(folder.round(server_round), grid, request, timeout)
             place = self._place(folder, server_round, grid, timeout)
             self._run_stage(folder, server_round, arrays, place=place, tick=tick)
             arrays = self.student_arrays() or arrays
         return arrays
+
+    @property
+    def keys(self) -> dict[str, str]:
+        """The names of the records of a request."""
+        return {"arrays_key": self._participation.arrayrecord_key, "config_key": self._participation.configrecord_key}
 
     def take(self, folder: RunFolder, server_round: int, replies: Iterable[Message], arrays: ArrayRecord) -> None:
         """Store replies that the caller collected, and run the server stage on them."""
@@ -226,6 +235,7 @@ class Rounds:
             names=names,
             agreement=self._job.agreement,
             probe=self._probe,
+            participation=self._participation,
         )
         self.account.traffic = collector.traffic
         return collector

@@ -177,7 +177,9 @@ def check_alone(method: Method, job: Job) -> None:
 
 def find_fitting_methods(job: Job) -> list[str]:
     """Return the methods that, as they are by default and without clients in reach, would take a job."""
-    kinds, lacking = {kind_of(upload.architecture) for upload in job.uploads}, _lacking(job)
+    # Before the first upload, clients send what the models are: other methods need other clients.
+    kinds = {kind_of(upload.architecture) for upload in job.uploads} or {kind_of(job.student)}
+    lacking = _lacking(job)
 
     def fits(method: Method) -> bool:
         config = method.config()

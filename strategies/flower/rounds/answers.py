@@ -18,10 +18,9 @@ from ...core import refusals
 from ...core.errors import UploadError, printable
 from ...uploads.checks import check_arrays
 from ..decoding import array_form
-from ..messages import Reply, arrays_name, common_to_most, is_weight, metrics_name, metrics_of
+from ..messages import EXAMPLES, Reply, arrays_name, common_to_most, is_weight, metrics_name, metrics_of
 from ..surroundings import within
 
-EXAMPLES = "num-examples"
 OURS = f"{__name__.partition('.')[0]}."  # the package, which is installed under another name
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from logging import INFO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Never
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -17,7 +17,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from ...combiners.outcomes import load_model
 from ...core.durable import MIB
 from ...core.errors import OptionError
-from ...core.facts import default_normalization
+from ...core.facts import choose_normalization
 from ...core.options import flatten
 from ...core.stage_options import OFF
 from ...method import Job, Normalization
@@ -26,7 +26,14 @@ from ...run.identity import open_run
 from ...run.run_folder import RunFolder, default_run_dir
 from ...run.stage import StageReport, last_finished_round, load_report
 from ...uploads.builders import check_student, check_task, choose_student, named_builders
-from ..arguments import absolute, check_arguments, check_start, keep_plain_scores
+from ..arguments import (
+    FlowerArguments,
+    absolute,
+    check_arguments,
+    check_start,
+    keep_plain_scores,
+    refuse_argument,
+)
 from ..messages import in_order
 from ..results import show_result
 from ..run import Account, RunOptions
@@ -107,7 +114,11 @@ class Iterative(Strategy):
         observer: Observer | None = None,
         facts: Mapping[str, Any] | None = None,
         classes: Sequence[str] = (),
+        **unknown: Never,
     ) -> None:
+        for name in unknown:
+            inside = f"it is an argument of the strategy inside, as in base=FedAvg({name}=...)"
+            refuse_argument(type(self).__name__, name, inside if name in FlowerArguments.__annotations__ else "")
         options, builders = _in_rounds(options, refiner), named_builders(model)
         job = Job(
             uploads=(),
@@ -115,7 +126,7 @@ class Iterative(Strategy):
             student=choose_student(student, builders),
             num_classes=num_classes,
             input_shape=check_arguments(input_shape, seed=seed, min_uploads=min_uploads),
-            normalization=normalization or default_normalization(input_shape),
+            normalization=choose_normalization(normalization, input_shape),
             config=config or IterativeConfig(),
             seed=seed,
             threads=options.threads,
