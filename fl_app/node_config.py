@@ -18,6 +18,7 @@ from strategies.core import refusals
 from strategies.core.errors import OptionError
 from strategies.core.options import check_device
 from strategies.core.places import expand_user
+from strategies.core.scan import has_suffix, scan
 from strategies.core.toml import read_toml_file
 
 # Key of a node's config -> type of its value.
@@ -110,7 +111,11 @@ def read_nodes(place: Path) -> list[dict[str, Any]]:
         OptionError: A file is missing or not TOML, a key is unknown, or a value has the wrong type. Also: a node has
             neither data nor a checkpoint, or two nodes share a name.
     """
-    files = [place] if place.suffix == ".toml" else sorted(place.glob("*.toml"))
+    files = [place] if has_suffix(place, (".toml",)) else []
+    if place.is_dir():
+        found = scan(place, lambda path: has_suffix(path, (".toml",)))
+        found.report("nodes")
+        files = [*found.taken]
     if not files:
         raise OptionError(f"setting 'client.nodes' is {str(place)!r}: must be a .toml file, or a folder of .toml files")
     nodes = [_read(file) for file in files]

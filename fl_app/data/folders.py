@@ -5,17 +5,27 @@ The set is ``<root>/train/<class>/*`` and ``<root>/test/<class>/*``.
 
 from __future__ import annotations
 
+import functools
+import struct
 import unicodedata
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 
-from strategies.core.errors import DataError
+from strategies.core.errors import DataError, shorten_list
+from strategies.core.scan import LOG, is_hidden, scan
 
 from .preprocessing import resize
+
+# Formats that Pillow opens and cannot decode by itself, and what lies beside images and is never one.
+_NO_IMAGES = frozenset({"BUFR", "EPS", "GRIB", "HDF5", "MPEG", "PDF", "WMF"})
+_NO_SUFFIXES = frozenset({
+    ".csv", ".db", ".doc", ".docx", ".htm", ".html", ".ini", ".json", ".log", ".mat", ".md", ".npy", ".npz", ".pdf",
+    ".py", ".tsv", ".txt", ".xls", ".xlsx", ".xml", ".yaml", ".yml", ".zip",
+})  # fmt: skip
 
 Read = Callable[[torch.Tensor], torch.Tensor]
 SPLITS = ("train", "test")
@@ -76,26 +86,42 @@ def open_classes(
     Raises:
         DataError: The folder has no image, or a class that must have some has none.
     """
-    from strategies.core.vision import torchvision
-
-    of = torchvision.datasets.folder
     own = classes_in(folder)
     numbers = {own.get(name, name): number for number, name in enumerate(classes)}
+    found = scan(folder, lambda path: path.parent != folder and _is_image(path), deep=True)
+    of_class = [path.relative_to(folder).parts[0] for path in found.taken]
+    empty = sorted(numbers.keys() - set(of_class))
+    left = f"; left out are {found.left_out}" if found.left_out else ""
+    if not found.taken:
+        raise DataError(f"folder {folder} under data.root holds no images: must have <class>/<image>{left}")
+    if empty and not lacking:
+        raise DataError(
+            f"folder {folder} under data.root has a class without images, {shorten_list(empty)}: must have some of "
+            f"every class, as files that Pillow reads{left}"
+        )
+    found.report(f"images of {len(set(of_class))} classes")
+    order = sorted(range(len(of_class)), key=of_class.__getitem__)
+    labels = torch.tensor([numbers[of_class[k]] for k in order])
+    return labels, reader([str(found.taken[k]) for k in order], image_size)
+
+
+def _is_image(file: Path) -> bool:
+    """Return whether a file is an image: by its suffix, and where that says nothing, by the begin of its content."""
+    suffix, known = file.suffix.lower(), image_suffixes()
+    if suffix in known or suffix in _NO_SUFFIXES:
+        return suffix in known
     try:
-        found = of.make_dataset(str(folder), numbers, is_valid_file=_is_image, allow_empty=lacking)
-    except FileNotFoundError as error:
-        known = f"Supported extensions are: {', '.join(of.IMG_EXTENSIONS)}"
-        raise DataError(f"folder {folder} under data.root has a class without images: {error}{known}") from error
-    if not found:
-        raise DataError(f"folder {folder} under data.root holds no images: must have <class>/<image>")
-    return torch.tensor([label for _, label in found]), reader([file for file, _ in found], image_size)
+        with Image.open(file) as image:
+            return image.format not in _NO_IMAGES
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
+        return False
 
 
-def _is_image(file: str) -> bool:
-    """Return whether a file is an image by its name; a hidden one is not, such as what macOS writes beside each."""
-    from strategies.core.vision import torchvision
-
-    return not Path(file).name.startswith(".") and bool(torchvision.datasets.folder.is_image_file(file))
+@functools.cache
+def image_suffixes() -> frozenset[str]:
+    """Return the suffixes of images that Pillow reads, in lower case, each with its dot."""
+    suffixes = Image.registered_extensions()  # it loads every format of Pillow first
+    return frozenset(suffix for suffix, name in suffixes.items() if name in Image.OPEN and name not in _NO_IMAGES)
 
 
 def reader(files: Sequence[str], image_size: int) -> Read:
@@ -103,23 +129,40 @@ def reader(files: Sequence[str], image_size: int) -> Read:
 
     def read(positions: torch.Tensor) -> torch.Tensor:
         images = torch.empty((len(positions), 3, image_size, image_size), dtype=torch.uint8)
+        paged = []
         for row, position in enumerate(positions.tolist()):
-            images[row] = _decode(files[position], image_size)
+            images[row], pages = _decode(files[position], image_size)
+            paged += [files[position]] * (pages > 1)
+        if paged:
+            which = shorten_list(paged)
+            LOG.warning(
+                "%d of %d images have several pages, of which the first is read: %s", len(paged), len(images), which
+            )
         return images
 
     return read
 
 
-def _decode(file: str, image_size: int) -> torch.Tensor:
+def _decode(file: str, image_size: int) -> tuple[torch.Tensor, int]:
+    """Return an image, uint8 [3, size, size], upright as its EXIF orientation says, and the number of its pages."""
     try:
         with Image.open(file) as image:
             if image.mode[0] in "IF":  # Pillow would clip them at 255
                 raise ValueError(f"its pixels have the mode {image.mode}: must have 8 bits per channel")
-            pixels = np.array(image.convert("RGB"), dtype=np.uint8)
+            pages = int(getattr(image, "n_frames", 1))
+            pixels = np.array(_upright(image).convert("RGB"), dtype=np.uint8)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         # Pillow names a broken PNG a SyntaxError.
         raise DataError(f"image {file} under data.root cannot be decoded: {error}") from error
-    return resize(torch.from_numpy(pixels).permute(2, 0, 1)[None], image_size)[0]
+    return resize(torch.from_numpy(pixels).permute(2, 0, 1)[None], image_size)[0], pages
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    """Return an image as its EXIF orientation turns it; as it is stored where the EXIF data are damaged."""
+    try:
+        return ImageOps.exif_transpose(image)
+    except (KeyError, SyntaxError, TypeError, ValueError, ZeroDivisionError, struct.error):
+        return image
 
 
 def _check_layout(root: Path, split: str) -> None:
@@ -140,12 +183,12 @@ def _check_layout(root: Path, split: str) -> None:
 
 
 def classes_in(folder: Path) -> dict[str, str]:
-    """Return the composed name of each folder in a folder -> its own name, without hidden ones.
+    """Return the composed name of each folder in a folder -> its own name, without hidden ones and those of tools.
 
     Raises:
         DataError: Two names are one as composed names.
     """
-    names = [entry.name for entry in folder.iterdir() if entry.is_dir() and entry.name[0] != "."]
+    names = [entry.name for entry in folder.iterdir() if entry.is_dir() and not is_hidden(entry.name)]
     found = {composed(name): name for name in names}
     if len(found) < len(names):
         twice = next(name for name in names if found[composed(name)] != name)

@@ -1,24 +1,29 @@
 """Tables of one's own as CSV or Parquet files, encoded by the schema that all clients agree on.
 
 A folder holds ``schema.toml``, ``test.csv``, and the training rows: ``train/<client>.csv``, a file per client, or
-``train.csv``, of one client or with a column that names the client. Parquet files have the ending ``.parquet``. A
-CSV file begins with the names of its columns. Empty fields, ``?`` and ``NA`` are missing values.
+``train.csv``, of one client or with a column that names the client. A CSV file may also be ``.tsv``, with tabs, and
+compressed, ``.csv.gz``; Parquet files have the ending ``.parquet``. A CSV file begins with the names of its columns.
+Empty fields, ``?`` and ``NA`` are missing values.
 """
 
 from __future__ import annotations
 
 import hashlib
-import io
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import zlib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from logging import INFO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from strategies.core.errors import DataError, OptionError
+from strategies.core.scan import Scan, has_suffix, log_once, scan, without_suffix
 from strategies.core.toml import read_toml_file
+
+from .csv_text import PACKED, decimal_points, read_csv, unpacked
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -151,7 +156,12 @@ def _number(facts: Mapping[str, Any], key: str, where: str) -> float:
 
 
 CSV, PARQUET = "csv", "parquet"
-TABLE_FORMS = (CSV, PARQUET)  # values of the setting data.name, and endings of the files
+TABLE_FORMS = (CSV, PARQUET)  # values of the setting data.name
+# Value of data.name -> the suffixes of its files, compared without case.
+SUFFIXES = {
+    CSV: tuple(kind + packed for kind in (".csv", ".tsv", ".tab") for packed in ("", *PACKED)),
+    PARQUET: (".parquet", ".parq", ".pq"),
+}
 
 
 class TableHalf(NamedTuple):
@@ -187,11 +197,12 @@ def open_tables(folder: Path, split: str, *, form: str, label: str, client: str 
             line, or row of a Parquet file.
     """
     if split == "test":
-        files, by_client = [_present(folder / f"test.{form}")], False
+        files, by_client = [_present(folder, form)], False
     else:
         files = _training_files(folder, form, client)
         by_client = bool(client) or files[0].parent != folder
-    frames = [_read(file) for file in files]
+    wanted = {label, *(column.name for column in schema.columns)}
+    frames = [_read(file, wanted) for file in files]
     labels = torch.cat([_labels(frame, label, schema, file) for frame, file in zip(frames, files, strict=True)])
     rows = torch.cat([encoded(frame, schema, file) for frame, file in zip(frames, files, strict=True)])
     if client and split == "train":
@@ -221,12 +232,13 @@ def encoded(frame: pd.DataFrame, schema: Schema, file: Path) -> torch.Tensor:
     """
     import pandas as pd
 
-    parts = [_features(_column_of(frame, column.name, file), column, file) for column in schema.columns]
+    separator = frame.attrs.get("separator", ",")
+    parts = [_features(_column_of(frame, column.name, file), column, file, separator) for column in schema.columns]
     rows = pd.concat(parts, axis="columns").to_numpy("float32", copy=True)  # a view of pandas is read-only
     return torch.from_numpy(rows)[:, :, None, None]
 
 
-def _features(values: pd.Series[str], column: Column, file: Path) -> pd.DataFrame:
+def _features(values: pd.Series[str], column: Column, file: Path, separator: str) -> pd.DataFrame:
     import pandas as pd
 
     if values.isna().any() and column.missing is None:
@@ -238,7 +250,12 @@ def _features(values: pd.Series[str], column: Column, file: Path) -> pd.DataFram
             allowed = f"must be one of {', '.join(column.levels)}"
             raise DataError(f"{_place(wrong, column.name, file)} {str(filled[wrong].iloc[0])[:80]!r}: {allowed}")
         return pd.get_dummies(pd.Categorical(filled, categories=column.levels), dtype=float)
-    numbers = pd.to_numeric(values, errors="coerce").replace([float("inf"), float("-inf")], float("nan"))
+    there = values.dropna()
+    try:
+        texts = pd.Series(decimal_points(there.tolist(), separator), there.index, object).reindex(values.index)
+    except ValueError as error:
+        raise DataError(f"{file}, column {column.name!r}: {error}") from error
+    numbers = pd.to_numeric(texts, errors="coerce").replace([float("inf"), float("-inf")], float("nan"))
     if (wrong := numbers.isna() & values.notna()).any():
         raise DataError(f"{_place(wrong, column.name, file)} {str(values[wrong].iloc[0])[:80]!r}: must be a number")
     filled_numbers = numbers if column.missing is None else numbers.fillna(float(column.missing))
@@ -272,39 +289,68 @@ def _codes(frame: pd.DataFrame, client: str, file: Path) -> torch.Tensor:
 
 
 def _training_files(folder: Path, form: str, client: str) -> list[Path]:
-    one, many = folder / f"train.{form}", sorted((folder / "train").glob(f"*.{form}"))
-    if many and (one.exists() or client):
-        other = "'data.client' names a column" if client else f"there is {one}"
-        raise DataError(f"{folder / 'train'} holds a file per client, and {other}: must be one of the two")
-    if not many and not one.is_file():
-        raise DataError(f"{folder} holds no training rows: must have {one.name}, or train/<client>.{form} (data.root)")
-    return many or [one]
+    here, clients = _named(folder, "train", form), folder / "train"
+    many = scan(clients, lambda path: has_suffix(path, SUFFIXES[form])) if clients.is_dir() else Scan(clients, ())
+    if many.taken and (here.taken or client):
+        other = "'data.client' names a column" if client else f"there is {here.taken[0]}"
+        raise DataError(f"{clients} holds a file per client, and {other}: must be one of the two")
+    if not many.taken and not here.taken:
+        left = f"; left out are {out}" if (out := many.left_out or here.left_out) else ""
+        raise DataError(
+            f"{folder} holds no training rows: must have train.{form}, or train/<client>.{form} (data.root){left}"
+        )
+    (many if many.taken else here).report("tables of training rows")
+    return [*(many.taken or here.taken)]
 
 
-def _present(file: Path) -> Path:
-    if not file.is_file():
-        raise DataError(f"{file} is missing: must be the test rows (data.root)")
-    return file
+def _present(folder: Path, form: str) -> Path:
+    found = _named(folder, "test", form)
+    if not found.taken:
+        raise DataError(f"{folder / f'test.{form}'} is missing: must be the test rows (data.root)")
+    return found.taken[0]
 
 
-def _read(file: Path) -> pd.DataFrame:
+def _named(folder: Path, name: str, form: str) -> Scan:
+    """Return the table of this name in a folder, whatever its suffix; left out are other files than the set's own.
+
+    Raises:
+        DataError: There are two.
+    """
+    if not folder.is_dir():
+        return Scan(folder, ())
+    found = scan(folder, lambda path: without_suffix(path, SUFFIXES[form]).lower() == name != path.name.lower())
+    if len(found.taken) > 1:
+        raise DataError(f"{folder} holds {' and '.join(path.name for path in found.taken)}: must have one of them")
+    own = (SCHEMA_FILE, "train", "test")
+    others = tuple(path for path in found.others if path.name not in own and not path.name.lower().startswith("test."))
+    return replace(found, others=others)
+
+
+def _read(file: Path, wanted: Collection[str]) -> pd.DataFrame:
+    """Return a file's cells as texts, missing ones as NaN.
+
+    Args:
+        file: The file.
+        wanted: Columns that it should have, by which the character between cells is recognised.
+    """
     import pandas as pd
 
-    form = "Parquet" if file.suffix == f".{PARQUET}" else "CSV"
+    parquet = has_suffix(file, SUFFIXES[PARQUET])
     try:
-        text = _as_csv(file) if form == "Parquet" else file.read_bytes()
-        frame = pd.read_csv(
-            io.BytesIO(text), dtype=str, keep_default_na=False, na_values=list(MISSING), skipinitialspace=True
-        )
-        names = pd.read_csv(io.BytesIO(text), dtype=str, header=None, nrows=1, skipinitialspace=True).iloc[0].dropna()
-    except (OSError, ValueError, NotImplementedError) as error:  # the errors of both parsers are among them
-        raise DataError(f"{file} is no {form} file: {' '.join(str(error).split())[:200]}") from error
-    if frame.empty:
+        table = read_csv(_as_csv(file) if parquet else unpacked(file), wanted, strict=not parquet)
+    except (OSError, EOFError, ValueError, NotImplementedError, zlib.error) as error:  # those of all readers
+        what = "Parquet" if parquet else "CSV"
+        raise DataError(f"{file} is no {what} file: {' '.join(str(error).split())[:300]}") from error
+    if not table.rows:
         raise DataError(f"{file} holds no rows: must have at least one beside the names of its columns")
-    if not isinstance(frame.index, pd.RangeIndex):  # pandas has taken the first columns for names of the rows
-        raise DataError(f"{file} has more values in a line than names of columns: must have one name for each value")
-    if names.duplicated().any():  # pandas names the second one otherwise, without a word
-        raise DataError(f"{file} names column {names[names.duplicated()].iloc[0]!r} twice: must name each column once")
+    named = [name for name in table.names if name]
+    if twice := next((name for name in named if named.count(name) > 1), None):
+        raise DataError(f"{file} names column {twice!r} twice: must name each column once")
+    if table.remarks and not parquet:
+        log_once(INFO, f"{file}: {', '.join(table.remarks)}")
+    frame = pd.DataFrame(table.rows, columns=list(table.names), dtype=object)
+    frame = frame.mask(frame.isin(MISSING))
+    frame.attrs["separator"] = table.separator
     return frame
 
 

@@ -19,12 +19,13 @@ from server_app.launch.guard import sigterm_as_interrupt
 from server_app.settings.build import build_job, held_out
 from server_app.settings.read import Settings, read_settings
 from strategies.core import refusals
-from strategies.core.checkpoints import read_checkpoint
+from strategies.core.checkpoints import SUFFIXES, checkpoint_bytes, read_checkpoint, scan_checkpoints
 from strategies.core.durable import MIB, make_folder, staged, store_errors, sync_folder
 from strategies.core.errors import OptionError, StoreError, UploadError, blaming, shorten_list
 from strategies.core.facts import CLIENT_NAME, STATISTICS, UploadFacts, is_head, kind_of
 from strategies.core.options import OWN_FORM, Scalar, is_own
 from strategies.core.places import nearest_existing
+from strategies.core.scan import Scan, without_suffix
 from strategies.core.toml import read_toml_file
 from strategies.method import Job
 from strategies.run import FACTS_FILE, runs_folder
@@ -37,8 +38,7 @@ from strategies.uploads.tensors import tensor_form
 # The checkpoints in a folder, with their names, and with the facts from a map file.
 
 
-SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
-# The map file's table for files without one of their own; no checkpoint has this name, because it has no suffix.
+# The map file's table for files without one of their own; no checkpoint has this name, because a file has a suffix.
 _KEYS = "keys"
 _FACTS = ("name", "architecture", "num-examples", "label-counts", _KEYS)
 
@@ -71,8 +71,10 @@ class ServerModels:
     num_classes: int
 
 
-def list_checkpoints(folder: Path, map_file: Path | None, *, architecture: str, known: ServerModels) -> list[Entry]:
-    """List the checkpoints of a folder, without its subfolders, by file name; no file is opened.
+def list_checkpoints(
+    folder: Path, map_file: Path | None, *, architecture: str, known: ServerModels
+) -> tuple[list[Entry], Scan]:
+    """List the checkpoints of a folder, by file name; no file is opened, and of subfolders only saved models are taken.
 
     Args:
         folder: The folder.
@@ -82,6 +84,9 @@ def list_checkpoints(folder: Path, map_file: Path | None, *, architecture: str, 
         architecture: The architecture of files without one in the map.
         known: The server's architectures and classes.
 
+    Returns:
+        The checkpoints, and what else the folder holds.
+
     Raises:
         OptionError: There are no checkpoints, the map is invalid, or two files give the same client name.
         UploadError: A number in the map is invalid.
@@ -90,9 +95,11 @@ def list_checkpoints(folder: Path, map_file: Path | None, *, architecture: str, 
     if not folder.is_dir():
         raise OptionError(f"{folder} is no folder: must be one that holds checkpoints ({', '.join(SUFFIXES)})")
     with store_errors(folder):
-        files = sorted(path for path in folder.iterdir() if _is_checkpoint(path))
+        found = scan_checkpoints(folder)
+    files = found.taken
     if not files:
-        raise OptionError(f"{folder} holds no checkpoints: must be files that end in {', '.join(SUFFIXES)}")
+        left = f"; left out are {found.left_out}" if found.left_out else ""
+        raise OptionError(f"{folder} holds no checkpoints: must be files that end in {', '.join(SUFFIXES)}{left}")
     tables = {} if map_file is None else _read_map(map_file, [path.name for path in files])
     shared = tables.get(_KEYS, {})
     entries = [
@@ -105,7 +112,7 @@ def list_checkpoints(folder: Path, map_file: Path | None, *, architecture: str, 
         for path in files
     ]
     _refuse_same_names(entries)
-    return entries
+    return entries, found
 
 
 def own_architectures(map_file: Path | None) -> list[str]:
@@ -117,10 +124,6 @@ def own_architectures(map_file: Path | None) -> list[str]:
     tables = {} if map_file is None else read_toml_file(map_file, "map")
     named = [table.get("architecture") for table in tables.values() if isinstance(table, dict)]
     return list(dict.fromkeys(name for name in named if isinstance(name, str) and is_own(name)))
-
-
-def _is_checkpoint(path: Path) -> bool:
-    return path.suffix.lower() in SUFFIXES and not path.name.startswith(".") and path.is_file()
 
 
 def _read_map(map_file: Path, names: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -156,7 +159,7 @@ def _where(map_file: Path, name: str) -> str:
 def _client_name(path: Path, named: object, where: str) -> str:
     if named is None:
         # A character that a client name must not hold becomes a dash; a name begins with a letter or a digit.
-        fitted = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).lstrip("._-")[:64]
+        fitted = re.sub(r"[^A-Za-z0-9._-]+", "-", without_suffix(path, SUFFIXES)).lstrip("._-")[:64]
         if not fitted:
             raise OptionError(f"{path}: no client name follows from this file name; give it one by name in --map")
         return fitted
@@ -228,7 +231,7 @@ def import_checkpoints(request: ImportRequest, *, log: Callable[[str], None]) ->
     images, split = held_out(settings)
     job = build_job(settings, split, images)
     known = ServerModels(tuple(job.builders), job.num_classes)
-    entries = list_checkpoints(request.folder, request.map_file, architecture=request.architecture, known=known)
+    entries, found = list_checkpoints(request.folder, request.map_file, architecture=request.architecture, known=known)
     target, files = _target(request, settings), {entry.facts.client: entry.path.name for entry in entries}
     facts = {
         "settings": {**settings.flat, "resume": "", "run-dir": ""},
@@ -253,6 +256,7 @@ def import_checkpoints(request: ImportRequest, *, log: Callable[[str], None]) ->
             for u in uploads
         ],
         "refused": len(refused),
+        "left_out": [str(path.relative_to(request.folder)) for path in (*found.others, *found.hidden)],
         "refusals": [{"client": client, "file": files[client], "reason": why} for client, why in refused.items()],
         "next": oneshot("replay", target, "--method", settings.choice.name),
     }  # fmt: skip
@@ -266,7 +270,9 @@ def import_lines(result: Mapping[str, Any]) -> list[str]:
         f"{upload['client']:<{names}}  {upload['architecture']:<{architectures}}  {upload['bytes'] / MIB:8.2f} MiB"
         for upload in uploads
     ]
-    lines.append(f"uploads      {len(uploads)} imported, {result['refused']} left out")
+    left = result["left_out"]
+    others = f", {len(left)} other files left out: {shorten_list(left)}" if left else ""
+    lines.append(f"uploads      {len(uploads)} imported, {result['refused']} refused{others}")
     return [*lines, f"run folder   {result['run_dir']}", f"next         {result['next']}"]
 
 
@@ -383,7 +389,7 @@ def _unpacked_size(path: Path) -> int:
         with zipfile.ZipFile(path) as archive:
             return sum(info.file_size for info in archive.infolist())
     except (OSError, NotImplementedError, ValueError, zipfile.BadZipFile):
-        return path.stat().st_size
+        return checkpoint_bytes(path)
 
 
 def _renamed(state: Mapping[str, torch.Tensor], prefixes: Mapping[str, str]) -> dict[str, torch.Tensor]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import re
 import struct
 import warnings
 import zipfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,20 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from . import refusals
+from .errors import shorten_list
+from .scan import Scan, has_suffix, scan
 
+# What torch and safetensors read; compared without case.
+SUFFIXES = (
+    ".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".th", ".pkl", ".pickle", ".tar", ".pth.tar", ".pt.tar",
+    ".ckpt.tar",
+)  # fmt: skip
+# The files of a model in a folder of Hugging Face's, the first that there is; an index names the shards of one model.
+_OF_FOLDER = (
+    "model.safetensors.index.json", "model.safetensors", "adapter_model.safetensors",
+    "diffusion_pytorch_model.safetensors", "pytorch_model.bin.index.json", "pytorch_model.bin",
+)  # fmt: skip
+_INDEX = ".index.json"
 ALLOWED = "must be a .safetensors file, or a file that torch.save(model.state_dict()) wrote"
 
 # The readers raise these on torn files and files of another format: torch's unpickler does not check its input.
@@ -30,8 +45,29 @@ _WRAPPERS = ("state_dict", "model_state_dict", "model", "net")
 _PREFIXES = ("module.", "_orig_mod.")
 _CODE = re.compile(r"GLOBAL (\S+)")
 _BOMB = "it is an archive that unpacks to"
+_SHARDS = "its index names"
 # Bytes. TorchScript archives compress small parts; the slack lets them through, to be refused as code later.
 _SLACK = 2**24
+
+
+def scan_checkpoints(folder: Path) -> Scan:
+    """Look for checkpoints in a folder: files by their suffix, and subfolders that each hold one saved model.
+
+    An index of shards is one checkpoint, and its shards are none.
+
+    Raises:
+        OSError: The folder cannot be read.
+    """
+    found = scan(folder, lambda path: has_suffix(path, (*SUFFIXES, _INDEX)))
+    shards = {shard for path in found.taken if has_suffix(path, (_INDEX,)) for shard in _shards_of(path)}
+    models = {path for path in found.others if path.is_dir() and model_file(path) is not None}
+    taken = tuple(sorted({*found.taken, *models} - shards))
+    return replace(found, taken=taken, others=tuple(path for path in found.others if path not in models))
+
+
+def model_file(folder: Path) -> Path | None:
+    """Return the file of the one model that a folder of Hugging Face's holds, or its index of shards; None if none."""
+    return next((path for name in _OF_FOLDER if (path := folder / name).is_file()), None)
 
 
 def read_checkpoint(path: Path) -> dict[str, torch.Tensor]:
@@ -39,7 +75,8 @@ def read_checkpoint(path: Path) -> dict[str, torch.Tensor]:
 
     Args:
         path: A ``.safetensors`` file, or a file that ``torch.save(model.state_dict())`` wrote. The state_dict may lie
-            under one of a training script's usual keys (``state_dict``, ``model_state_dict``, ``model``, ``net``).
+            under one of a training script's usual keys (``state_dict``, ``model_state_dict``, ``model``, ``net``). Also
+            an index of shards, ``model.safetensors.index.json``, or a folder of Hugging Face's that holds one model.
 
     Returns:
         Name -> tensor, on the CPU, of any dtype; names without the prefix of ``DataParallel`` or ``torch.compile``.
@@ -47,6 +84,14 @@ def read_checkpoint(path: Path) -> dict[str, torch.Tensor]:
     Raises:
         UploadError: The file is missing, damaged, or not a state_dict.
     """
+    if path.is_dir():
+        if (inside := model_file(path)) is None:
+            held = [found.name for found in scan_checkpoints(path).taken]
+            reason = f"is a folder, which holds {shorten_list(held)}" if held else "is a folder without a model"
+            raise refusals.no_checkpoint(
+                path, reason, "must be one file, or a folder with one of " + ", ".join(_OF_FOLDER)
+            )
+        path = inside
     if not path.is_file():
         raise refusals.no_checkpoint(path, "does not exist", ALLOWED)
     try:
@@ -58,7 +103,45 @@ def read_checkpoint(path: Path) -> dict[str, torch.Tensor]:
     return _strip_prefix(found)
 
 
+def checkpoint_bytes(path: Path) -> int:
+    """Return how many bytes of a disk a checkpoint takes, with all its shards."""
+    file = model_file(path) or path if path.is_dir() else path
+    parts = _shards_of(file) if has_suffix(file, (_INDEX,)) else {file}
+    return sum(part.stat().st_size for part in parts if part.is_file())
+
+
+def _shards_of(index: Path) -> set[Path]:
+    """Return the files that an index names, all beside it; none where it is damaged."""
+    try:
+        files = set(json.loads(index.read_bytes())["weight_map"].values())
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return set()
+    return {index.parent / Path(str(name)).name for name in files}
+
+
+def _read_shards(index: Path) -> dict[str, Any]:
+    """Return the tensors of all shards that an index names.
+
+    Raises:
+        ValueError: The index is damaged, or a shard is missing or lacks a tensor; :func:`_reason` reads the message.
+    """
+    shards = sorted(_shards_of(index))
+    if not shards:
+        raise ValueError(f"{_SHARDS} no 'weight_map'")
+    if missing := [shard.name for shard in shards if not shard.is_file()]:
+        raise ValueError(f"{_SHARDS} {shorten_list(missing)}, which are missing: must lie beside it")
+    found: dict[str, Any] = {}
+    for shard in shards:
+        found.update(_read(shard))
+    wanted = json.loads(index.read_bytes())["weight_map"]
+    if lacking := sorted(set(wanted) - set(found)):
+        raise ValueError(f"{_SHARDS} tensors that its files lack: {shorten_list(lacking)}")
+    return found
+
+
 def _read(path: Path) -> Any:
+    if has_suffix(path, (_INDEX,)):
+        return _read_shards(path)
     if path.suffix.lower() == ".safetensors":
         return load_file(path)
     _refuse_bomb(path)
@@ -118,6 +201,8 @@ def _reason(error: BaseException) -> str:
         return f"it is a pickle that asks for {code[1][:120]!r}, which is no tensor; none of its code was run"
     if text.startswith(_BOMB):
         return f"{text}, far more than its own size"
+    if text.startswith(_SHARDS):
+        return text
     if isinstance(error, SafetensorError | OSError):
         return (text.splitlines() or [type(error).__name__])[0][:200]
     if "TorchScript" in text:

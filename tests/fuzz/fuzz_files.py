@@ -228,7 +228,7 @@ def toml(good: bytes) -> st.SearchStrategy[bytes]:
 
 def _map(path: Path) -> Any:
     (path.parent / "a.pt").touch()
-    return list_checkpoints(path.parent, path, architecture="net", known=ServerModels(("net",), 4))
+    return list_checkpoints(path.parent, path, architecture="net", known=ServerModels(("net",), 4))[0]
 
 
 # Data sets.

@@ -230,3 +230,55 @@ def test_imagefolder_of_named_classes_may_lack_some(images: Path, empty: bool) -
     assert (test.num_classes, sorted(test.labels.tolist())) == (3, [1, 2])
     named = DataConfig(name="imagefolder", root=str(images), image_size=8, classes="bee, cat,ant")
     assert torch.equal(open_data(named, "train").labels, train.labels)
+
+
+def test_every_file_of_an_image_folder_is_taken_or_said_to_be_left_out(
+    images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr("strategies.core.scan.LOG.log", lambda level, form, line: lines.append(form % line))
+    train, pixels = images / "train", Image.fromarray(random_pixels_folders(0))
+    for name in ("e.gif", "f.JFIF", "g.PNG", "h.webp", "i.tif", "sub/j.png"):
+        (train / "cat" / name).parent.mkdir(exist_ok=True)
+        pixels.save(train / "cat" / name, format="JPEG" if name.endswith("JFIF") else None)
+    pixels.save(train / "cat" / "no-suffix", format="PNG")
+    pixels.save(train / "loose.png")
+    for left in (
+        "cat/notes.txt",
+        "cat/.hidden.png",
+        "cat/@eaDir/a.png",
+        "ant/.ipynb_checkpoints/a.png",
+        "__MACOSX/a.png",
+    ):
+        (train / left).parent.mkdir(exist_ok=True)
+        pixels.save(train / left, format="PNG")
+
+    split = open_folders(images, "train", 8)
+
+    assert split.classes == ("ant", "cat")
+    assert split.labels.tolist() == [0] * 3 + [1] * 10
+    assert len(split.take().images) == 13
+    assert lines == [
+        f"{train}: 13 images of 2 classes; left out are 2 files (1 .png, 1 .txt): loose.png, cat/notes.txt; 4 files "
+        "that are hidden or a tool's: __MACOSX/a.png, ant/.ipynb_checkpoints/a.png, cat/.hidden.png, cat/@eaDir/a.png"
+    ]
+
+
+def test_an_image_is_read_upright_and_its_further_pages_are_said(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr("strategies.core.scan.LOG.warning", lambda form, *parts: lines.append(form % parts))
+    square = Image.new("L", (8, 8))
+    square.paste(255, (0, 0, 8, 4))  # white above
+    for orientation, name in ((1, "x1.png"), (6, "x6.png"), (3, "x3.png")):
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        square.save(images / "train" / "cat" / name, exif=exif)
+    square.save(images / "train" / "cat" / "y.tif", save_all=True, append_images=[square] * 2)
+
+    split = open_folders(images, "train", 8)
+
+    plain, over, turned, _ = split.take(torch.arange(6, 10)).images[:, 0].float().div(255)
+    assert (plain[:4].mean(), plain[4:].mean()) == (1, 0)
+    assert (turned[:, 4:].mean(), turned[:, :4].mean()) == (1, 0)  # a quarter to the right
+    assert (over[4:].mean(), over[:4].mean()) == (1, 0)
+    assert lines == [f"1 of 4 images have several pages, of which the first is read: {images}/train/cat/y.tif"]

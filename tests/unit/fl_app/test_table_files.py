@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import pandas as pd
@@ -82,7 +83,9 @@ def test_a_column_names_the_clients(folder: Path) -> None:
         ("1.5", "", "column 'sugar', row 1: no value: must be filled in, or .* must say what stands for 'missing'"),
         ("typical", "atypical", "column 'chest pain', row 1: 'atypical': must be one of typical, none, 3"),
         ("x,ill", "x,Ill", "column 'outcome', row 1: 'Ill': must be one of healthy, ill"),
-        ("x y,ill", "x y,", "column 'outcome', row 4: no value: must be one of healthy, ill"),
+        ("x y,ill", "x y,\n", "column 'outcome', row 4: no value: must be one of healthy, ill"),
+        ("x y,ill", "x y,", "row 4 ends in an empty cell without a line break"),
+        ("x y,ill", "x y", r"row 4 \(line 5\) has 5 cells: must have 6"),
         ("south,40", "?,40", "column 'centre', row 1: no value: must name the client of the row"),
         ("sugar", "glucose", "has no column 'sugar': has centre, age, chest pain, glucose"),
         ("outcome", "result", "has no column 'outcome'"),
@@ -170,4 +173,50 @@ def test_a_number_beyond_float32_is_no_infinite_feature(folder: Path) -> None:
     text = (folder / "train.csv").read_text()
     (folder / "train.csv").write_text(text.replace("south,40", "south,1e300"))
     with pytest.raises(DataError, match="column 'age', row 1: '1e300': must be a number that float32 can hold"):
+        open_data(config(folder), "train")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["train.CSV", "TRAIN.csv", "train.csv.gz", "train.tsv", "train.csv.zip"],
+)
+def test_a_table_may_have_any_case_be_packed_or_have_tabs(folder: Path, name: str) -> None:
+    (folder / "train.csv").unlink()
+    text = "\n".join([HEAD, *TRAIN])
+    pd.read_csv(io.StringIO(text), dtype=str, keep_default_na=False, skipinitialspace=True).to_csv(
+        folder / name, index=False, sep="\t" if name.endswith("tsv") else ","
+    )
+    assert open_data(config(folder), "train").take().images[:, :, 0, 0].tolist() == FEATURES
+
+
+def test_clients_tables_that_are_not_read_are_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr("strategies.core.scan.LOG.log", lambda level, form, line: lines.append(form % line))
+    (folder / "train").mkdir()
+    (folder / "train.csv").rename(folder / "train" / "a.csv")
+    (folder / "train" / "b.CSV").write_text("\n".join([HEAD, *TRAIN[:2]]).replace(",", ";"))
+    (folder / "train" / "c.xlsx").touch()
+    split = open_data(config(folder, partition="domains"), "train")
+    assert split.domains is not None
+    assert split.domains.tolist() == [0, 0, 0, 0, 1, 1]
+    assert lines == [
+        f"{folder}/train: 2 tables of training rows; left out are 1 file (1 .xlsx): c.xlsx",
+        f"{folder}/train/b.CSV: cells are divided by semicolons",
+    ]
+
+
+def test_decimal_commas_are_read_where_semicolons_divide_cells(folder: Path) -> None:
+    text = "\n".join([HEAD, *TRAIN]).replace(",", ";").replace("1.5", "1,5").replace("1e1", "10,0")
+    (folder / "train.csv").write_text(text)
+    assert open_data(config(folder), "train").take().images[:, :, 0, 0].tolist() == FEATURES
+    (folder / "train.csv").write_text(text.replace("10,0", "10.0"))
+    with pytest.raises(
+        DataError, match="column 'sugar': '10.0' and '1,5': must have points or decimal commas, not both"
+    ):
+        open_data(config(folder), "train")
+
+
+def test_two_tables_of_one_name_are_refused(folder: Path) -> None:
+    (folder / "train.tsv").touch()
+    with pytest.raises(DataError, match=r"holds train.csv and train.tsv: must have one of them"):
         open_data(config(folder), "train")

@@ -362,7 +362,7 @@ def test_the_command_prints_the_uploads_the_folder_and_the_next_command(models: 
     lines = said.stdout.splitlines()
     assert [line.split() for line in lines[:3]] == [[name, "lenet5", "0.17", "MiB"] for name in "abc"]
     assert lines[3:] == [
-        "uploads      3 imported, 0 left out",
+        "uploads      3 imported, 0 refused, 1 other files left out: README.md",
         f"run folder   {out}",
         f"next         oneshot replay '{out}' --method fedens",
     ]
