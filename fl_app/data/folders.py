@@ -132,7 +132,7 @@ def reader(files: Sequence[str], image_size: int) -> Read:
         paged = []
         for row, position in enumerate(positions.tolist()):
             images[row], pages = _decode(files[position], image_size)
-            paged += [files[position]] * (pages > 1)
+            paged += [Path(files[position]).name] * (pages > 1)
         if paged:
             which = shorten_list(paged)
             LOG.warning(
