@@ -26,7 +26,7 @@ from ..core.facts import GRAM
 from ..core.options import Always, check, option
 from ..method import Method, Outcome, Plan
 from ..statistics.choice import choose_penalty, max_share, value_clients
-from ..statistics.heads import Head, Ridge, balance_classes
+from ..statistics.heads import Head, balance_classes, ridge_head
 from ..statistics.sums import Statistics
 from ..statistics.uploaded import ClientSumsOnServer, check_second, head_state
 
@@ -104,7 +104,7 @@ def _exact(job: Job, progress: Progress, clients: ClientSumsOnServer) -> Head:
         for name, value in value_clients(clients, penalty, seed=job.seed).items():
             progress.record({"client": name, "value": value})
     total = Statistics.total(clients.values())
-    head = Ridge(total).head(penalty)
+    head = ridge_head(total, penalty)
     return balance_classes(head, total.counts) if config.balance == "scores" else head
 
 

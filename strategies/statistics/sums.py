@@ -60,7 +60,11 @@ class Statistics:
         precise = rows.to(torch.float64)
         self.counts.add_(torch.bincount(labels, minlength=self.classes))
         self.sums.index_add_(0, labels, precise)
-        self.gram.addmm_(precise.T, precise)
+        if precise.requires_grad:
+            self.gram.addmm_(precise.T, precise)
+        else:  # numpy computes one triangle of the product alone, in half the time
+            array = precise.numpy()
+            self.gram.add_(torch.from_numpy(array.T @ array))
 
     @classmethod
     def total(cls, parts: Iterable[Statistics]) -> Statistics:
