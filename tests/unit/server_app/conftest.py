@@ -142,7 +142,8 @@ def run_folder(tmp_path: Path) -> Callable[..., Path]:
                 first.accept(UploadFacts(f"client-{seed:03d}", architecture, sum(counts), counts), state)
             first.refuse("node-7", "no answer within 5 s")
             moved = {f"client-{seed:03d}": 1000 + seed for seed in range(3)}
-            write_json(folder.path / "traffic.json", {"up": moved, "down": dict.fromkeys(moved, 150)})
+            phases = {"upload": {"up": moved, "down": dict.fromkeys(moved, 150)}}
+            write_json(folder.path / "traffic.json", {"phases": phases})
         return tmp_path / "runs" / name
 
     return make
