@@ -89,11 +89,9 @@ def choose_victim(node: Node, config: AppConfig) -> Node:
         UploadError: This client is not simulated, or all clients are attackers.
     """
     if config.client.nodes or node.client != _name(node.partition_id):
-        raise refusals.bad_setting(
-            "attack.kind",
-            "'copy'",
-            f"one of {_others('copy')} for {node.client}; only in a simulation can a client read those of another",
-        )
+        others = ", ".join(kind for kind in KINDS if kind != "copy")
+        rule = f"one of {others} for {node.client}; only in a simulation can a client read those of another"
+        raise refusals.bad_setting("attack.kind", "'copy'", rule)
     following = [(node.partition_id + step) % node.num_partitions for step in range(1, node.num_partitions)]
     for partition_id in following:
         if config.attack.of(_name(partition_id)) == "none":
@@ -125,7 +123,3 @@ def check_rounds(attack: AttackConfig, client: str) -> None:
 def _name(partition_id: int) -> str:
     """Return the name of a simulated client."""
     return client_name({"partition-id": partition_id})
-
-
-def _others(kind: str) -> str:
-    return ", ".join(name for name in KINDS if name != kind)

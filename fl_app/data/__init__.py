@@ -19,10 +19,8 @@ from .sources import (
     IMAGELESS,
     NORMALIZATIONS,
     SOURCES,
-    Source,
     check_normalization,
     data_root,
-    load,
     open_split,
 )
 from .split import HALVES, ImageData, Split, half_of
@@ -41,7 +39,6 @@ __all__ = [
     "ImageData",
     "Normalization",
     "PartitionSpec",
-    "Source",
     "Split",
     "augment",
     "check_left_out",
@@ -53,7 +50,6 @@ __all__ = [
     "images_in",
     "images_of",
     "label_counts",
-    "load",
     "nobodys",
     "normalize",
     "open_data",

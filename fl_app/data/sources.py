@@ -11,7 +11,7 @@ import functools
 import importlib.util
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +25,7 @@ from strategies.core.places import expand_user
 from . import domains, folders, tables, text, torchvision_sets
 from .files import disk_errors
 from .folders import SPLITS
-from .split import ImageData, Split, pixels, tokens_of, unchanged
+from .split import Split, pixels, tokens_of, unchanged
 
 SOURCES = ("digits", *torchvision_sets.KNOWN, "imagefolder", *domains.GROUPS, *tables.TABLES, *text.TEXTS)
 NORMALIZATIONS = ("half", "data-set")
@@ -39,40 +39,6 @@ IMAGELESS = (*tables.TABLES, *text.TEXTS)
 
 # The first of the 1797 embedded digits; the other 500 are held out.
 DIGITS_TRAIN = 1297
-
-
-@dataclass(frozen=True)
-class Source:
-    """A data set, decoded.
-
-    Attributes:
-        train: The training examples.
-        test: The held-out examples.
-        num_classes: C.
-        normalization: Of the pixels, before a model.
-        augmentation: Of the training images: ``"none"`` or ``"crop-flip"``.
-    """
-
-    train: ImageData
-    test: ImageData
-    num_classes: int
-    normalization: Normalization
-    augmentation: str
-
-    @property
-    def input_shape(self) -> tuple[int, int, int]:
-        """(ch, H, W) of one image, or the shape of another example as in :class:`Split`."""
-        channels, height, width = self.train.images.shape[1:]
-        return channels, height, width
-
-
-def load(name: str, *, root: str = "", image_size: int = 0, left_out: str = "", download: bool = True) -> Source:
-    """Read a whole data set; the arguments and errors are those of :func:`open_split`."""
-    train, test = (
-        open_split(name, split, root=root, image_size=image_size, left_out=left_out, download=download)
-        for split in SPLITS
-    )
-    return Source(train.take(), test.take(), train.num_classes, train.normalization, train.augmentation)
 
 
 @disk_errors()

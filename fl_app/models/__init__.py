@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import importlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -55,6 +55,7 @@ class _Architecture:
     function: str
     takes: _Examples
     classes: int = 0  # the only possible number of classes; 0: any number
+    how: Mapping[str, Any] = field(default_factory=dict)  # further arguments of the function
 
     def fits(self, num_classes: int, shape: Shape) -> bool:
         """Return whether it takes examples of this shape and this number of classes."""
@@ -64,22 +65,22 @@ class _Architecture:
 _ZOO = {
     "lenet5": _Architecture("small_nets", "lenet5", _images(4)),
     "cnn5": _Architecture("small_nets", "cnn5", _images(18)),
-    "cnn5-wide": _Architecture("small_nets", "cnn5_wide", _images(18)),
+    "cnn5-wide": _Architecture("small_nets", "cnn5", _images(18), how={"widths": (256, 256, 128)}),
     "mnist-cnn": _Architecture("small_nets", "mnist_cnn", _images(4)),
     "cnn1": _Architecture("small_nets", "cnn1", _images(18)),
-    "cnn-torch": _Architecture("small_nets", "cnn_torch", _images(16)),
-    "resnet18": _Architecture("torchvision_nets", "resnet18", _images(8)),
+    "cnn-torch": _Architecture("small_nets", "lenet5", _images(16), how={"padded": False}),
+    "resnet18": _Architecture("torchvision_nets", "resnet", _images(8), how={"depth": 18}),
     "resnet18-narrow": _Architecture("torchvision_nets", "resnet18_narrow", _images(8)),
-    "resnet34": _Architecture("torchvision_nets", "resnet34", _images(8)),
-    "resnet18-imagenet": _Architecture("torchvision_nets", "resnet18_imagenet", _images(8)),
-    "resnet34-imagenet": _Architecture("torchvision_nets", "resnet34_imagenet", _images(8)),
-    "wrn16-1": _Architecture("torchvision_nets", "wrn16_1", _images(8)),
-    "wrn40-1": _Architecture("torchvision_nets", "wrn40_1", _images(8)),
+    "resnet34": _Architecture("torchvision_nets", "resnet", _images(8), how={"depth": 34}),
+    "resnet18-imagenet": _Architecture("torchvision_nets", "resnet", _images(8), how={"depth": 18, "imagenet": True}),
+    "resnet34-imagenet": _Architecture("torchvision_nets", "resnet", _images(8), how={"depth": 34, "imagenet": True}),
+    "wrn16-1": _Architecture("torchvision_nets", "wide_resnet", _images(8), how={"depth": 16}),
+    "wrn40-1": _Architecture("torchvision_nets", "wide_resnet", _images(8), how={"depth": 40}),
     "vgg11": _Architecture("torchvision_nets", "vgg11", _images(8)),
     "mobilenet": _Architecture("torchvision_nets", "mobilenet", _images(8)),
     "shufflenet": _Architecture("torchvision_nets", "shufflenet", _images(8)),
     "resnet8": _Architecture("torchvision_nets", "resnet8", _images(8)),
-    "resnet8-ds": _Architecture("torchvision_nets", "resnet8_ds", _images(8)),
+    "resnet8-ds": _Architecture("torchvision_nets", "resnet8", _images(8), how={"widths": (28, 56, 112)}),
     "logistic": _Architecture("small_nets", "logistic", _ROWS, classes=2),
     "mlp": _Architecture("small_nets", "mlp", _ROWS),
     "text-bag": _Architecture("wordllama", "text_bag", _TEXTS),
@@ -130,7 +131,7 @@ def build(name: str, *, num_classes: int, input_shape: Shape) -> nn.Module:
             f"{architecture.takes.what}"
         )
     function = getattr(importlib.import_module(f".{architecture.module}", __package__), architecture.function)
-    model: nn.Module = function(num_classes, tuple(input_shape))
+    model: nn.Module = function(num_classes, tuple(input_shape), **architecture.how)
     return model
 
 

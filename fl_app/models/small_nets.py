@@ -12,20 +12,13 @@ from torch import nn
 from . import chain
 
 
-def cnn5(num_classes: int, input_shape: tuple[int, int, int]) -> nn.Module:
+def cnn5(
+    num_classes: int, input_shape: tuple[int, int, int], widths: tuple[int, int, int] = (128, 128, 128)
+) -> nn.Module:
     """Build "CNN5", also "CNN2" of DENSE and "CNN1" of Co-Boosting, for images [B, ch, H, H]; logits [B, C].
 
-    The papers count three convolutions and two poolings as its five layers.
+    The papers count three convolutions and two poolings as its five layers. DENSE's code is wider for CIFAR-100.
     """
-    return _cnn5(num_classes, input_shape, widths=(128, 128, 128))
-
-
-def cnn5_wide(num_classes: int, input_shape: tuple[int, int, int]) -> nn.Module:
-    """Build CNN5 in the widths of DENSE's code for CIFAR-100, for images [B, ch, H, H]; logits [B, C]."""
-    return _cnn5(num_classes, input_shape, widths=(256, 256, 128))
-
-
-def _cnn5(num_classes: int, input_shape: tuple[int, int, int], widths: tuple[int, int, int]) -> nn.Module:
     layers, size = _three_convolutions(input_shape, widths)
     return chain(**layers, fc=nn.Linear(size, num_classes))
 
@@ -81,26 +74,18 @@ def mnist_cnn(num_classes: int, input_shape: tuple[int, int, int]) -> nn.Module:
 # (Dai et al., ICLR 2024), with ReLU and max pooling.
 
 
-def lenet5(num_classes: int, input_shape: tuple[int, int, int]) -> nn.Module:
+def lenet5(num_classes: int, input_shape: tuple[int, int, int], *, padded: bool = True) -> nn.Module:
     """Build LeNet-5 for images [B, ch, H, H]; logits [B, C].
 
     From 32 pixels a side the convolutions are unpadded, as published. Below 32 the first one pads by 2, so 28 pixels
-    give the net of 32. Below 28 the second one pads by 2 too, so that no map vanishes.
+    give the net of 32. Below 28 the second one pads by 2 too, so that no map vanishes. Never padded it is "CNN2" of
+    Co-Boosting, the net of PyTorch's tutorial.
 
     The published third layer, a 5x5 convolution of a 5x5 map, equals a linear map of that whole map to 120 numbers.
     Here it is ``fc1``, at every size. Co-Boosting calls these 120 numbers, the input of ``fc2``, the feature.
     """
-    side = input_shape[1]
-    return _two_convolutions(num_classes, input_shape, paddings=(2 * (side < 32), 2 * (side < 28)))
-
-
-def cnn_torch(num_classes: int, input_shape: tuple[int, int, int]) -> nn.Module:
-    """Build "CNN2" of Co-Boosting, the net of PyTorch's tutorial, for images [B, ch, H, H]; logits [B, C]."""
-    return _two_convolutions(num_classes, input_shape, paddings=(0, 0))
-
-
-def _two_convolutions(num_classes: int, input_shape: tuple[int, int, int], paddings: tuple[int, int]) -> nn.Module:
     channels, side, _ = input_shape
+    paddings = (2 * (side < 32), 2 * (side < 28)) if padded else (0, 0)
     for padding in paddings:
         side = (side + 2 * padding - 4) // 2  # a 5x5 convolution, then a pooling by 2
     return chain(

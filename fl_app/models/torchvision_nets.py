@@ -23,20 +23,25 @@ from strategies.core.vision import torchvision
 from . import chain
 
 
-def resnet18(num_classes: int, input_shape: tuple[int, int, int]) -> nn.Module:
-    """Build ResNet-18 in its CIFAR form for images [B, ch, H, H]; logits [B, C]."""
-    return _cifar_form(torchvision.models.resnet18(num_classes=num_classes), input_shape[0])
+def resnet(num_classes: int, input_shape: tuple[int, int, int], *, depth: int, imagenet: bool = False) -> nn.Module:
+    """Build ResNet-18 or ResNet-34 for images [B, ch, H, H]; logits [B, C].
 
-
-def resnet34(num_classes: int, input_shape: tuple[int, int, int]) -> nn.Module:
-    """Build ResNet-34 in its CIFAR form for images [B, ch, H, H]; logits [B, C]."""
-    return _cifar_form(torchvision.models.resnet34(num_classes=num_classes), input_shape[0])
-
-
-def _cifar_form(model: nn.Module, channels: int) -> nn.Module:
-    model.conv1 = nn.Conv2d(channels, 64, 3, padding=1, bias=False)
-    model.maxpool = nn.Identity()
-    return default_init(model)
+    Args:
+        num_classes: C.
+        input_shape: (ch, H, H).
+        depth: 18 or 34.
+        imagenet: torchvision's own form and initialisation; else the CIFAR form, initialised as torch does.
+    """
+    model: nn.Module = getattr(torchvision.models, f"resnet{depth}")(num_classes=num_classes)
+    channels = input_shape[0]
+    if not imagenet:
+        model.conv1 = nn.Conv2d(channels, 64, 3, padding=1, bias=False)
+        model.maxpool = nn.Identity()
+        return default_init(model)
+    if channels != 3:
+        stem = nn.Conv2d(channels, 64, 7, stride=2, padding=3, bias=False)
+        model.conv1 = he_normal_convolutions(stem)
+    return model
 
 
 def resnet18_narrow(num_classes: int, input_shape: tuple[int, int, int], width: int = 20) -> nn.Module:
@@ -62,37 +67,15 @@ def resnet18_narrow(num_classes: int, input_shape: tuple[int, int, int], width: 
     )
 
 
-def resnet18_imagenet(num_classes: int, input_shape: tuple[int, int, int]) -> nn.Module:
-    """Build torchvision's ResNet-18, its initialisation included, for images [B, ch, H, H]; logits [B, C]."""
-    return _imagenet_form(torchvision.models.resnet18(num_classes=num_classes), input_shape[0])
+def resnet8(
+    num_classes: int, input_shape: tuple[int, int, int], widths: tuple[int, int, int] = (128, 256, 512)
+) -> nn.Module:
+    """Build ResNet-8 for images [B, ch, H, H]; logits [B, C].
 
-
-def resnet34_imagenet(num_classes: int, input_shape: tuple[int, int, int]) -> nn.Module:
-    """Build torchvision's ResNet-34, its initialisation included, for images [B, ch, H, H]; logits [B, C]."""
-    return _imagenet_form(torchvision.models.resnet34(num_classes=num_classes), input_shape[0])
-
-
-def _imagenet_form(model: nn.Module, channels: int) -> nn.Module:
-    if channels != 3:
-        stem = nn.Conv2d(channels, 64, 7, stride=2, padding=3, bias=False)
-        model.conv1 = he_normal_convolutions(stem)
-    return model
-
-
-def resnet8(num_classes: int, input_shape: tuple[int, int, int]) -> nn.Module:
-    """Build ResNet-8 for images [B, ch, H, H]; logits [B, C]."""
-    return _three_blocks(num_classes, input_shape[0], widths=(128, 256, 512))
-
-
-def resnet8_ds(num_classes: int, input_shape: tuple[int, int, int]) -> nn.Module:
-    """Build the downsized ResNet-8 of FENS, Table 4, for images [B, ch, H, H]; logits [B, C].
-
-    Its widths are unpublished; these give 0.92 MiB where the paper says 0.88 to 0.90.
+    The widths of the downsized ResNet-8 of FENS, Table 4, are unpublished; 28, 56 and 112 give 0.92 MiB where the paper
+    says 0.88 to 0.90.
     """
-    return _three_blocks(num_classes, input_shape[0], widths=(28, 56, 112))
-
-
-def _three_blocks(num_classes: int, channels: int, widths: tuple[int, int, int]) -> nn.Module:
+    channels = input_shape[0]
     first, second, third = widths
     return chain(
         conv1=nn.Conv2d(channels, first, 3, padding=1, bias=False),
@@ -120,17 +103,9 @@ def _block(width_in: int, width_out: int, stride: int) -> nn.Module:
 # Wide residual nets of widening factor 1 (Zagoruyko and Komodakis, BMVC 2016), clients of DENSE (NeurIPS 2022).
 
 
-def wrn16_1(num_classes: int, input_shape: tuple[int, int, int]) -> nn.Module:
-    """Build WRN-16-1 for images [B, ch, H, H]; logits [B, C]."""
-    return _wide_resnet(num_classes, input_shape[0], depth=16)
-
-
-def wrn40_1(num_classes: int, input_shape: tuple[int, int, int]) -> nn.Module:
-    """Build WRN-40-1 for images [B, ch, H, H]; logits [B, C]."""
-    return _wide_resnet(num_classes, input_shape[0], depth=40)
-
-
-def _wide_resnet(num_classes: int, channels: int, depth: int) -> nn.Module:
+def wide_resnet(num_classes: int, input_shape: tuple[int, int, int], *, depth: int) -> nn.Module:
+    """Build WRN-16-1 or WRN-40-1 for images [B, ch, H, H]; logits [B, C]."""
+    channels = input_shape[0]
     blocks = (depth - 4) // 6  # per group, of two convolutions each; the 4 counts the stem and the shortcuts
     model = chain(
         conv1=nn.Conv2d(channels, 16, 3, padding=1, bias=False),

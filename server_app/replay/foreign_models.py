@@ -135,7 +135,7 @@ def _foreign_job(request: ReplayRequest, info: Mapping[str, Any]) -> tuple[Setti
         )
     method = CHOICES[name]
     reject_unknown(request.overrides, ["seed", *OF_THE_APP, *(o.key for o in options_of(method.config, name))])
-    begun = begun_options(request, info)
+    begun = known_settings(info.get("options", {})) if request.resume is not None else {}
     chosen = {**begun, **request.overrides}
     said = {key: chosen[key] for key in OF_THE_APP if key in chosen}
     app = AppConfig.from_settings({"seed": request.overrides.get("seed", info["seed"]), **said})
@@ -158,8 +158,3 @@ def _foreign_job(request: ReplayRequest, info: Mapping[str, Any]) -> tuple[Setti
         store_images=app.store_images,
     )
     return Settings(app, method, config, None, {**flatten(app), **flatten(config, name)}), job
-
-
-def begun_options(request: ReplayRequest, info: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that a replay of another project's run began with; empty for a new one."""
-    return known_settings(info.get("options", {})) if request.resume is not None else {}

@@ -242,7 +242,7 @@ def import_checkpoints(request: ImportRequest, *, log: Callable[[str], None]) ->
         with open_run(staging, settings.choice.name, job, identity={}, facts=facts) as run:
             refused = _store(run, entries, job, int(settings.app.max_upload_mib * MIB), log)
             if refused and not (request.skip_bad and len(refused) < len(entries)):
-                raise refusals.import_refused(_refusal(request, entries, refused))
+                raise refusals.refused(_refusal(request, entries, refused))
             uploads = run.round(1).records()
         for reason in refused.values():
             log(f"left out: {reason}")

@@ -272,13 +272,13 @@ class Dialogue:
 
     def _check_ensemble(self, answer: Answer) -> None:
         if (named := answer.facts.get("ensemble")) != self._ensemble:
-            raise refusals.wrong_answer(
-                f"its answer is for ensemble {str(named)[:12]!r}", repr(self._ensemble[:12])
-            ).of(answer.client)
+            raise refusals.broken_rule(f"its answer is for ensemble {str(named)[:12]!r}", repr(self._ensemble[:12])).of(
+                answer.client
+            )
         needs, members = answer.facts.get("needs", []), set(range(len(self._members)))
         whole = {number for number in needs if type(number) is int} if isinstance(needs, list) else set()
         if not isinstance(needs, list) or len(whole) != len(needs) or whole - members:
-            raise refusals.wrong_answer(
+            raise refusals.broken_rule(
                 f"it requests members {str(needs)[:80]}", f"0 to {len(members) - 1}, each once"
             ).of(answer.client)
 
@@ -293,7 +293,7 @@ class Dialogue:
         if self._lost(answer):
             return
         if answer.facts.get("round") != number:
-            raise refusals.wrong_answer(f"its answer is for round {answer.facts.get('round')!r}", str(number)).of(
+            raise refusals.broken_rule(f"its answer is for round {answer.facts.get('round')!r}", str(number)).of(
                 answer.client
             )
         examples = answer.facts.get("examples")
@@ -304,7 +304,7 @@ class Dialogue:
         except ValueError as error:
             raise refusals.client_error(error).of(answer.client) from error
         if any(np.abs(array).max(initial=0) > LARGEST for array in answer.arrays.values()):
-            raise refusals.wrong_answer(f"its parameters exceed {LARGEST:g}", "at most that large").of(answer.client)
+            raise refusals.broken_rule(f"its parameters exceed {LARGEST:g}", "at most that large").of(answer.client)
 
     def _check_votes(self, answer: Answer) -> None:
         if self._lost(answer):
@@ -313,12 +313,12 @@ class Dialogue:
         counts = answer.arrays.get("counts")
         if counts is None or counts.shape != shape or counts.dtype != np.int64 or counts.min() < 0:
             found = "missing" if counts is None else f"{counts.dtype}{list(counts.shape)}"
-            raise refusals.wrong_answer(f"counts is {found}", f"int64{list(shape)} from 0").of(answer.client)
+            raise refusals.broken_rule(f"counts is {found}", f"int64{list(shape)} from 0").of(answer.client)
         # A member votes once on each held example, and a client holds no more than it trained on.
         most = max((u.num_examples or MOST_EXAMPLES for u in self._job.uploads if u.client == answer.client), default=0)
         votes = counts.sum((1, 2), dtype=np.float64)
         if votes.min() != votes.max() or votes.max() > (most or MOST_EXAMPLES):
-            raise refusals.wrong_answer(
+            raise refusals.broken_rule(
                 f"counts has {votes.min():.0f} to {votes.max():.0f} votes of a member",
                 f"as many of each, and at most {most or MOST_EXAMPLES}, one per example",
             ).of(answer.client)

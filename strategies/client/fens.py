@@ -199,7 +199,7 @@ def _check_size(size: float, local: Local) -> None:
 def _members(question: _Question) -> list[str]:
     members: list[str] = question.listed("members", str)
     if not members or ensemble_digest(members) != question.ensemble:
-        raise refusals.other_digest("the ensemble's digest does not match its members")
+        raise refusals.refused("the ensemble's digest does not match its members")
     return members
 
 
@@ -260,7 +260,7 @@ def _compute(question: _Question) -> Said:
         if number in sent:
             packed = from_wire(number, arrays, facts, architecture=architecture, precision=precision)
         if packed is None or packed.digest != digest:
-            raise refusals.other_digest(f"member {number} of the ensemble has another digest than the server's offer")
+            raise refusals.refused(f"member {number} of the ensemble has another digest than the server's offer")
         module = unpack_member(packed, partial(question.local.build, architecture, question.holdout))
         with torch.no_grad():  # copies, because a member that works in place would change the others' inputs
             outputs = torch.cat([module(part.clone()) for part in torch.split(inputs, BATCH)])

@@ -39,7 +39,7 @@ class Frozen(nn.Sequential):
     ) -> None:
         super().__init__()
         if adapter not in ADAPTERS or not all(sent) or len(sent) > len(blocks):
-            raise refusals.bad_blocks(
+            raise refusals.broken_rule(
                 f"the server's adapter is {adapter[:80]!r}, for {len(sent)} blocks",
                 f"one of {', '.join(ADAPTERS)}, and the weights of 1 to {len(blocks)} blocks",
             )
@@ -103,7 +103,7 @@ def _check_fits(template: nn.Module, stacked: State, members: int, what: str) ->
     found = {key: (value.dtype, tuple(value.shape)) for key, value in stacked.items()}
     wrong = sorted(key for key in {*wanted, *found} if wanted.get(key) != found.get(key))
     if wrong or not members:
-        raise refusals.bad_blocks(
+        raise refusals.broken_rule(
             f"{what} do not fit this client's: their tensors {wrong[:3]!s:.200}",
             "those of at least one copy of its block, with the same number of copies, shapes and types",
         )

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..core.registry import Registry
-from .opinion_pools import OpinionPool
+from .opinion_pools import OpinionPool, class_shares
 from .trained import Linear, TwoLayers, register
 
 
@@ -87,9 +87,7 @@ class LabelCount(nn.Module):
 
     def forward(self, logits: Tensor) -> Tensor:
         """Combine member logits [M, B, C] to [B, C]."""
-        total = self.weights.sum(0)
-        share = self.weights / torch.where(total > 0, total, torch.ones_like(total))
-        return torch.einsum("mc,mbc->bc", share, logits)
+        return torch.einsum("mc,mbc->bc", class_shares(self.weights), logits)
 
 
 def weighted_mean_gradient(weights: Tensor, member_logits: Tensor, labels: Tensor) -> Tensor:
@@ -227,8 +225,7 @@ class TwoClassLabelCount(nn.Module):
 
     def forward(self, logits: Tensor) -> Tensor:
         """Combine member logits [M, B, 2] to [B, 2]."""
-        total = self.weights.sum(0)
-        shares = (self.weights / torch.where(total > 0, total, torch.ones_like(total))).clamp(min=TINY)
+        shares = class_shares(self.weights).clamp(min=TINY)
         return _odds((shares.log()[:, None] + logits.log_softmax(2)).logsumexp(0))
 
 

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..core.errors import OptionError
 from ..core.gpu import resolve_device
 from ..core.processor import flush_subnormals, keep_freed_memory
 from ..core.work import Counting, Work, count_work, work
@@ -21,7 +20,14 @@ if TYPE_CHECKING:
 
 
 class InProcess:
-    """Runs a job in the calling thread."""
+    """Runs a job in the calling thread.
+
+    Args:
+        clients: Those that a method may ask further questions after their upload; None for a method that asks none.
+    """
+
+    def __init__(self, clients: Clients | None = None) -> None:
+        self._clients = clients
 
     def run(self, method: Method, job: Job, progress: Progress) -> Outcome:
         """Run ``method`` on ``job`` with ``job.threads`` torch threads, see :mod:`.threads`.
@@ -34,14 +40,20 @@ class InProcess:
         Raises:
             OptionError: The job lacks an input of the method, or names no torch device.
             ComputeError: This process does not see the job's device.
+            QuorumError: Too few clients answer.
         """
         check_needs(method, job)
         job = replace(job, device=resolve_device(job.device))
-        threads = choose_threads(job)
+        if self._clients is None or method.client_phase is None:
+            threads = choose_threads(job)
+            with torch_as_usual(threads), keep_freed_memory(), count_work(Work()) as counts:
+                sharing = Sharing(job, threads, Counting(progress, counts))
+                outcome = method.fit(job, sharing)
+            return replace(outcome, work=counts.as_dict(), threads=sharing.counts)
+        threads = steady_threads(job)
         with torch_as_usual(threads), keep_freed_memory(), count_work(Work()) as counts:
-            sharing = Sharing(job, threads, Counting(progress, counts))
-            outcome = method.fit(job, sharing)
-        return replace(outcome, work=counts.as_dict(), threads=sharing.counts)
+            outcome = method.client_phase.fit(job, Counting(progress, counts), _Counted(self._clients))
+        return replace(outcome, work=counts.as_dict(), threads={0: threads})
 
     @contextmanager
     def kept(self) -> Iterator[InProcess]:
@@ -65,41 +77,6 @@ def torch_as_usual(count: int) -> Iterator[None]:
             yield
     finally:
         torch.set_num_threads(before)
-
-
-# Runs a method that needs its clients after their upload: in this process, which reaches them.
-
-
-class WithClients:
-    """A place whose method may send questions to the clients.
-
-    Args:
-        clients: The clients.
-    """
-
-    def __init__(self, clients: Clients) -> None:
-        self._clients = clients
-
-    def run(self, method: Method, job: Job, progress: Progress) -> Outcome:
-        """Run ``method`` on ``job``, with the clients in reach.
-
-        Raises:
-            OptionError: The method sends its clients no questions, or the job lacks an input of the method.
-            QuorumError: Too few clients answer.
-        """
-        if method.client_phase is None:
-            raise OptionError(f"method {method.name!r} sends its clients no questions after their upload")
-        check_needs(method, job)
-        job = replace(job, device=resolve_device(job.device))
-        threads = steady_threads(job)
-        with torch_as_usual(threads), keep_freed_memory(), count_work(Work()) as counts:
-            outcome = method.client_phase.fit(job, Counting(progress, counts), _Counted(self._clients))
-        return replace(outcome, work=counts.as_dict(), threads={0: threads})
-
-    @contextmanager
-    def kept(self) -> Iterator[WithClients]:
-        """Yield this place, which has nothing to start."""
-        yield self
 
 
 class _Counted:

@@ -329,11 +329,6 @@ def activations_overflow(layer: str) -> UploadError:
     return UploadError(f"layer {layer!r} gives NaN or Inf on the own examples: must be finite values")
 
 
-def bad_code(found: str, rule: str) -> UploadError:
-    """Arrays are not the code of a sparse update."""
-    return UploadError(f"{found}: must be {rule}")
-
-
 # Sums of features.
 
 
@@ -343,11 +338,6 @@ def other_features(found: str, expected: str, difference: str) -> UploadError:
         f"its features come from another function: fingerprint {found}, expected is {expected}; they differ in "
         f"{difference}"
     )
-
-
-def impossible_sums(found: str, rule: str) -> UploadError:
-    """No examples with features of norm 1 have such sums; ``rule`` is the bound that they break."""
-    return UploadError(f"{found}: must be {rule}")
 
 
 def beyond_noise(found: str, most: str) -> UploadError:
@@ -361,11 +351,6 @@ def nothing_to_combine(reason: str) -> UploadError:
 
 
 # The disk.
-
-
-def not_storable(error: object) -> UploadError:
-    """An array cannot be written as safetensors."""
-    return UploadError(str(error))
 
 
 def not_stored(reason: str, file: Path, needed: int, free: object) -> UploadError:
@@ -384,11 +369,6 @@ def no_checkpoint(path: Path, reason: str, allowed: str) -> UploadError:
 def bad_adapter(what: str, found: str, rule: str) -> UploadError:
     """An adapter cannot be merged; ``rule`` follows "must"."""
     return UploadError(f"{what} is {found}: must {rule}")
-
-
-def import_refused(line: str) -> UploadError:
-    """Files of an import are refused, each for a reason of this module that the line names."""
-    return UploadError(line)
 
 
 # Answers after the upload: rounds, FENS, FuseFL, scores.
@@ -422,9 +402,14 @@ def no_scores(found: str, rule: str) -> UploadError:
     return UploadError(f"scores: {found}: must {rule}")
 
 
-def wrong_answer(found: str, rule: str) -> UploadError:
-    """An answer does not fit its question."""
+def broken_rule(found: str, rule: str) -> UploadError:
+    """Arrays, sums, blocks or an answer are not what they must be."""
     return UploadError(f"{found}: must be {rule}")
+
+
+def refused(reason: object) -> UploadError:
+    """Another part has found the reason: the store, an import, or the digests of an ensemble."""
+    return UploadError(str(reason))
 
 
 def contradicting_sums(what: str, found: str) -> UploadError:
@@ -467,19 +452,9 @@ def bad_generator(problem: str) -> UploadError:
     return UploadError(f"the server's generator {problem}")
 
 
-def bad_blocks(what: str, rule: str) -> UploadError:
-    """The blocks or the adapter that FuseFL's server sends do not fit the client's."""
-    return UploadError(f"{what}: must be {rule}")
-
-
 def misfit_aggregator(name: str, error: object) -> UploadError:
     """FENS's aggregator does not take the ensemble's logits."""
     return UploadError(f"the server's aggregator {name[:80]!r} does not fit the logits: {error}")
-
-
-def other_digest(found: str) -> UploadError:
-    """The members of an ensemble are not those that the server announced."""
-    return UploadError(found)
 
 
 def beyond_limit(what: str, size: float, most: float) -> UploadError:

@@ -191,16 +191,15 @@ class GridClients:
 def _contents(
     questions: Question | Mapping[str, Question], common: Mapping[str, Any]
 ) -> dict[str, tuple[str, RecordDict]]:
-    by_name = {"": questions} if isinstance(questions, Question) else questions
-    return {name: (question.kind, _content(question, common)) for name, question in by_name.items()}
-
-
-def _content(question: Question, common: Mapping[str, Any]) -> RecordDict:
-    arrays = ArrayRecord({key: Array(value) for key, value in question.arrays.items()})
-    return RecordDict({"arrays": arrays, "config": ConfigRecord({**common, **question.facts})})
+    found = {}
+    for name, question in ({"": questions} if isinstance(questions, Question) else questions).items():
+        arrays = ArrayRecord({key: Array(value) for key, value in question.arrays.items()})
+        config = ConfigRecord({**common, **question.facts})
+        found[name] = question.kind, RecordDict({"arrays": arrays, "config": config})
+    return found
 
 
 def _decode(array: Array, where: str) -> np.ndarray[Any, Any]:
     if array.dtype not in ALLOWED_DTYPES:
-        raise refusals.wrong_answer(f"{where} is {array.dtype[:80]!r}", " or ".join(ALLOWED_DTYPES))
+        raise refusals.broken_rule(f"{where} is {array.dtype[:80]!r}", " or ".join(ALLOWED_DTYPES))
     return decode_array(array, tuple(array.shape), array.dtype, where)

@@ -110,7 +110,7 @@ class Collector:
             UPLOAD_PHASE,
             question=partial(self._question, request, nodes),
             receive=self.receive,
-            unneeded=self._has_upload_of,
+            unneeded=lambda node: self._names.name_of(node) in self.clients,
         )
         enough = partial(self._is_complete, exchange, nodes, min_uploads)
         exchange.wait(timeout, enough, partial(self._progress, exchange, timeout))
@@ -146,9 +146,6 @@ class Collector:
         chosen = set(drawn.sample(nodes.names.in_order(present), asked.sample_size(len(present))))
         log(INFO, "fraction_train: %d of %d nodes are asked", len(chosen), len(present))
         return chosen
-
-    def _has_upload_of(self, node: int) -> bool:
-        return self._names.name_of(node) in self.clients
 
     def _is_complete(self, exchange: Exchange, nodes: Nodes, min_uploads: int) -> bool:
         """Return whether the phase may end before its deadline."""

@@ -13,7 +13,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from ..compute import choose
-from ..compute.in_process import WithClients
+from ..compute.in_process import InProcess
 from ..core.durable import MIB
 from ..core.errors import OptionError
 from ..core.facts import CLASSIFIER
@@ -268,7 +268,7 @@ class Rounds:
             left_out=(*forgotten, *quarantined_clients(round_folder)),
             members=None if any(map(is_anonymous, uploaded)) else uploaded,
         )
-        return WithClients(clients)
+        return InProcess(clients)
 
     def _run_stage(
         self,

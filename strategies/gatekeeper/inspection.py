@@ -109,7 +109,8 @@ def build_cohort(evidence: Evidence) -> Cohort:
     """Return every measure of every client; weights are compared among equal architectures, behaviour among all."""
     count = len(evidence.clients)
     apart = distances(evidence.vectors)
-    apart[~_equals(evidence.architectures)] = NAN
+    kinds = torch.tensor([evidence.architectures.index(name) for name in evidence.architectures])
+    apart[kinds[:, None] != kinds] = NAN
     nearest = nearest_distances(apart)
     measures = {name: [NAN] * count for name in MEASURES}
     layers = [""] * count
@@ -155,11 +156,6 @@ def _behave(evidence: Evidence, measures: dict[str, list[float]]) -> torch.Tenso
     measures["trigger"] = [size / usual_size(sizes, k) for k, size in enumerate(sizes)]
     measures["transfer"] = [NAN if trigger is None else trigger.transfer for trigger in behaviour.triggers]
     return agreed
-
-
-def _equals(architectures: Sequence[str]) -> torch.Tensor:
-    kinds = torch.tensor([architectures.index(name) for name in architectures])
-    return kinds[:, None] == kinds[None, :]
 
 
 def _scores(name: str, values: Sequence[float]) -> list[float]:

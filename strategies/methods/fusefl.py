@@ -206,9 +206,7 @@ class FuseFlServer:
         def check_answer(answer: Answer) -> None:
             if answer.client not in names or answer.facts.get("stage") != stage:
                 reported = f"of {answer.client!r} for stage {answer.facts.get('stage')!r}"
-                raise refusals.wrong_answer(
-                    f"its answer is {reported}", f"of a client that uploaded, for stage {stage}"
-                )
+                raise refusals.broken_rule(f"its answer is {reported}", f"of a client that uploaded, for stage {stage}")
             state = _tensors(answer)
             check_arrays(state, phase, signature, tensor_form("arrays", exact=True))
             check_state(answer.client, state)

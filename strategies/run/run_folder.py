@@ -6,7 +6,7 @@ import functools
 import os
 import platform
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -19,11 +19,9 @@ from ..core.durable import TEMPORARY_PATTERN, make_folder, store_errors, sync_fo
 from ..core.errors import StoreError
 from ..core.places import expand_user, nearest_existing
 from ..core.renamed import named_as_today
-from ..method import EnsembleSpec, Upload
-from ..uploads.tensors import Weights, weights_sha256
-from . import FACTS_FILE, RESULT_FILE, RUNS_VARIABLE, app_runs_folder, check_run_folder, ensembles, is_run_folder
+from . import FACTS_FILE, RESULT_FILE, RUNS_VARIABLE, app_runs_folder, check_run_folder, is_run_folder
 from .ensembles import load_ensemble
-from .files import LOCK_NAME, FolderLock, read_equal_weights, read_json, save_weights, write_json
+from .files import LOCK_NAME, FolderLock, read_equal_weights, read_json, write_json
 from .round_folder import RoundFolder
 from .uploads import StoredWeights, UploadRecord
 
@@ -169,19 +167,6 @@ class RunFolder:
         result: dict[str, Any] = read_json(self.path / RESULT_FILE)
         return result
 
-    def save_student(self, state: Weights) -> str:
-        """Write the resulting model.
-
-        Returns:
-            The digest of the weights, see :func:`strategies.uploads.tensors.weights_sha256`.
-
-        Raises:
-            StoreError: The disk refuses.
-        """
-        self._writing()
-        save_weights(self.path / STUDENT_FILE, state)
-        return weights_sha256(state)
-
     def student(self) -> dict[str, torch.Tensor] | None:
         """Return the weights of the resulting model, or None if the run has none.
 
@@ -204,18 +189,6 @@ class RunFolder:
         facts: dict[str, Any] = read_json(path)
         return facts
 
-    def save_images(self, images: torch.Tensor) -> None:
-        """Write a sample of synthetic images.
-
-        Args:
-            images: [N, ch, H, W], uint8.
-
-        Raises:
-            StoreError: The disk refuses.
-        """
-        self._writing()
-        save_weights(self.path / IMAGES_FILE, {"images": images})
-
     def images(self) -> torch.Tensor | None:
         """Return the sample of synthetic images [N, ch, H, W] in uint8, or None.
 
@@ -225,17 +198,6 @@ class RunFolder:
         path = self.path / IMAGES_FILE
         facts = self.outcome() or {}
         return read_equal_weights(path, facts.get("images-sha256"))["images"] if path.exists() else None
-
-    def save_ensemble(
-        self, spec: EnsembleSpec, uploads: Sequence[Upload], architectures: Mapping[str, Any] | None = None
-    ) -> None:
-        """Write the resulting ensemble into ``ensemble/``; see :func:`strategies.run.ensembles.save_ensemble`.
-
-        Raises:
-            StoreError: A member has no upload, or the disk refuses.
-        """
-        self._writing()
-        ensembles.save_ensemble(self.path / ensembles.FOLDER_NAME, spec, uploads, architectures)
 
     def _writing(self) -> None:
         if self._lock is None or not self._lock.held:

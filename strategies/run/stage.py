@@ -176,14 +176,9 @@ def keep_outcome(folder: RunFolder, report: StageReport, server_round: int = 1) 
     # Round 1 lives in the run folder itself. A later round must not touch its files before this one's facts are
     # written: a crash in between would mix the two.
     place = folder.round(server_round).path
-    images = {} if outcome.images is None else {"images": outcome.images}
-    if images:
-        save_weights(place / IMAGES_FILE, images)
-    if outcome.ensemble is not None:
-        save_ensemble(place / FOLDER_NAME, outcome.ensemble, job.uploads)
+    _write_weights(place, outcome, job.uploads)
     digest = ensemble_sha256(job.uploads, outcome.ensemble) if outcome.ensemble is not None else ""
     if outcome.student is not None:
-        save_weights(place / STUDENT_FILE, outcome.student)
         digest = weights_sha256(outcome.student)
     facts = {
         "round": server_round,
@@ -196,11 +191,11 @@ def keep_outcome(folder: RunFolder, report: StageReport, server_round: int = 1) 
         "work": dict(outcome.work),
         "threads": {str(epoch): count for epoch, count in outcome.threads.items()},
         "weights-sha256": digest,
-        "images-sha256": weights_sha256(images) if images else "",
+        "images-sha256": "" if outcome.images is None else weights_sha256({"images": outcome.images}),
     }
     write_json(folder.path / OUTCOME_FILE, facts)
     if server_round > 1:
-        _keep_as_result(folder, outcome, job.uploads)
+        _write_weights(folder.path, outcome, job.uploads)
     folder.round(server_round).clear_checkpoint()
     return digest
 
@@ -242,19 +237,19 @@ def load_report(folder: RunFolder, job: Job) -> StageReport:
         images=images["images"] if images else None,
     )
     if facts["round"] > 1:  # the copy in the run folder may be incomplete after a crash
-        _keep_as_result(folder, outcome, uploads)
+        _write_weights(folder.path, outcome, uploads)
     job = replace(job, uploads=uploads, device="cpu", threads=outcome.threads.get(0, job.threads))
     return StageReport(outcome, job, int(facts["resumed-at"]), float(facts["seconds"]))
 
 
-def _keep_as_result(folder: RunFolder, outcome: Outcome, uploads: Sequence[Upload]) -> None:
-    """Copy a later round's student, images and ensemble into the run folder."""
-    if outcome.student is not None:
-        folder.save_student(outcome.student)
+def _write_weights(place: Path, outcome: Outcome, uploads: Sequence[Upload]) -> None:
+    """Write an outcome's images, ensemble and student into a folder."""
     if outcome.images is not None:
-        folder.save_images(outcome.images)
+        save_weights(place / IMAGES_FILE, {"images": outcome.images})
     if outcome.ensemble is not None:
-        folder.save_ensemble(outcome.ensemble, uploads)
+        save_ensemble(place / FOLDER_NAME, outcome.ensemble, uploads)
+    if outcome.student is not None:
+        save_weights(place / STUDENT_FILE, outcome.student)
 
 
 def ensemble_sha256(uploads: tuple[Upload, ...], spec: EnsembleSpec) -> str:

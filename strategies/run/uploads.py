@@ -148,7 +148,7 @@ class UploadStore:
         try:
             data = weights_bytes(state)
         except StoreError as error:
-            raise refusals.not_storable(error).of(client) from error
+            raise refusals.refused(error).of(client) from error
         file = self._file(client)
         arrived = datetime.now(UTC).astimezone().isoformat(timespec="milliseconds")
         record = UploadRecord(facts, hashlib.sha256(data).hexdigest(), len(data), arrived)

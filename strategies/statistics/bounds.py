@@ -23,9 +23,7 @@ def check_counts(counts: Tensor) -> None:
         UploadError: One is negative or not whole, or all are zero.
     """
     if bool((counts < 0).any() or (counts != counts.round()).any()) or not float(counts.sum()) > 0:
-        raise refusals.impossible_sums(
-            f"counts are {counts.tolist()!s:.80}", "whole numbers from 0 with a positive sum"
-        )
+        raise refusals.broken_rule(f"counts are {counts.tolist()!s:.80}", "whole numbers from 0 with a positive sum")
 
 
 def check_sums(counts: Tensor, sums: Tensor) -> None:
@@ -37,7 +35,7 @@ def check_sums(counts: Tensor, sums: Tensor) -> None:
     norms = sums.norm(dim=1)
     wrong = (norms > counts * (1 + ROUNDING)) | ((counts == 1) & ((norms - 1).abs() > ROUNDING))
     if bool(wrong.any()):
-        raise refusals.impossible_sums(
+        raise refusals.broken_rule(
             f"sums of class {int(wrong.nonzero()[0])} have norm {float(norms[wrong][0]):.6g} for "
             f"{float(counts[wrong][0]):.0f} examples",
             "at most their number, and 1 for one example",
@@ -56,19 +54,19 @@ def check_gram(found: Statistics) -> None:
     """
     slack, diagonal = ROUNDING * found.examples, found.gram.diagonal()
     if abs(float(diagonal.sum()) - found.examples) > slack:
-        raise refusals.impossible_sums(
+        raise refusals.broken_rule(
             f"gram has trace {float(diagonal.sum()):.6g} for {found.examples:.0f} examples",
             "their number, because every feature vector has norm 1",
         )
     if float(diagonal.min()) < -slack:
-        raise refusals.impossible_sums(
+        raise refusals.broken_rule(
             f"gram has {float(diagonal.min()):.6g} on its diagonal, a sum of squares", "at least 0"
         )
     roots = diagonal.clamp_min(0.0).sqrt()
     over = found.gram.abs() - torch.outer(roots, roots).clamp_max(found.examples / 2.0)
     if float(over.fill_diagonal_(0.0).max()) > slack:
         row, column = divmod(int(over.argmax()), found.features)
-        raise refusals.impossible_sums(
+        raise refusals.broken_rule(
             f"gram has {float(found.gram[row, column]):.6g} for features {row} and {column}",
             "at most half the number of examples, and the root of the product of their squares",
         )
@@ -87,14 +85,14 @@ def check_squares(found: FeatureMoments) -> None:
     off = (totals - found.counts).abs() - ROUNDING * found.counts
     if float(off.max()) > 0:
         wrong = int(off.argmax())
-        raise refusals.impossible_sums(
+        raise refusals.broken_rule(
             f"squares of class {wrong} sum to {float(totals[wrong]):.6g} for {float(found.counts[wrong]):.0f} examples",
             "their number, because every feature vector has norm 1",
         )
     least = found.sums * found.means
     below = (least - found.squares).amax(1) - ROUNDING * found.counts
     if float(below.max()) > 0:
-        raise refusals.impossible_sums(
+        raise refusals.broken_rule(
             f"squares of class {int(below.argmax())} are below the squared sums over the number of examples",
             "at least these for real examples",
         )
@@ -108,9 +106,7 @@ def check_diagonal(found: FeatureMoments, gram: Statistics) -> None:
     """
     apart = float((found.squares.sum(0) - gram.gram.diagonal()).abs().max())
     if apart > ROUNDING * gram.examples:
-        raise refusals.impossible_sums(
-            f"squares differ from the diagonal of gram by {apart:.6g}", "of the same examples"
-        )
+        raise refusals.broken_rule(f"squares differ from the diagonal of gram by {apart:.6g}", "of the same examples")
 
 
 def check_non_negative(counts: Tensor, *sums: Tensor) -> None:
@@ -120,7 +116,7 @@ def check_non_negative(counts: Tensor, *sums: Tensor) -> None:
         UploadError: An entry is negative.
     """
     if min(float(part.min()) for part in sums) < -ROUNDING * float(counts.sum()):
-        raise refusals.impossible_sums(
+        raise refusals.broken_rule(
             "sums or gram have negative entries", "at least 0, as every feature of this backbone is"
         )
 
@@ -162,12 +158,10 @@ def _check_spectrum(found: Statistics, slack: float) -> None:
     # No eigenvalue is below -slack if the sum with slack I has a Cholesky factor, which takes a tenth of their time.
     if int(torch.linalg.cholesky_ex(within + slack * torch.eye(len(within), dtype=within.dtype)).info):
         least = float(torch.linalg.eigvalsh(within)[0])
-        raise refusals.impossible_sums(
-            f"gram has eigenvalue {least:.6g} within classes", "at least 0 for real examples"
-        )
+        raise refusals.broken_rule(f"gram has eigenvalue {least:.6g} within classes", "at least 0 for real examples")
     if found.examples < found.features:
         extra = float(torch.linalg.eigvalsh(found.gram)[: found.features - int(found.examples)].clamp_min(0).sum())
         if extra > slack:
-            raise refusals.impossible_sums(
+            raise refusals.broken_rule(
                 "gram has a higher rank", f"at most {found.examples:.0f}, the number of its examples"
             )

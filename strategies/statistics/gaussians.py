@@ -53,21 +53,19 @@ class Gaussians:
             UploadError: Counts, means or covariances break a bound.
         """
         if int(self.counts.min()) < 0 or not 0 < float(self.counts.double().sum()) <= most:
-            raise refusals.impossible_sums(
-                f"counts are {self.counts.tolist()!s:.80}", f"from 0, with a sum of 1 to {most}"
-            )
+            raise refusals.broken_rule(f"counts are {self.counts.tolist()!s:.80}", f"from 0, with a sum of 1 to {most}")
         means, spread = self.means.double(), self.covariances.double()
         variances = spread.diagonal(dim1=1, dim2=2)
         if not max(float(means.abs().max()), float(variances.abs().max())) <= LARGEST:
-            raise refusals.impossible_sums(f"means or variances exceed {LARGEST:g}", "at most that large")
+            raise refusals.broken_rule(f"means or variances exceed {LARGEST:g}", "at most that large")
         if bool(spread[self.counts < 2].any() or means[self.counts < 1].any()):
-            raise refusals.impossible_sums("covariances of less than two examples, or means of none, are not 0", "0")
+            raise refusals.broken_rule("covariances of less than two examples, or means of none, are not 0", "0")
         # |S_ij| <= sqrt(S_ii S_jj) bounds the other entries too.
         slack = ROUNDING * variances.amax(1)[:, None, None] + torch.finfo(torch.float32).tiny
         roots = variances.clamp(min=0).sqrt()
         over = (spread.abs() - roots[:, :, None] * roots[:, None] > slack) | ((spread - spread.mT).abs() > slack)
         if bool((variances < 0).any() or over.any()):
-            raise refusals.impossible_sums(
+            raise refusals.broken_rule(
                 "covariances are not those of features",
                 "symmetric, with variances from 0, and no entry above the root of the product of its variances",
             )

@@ -99,10 +99,10 @@ class FeatureSums(nn.Module):
     def _check_sums(self, state: Mapping[str, Tensor], num_examples: int | None) -> None:
         if not math.isclose(float(state["noise"]), self._noise, rel_tol=1e-9):
             reported = float(state["noise"])
-            raise refusals.impossible_sums(f"noise is {reported:.6g}", f"{self._noise:.6g}, that of the run's budget")
+            raise refusals.broken_rule(f"noise is {reported:.6g}", f"{self._noise:.6g}, that of the run's budget")
         _check_claim(state["counts"], num_examples)
         if self._noise and SQUARES in self.second:
-            raise refusals.impossible_sums(
+            raise refusals.broken_rule(
                 "squares carry no noise", "an upload of Gram matrices alone with a privacy budget"
             )
         if self._noise:
@@ -208,9 +208,9 @@ def examples_of(counts: Tensor) -> int:
 
 def _check_claim(counts: Tensor, num_examples: int | None) -> None:
     if not abs(total := float(counts.sum())) < MOST:
-        raise refusals.impossible_sums(f"counts sum to {total:.6g}", "below 2**63")
+        raise refusals.broken_rule(f"counts sum to {total:.6g}", "below 2**63")
     if num_examples is not None and num_examples != examples_of(counts):
-        raise refusals.impossible_sums(f"counts sum to {total:.6g}, but num-examples is {num_examples}", "equal")
+        raise refusals.broken_rule(f"counts sum to {total:.6g}, but num-examples is {num_examples}", "equal")
 
 
 def _arrays(sums: Iterable[Statistics | FeatureMoments]) -> dict[str, Tensor]:

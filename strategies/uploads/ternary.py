@@ -118,14 +118,14 @@ class Compression:
             name, dtype, count = ("values", "float16", self.entries_of(size))
         forms = {key: (str(array.dtype), array.size) for key, array in arrays.items() if array.ndim == 1}
         if forms.keys() != {"bits", name} or forms["bits"][0] != "uint8" or forms[name] != (dtype, count):
-            raise refusals.bad_code(
+            raise refusals.broken_rule(
                 f"{what} holds {sorted(arrays)[:4]!s:.200}", f"'bits', uint8, and {name!r}, {dtype}[{count}]"
             )
         places, signs = self._places(arrays["bits"], size, what)
         values = arrays[name].astype(np.float32)
         wrong = not np.isfinite(values).all() or (name == "magnitude" and values[0] < 0)
         if places[-1] >= size or wrong:
-            raise refusals.bad_code(
+            raise refusals.broken_rule(
                 f"{what} has place {places[-1]} and {name} {values[:3]}",
                 f"a place below {size} and finite numbers, a magnitude from 0",
             )
@@ -141,7 +141,7 @@ class Compression:
         # their quotients to that sum's; each entry also has the end of its quotient, a remainder and maybe a sign.
         most = -(-(kept * (1 + width + signed) + ((size - kept) >> width)) // 8)
         if packed.size > most:
-            raise refusals.bad_code(
+            raise refusals.broken_rule(
                 f"{what} has {packed.size} bytes of bits",
                 f"at most {most}, those of the longest code of {kept} entries among {size}",
             )
@@ -150,7 +150,7 @@ class Compression:
         unary = int(ends[-1]) + 1 if len(ends) else 0
         needed = unary + kept * (width + signed)
         if len(ends) < kept or not needed <= len(bits) < needed + 8:
-            raise refusals.bad_code(f"{what} has {len(bits)} bits", f"the code of {kept} entries")
+            raise refusals.broken_rule(f"{what} has {len(bits)} bits", f"the code of {kept} entries")
         binary = bits[unary : unary + kept * width].reshape(kept, width).astype(np.int64)
         distances = ((np.diff(ends, prepend=-1) - 1) << width) + (binary << np.arange(width)).sum(1)
         return np.cumsum(distances + 1) - 1, bits[unary + kept * width : needed].astype(bool)

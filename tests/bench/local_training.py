@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from client_app.training.local import Training, train
 from fl_app.config import ClientConfig
-from fl_app.data import ImageData, Normalization, load
+from fl_app.data import ImageData, Normalization, open_split
 from fl_app.models import build
 from strategies.core.seeds import derive_seed, seeded_torch
 
@@ -117,10 +117,9 @@ class Side:
     def __init__(self, kind: str, name: str, batch_size: int) -> None:
         torch.set_num_threads(1)
         self.kind, self.channels = kind, CHANNELS[name]
-        digits = load("digits", image_size=32)
-        self.test = self._in_color(digits.test)
-        part = torch.arange(STEPS[name] * batch_size) % len(digits.train.labels)
-        self.data = self._in_color(ImageData(digits.train.images[part], digits.train.labels[part]))
+        digits, held_out = (open_split("digits", half, image_size=32) for half in ("train", "test"))
+        self.test = self._in_color(held_out.take())
+        self.data = self._in_color(digits.take(torch.arange(STEPS[name] * batch_size) % len(digits.labels)))
         self.config = ClientConfig(epochs=1, batch_size=batch_size, device="cpu")
         with seeded_torch(0, "init", name):
             self.model = build(name, num_classes=10, input_shape=(self.channels, 32, 32))

@@ -14,6 +14,8 @@ from torch import nn
 from fl_app.models import build
 from strategies.core.facts import UploadFacts
 from strategies.method import EnsembleSpec
+from strategies.run.ensembles import save_ensemble
+from strategies.run.files import save_weights
 from strategies.run.run_folder import RunFolder
 
 PROJECT = '''"""Somebody's models."""
@@ -72,8 +74,8 @@ def finished_run(project: Path) -> Callable[[str, bool], Path]:
                 state, counts = builder().state_dict(), [1] * 10
                 architecture = "model" if foreign else "lenet5"
                 folder.round(1).accept(UploadFacts(client, architecture, 10, counts), state)
-            folder.save_student(builder().state_dict())
-            folder.save_ensemble(EnsembleSpec(("a", "b"), "mean"), folder.round(1).uploads())
+            save_weights(folder.path / "student.safetensors", builder().state_dict())
+            save_ensemble(folder.path / "ensemble", EnsembleSpec(("a", "b"), "mean"), folder.round(1).uploads())
         return project / name
 
     return make

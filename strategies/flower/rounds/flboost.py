@@ -110,7 +110,8 @@ def wrap(strategy: Any, remembers: Iterable[str] = ()) -> Base:
     for _, each in held:
         for kind, reason in REFUSED:
             if isinstance(each, kind):
-                raise OptionError(f"base is {_name_of_call(strategy, each)}, which cannot be refined: {reason}")
+                around = "" if each is strategy else f"a {type(strategy).__name__} around "
+                raise OptionError(f"base is {around}{type(each).__name__}, which cannot be refined: {reason}")
     if getattr(strategy, "fraction_train", 1.0) == 0.0:
         raise OptionError("base has fraction_train 0.0, so it trains nothing: must be a number above 0, to 1")
     known = [
@@ -138,11 +139,6 @@ def _sees(held: Iterable[Strategy]) -> str:
     if any(isinstance(each, STEPPING) for each in kinds):
         return "parameters"
     return "numbers" if any(isinstance(each, ROBUST) for each in kinds) else "everything"
-
-
-def _name_of_call(strategy: Strategy, refused: Strategy) -> str:
-    name = type(refused).__name__
-    return name if strategy is refused else f"a {type(strategy).__name__} around {name}"
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,7 @@ class Stc(FedAvg):
         for name, array in list(record.items())[:3]:
             dtype = {"bits": "uint8", "values": "float16"}.get(name, "float32")
             if len(array.shape) != 1 or not 0 < array.shape[0] <= len(array.data):
-                raise refusals.bad_code(f"ternary[{name[:80]!r}] has shape {list(array.shape[:9])}", "one row")
+                raise refusals.broken_rule(f"ternary[{name[:80]!r}] has shape {list(array.shape[:9])}", "one row")
             code[name] = decode_array(array, tuple(array.shape), dtype, f"ternary[{name[:80]!r}]")
         size = sum(value.size for value in self._start.values())
         update = unflatten_arrays(self._compression.decode(code, size, "ternary").dense(), self._start)

@@ -10,8 +10,9 @@ import pytest
 import scipy.io
 import torch
 from PIL import Image
+from whole_sets import load
 
-from fl_app.data import load, open_split
+from fl_app.data import open_split
 from fl_app.data.domains import DIGITS, GROUPS, THINGS
 from strategies.core.errors import DataError
 from strategies.core.vision import torchvision

@@ -14,8 +14,9 @@ import scipy.io
 import torch
 from PIL import Image
 from sklearn.datasets import load_digits
+from whole_sets import load
 
-from fl_app.data import GROUPS, SOURCES, load, open_data, open_split
+from fl_app.data import GROUPS, SOURCES, open_data, open_split
 from fl_app.data.config import DataConfig
 from fl_app.data.preprocessing import resize
 from fl_app.data.sources import open_folders

@@ -25,9 +25,10 @@ from server_app.replay.stored import replay_run
 from strategies.combiners.combiners import COMBINERS
 from strategies.core.errors import ComputeError, OptionError, StoreError
 from strategies.run.ensembles import load_ensemble_module
-from strategies.run.files import write_json
+from strategies.run.files import save_weights, write_json
 from strategies.run.run_folder import RunFolder
 from strategies.run.stage import OUTCOME_FILE
+from strategies.uploads.tensors import weights_sha256
 
 MakeRun = Callable[..., Path]
 HALF = Normalization((0.5,), (0.5,))
@@ -56,7 +57,9 @@ def foreign_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pat
     }
     with RunFolder.create(path, facts) as folder:
         torch.manual_seed(0)
-        digest = folder.save_student(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)).state_dict())
+        state = nn.Sequential(nn.Flatten(), nn.Linear(4, 2)).state_dict()
+        save_weights(folder.path / "student.safetensors", state)
+        digest = weights_sha256(state)
         write_json(path / OUTCOME_FILE, {"student": True, "weights-sha256": digest})
     yield path
     sys.modules.pop("their_models", None)

@@ -16,6 +16,7 @@ from server_app.settings.checks import check_needs_of_settings
 from server_app.settings.read import read_settings
 from strategies.core.errors import OptionError
 from strategies.method import EnsembleSpec
+from strategies.run.ensembles import save_ensemble
 from strategies.run.run_folder import RunFolder
 
 MakeRun = Callable[..., Path]
@@ -30,7 +31,8 @@ def ended_with(run: Path, combiner: str, weights: dict[str, torch.Tensor]) -> Pa
     """Give a run an outcome: the ensemble of its uploads under some combiner."""
     with RunFolder.open(run) as folder:
         uploads = folder.round(1).uploads()
-        folder.save_ensemble(EnsembleSpec(tuple(u.client for u in uploads), combiner, weights), uploads)
+        spec = EnsembleSpec(tuple(u.client for u in uploads), combiner, weights)
+        save_ensemble(folder.path / "ensemble", spec, uploads)
     return run
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import strategies.compute as compute
-from strategies.compute.in_process import InProcess, WithClients
+from strategies.compute.in_process import InProcess
 from strategies.compute.ray_start import NoRoomError, start_ray
 from strategies.core.errors import ComputeError
 from strategies.core.facts import UploadFacts
@@ -60,7 +60,7 @@ def test_a_method_with_or_without_clients_has_gradients_though_its_caller_has_no
 
     toy = replace(method(fit), client_phase=ClientPhase(fit, lambda job: None))
     with without():
-        outcomes = [place.run(toy, job(), Silent()) for place in (InProcess(), WithClients(None))]  # type: ignore[arg-type]
+        outcomes = [place.run(toy, job(), Silent()) for place in (InProcess(), InProcess(object()))]  # type: ignore[arg-type]
     assert [outcome.student for outcome in outcomes] == [{"gradient": torch.ones(1)}] * 2
 
 

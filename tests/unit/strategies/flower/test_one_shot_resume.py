@@ -29,7 +29,7 @@ from strategies import METHODS, DenseConfig, FedENS, Normalization, OneShot, Run
 from strategies.core.errors import OptionError, QuorumError, StoreError
 from strategies.core.facts import UploadFacts
 from strategies.method import Job, Method, Outcome, Progress, Snapshot
-from strategies.run.files import read_weights, write_json
+from strategies.run.files import read_weights, save_weights, write_json
 from strategies.run.run_folder import RunFolder
 
 START = ArrayRecord(weights(5))
@@ -216,13 +216,14 @@ def test_start_when_a_crash_split_the_second_rounds_outcome_ends_with_the_same_b
                 raise KilledError
             write_json(path, value)
 
-        def save(folder: RunFolder, state: Any, wanted: Any = wanted) -> None:
-            if wanted is None:
+        def save(path: Path, state: Any, run: Path = run, wanted: Any = wanted) -> None:
+            if wanted is None and path.parent == run and (run / "round-2" / path.name).exists():
                 raise KilledError
+            save_weights(path, state)
 
         with monkeypatch.context() as crash:
             crash.setattr("strategies.run.stage.write_json", write)
-            crash.setattr(RunFolder, "save_student", save)
+            crash.setattr("strategies.run.stage.save_weights", save)
             with pytest.raises(KilledError):
                 dense(run, config=TWO_ROUNDS).start(FakeGrid(GRID), START)
         grid = FakeGrid(GRID)

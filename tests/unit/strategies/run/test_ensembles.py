@@ -121,7 +121,7 @@ def check(spec: EnsembleSpec, members: tuple[Upload, ...]) -> None:
 
 
 def test_ensemble_round_trips_from_either_folder(run: RunFolder) -> None:
-    run.save_ensemble(SPEC, run.round().uploads(), {"x": {"num_classes": 10}})
+    ensembles.save_ensemble(run.path / "ensemble", SPEC, run.round().uploads(), {"x": {"num_classes": 10}})
     check(*load_ensemble(run.path, ENSEMBLES_BUILDERS))
     check(*load_ensemble(run.path / "ensemble", ENSEMBLES_BUILDERS))
 
@@ -130,17 +130,17 @@ def test_ensemble_saved_again_replaces_the_first_and_after_a_failure_there_is_ne
     run: RunFolder, faults: Faults
 ) -> None:
     uploads, first = run.round().uploads(), EnsembleSpec(("c",), "mean")
-    run.save_ensemble(first, uploads)
+    ensembles.save_ensemble(run.path / "ensemble", first, uploads)
     kept = []
-    for index in range(faults.count(lambda: run.save_ensemble(first, uploads))):
+    for index in range(faults.count(lambda: ensembles.save_ensemble(run.path / "ensemble", first, uploads))):
         with faults.at(index, disk_full), pytest.raises(StoreError, match="No space"):
-            run.save_ensemble(SPEC, uploads)
+            ensembles.save_ensemble(run.path / "ensemble", SPEC, uploads)
         there = (run.path / "ensemble" / "ensemble.json").exists()
         kept.append(load_ensemble(run.path, ENSEMBLES_BUILDERS)[0].clients if there else ())
-        run.save_ensemble(first, uploads)
+        ensembles.save_ensemble(run.path / "ensemble", first, uploads)
     assert set(kept) == {first.clients, (), SPEC.clients}
     assert sorted(kept, key=(first.clients, (), SPEC.clients).index) == kept
-    run.save_ensemble(SPEC, uploads)
+    ensembles.save_ensemble(run.path / "ensemble", SPEC, uploads)
     check(*load_ensemble(run.path, ENSEMBLES_BUILDERS))
     assert not (run.path / "ensemble" / "members" / "c.safetensors").exists()
     assert [path.name for path in run.path.iterdir() if path.name.startswith(".ensemble")] == []
@@ -161,12 +161,12 @@ def test_a_part_that_a_killed_process_has_left_is_replaced_and_the_only_copy_is_
     place = run.path / "ensemble"
     (place / "members").mkdir(parents=True)
     (place / "members" / "a.safetensors").touch()
-    run.save_ensemble(SPEC, run.round().uploads())
+    ensembles.save_ensemble(run.path / "ensemble", SPEC, run.round().uploads())
     check(*load_ensemble(run.path, ENSEMBLES_BUILDERS))
 
     place.replace(place.with_name(".ensemble.old"))  # between the two renames
     with pytest.raises(StoreError, match="without an upload: absent"):
-        run.save_ensemble(EnsembleSpec(("absent",), "mean"), run.round().uploads())
+        ensembles.save_ensemble(run.path / "ensemble", EnsembleSpec(("absent",), "mean"), run.round().uploads())
     state = {"w": torch.zeros(2)}
     ensembles.save_ensemble(place, EnsembleSpec(("a",), "mean"), [Upload(UploadFacts("a", "x"), lambda: state)])
     assert load_ensemble(run.path, ENSEMBLES_BUILDERS)[0].clients == ("a",)
@@ -174,7 +174,7 @@ def test_a_part_that_a_killed_process_has_left_is_replaced_and_the_only_copy_is_
 
 @pytest.mark.parametrize("name", ["members/a.safetensors", "combiner.safetensors", "ensemble.json"])
 def test_load_ensemble_with_a_cut_file_names_it(run: RunFolder, name: str) -> None:
-    run.save_ensemble(SPEC, run.round().uploads())
+    ensembles.save_ensemble(run.path / "ensemble", SPEC, run.round().uploads())
     path = run.path / "ensemble" / name
     path.write_bytes(path.read_bytes()[:-3])
     with pytest.raises(StoreError, match=f"{name}: damaged"):

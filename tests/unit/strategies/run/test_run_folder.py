@@ -19,8 +19,8 @@ from strategies.core.durable import sha256_file, verify_digest
 from strategies.core.errors import StoreError
 from strategies.core.facts import UploadFacts
 from strategies.method import Snapshot
+from strategies.run.files import save_weights
 from strategies.run.run_folder import RunFolder, default_run_dir
-from strategies.uploads.tensors import weights_sha256
 
 # Newer Pythons warn of a fork beside torch's threads; the children here only write files and die.
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
@@ -119,9 +119,9 @@ def test_round_one_is_the_run_folder_and_later_ones_are_below(run: RunFolder) ->
 def test_student_and_images_come_back_as_saved(run: RunFolder) -> None:
     assert run.student() is None
     assert run.images() is None
-    assert run.save_student(STATE) == weights_sha256(STATE)
+    save_weights(run.path / "student.safetensors", STATE)
     images = torch.arange(12, dtype=torch.uint8).reshape(1, 3, 2, 2)
-    run.save_images(images)
+    save_weights(run.path / "images.safetensors", {"images": images})
     student, found = run.student(), run.images()
     assert student is not None
     assert found is not None
