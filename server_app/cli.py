@@ -31,7 +31,6 @@ from server_app.launch.arguments import (
 from server_app.launch.console import Format, errors, progress_bar, say
 from server_app.launch.runs import print_runs
 from strategies.core.errors import OptionError
-from strategies.core.offline import switch_on
 from strategies.core.options import Scalar
 from strategies.run import check_run_folder, runs_folder
 
@@ -84,8 +83,6 @@ def run(
     format: FormatOption = "text",  # noqa: A002  the name of the flag
 ) -> None:
     """Run the app in simulation and print the result; exit status 0 only if the run succeeded."""
-    if offline:
-        switch_on()
     with errors(format) as failing:
         given = settings_of(settings, method=method, seed=seed)
         if local and app is not None:
@@ -123,8 +120,6 @@ def resume_run(
     format: FormatOption = "text",  # noqa: A002
 ) -> None:
     """Resume an interrupted run with its original settings; for a finished run, print its result."""
-    if offline:
-        switch_on()
     with errors(format) as failing:
         check_run_folder(folder)
         from server_app.launch.run_command import plan_run
@@ -146,8 +141,6 @@ def replay(
     format: FormatOption = "text",  # noqa: A002
 ) -> None:
     """Run any server method on the stored uploads of a run, without Flower and without clients."""
-    if offline:
-        switch_on()
     with errors(format):
         overrides = settings_of(changes, method=method or None)
         method = str(overrides.pop("method", ""))
@@ -182,8 +175,6 @@ def compare(
     format: TableOption = "text",  # noqa: A002
 ) -> None:
     """Run several server methods on the same stored uploads and print one table."""
-    if offline:
-        switch_on()
     shown: Format = "text" if format == "text" else "json"  # every other format prints only the table
     with errors("json" if format == "json" else "text"):
         from server_app.settings.catalogue import catalogue
@@ -237,8 +228,6 @@ def forget(
     format: FormatOption = "text",  # noqa: A002
 ) -> None:
     """Unlearn a client: run the server's part again with the uploads of the other clients only."""
-    if offline:
-        switch_on()
     with errors(format) as failing:
         changed = settings_of(changes)
         check_run_folder(folder)
@@ -265,8 +254,6 @@ def import_folder(
     format: FormatOption = "text",  # noqa: A002
 ) -> None:
     """Store a folder of checkpoints from elsewhere as the uploads of a new run folder, for replay."""
-    if offline:
-        switch_on()
     with errors(format):
         given = settings_of(settings)
         from server_app.replay.imports import ImportRequest, import_checkpoints, import_lines

@@ -46,7 +46,7 @@ def launch_local(
             run_locally(server_app, client_app, clients=num_supernodes, server_config=config, client_config=of_clients)
         except OneShotError as error:
             return Launched(1, "finished:failed", str(error))
-        except Exception as error:  # noqa: BLE001  of the user's code, say: told as a simulation's is
+        except Exception as error:  # noqa: BLE001  of the user's code, say: reported as a simulation's is
             for line in traceback.format_exception(error):
                 echo(line.rstrip("\n"))
             return Launched(1, "finished:failed", " ".join(f"{type(error).__name__}: {error}".split()))

@@ -34,7 +34,7 @@ class Need(enum.Enum):
     """The requirements of a method, checked before it starts."""
 
     SAME_ARCHITECTURE = "every client's model has the same architecture"
-    LABEL_COUNTS = "every client tells how many examples of each class it trained on"
+    LABEL_COUNTS = "every client reports how many examples of each class it trained on"
     IMAGES = "the examples are images"
     SIDES_OF_FOUR = "the height and the width of images are multiples of 4"
     EXACT_SUMS = "the sums of features carry no noise"

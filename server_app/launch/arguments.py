@@ -52,11 +52,18 @@ StateArgument = Annotated[
 TableOption = Annotated[TableFormat, typer.Option("--format", help="format of the output")]
 
 
+def _switch_off_network(asked: bool) -> None:
+    if asked:
+        offline.switch_on()
+
+
+# It acts when it is read, before a command imports anything that looks for a network.
 OfflineOption = Annotated[
     bool,
     typer.Option(
         "--offline",
         envvar=offline.VARIABLE,
+        callback=_switch_off_network,
         help="download nothing and connect to nobody beyond this machine and $NO_PROXY, in every process",
     ),
 ]

@@ -53,7 +53,7 @@ def plan(settings: Settings, num_supernodes: int) -> dict[str, Any]:
 
     Returns:
         The setting, the changed settings, MiB per client up and down (None: not known before), seconds per phase
-        (None: no trial tells), each with its basis.
+        (None: no trial shows them), each with its basis.
     """
     defaults, app = default_settings(), settings.app
     changed = {key: value for key, value in settings.flat.items() if key != "run-dir" and defaults[key] != value}
@@ -70,7 +70,7 @@ def plan(settings: Settings, num_supernodes: int) -> dict[str, Any]:
         "mib_down_per_client": down,
         "bytes_basis": counted,
         "seconds": seconds or None,
-        "time_basis": basis if seconds else "unknown: no short trial tells it",
+        "time_basis": basis if seconds else "unknown: no short trial shows it",
         "run_dir": app.run_dir,
     }
 

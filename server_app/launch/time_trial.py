@@ -36,7 +36,7 @@ from strategies.method import Method, Part, Silent, Upload
 from strategies.run.journal import Pace
 
 CLIENT_S, SERVER_S = 0.7, 3.0  # the processor's seconds of each trial
-LIMIT_S = 8.0  # of the server's, if its reports do not tell the time before
+LIMIT_S = 8.0  # of the server's, if its reports do not show the time before
 BATCHES = 4  # a pass of the trial's client
 
 
@@ -45,7 +45,7 @@ class _TimeUp(BaseException):
 
 
 def trial(settings: Settings, num_supernodes: int) -> dict[str, float]:
-    """Return the expected seconds of the phases ``"clients"`` and ``"server"``; a phase that no trial tells is absent.
+    """Return the expected seconds of the phases ``"clients"`` and ``"server"``; a phase that no trial shows is absent.
 
     Args:
         settings: The run's settings, already checked.
@@ -110,7 +110,7 @@ def _seconds_per_step(settings: Settings, split: Split, name: str, positions: Te
 
 
 def _server(method: Method, settings: Settings, split: Split, parts: Sequence[Tensor]) -> float | None:
-    """Return the seconds of the server stage; None if the trial does not tell them."""
+    """Return the seconds of the server stage; None if the trial does not show them."""
     names, times = settings.app.model.mix(), settings.plan.rounds
     if settings.choice.asks_again:
         return None  # the clients answer again

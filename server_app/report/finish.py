@@ -129,10 +129,7 @@ def finish(
     accuracy = rows[-1].accuracy  # the last row is the method's own result: the student, if it has both outcomes
     refused, cost = [refusal for each in rounds_in(folder) for refusal in each.refused()], cost_of(folder)
     result: dict[str, Any] = {
-        "status": "finished",
-        "run_dir": str(folder.path),
-        "method": settings.choice.name,
-        "seed": settings.app.seed,
+        **bare_result(folder, settings.choice.name, report, {}),  # the seconds are filled below, with the report's own
         **({"scaled": settings.scaled} if settings.scaled else {}),
         "accuracy": accuracy,
         "best_accuracy": best_accuracy(own_epochs(report.outcome, _metrics(folder)), accuracy),
@@ -140,13 +137,7 @@ def finish(
         "uploads": len(pinned_clients(last_round(folder)) or report.job.uploads),
         "refused": len(refused),
         "refusals": refused,
-        **_moved(folder, cost),
-        "seconds": {},  # filled below, with the time of the report
-        "work": dict(report.outcome.work),
-        "threads": {str(epoch): count for epoch, count in report.outcome.threads.items()},
-        "weights_sha256": result_digest(folder),
-        "resumed_at": report.resumed_at,
-        **_of_clients(folder, settings, report, held_out),
+        **_of_clients(settings, report, held_out),
     }
     result["plots"] = _reported(folder, settings, report, rows, result=result, cost=cost, log=log)
     spent = dict.fromkeys(("evaluation", "app"), time.monotonic() - began)
@@ -170,16 +161,14 @@ def _rounded(seconds: Mapping[str, float]) -> dict[str, float]:
     return {phase: round(value, 2) for phase, value in seconds.items()}
 
 
-def _of_clients(folder: RunFolder, settings: Settings, report: StageReport, held_out: Scorer) -> dict[str, Any]:
-    """Return a result's entries on classes, weights, attackers, privacy and the gatekeeper, without the empty ones."""
+def _of_clients(settings: Settings, report: StageReport, held_out: Scorer) -> dict[str, Any]:
+    """Return a result's entries on classes, attackers and privacy, without the empty ones."""
     found = {
         "classes": list(held_out.classes),
-        "client_weights": client_weights(report.outcome),
         "attack": attack_facts(settings.app.attack, report, held_out) if isinstance(held_out, HeldOut) else {},
         "privacy": privacy_facts(settings.app.privacy, sums=settings.choice.uploads == STATISTICS),
     }
-    filled = {key: facts for key, facts in found.items() if facts}
-    return {**filled, **verdict_facts(last_round(folder))}
+    return {key: facts for key, facts in found.items() if facts}
 
 
 def _facts(settings: Settings, result: Mapping[str, Any]) -> dict[str, Any]:

@@ -128,7 +128,7 @@ AGGREGATOR_PHASE = "aggregator"
 BATCH = 256
 # The square of a larger change would be infinite in FedAdam's state, and the parameters would never change again.
 LARGEST = 1e9
-MOST_EXAMPLES = 2**31  # of one client, where its upload tells no number
+MOST_EXAMPLES = 2**31  # of one client, where its upload reports no number
 RESENDS = 2  # of the ensemble to a client that has lost its logits; one that keeps nothing would ask in every round
 
 

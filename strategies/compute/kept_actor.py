@@ -132,7 +132,7 @@ class KeptActor:
                         settled = args[0].origin != ShardLostError.__name__
                         _raise(*args, method=parcel.task.name)
                     if kind == "ask":
-                        self._actor.tell.remote(self._asked(parcel, relay, *args))
+                        self._actor.reply.remote(self._asked(parcel, relay, *args))
                     else:
                         relay.deliver(kind, args)
         finally:

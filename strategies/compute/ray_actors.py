@@ -226,8 +226,8 @@ def _actor_class() -> type:
         def poll(self, wait_s: float) -> Any:
             return self.worker.poll(wait_s)
 
-        def tell(self, answer: Any) -> None:
-            self.worker.tell(answer)
+        def reply(self, answer: Any) -> None:
+            self.worker.reply(answer)
 
     return Actor
 

@@ -146,7 +146,7 @@ class Sharing:
         wall, cpu = (
             now - then for now, then in zip((time.monotonic(), time.process_time()), self._border, strict=True)
         )
-        # Elsewhere the stage waits for a GPU or for other processes, and its own threads tell nothing.
+        # Elsewhere the stage waits for a GPU or for other processes, and its own threads show nothing.
         if count == 1 or self._job.device != "cpu" or self._job.shards is not None or wall < SPAN_S:
             return count
         self._border = time.monotonic(), time.process_time()

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 # Kinds of events. A call on the driver's Progress: "report", "record", "checkpoint". A question that the driver answers
-# by Worker.tell: "ask". The end: "done", "failed".
+# by Worker.reply: "ask". The end: "done", "failed".
 Event = tuple[str, tuple[Any, ...]]
 
 T = TypeVar("T")
@@ -188,7 +188,7 @@ class Worker:
         read = partial(self._ask, "read", number) if read_packed is None else read_packed
         self._uploads.append(Upload(facts, lambda: unpack(read())))
 
-    def tell(self, answer: Any) -> None:
+    def reply(self, answer: Any) -> None:
         """Answer the question that the method's thread waits on."""
         self._answers.put(answer)
 

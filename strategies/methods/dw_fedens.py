@@ -56,7 +56,7 @@ def build_sized_teacher(job: Job, *, fold: bool = True, precision: str = "float3
         precision: See :meth:`.ensemble.Ensemble.from_uploads`.
 
     Raises:
-        OneShotError: A client does not tell its examples, or its weights do not fit its architecture.
+        OneShotError: A client does not report its number of examples, or its weights do not fit its architecture.
     """
     check_sizes(job, "teacher")
     combiner = Weighted(example_weights([upload.num_examples for upload in job.uploads]) or [])
@@ -71,7 +71,7 @@ def check_sizes(job: Job, key: str) -> None:
         key: The setting that names the teacher.
 
     Raises:
-        OptionError: A client does not tell its examples.
+        OptionError: A client does not report its number of examples.
     """
     if silent := [upload.client for upload in job.uploads if upload.num_examples is None]:
         raise OptionError(

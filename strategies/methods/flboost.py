@@ -15,8 +15,8 @@ Deviations: the paper and its code differ, and each has a preset. By default the
     classes: the code's mean over them makes the learning rate C times smaller. The rates fall by a factor per round, as
     in the code; the text calls their decay quadratic and prints the same 0.998. alpha has no 1e-6 in its denominator,
     because a class without examples is never drawn. ``augmentation`` is an addition, whose crops have a black border.
-    Clients come in the order of their names. Unless all clients tell label counts, classes and clients weigh the same;
-    Tally's pool has its own, teaching alone.
+    Clients come in the order of their names. Unless all clients report label counts, classes and clients weigh the
+    same; Tally's pool has its own, teaching alone.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class FlBoostConfig:
         "probabilities", "the model learns from each client, or a mean", choices=consensus.MEANS, setting=False
     )
     moments: str = option(
-        "none", "moments of generated images: 0 and 1, those that models tell, or a data set's", choices=MOMENTS
+        "none", "moments of generated images: 0 and 1, those that models show, or a data set's", choices=MOMENTS
     )
     augmentation: str = option("none", "change of generated images before the models", choices=("none", "crop-flip"))
     generator: str = option(

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from ..method import Job, ModelBuilder, Progress, State
 
 CALIBRATION_LR, CALIBRATION_BATCH = 0.01, 128
-MOST_EXAMPLES = 2**31  # of one client, whatever its upload tells: sums over clients stay far below 2**63
+MOST_EXAMPLES = 2**31  # of one client, whatever its upload reports: sums over clients stay far below 2**63
 CLASSIFIER = "classifier."  # before the names of its weights, in the answers of the last stage
 
 
@@ -61,7 +61,7 @@ class FuseFlConfig:
         "what joins the M outputs of a block before the next one: each client's own 1x1 convolution, or their mean",
         choices=ADAPTERS,
     )
-    calibrate: bool = option(True, "the classifier learns from Gaussians of the fused features that clients tell")
+    calibrate: bool = option(True, "the classifier learns from Gaussians of the fused features that clients send")
     draws: int = option(5000, "features drawn per class for the calibration", low=1)
 
     def __post_init__(self) -> None:
@@ -185,7 +185,7 @@ class FuseFlServer:
             check_answers(copy.deepcopy(self.classifier), head, (self._features,), LARGEST)
 
     def _check_gaussians(self, client: str, state: State) -> None:
-        """Refuse moments that no features have, and those of more examples than the client's upload tells of."""
+        """Refuse moments that no features have, and those of more examples than the client's upload reports."""
         reported = {
             upload.client: upload.num_examples or sum(upload.label_counts or ()) for upload in self._job.uploads
         }

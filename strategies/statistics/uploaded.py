@@ -84,7 +84,7 @@ class FeatureSums(nn.Module):
 
         Args:
             state: An upload whose names, shapes and types fit, and whose numbers are finite.
-            num_examples: As the client tells them; None if it does not.
+            num_examples: As the client reports them; None if it does not.
 
         Returns:
             A warning if its probe belongs to another function, else an empty text.

@@ -153,7 +153,7 @@ class Iterative(Strategy):
         """Return the strategy of a job that is built already; the arguments are those of the class."""
         strategy, options = cls.__new__(cls), _in_rounds(options, refiner)
         strategy._reports = False  # the app has a report of its own
-        # The clients start every round from the model of the round before, which no seed tells.
+        # The clients start every round from the model of the round before, which follows from no seed.
         job = replace(job, clients_seed=None, labelled=None, store_images=0)
         strategy._set_up(job, None, refiner, compute, run_dir, min_uploads, options, facts)
         return strategy
