@@ -34,11 +34,12 @@ from fl_app.models.features import as_read
 from fl_app.models.uploaded import uploaded_name
 from fl_app.node_config import checkpoint_path
 from fl_app.node_policy import NodePolicy
+from strategies.client import start_digest
 from strategies.client.calibration import calibrate
 from strategies.client.holdout import held_out
 from strategies.core import refusals
 from strategies.core.checkpoints import read_checkpoint
-from strategies.core.facts import STATISTICS, UploadFacts, backbone_in, is_head, kind_of
+from strategies.core.facts import CLASSIFIER, STATISTICS, UploadFacts, backbone_in, is_head, kind_of
 from strategies.core.places import expand_user, state_root
 from strategies.core.processor import flush_subnormals
 from strategies.core.seeds import derive_seed, generator, initial_torch, seeded_torch
@@ -214,8 +215,11 @@ def _train_as(node: Node, config: AppConfig, request: TrainRequest, start: State
         derive_seed(request.seed, "client", node.client, request.server_round),
         reporter(config, node, len(own.train)),
     )
+    began: str | None = None
     if attack != "random":
         _load_start(model, start)
+        if request.task == CLASSIFIER and not isinstance(model, ClientSums):
+            began = start_digest(model.state_dict())
         if config.privacy.on:
             epsilon = task.train_privately(model, training, config.privacy)
         else:
@@ -230,7 +234,7 @@ def _train_as(node: Node, config: AppConfig, request: TrainRequest, start: State
     size, counts = len(own.train), own.label_counts
     if isinstance(model, ClientSums):  # an example without features is not in the sums
         size, counts = model.examples, counts if config.privacy.on else model.label_counts
-    facts = UploadFacts(node.client, name, size, counts, ranges=ranges, agreement=split.agreement)
+    facts = UploadFacts(node.client, name, size, counts, ranges=ranges, agreement=split.agreement, start=began)
     facts = exaggerate_claims(facts, config.attack)
     return Trained(facts, last.loss, last.accuracy, epsilon), model.state_dict()
 

@@ -20,9 +20,12 @@ if TYPE_CHECKING:
     from .flower.rounds.flboost import FLBoost as FLBoost
     from .flower.rounds.iterative import Iterative as Iterative
     from .flower.run import RunOptions as RunOptions
+    from .flower.strategies import DARE as DARE
     from .flower.strategies import FADI as FADI
     from .flower.strategies import FAFI as FAFI
     from .flower.strategies import FDAFL as FDAFL
+    from .flower.strategies import TIES as TIES
+    from .flower.strategies import TSV as TSV
     from .flower.strategies import CoBoosting as CoBoosting
     from .flower.strategies import Dense as Dense
     from .flower.strategies import Distilled as Distilled
@@ -41,6 +44,7 @@ if TYPE_CHECKING:
     from .flower.strategies import OneShotFedAvg as OneShotFedAvg
     from .flower.strategies import RidgeOnFeatures as RidgeOnFeatures
     from .flower.strategies import Tally as Tally
+    from .flower.strategies import TaskArithmetic as TaskArithmetic
     from .merging.merge import Result as Result
     from .merging.merge import merge as merge
     from .method import METHODS as METHODS
@@ -49,6 +53,7 @@ if TYPE_CHECKING:
     from .method import Normalization as Normalization
     from .method import Outcome as Outcome
     from .methods.co_boosting import CoBoostingConfig as CoBoostingConfig
+    from .methods.dare import DareConfig as DareConfig
     from .methods.dense import DenseConfig as DenseConfig
     from .methods.distill import DistillConfig as DistillConfig
     from .methods.f_adi import FAdiConfig as FAdiConfig
@@ -68,6 +73,9 @@ if TYPE_CHECKING:
     from .methods.lda import LdaConfig as LdaConfig
     from .methods.ridge import RidgeConfig as RidgeConfig
     from .methods.tally import TallyConfig as TallyConfig
+    from .methods.task_arithmetic import TaskArithmeticConfig as TaskArithmeticConfig
+    from .methods.ties import TiesConfig as TiesConfig
+    from .methods.tsv import TsvConfig as TsvConfig
     from .rounds.config import IterativeConfig as IterativeConfig
     from .rounds.refinement import Refiner as Refiner
     from .run.ensembles import load_ensemble_module as load_ensemble_module
@@ -83,12 +91,14 @@ _NAMES = {
     ".flower.rounds.flboost": "FLBoost",
     ".flower.rounds.iterative": "Iterative",
     ".flower.run": "RunOptions",
-    ".flower.strategies": "FADI FAFI FDAFL CoBoosting Dense Distilled DWFedENS FedCvaeEns FedDF FedENS "
-    "FedET FedKD FedOV FedPFT Fens IntactOFL LabelCountEnsemble LdaOnFeatures OneShotFedAvg RidgeOnFeatures Tally",
+    ".flower.strategies": "DARE FADI FAFI FDAFL TIES TSV CoBoosting Dense Distilled DWFedENS FedCvaeEns FedDF FedENS "
+    "FedET FedKD FedOV FedPFT Fens IntactOFL LabelCountEnsemble LdaOnFeatures OneShotFedAvg RidgeOnFeatures Tally "
+    "TaskArithmetic",
     ".core.stage_options": "GatekeeperConfig",
     ".merging.merge": "Result merge",
     ".method": "METHODS Job Method Normalization Outcome",
     ".methods.co_boosting": "CoBoostingConfig",
+    ".methods.dare": "DareConfig",
     ".methods.dense": "DenseConfig",
     ".methods.distill": "DistillConfig",
     ".methods.f_adi": "FAdiConfig",
@@ -108,6 +118,9 @@ _NAMES = {
     ".methods.lda": "LdaConfig",
     ".methods.ridge": "RidgeConfig",
     ".methods.tally": "TallyConfig",
+    ".methods.task_arithmetic": "TaskArithmeticConfig",
+    ".methods.ties": "TiesConfig",
+    ".methods.tsv": "TsvConfig",
     ".rounds.config": "IterativeConfig",
     ".rounds.refinement": "Refiner",
     ".run.ensembles": "load_ensemble_module",

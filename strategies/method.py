@@ -34,6 +34,7 @@ class Need(enum.Enum):
     """The requirements of a method, checked before it starts."""
 
     SAME_ARCHITECTURE = "every client's model has the same architecture"
+    COMMON_START = "every client started from the same weights, which are known"
     LABEL_COUNTS = "every client reports how many examples of each class it trained on"
     IMAGES = "the examples are images"
     SIDES_OF_FOUR = "the height and the width of images are multiples of 4"
@@ -310,6 +311,7 @@ class Method:
         plan: Given a config, what a run involves.
         client_phase: Its work with the clients after their upload; None for a method that works alone.
         in_rounds: Its behaviour as the refiner of every round.
+        any_model: Whether it works on the weights of any module alone: without classes, examples, or a device.
     """
 
     name: str
@@ -325,6 +327,7 @@ class Method:
     plan: Callable[[Any], Plan] = field(default=Always(Plan()))
     client_phase: ClientPhase | None = None
     in_rounds: InRounds = field(default_factory=InRounds)
+    any_model: bool = False
 
     def all_needs(self, config: Any) -> frozenset[Need]:
         """Return the requirements of the method under a config."""
@@ -340,7 +343,8 @@ TRANSDUCTIVE: Final = "transductive"  # the mark of a result whose predictions d
 
 # In the order in which lists show them. The method "co-boosting" is METHOD of methods/co_boosting.py.
 _NAMES = (
-    "fedavg", "fedens", "dw-fedens", "label-count-ensemble", "fens", "feddf", "fedkd", "fed-et", "distill", "f-dafl",
+    "fedavg", "task-arithmetic", "ties", "dare", "tsv",
+    "fedens", "dw-fedens", "label-count-ensemble", "fens", "feddf", "fedkd", "fed-et", "distill", "f-dafl",
     "f-adi", "dense", "co-boosting", "intactofl", "tally", "flboost", "fedov", "fafi", "fedcvae-ens",
     "fusefl", "fed-gen", "ridge", "lda", "fedpft",
 )  # fmt: skip

@@ -20,9 +20,9 @@ from strategies.core.errors import OneShotError, OptionError
 from strategies.core.facts import CLASSIFIER, kind_of
 from strategies.core.options import flatten, options_of, parse, reject_unknown
 from strategies.core.seeds import seeded_torch
-from strategies.method import Job
+from strategies.method import METHODS, Job
 from strategies.run.identity import stored_normalization
-from strategies.uploads.builders import check_student, named_builders
+from strategies.uploads.builders import check_described, check_student, named_builders
 from strategies.uploads.checks import Signatures, check_arrays
 from strategies.uploads.tensors import tensor_form
 
@@ -122,6 +122,9 @@ def foreign_job(request: ReplayRequest, info: Mapping[str, Any]) -> tuple[Settin
     settings, job = _foreign_job(request, info)
     stored = upload_of_each(request.run)
     answering, trained = answering_of(settings.choice, job.student, stored), settings.choice.kind == "student"
+    if not job.num_classes:  # its server merged weights alone
+        check_described(METHODS[settings.choice.name], None, None)
+        answering = set()
     check_models(request.model, job, stored, answering, trained=trained)
     return settings, job
 

@@ -30,7 +30,7 @@ from strategies.method import METHODS, Job, Method
 from strategies.rounds.config import NEEDS_CLIENTS
 from strategies.run.quarantine import Gatekeeper, guarded_replay
 from strategies.run.run_folder import RunFolder, default_run_dir
-from strategies.run.stage import join_sums, last_finished_round, last_round
+from strategies.run.stage import join_sums, last_finished_round, last_round, with_start
 from strategies.uploads.needs import check_alone, list_fitting_methods
 
 LEAST_UPLOADS = 2  # the least number that a replay of another project's run needs after its gatekeeper
@@ -129,6 +129,8 @@ def unmet_need(request: ReplayRequest) -> str:
             _foreign(request, info)[1] if settings is None else _job(settings, open_half(settings, "test"), None, info)
         )
         method = _method(request.method or info["method"], request, job)
+        with RunFolder.open(request.run, write=False) as run:
+            job = with_start(method, job, run)
         check_alone(method, join_sums(method, replace(job, uploads=uploads)))
     except OptionError as error:
         return str(error)

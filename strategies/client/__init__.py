@@ -102,7 +102,7 @@ def read_arrays(record: ArrayRecord, made: Callable[[np.ndarray[Any, Any]], V]) 
     return found
 
 
-def upload_facts(
+def upload_facts(  # noqa: PLR0913  every fact that a client may send
     *,
     client: str,
     architecture: str = "",
@@ -111,6 +111,7 @@ def upload_facts(
     ranges: Mapping[str, tuple[float, float]] | None = None,
     classes: Sequence[str] = (),
     preprocessing: Sequence[str] = (),
+    start: Mapping[str, Any] | None = None,
 ) -> ConfigRecord:
     """Return the record that travels beside "arrays" and "metrics".
 
@@ -125,12 +126,24 @@ def upload_facts(
             server refuses an upload whose names or order differ from its own, or from the first upload's.
         preprocessing: What makes an example the model's input, in words that all clients write alike, such as
             ``repr(transform).splitlines()``; compared as the classes are.
+        start: The weights that the training started from: the request's ``msg.content["arrays"]``, or a state_dict.
+            Methods that merge updates compare their digest with that of the run.
     """
     from flwr.app import ConfigRecord
 
+    digest = None if start is None else start_digest(start)
     counts = None if label_counts is None else tuple(label_counts)
     agreement = Agreement.of(classes, [preprocessing] if isinstance(preprocessing, str) else preprocessing)
-    facts = UploadFacts(
-        client, architecture, label_counts=counts, pretrained=pretrained, ranges=ranges, agreement=agreement
-    )
+    facts = UploadFacts(client, architecture, None, counts, pretrained, ranges, agreement, digest)
     return ConfigRecord(facts.to_record())
+
+
+def start_digest(start: Mapping[str, Any]) -> str:
+    """Return the digest by which the server knows the weights that a training started from.
+
+    Args:
+        start: A state_dict, or the arrays of the request.
+    """
+    from ..uploads.tensors import weights_sha256
+
+    return weights_sha256({key: value if hasattr(value, "dim") else value.numpy() for key, value in start.items()})

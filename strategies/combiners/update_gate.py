@@ -29,10 +29,10 @@ from torch import Tensor, nn
 
 from ..core.errors import OptionError
 from ..core.gpu import has_hooks
-from ..core.seeds import initial_torch
 from ..teacher.average import repeat_tied_weights
 from ..teacher.copies import build_module
 from ..teacher.merged import linear_layers, merge_layers, resembles_start
+from ..teacher.student import draw_start, start_model
 from .opinion_pools import RULES, UNHELD, OpinionPool, center_logits
 from .trained import hold_as_buffers, register
 
@@ -176,7 +176,7 @@ def check_gate(job: Job, key: str, value: str = "'updates'", otherwise: str = "'
     Raises:
         OptionError: Names the setting and its possible values.
     """
-    _, below = lower_part(_fresh(job, 0))
+    _, below = lower_part(draw_start(job, 0))
     with torch.no_grad():
         if below is None or below.eval()(torch.zeros(1, *job.input_shape)).dim() != 2:
             raise OptionError(
@@ -273,20 +273,6 @@ def mean_relative_change(state: State, start: State) -> float:
     keys = [key for key, value in start.items() if value.dim() > 1]
     moves = [float((state[key] - start[key]).norm() / start[key].norm().clamp_min(1e-12)) for key in keys]
     return sum(moves) / len(moves) if moves else 0.0
-
-
-def start_model(job: Job) -> nn.Module:
-    """Return the model that the clients started from: of their server, or the fresh one of this app's clients."""
-    model = _fresh(job, job.clients_seed or 0)
-    if job.start is not None:
-        model.load_state_dict(job.start)
-    return model
-
-
-def _fresh(job: Job, seed: int) -> nn.Module:
-    """Return a model of the student's architecture with the fresh weights of this app's clients."""
-    with initial_torch(seed, job.student):
-        return job.builders[job.student]()
 
 
 # The merged linear layers of a job's uploads, where the weights that their clients began from are known.

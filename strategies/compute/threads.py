@@ -60,11 +60,11 @@ def multiplications(job: Job) -> int:
     """Count the multiplications of the student's forward pass for one example, of its layers with a weight alone.
 
     Returns:
-        The count; 0 for sums of features, which have no model.
+        The count; 0 for sums of features, which have no model, and for models whose examples are not known.
     """
     import torch
 
-    if job.student not in job.builders:
+    if job.student not in job.builders or not job.num_classes:
         return 0
     found = 0
 

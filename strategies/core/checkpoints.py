@@ -8,13 +8,13 @@ import re
 import struct
 import warnings
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
 from . import refusals
@@ -137,6 +137,37 @@ def _read_shards(index: Path) -> dict[str, Any]:
     if lacking := sorted(set(wanted) - set(found)):
         raise ValueError(f"{_SHARDS} tensors that its files lack: {shorten_list(lacking)}")
     return found
+
+
+class OpenFile(Mapping[str, torch.Tensor]):
+    """The tensors of a safetensors file, each read when it is asked for; the file stays open.
+
+    Args:
+        path: The file.
+
+    Raises:
+        UploadError: The file is missing or damaged.
+    """
+
+    def __init__(self, path: Path) -> None:
+        if not path.is_file():
+            raise refusals.no_checkpoint(path, "does not exist", ALLOWED)
+        try:
+            self._file: Any = safe_open(path, framework="pt")
+            names = list(self._file.keys())  # type: ignore[no-untyped-call]
+        except _DAMAGES as error:
+            raise refusals.no_checkpoint(path, f"cannot be read as weights: {_reason(error)}", ALLOWED) from error
+        self._names = dict(zip(_strip_prefix(dict.fromkeys(names, torch.empty(0))), names, strict=True))
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        value: torch.Tensor = self._file.get_tensor(self._names[name])
+        return value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 def _read(path: Path) -> Any:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     State = dict[str, torch.Tensor]
 
 CLIENT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 # Layers whose ranges one client may send, and the letters of a layer's name.
 MAX_LAYERS = 4096
 MAX_LAYER_NAME = 256
@@ -133,6 +134,8 @@ class UploadFacts:
         ranges: Smallest and largest output of each layer that quantisation reads, on the client's own data, by layer;
             None if the client sends none.
         agreement: The names of its classes and its preprocessing, as far as the client names them.
+        start: The digest of the weights that its training started from, :func:`.uploads.tensors.weights_sha256`; None
+            if the client does not say.
     """
 
     client: str
@@ -142,6 +145,7 @@ class UploadFacts:
     pretrained: bool = False
     ranges: Mapping[str, tuple[float, float]] | None = None
     agreement: Agreement = UNNAMED
+    start: str | None = None
 
     def to_record(self) -> dict[str, Any]:
         """Return the record ``upload`` of a client's message, without the facts that it does not report.
@@ -160,6 +164,8 @@ class UploadFacts:
             record["ranges"] = [float(bound) for pair in self.ranges.values() for bound in pair]
         for name, part in self.agreement.parts.items():
             record |= part.to_record(name)
+        if self.start is not None:
+            record["start"] = self.start
         return record
 
     @classmethod
@@ -169,10 +175,10 @@ class UploadFacts:
         """Check a client's claims about its upload, whatever they are.
 
         Args:
-            record: Any of ``num-examples``, ``label-counts``, ``pretrained``, ``range-layers``, ``ranges``, and
-                ``classes`` and ``preprocessing`` with their digests. A pretrained model may lack the size of its
+            record: Any of ``num-examples``, ``label-counts``, ``pretrained``, ``range-layers``, ``ranges``, ``start``,
+                and ``classes`` and ``preprocessing`` with their digests. A pretrained model may lack the size of its
                 training set.
-            num_classes: C.
+            num_classes: C; 0 if it is not known.
             client: The client's name, already checked.
             architecture: The architecture of its model, already checked.
 
@@ -186,8 +192,11 @@ class UploadFacts:
             raise refusals.sizes_differ(sum(label_counts), num_examples)
         layers, bounds = record.get("range-layers", []), record.get("ranges", [])
         ranges = None if layers == bounds == [] else read_ranges(layers, bounds, "ranges")
+        start = record.get("start")
+        if start is not None and not (isinstance(start, str) and _SHA256.fullmatch(start)):
+            raise refusals.bad_start(start)
         agreement = read_agreement(record)
-        return cls(client, architecture, num_examples, label_counts, pretrained is True, ranges, agreement)
+        return cls(client, architecture, num_examples, label_counts, pretrained is True, ranges, agreement, start)
 
     def sized(self) -> UploadFacts:
         """Return these facts with the sum of the label counts as size, if the size alone is unknown.
@@ -250,7 +259,8 @@ def read_size(value: object, what: str) -> int:
 
 def _read_label_counts(counts: object, num_classes: int) -> tuple[int, ...]:
     whole = tuple(c for c in counts if type(c) is int and c >= 0) if isinstance(counts, list) else ()
-    if not isinstance(counts, list) or not len(whole) == len(counts) == num_classes:
+    wanted = num_classes or len(whole)
+    if not isinstance(counts, list) or not len(whole) == len(counts) == wanted:
         raise refusals.bad_label_counts(counts, num_classes)
     return whole
 
@@ -290,10 +300,12 @@ class Upload:
     Attributes:
         facts: The client's facts about it; methods read each fact as a property of the upload.
         read: Reads the weights anew at each call (never cached), so that uploads need not be in memory together.
+        open: Opens the weights as a mapping that reads each tensor when it is asked for; None: ``read`` reads all.
     """
 
     facts: UploadFacts
     read: Callable[[], State]
+    open: Callable[[], Mapping[str, torch.Tensor]] | None = None
 
     @property
     def client(self) -> str:
@@ -369,6 +381,10 @@ def backbone_in(architecture: str) -> str:
 def base_of(architecture: str) -> str:
     """Return an architecture's name without the suffix of its kind: that of the classifier that it was made of."""
     return architecture.removesuffix(SUFFIXES.get(kind_of(architecture), ""))
+
+
+# Stands for examples that nobody described, where a method merges weights alone; the number of classes is then 0.
+UNKNOWN_SHAPE = (1, 1, 1)
 
 
 def holds_images(input_shape: tuple[int, int, int]) -> bool:

@@ -207,6 +207,19 @@ def other_agreement(what: str, whose: str, difference: str) -> UploadError:
     return UploadError(f"its {what} differ from those of {whose}: {difference:.400}: {remedy}")
 
 
+def bad_start(value: object) -> UploadError:
+    """The digest of the weights that a client started from is none."""
+    return UploadError(f"upload.start is {_cut(value)}: must be a sha256 in 64 hex digits, as upload_facts() makes it")
+
+
+def other_start(found: str, expected: str) -> UploadError:
+    """A client's training began from other weights than those of the run, so that its update means nothing here."""
+    return UploadError(
+        f"its training started from weights with sha256 {found[:12]}, those of this run have {expected[:12]}: must "
+        "start from the weights that the server sends"
+    )
+
+
 def unknown_architecture(named: object, known: Iterable[str]) -> UploadError:
     """The upload names an architecture that the server cannot build, or does not accept."""
     return UploadError(f"upload.architecture is {str(named)[:80]!r}, known here are {', '.join(known)}")

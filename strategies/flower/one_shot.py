@@ -16,7 +16,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from ..combiners.outcomes import load_model
 from ..compute import choose
 from ..core.errors import OptionError
-from ..core.facts import choose_normalization, holds_images
+from ..core.facts import UNKNOWN_SHAPE, choose_normalization, holds_images
 from ..core.options import QUICK
 from ..core.places import expand_user
 from ..method import ASSUMED, Job, Method, Normalization
@@ -24,7 +24,7 @@ from ..run.identity import open_run
 from ..run.quarantine import guarded_replay
 from ..run.run_folder import RunFolder, default_run_dir
 from ..run.stage import StageReport
-from ..uploads.builders import check_task, choose_config, choose_student, named_builders
+from ..uploads.builders import check_described, check_task, choose_config, choose_student, named_builders
 from .arguments import (
     FlowerArguments,
     Participation,
@@ -59,8 +59,8 @@ class OneShot(Strategy):
     Args:
         method: The server method.
         model: A callable that returns an ``nn.Module``, or a dict of architecture name -> callable.
-        num_classes: C, the number of outputs of every model.
-        input_shape: (channels, height, width) of one image.
+        num_classes: C, the number of outputs of every model; None for a method that works on any model's weights.
+        input_shape: (channels, height, width) of one image; None as for the number of classes.
         student: The architecture of the result; needed if ``model`` is a dict of several.
         normalization: The models' input space; None for mean 0.5 and std 0.5 of images; rows and texts stay as is.
         config: The method's config; None for that of the preset.
@@ -93,8 +93,8 @@ class OneShot(Strategy):
         method: Method,
         model: Model,
         *,
-        num_classes: int,
-        input_shape: tuple[int, int, int],
+        num_classes: int | None = None,
+        input_shape: tuple[int, int, int] | None = None,
         student: str | None = None,
         normalization: Normalization | None = None,
         config: Any = None,
@@ -114,12 +114,18 @@ class OneShot(Strategy):
     ) -> None:
         participation = Participation.read(type(self).__name__, flower)
         options, builders = options or RunOptions(), named_builders(model)
-        shape = check_arguments(input_shape, seed=seed, min_uploads=min_uploads, fraction_evaluate=fraction_evaluate)
+        check_described(method, num_classes, input_shape)
+        shape = check_arguments(
+            UNKNOWN_SHAPE if input_shape is None else input_shape,
+            seed=seed,
+            min_uploads=min_uploads,
+            fraction_evaluate=fraction_evaluate,
+        )
         job = Job(
             uploads=(),
             builders=builders,
             student=choose_student(student, builders),
-            num_classes=num_classes,
+            num_classes=num_classes or 0,
             input_shape=shape,
             normalization=choose_normalization(normalization, shape),
             config=choose_config(config, method, preset),

@@ -14,12 +14,13 @@ from flwr.serverapp import Grid
 
 from ..compute import choose
 from ..compute.in_process import InProcess
+from ..core import refusals
 from ..core.durable import MIB
 from ..core.errors import OptionError
 from ..core.facts import CLASSIFIER
 from ..core.options import option
-from ..core.stage_options import StageOptions
-from ..method import Job, Method
+from ..core.stage_options import OFF, StageOptions
+from ..method import Job, Method, Need
 from ..run.quarantine import Gatekeeper, quarantined_clients
 from ..run.stage import (
     TRAFFIC_FILE,
@@ -33,9 +34,11 @@ from ..run.stage import (
     unpin_clients,
 )
 from ..run.traffic import Traffic
+from ..teacher.weight_space import common_start
 from ..uploads.builders import accepted_builders, builders_of_kind, check_student
 from ..uploads.checks import Signature, Signatures, check_outputs
 from ..uploads.needs import check_needs
+from ..uploads.tensors import weights_sha256
 from .arguments import Participation
 from .clients import GridClients
 from .collect import Collector
@@ -115,14 +118,17 @@ class Rounds:
     ) -> None:
         # All checks that are possible before a client has worked; an upload is checked when it arrives.
         check_needs(method, job)
-        if method.uploads == CLASSIFIER or method.kind == "student":
+        if job.num_classes and (method.uploads == CLASSIFIER or method.kind == "student"):
             check_student(job, trained=method.kind == "student")
+        if not job.num_classes and options.gatekeeper.policy != OFF:
+            raise OptionError("the gatekeeper runs the models: needs num_classes and input_shape")
         if isinstance(compute, str):
             choose(compute)
         self.report: StageReport | None = None
         self.account = Account()
         self.train_metrics: dict[int, dict[str, Any]] = {}
         self.compute = compute
+        self._start: str | None = None
         self._names = Names()
         self._method = method
         self._job = job
@@ -157,6 +163,8 @@ class Rounds:
             self.report = load_report(folder, replace(self._job, uploads=folder.round(done).uploads()))
             arrays = self.student_arrays() or arrays
         for server_round in range(done + 1, rounds + 1):
+            if server_round == 1:
+                self._fix_start(folder, arrays)
             said = {"config": train_config, "run_id": folder.id, **self.keys}
             request = Request.of(self._method, self._job, arrays, server_round, **said)
             tick = self._collect(folder.round(server_round), grid, request, timeout)
@@ -173,6 +181,8 @@ class Rounds:
     def take(self, folder: RunFolder, server_round: int, replies: Iterable[Message], arrays: ArrayRecord) -> None:
         """Store replies that the caller collected, and run the server stage on them."""
         round_folder = folder.round(server_round)
+        if server_round == 1:
+            self._fix_start(folder, arrays)
         collector = self._collector(round_folder)
         for reply in replies:
             collector.take(reply)
@@ -240,7 +250,19 @@ class Rounds:
         self.account.traffic = collector.traffic
         return collector
 
+    def _fix_start(self, folder: RunFolder, arrays: ArrayRecord) -> None:
+        """Keep the weights that the clients start from for replays, and their digest for a method of one start."""
+        start = self._student_start(arrays)
+        if start is not None:
+            folder.save_start(start)
+        if Need.COMMON_START in self._method.needs:
+            self._start = weights_sha256(common_start(replace(self._job, start=start)))
+
     def _probe(self, facts: UploadFacts, state: State) -> str:
+        if self._start is not None and facts.start not in (None, self._start):
+            raise refusals.other_start(facts.start, self._start)
+        if not self._job.num_classes:
+            return ""
         build, shape = self._job.builders[facts.architecture], self._job.input_shape
         return check_outputs(facts.architecture, state, build, shape, num_examples=facts.num_examples)
 

@@ -21,6 +21,30 @@ class OneShotFedAvg(OneShot):
     __init__ = partialmethod(OneShot.__init__, METHODS["fedavg"])
 
 
+class TaskArithmetic(OneShot):
+    """Task arithmetic: the clients' mean update, scaled; any model, without classes or shapes."""
+
+    __init__ = partialmethod(OneShot.__init__, METHODS["task-arithmetic"])
+
+
+class TIES(OneShot):
+    """TIES: large changes whose signs agree; any model, without classes or shapes."""
+
+    __init__ = partialmethod(OneShot.__init__, METHODS["ties"])
+
+
+class DARE(OneShot):
+    """DARE: changes dropped at random and rescaled, then merged; any model, without classes or shapes."""
+
+    __init__ = partialmethod(OneShot.__init__, METHODS["dare"])
+
+
+class TSV(OneShot):
+    """TSV-Merge: singular directions of the clients' changes, decorrelated; any model, without classes or shapes."""
+
+    __init__ = partialmethod(OneShot.__init__, METHODS["tsv"])
+
+
 class FedENS(OneShot):
     """The ensemble of the uploads by their mean logits."""
 

@@ -40,7 +40,6 @@ def write_card(
     clients = ", ".join(upload.client for upload in job.uploads)
     options = [f"- `{key}` = {value!r}" for key, value in flatten(job.config, method).items()]
     architectures = ", ".join(sorted({upload.architecture for upload in job.uploads}))
-    mean, std = job.normalization.mean, job.normalization.std
     return "\n".join(
         [
             f"# {title}: {len(job.uploads)} models merged",
@@ -51,8 +50,7 @@ def write_card(
             *(f"- {name} = {value}" for name, value in (reported or {}).items()),
             "",
             f"Architectures: {architectures}. Seed: {job.seed}.",
-            f"Input: {tuple(job.input_shape)}, normalised with mean {tuple(mean)} and deviation {tuple(std)} of pixels",
-            f"in [0, 1]. Output: logits of {job.num_classes} classes.",
+            *(_examples(job) if job.num_classes else ["Input and output are those of the merged models."]),
             "",
             "## Load, in this folder",
             "",
@@ -70,6 +68,14 @@ def write_card(
             "",
         ]
     )
+
+
+def _examples(job: Job) -> list[str]:
+    mean, std = job.normalization.mean, job.normalization.std
+    return [
+        f"Input: {tuple(job.input_shape)}, normalised with mean {tuple(mean)} and deviation {tuple(std)} of pixels",
+        f"in [0, 1]. Output: logits of {job.num_classes} classes.",
+    ]
 
 
 def _results(outcome: Outcome, scores: Mapping[str, float]) -> list[str]:

@@ -19,10 +19,19 @@ from torch.nn.parameter import is_lazy
 from ..combiners.outcomes import build_ensemble, load_model
 from ..compute.in_process import InProcess
 from ..core import refusals
-from ..core.checkpoints import read_checkpoint
+from ..core.checkpoints import OpenFile, read_checkpoint
 from ..core.durable import atomic_write, make_folder, store_errors
 from ..core.errors import OptionError, StoreError, blaming
-from ..core.facts import CLASSIFIER, CLIENT_NAME, UploadFacts, base_of, default_normalization, holds_images, kind_of
+from ..core.facts import (
+    CLASSIFIER,
+    CLIENT_NAME,
+    UNKNOWN_SHAPE,
+    UploadFacts,
+    base_of,
+    default_normalization,
+    holds_images,
+    kind_of,
+)
 from ..core.options import meant
 from ..core.places import expand_user
 from ..method import ASSUMED, METHODS, Job, Method, Need, Normalization, Outcome, Upload
@@ -31,8 +40,8 @@ from ..run.files import save_weights
 from ..run.journal import Journal
 from ..run.run_folder import STUDENT_FILE
 from ..run.stage import check_finite
-from ..uploads.builders import check_student, choose_config, choose_student, named_builders
-from ..uploads.checks import Signatures, check_upload
+from ..uploads.builders import check_described, check_student, choose_config, choose_student, named_builders
+from ..uploads.checks import Signatures, check_arrays, check_upload
 from ..uploads.tensors import tensor_form
 from .card import CARD_FILE, write_card
 from .copies import Copies, copies_of, maker_of
@@ -48,7 +57,10 @@ if TYPE_CHECKING:
     Value = TypeVar("Value")
     PerModel = Sequence[Value] | Mapping[str, Value]
     Trained = nn.Module | Mapping[str, torch.Tensor] | str | Path
+    Kept = State | str | Path
 
+
+STATES = "state-dict"  # the architecture of weights without a module
 
 # What a user gives to a merge: models in any form, and values per model.
 
@@ -155,6 +167,7 @@ class Further(TypedDict, total=False):
     Attributes:
         num_examples: Training examples per model, in their order or by client name; default: the sums of the label
             counts, else unknown.
+        start: The model that all models were trained from, in any form; methods that merge updates need it.
     """
 
     config: Any
@@ -167,6 +180,7 @@ class Further(TypedDict, total=False):
     labelled: tuple[torch.Tensor, torch.Tensor] | None
     teacher: EnsembleSpec | str | None
     num_examples: PerModel[int]
+    start: Trained
 
 
 @dataclass(frozen=True)
@@ -239,7 +253,9 @@ class Result:
             save_weights(place / STUDENT_FILE, self.outcome.student)
         if self.outcome.ensemble is not None:
             save_ensemble(place / FOLDER_NAME, self.outcome.ensemble, self.job.uploads)
-        makers = {name: maker for name, build in self.job.builders.items() if (maker := maker_of(build))}
+        makers = {
+            name: maker for name, build in self.job.builders.items() if name != STATES and (maker := maker_of(build))
+        }
         card = write_card(self.method, self.job, self.outcome, makers=makers, scores=scores or {})
         with store_errors(place):
             atomic_write(place / CARD_FILE, card.encode())
@@ -249,8 +265,8 @@ def merge(
     models: Sequence[Trained] | Mapping[str, Trained],
     method: str = "tally",
     *,
-    num_classes: int,
-    input_shape: tuple[int, int, int],
+    num_classes: int | None = None,
+    input_shape: tuple[int, int, int] | None = None,
     model: Model | None = None,
     label_counts: PerModel[Sequence[int]] | None = None,
     log: Callable[[str], None] | None = None,
@@ -261,11 +277,12 @@ def merge(
     Args:
         models: Modules, state dicts, or checkpoint files; or a mapping of client name -> one of these.
         method: A key of :data:`.method.METHODS`.
-        num_classes: C.
-        input_shape: See :attr:`.method.Job.input_shape`.
+        num_classes: C; None for a method that merges the weights of any model, as ``"ties"``.
+        input_shape: See :attr:`.method.Job.input_shape`; None as for the number of classes.
         model: A callable that returns a fresh module, or architecture name -> callable. Modules need none: their
             layers are copied, and a student starts from what the layers' own ``reset_parameters`` draw. Parameters
-            that all modules freeze, but not all of theirs, stay as they are.
+            that all modules freeze, but not all of theirs, stay as they are. State dicts and files need none where
+            their weights alone are merged; the result is then ``outcome.student``, without a module.
         label_counts: Training examples per class [M][C], in the order of the models or by client name; None if unknown.
         log: Takes a line about the progress; None shows one line that is written over, in a notebook or on a terminal.
         further: Fields of the job, such as ``config``, ``student`` and ``seed``; see :class:`Further`. Options of the
@@ -282,13 +299,17 @@ def merge(
     """
     chosen = METHODS[method]
     _check_further(further, chosen)
+    check_described(chosen, num_classes, input_shape)
+    num_classes, input_shape = num_classes or 0, UNKNOWN_SHAPE if input_shape is None else input_shape
     named = name_models(models)
     sizes = further.pop("num_examples", None)
     config = choose_config(further.get("config"), chosen)
     facts = _facts(named, label_counts, sizes, num_classes)
     kept = {client: keep_weights(client, one) for client, one in named.items()}
+    start = further.pop("start", None)
+    began = None if start is None else keep_weights("start", start)
     copies = _copies(named, model, chosen, config)
-    uploads = _uploads(kept, facts, copies)
+    uploads = _uploads(kept, facts, copies) if num_classes else _open_uploads(kept, facts, copies, began)
     defaults = {"normalization": default_normalization(input_shape), "device": "auto"}
     given: dict[str, Any] = {
         **defaults,
@@ -297,9 +318,15 @@ def merge(
         "student": _student(further.get("student"), chosen, uploads, copies),
         "config": config,
     }
+    if began is not None:
+        given |= {"start": _open(began), "clients_seed": given.get("seed", 0)}
     job = Job(uploads, copies.builders, num_classes=num_classes, input_shape=input_shape, **given)
     # Where the result is an ensemble of other models than classifiers, no student is built.
-    if kind_of(job.student) == CLASSIFIER and (chosen.uploads == CLASSIFIER or chosen.kind == "student"):
+    if (
+        num_classes
+        and kind_of(job.student) == CLASSIFIER
+        and (chosen.uploads == CLASSIFIER or chosen.kind == "student")
+    ):
         check_student(job, trained=chosen.kind == "student")
     if further.get("normalization") is None and holds_images(input_shape):
         with OneLine() as note:  # a line of its own, which no progress is written over
@@ -312,6 +339,8 @@ def merge(
 
 def _copies(named: Mapping[str, Trained], model: Model | None, method: Method, config: Any) -> Copies:
     """Return the given builders, else those of the modules, which are of one architecture where the method needs it."""
+    if model is None and method.any_model and not any(isinstance(one, nn.Module) for one in named.values()):
+        return Copies({STATES: _no_module}, {}, "")
     found = Copies(named_builders(model), {}, "") if model is not None else copies_of(named, method.uploads)
     if found.difference and Need.SAME_ARCHITECTURE in method.all_needs(config):
         raise OptionError(
@@ -383,6 +412,30 @@ def _uploads(
     return tuple(uploads)
 
 
+def _open_uploads(
+    kept: Mapping[str, State | str | Path], facts: Mapping[str, UploadFacts], copies: Copies, start: Kept | None
+) -> tuple[Upload, ...]:
+    """Return any models as uploads, by name, one tensor at a time: all have the names and shapes of the start."""
+    model = _open(start if start is not None else kept[min(kept)])
+    signature = {name: (tuple(value.shape), str(value.dtype).removeprefix("torch.")) for name, value in model.items()}
+    uploads, form = [], tensor_form("tensors", exact=False)
+    for client in sorted(kept):
+        own = copies.architectures.get(client) or next(iter(copies.builders))
+        with blaming(f"model {client!r}"):
+            tensors = _open(kept[client])
+            missing, extra = sorted(signature.keys() - tensors.keys()), sorted(tensors.keys() - signature.keys())
+            if missing or extra:
+                raise refusals.other_keys("tensors do not fit the others", missing, extra)
+            for name, (shape, dtype) in signature.items():
+                # numpy lacks the short floating-point numbers.
+                short = tensors[name].is_floating_point() and model[name].is_floating_point()
+                value, wanted = (tensors[name].double(), "float64") if short else (tensors[name], dtype)
+                check_arrays({name: value}, own, {name: (shape, wanted)}, form)
+        read = partial(_state, kept[client])
+        uploads.append(Upload(replace(facts[client], architecture=own), read, partial(_open, kept[client])))
+    return tuple(uploads)
+
+
 def _check(kept: State | str | Path, facts: UploadFacts, signatures: Signatures) -> State:
     wanted = signatures[facts.architecture]
     return check_upload(_state(kept), facts.architecture, wanted, tensor_form("tensors", exact=False))
@@ -390,6 +443,21 @@ def _check(kept: State | str | Path, facts: UploadFacts, signatures: Signatures)
 
 def _state(kept: State | str | Path) -> State:
     return kept if isinstance(kept, dict) else read_checkpoint(expand_user(kept))
+
+
+def _open(kept: Kept) -> Mapping[str, torch.Tensor]:
+    """Return weights by name; of a safetensors file each tensor is read when it is asked for."""
+    if isinstance(kept, dict):
+        return kept
+    path = expand_user(kept)
+    return OpenFile(path) if path.suffix.lower() == ".safetensors" else read_checkpoint(path)
+
+
+def _no_module() -> nn.Module:
+    raise OptionError(
+        "the models were given without their module: the merged weights are result.outcome.student; for a module give "
+        "model=, a callable that returns it"
+    )
 
 
 def _architecture(state: State, signatures: Signatures) -> str:

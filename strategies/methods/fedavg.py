@@ -82,4 +82,5 @@ METHOD = Method(
     fit=fit,
     needs=frozenset({Need.SAME_ARCHITECTURE}),
     kind="baseline",
+    any_model=True,
 )

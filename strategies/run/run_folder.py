@@ -16,12 +16,13 @@ from typing import Any
 import torch
 
 from ..core.durable import TEMPORARY_PATTERN, make_folder, store_errors, sync_folder
-from ..core.errors import StoreError
+from ..core.errors import OptionError, StoreError
 from ..core.places import expand_user, nearest_existing
 from ..core.renamed import named_as_today
+from ..uploads.tensors import Weights, weights_sha256
 from . import FACTS_FILE, RESULT_FILE, RUNS_VARIABLE, app_runs_folder, check_run_folder, is_run_folder
 from .ensembles import load_ensemble
-from .files import LOCK_NAME, FolderLock, read_equal_weights, read_json, write_json
+from .files import LOCK_NAME, FolderLock, read_equal_weights, read_json, save_weights, write_json
 from .round_folder import RoundFolder
 from .uploads import StoredWeights, UploadRecord
 
@@ -36,6 +37,7 @@ __all__ = [
 ]
 
 STUDENT_FILE = "student.safetensors"
+START_FILE, START_FACTS = "start.safetensors", "start.json"
 IMAGES_FILE = "images.safetensors"
 OUTCOME_FILE = "outcome.json"
 _PACKAGES = ("oneshot-fl", "torch", "torchvision", "flwr", "ray", "numpy", "safetensors")
@@ -166,6 +168,35 @@ class RunFolder:
             return None
         result: dict[str, Any] = read_json(self.path / RESULT_FILE)
         return result
+
+    def save_start(self, state: Weights) -> None:
+        """Write the weights that the server sent its clients to start from; those of a resumed run must be the same.
+
+        Raises:
+            OptionError: The run began with others.
+            StoreError: The disk refuses.
+        """
+        self._writing()
+        facts, digest = self.path / START_FACTS, weights_sha256(state)
+        if not facts.exists():
+            save_weights(self.path / START_FILE, state)
+            write_json(facts, {"weights-sha256": digest})
+        elif (begun := read_json(facts)["weights-sha256"]) != digest:
+            raise OptionError(
+                f"initial_arrays have sha256 {digest[:12]}, but the run in {self.path} began with {str(begun)[:12]}: "
+                "resume with the same arrays, or name another run_dir"
+            )
+
+    def start(self) -> dict[str, torch.Tensor] | None:
+        """Return the weights that the clients started from, if the server sent any.
+
+        Raises:
+            StoreError: They are damaged.
+        """
+        facts = self.path / START_FACTS
+        if not facts.exists():
+            return None
+        return read_equal_weights(self.path / START_FILE, str(read_json(facts)["weights-sha256"]))
 
     def student(self) -> dict[str, torch.Tensor] | None:
         """Return the weights of the resulting model, or None if the run has none.

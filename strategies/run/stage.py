@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..compute.in_process import InProcess
 from ..compute.threads import follow_threads
 from ..core.durable import store_errors
 from ..core.errors import OneShotError, OptionError, StoreError, blaming
 from ..core.facts import CLASSIFIER, kind_of
-from ..method import Outcome
+from ..method import Need, Outcome
 from ..statistics.groups import with_heads
 from ..uploads.checks import Agreed
 from ..uploads.tensors import weights_sha256
@@ -78,7 +79,9 @@ def run_stage(
     job = join_sums(method, job, log)
     unit = "epoch" if method.client_phase is None else "round"
     with Journal(folder, log, label=method.name, unit=unit, interval_s=checkpoint_s, tick=tick) as journal:
-        outcome = check_finite(method, compute.run(method, job, journal))
+        # A merge of weights reads one tensor of every file at a time, and the files are here.
+        place = InProcess() if method.any_model else compute
+        outcome = check_finite(method, place.run(method, job, journal))
         resumed_at = journal.resumed_at
     # This process uses the outcome on the CPU, wherever the stage ran.
     job = replace(job, device="cpu", threads=outcome.threads.get(0, job.threads))
@@ -113,6 +116,13 @@ def check_finite(method: Method, outcome: Outcome) -> Outcome:
                     "leave out an upload with huge weights, or lower the method's learning rates"
                 )
     return outcome
+
+
+def with_start(method: Method, job: Job, run: RunFolder) -> Job:
+    """Return a job with the weights that the run's server sent to its clients, for a method that merges updates."""
+    if Need.COMMON_START not in method.needs or (start := run.start()) is None:
+        return job
+    return replace(job, start=start, clients_seed=job.seed)
 
 
 def join_sums(method: Method, job: Job, log: Callable[[str], None] = lambda _: None) -> Job:
@@ -291,6 +301,7 @@ def replay(
         uploads = usable_uploads(last_round(run))
         if run.info.get("method") == method.name:
             job = follow_threads(job, run.outcome() or {})
+        job = with_start(method, job, run)
     if not uploads:
         raise StoreError(f"{source}: no uploads are stored here, so there is nothing to replay")
     of_its_kind = {upload.architecture for upload in uploads if kind_of(upload.architecture) == method.uploads}

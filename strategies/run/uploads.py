@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from ..core import refusals
+from ..core.checkpoints import OpenFile
 from ..core.durable import atomic_write, make_folder, sha256_file, store_errors
 from ..core.errors import StoreError, UploadError
 from ..core.facts import CLIENT_NAME, UploadFacts
@@ -78,6 +79,10 @@ class StoredWeights:
             StoreError: The file is missing or damaged.
         """
         return read_weights(self.path, self.sha256)
+
+    def open(self) -> Mapping[str, torch.Tensor]:
+        """Return the weights as a mapping that reads each tensor when it is asked for, without a look at the digest."""
+        return OpenFile(self.path)
 
 
 @dataclass
@@ -209,7 +214,8 @@ class UploadStore:
         return self.path / "uploads" / f"{client}.safetensors"
 
     def _upload(self, record: UploadRecord) -> Upload:
-        return Upload(record.facts, StoredWeights(self._file(record.client), record.sha256))
+        weights = StoredWeights(self._file(record.client), record.sha256)
+        return Upload(record.facts, weights, weights.open)
 
     def _record(self, row: dict[str, Any]) -> UploadRecord:
         try:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ..core.layout import evaluating, fast_layout
-from ..core.seeds import seeded_torch
+from ..core.seeds import initial_torch, seeded_torch
 from ..core.work import Work, count_work
 
 if TYPE_CHECKING:
@@ -24,6 +24,20 @@ def fresh_student(job: Job) -> nn.Module:
     if job.start is not None:
         model.load_state_dict(job.start)
     return model.to(job.device)
+
+
+def start_model(job: Job) -> nn.Module:
+    """Return the model that the clients started from: of their server, or the fresh one of this app's clients."""
+    model = draw_start(job, job.clients_seed or 0)
+    if job.start is not None:
+        model.load_state_dict(job.start)
+    return model
+
+
+def draw_start(job: Job, seed: int) -> nn.Module:
+    """Return a model of the student's architecture with the fresh weights of this app's clients."""
+    with initial_torch(seed, job.student):
+        return job.builders[job.student]()
 
 
 def fast_student(job: Job) -> nn.Module:

@@ -57,7 +57,7 @@ def check_task(num_classes: Any, classes: Sequence[str] = ()) -> Agreement:
     """Refuse a number of classes that is none, and names that do not fit it.
 
     Args:
-        num_classes: C.
+        num_classes: C; None where a method merges weights alone.
         classes: The names of the classes in the order of their numbers; empty for unnamed ones.
 
     Returns:
@@ -66,6 +66,8 @@ def check_task(num_classes: Any, classes: Sequence[str] = ()) -> Agreement:
     Raises:
         OptionError: The number is not a whole one above 0, or there is not one name per class.
     """
+    if num_classes is None and not classes:
+        return Agreement.of(classes)
     if isinstance(num_classes, bool) or not isinstance(num_classes, Integral) or int(num_classes) < 1:
         raise OptionError(f"num_classes is {num_classes!r:.80}: must be a whole number, one per class")
     named = isinstance(classes, list | tuple) and all(isinstance(name, str) for name in classes)
@@ -90,6 +92,24 @@ def check_shape(input_shape: Any) -> Shape:
             "are (F, 1, 1), and texts are (1, 1, L)"
         )
     return int(sizes[0]), int(sizes[1]), int(sizes[2])
+
+
+def check_described(method: Method, num_classes: int | None, input_shape: tuple[int, int, int] | None) -> None:
+    """Refuse missing classes and shapes of examples, unless the method merges weights alone.
+
+    Raises:
+        OptionError: The method needs them, only one of the two is given, or the number is none.
+    """
+    if num_classes is not None and input_shape is not None:
+        check_task(num_classes)
+        return
+    missing = " and ".join(
+        name for name, value in (("num_classes", num_classes), ("input_shape", input_shape)) if value is None
+    )
+    if not method.any_model:
+        raise OptionError(f"method {method.name!r} needs {missing}: the classes and the shape of one example")
+    if num_classes is not None or input_shape is not None:
+        raise OptionError(f"{missing} is missing: give num_classes and input_shape, or neither of them")
 
 
 def check_student(job: Job, *, trained: bool = True) -> None:

@@ -44,6 +44,11 @@ def check_needs(method: Method, job: Job) -> None:
             f"method {method.name!r} needs one architecture for all, {job.student!r}; different are "
             f"{', '.join(others)}. Choose another method: {list_fitting_methods(job)}"
         )
+    if Need.COMMON_START in missing:
+        raise OptionError(
+            f"method {method.name!r} needs that {Need.COMMON_START.value}: give them as start= of merge() or as "
+            f"initial_arrays of strategy.start(). Choose another method: {list_fitting_methods(job)}"
+        )
     if Need.PROXY_IMAGES in missing:
         found = "none" if job.proxy is None else f"images of shape {tuple(job.proxy.shape)}, {job.proxy.dtype}"
         raise OptionError(
@@ -202,6 +207,7 @@ def _lacking(job: Job) -> set[Need]:
     images = holds_images(job.input_shape)
     met = {
         Need.SAME_ARCHITECTURE: {base_of(upload.architecture) for upload in job.uploads} <= {base_of(job.student)},
+        Need.COMMON_START: job.clients_seed is not None,
         Need.LABEL_COUNTS: all(upload.label_counts is not None for upload in job.uploads),
         Need.IMAGES: images,
         Need.SIDES_OF_FOUR: images and not any(side % 4 for side in job.input_shape[1:]),

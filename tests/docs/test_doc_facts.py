@@ -34,6 +34,7 @@ INDEX, DATA, MODELS = DOCS / "methods" / "README.md", DOCS / "data.md", DOCS / "
 PLUG_IN, UPLOADS, OPERATORS = DOCS / "plug-in.md", DOCS / "uploads.md", ROOT / "deploy" / "README.md"
 NEEDS = {
     Need.SAME_ARCHITECTURE: "one architecture",
+    Need.COMMON_START: "one start",
     Need.LABEL_COUNTS: "label counts",
     Need.IMAGES: "images",
     Need.SIDES_OF_FOUR: "image sides in fours",

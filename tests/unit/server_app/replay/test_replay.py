@@ -17,7 +17,7 @@ from server_app.replay.request import ReplayRequest
 from server_app.replay.stored import replay_run
 from strategies.core.errors import OptionError, StoreError
 from strategies.core.facts import UploadFacts
-from strategies.method import METHODS, Snapshot
+from strategies.method import METHODS, Need, Snapshot
 from strategies.run.files import read_json
 from strategies.run.journal import Journal
 from strategies.run.run_folder import RunFolder
@@ -59,6 +59,9 @@ def test_every_method_when_replayed_leaves_its_result_beside_the_run_and_the_run
     run_folder: MakeRun, method: str
 ) -> None:
     run = run_folder()
+    if Need.COMMON_START in METHODS[method].needs:
+        with RunFolder.open(run) as folder:
+            folder.save_start(folder.round(1).uploads()[0].read())
     before = files_of(run)
 
     result = replayed(run, method)
@@ -276,6 +279,25 @@ def test_a_run_of_another_project_when_its_model_is_named_is_replayed_without_sc
     assert (result["accuracy"], result["table"]) == (None, [])
     assert json.loads((Path(result["run_dir"]) / "result.json").read_text())["weights_sha256"]
     assert str(Path.cwd()) not in sys.path
+
+
+def test_a_run_without_classes_is_replayed_by_methods_that_merge_weights_alone(foreign: MakeRun) -> None:
+    run = foreign(**{"num-classes": 0, "input-shape": [1, 1, 1]})
+    with pytest.raises(OptionError, match="'ties' needs that every client started from the same weights"):
+        replayed(run, "ties", model="foreign_net:Net")
+    with RunFolder.open(run) as folder:
+        first, second = (upload.read() for upload in folder.round(1).uploads())
+        folder.save_start(first)
+
+    result = replayed(run, "ties", model="foreign_net:Net", ties__density=1.0)
+
+    with RunFolder.open(Path(result["run_dir"]), write=False) as folder:
+        student = folder.student()
+    assert student is not None
+    # The first client is the start: where it has no change, the second has its way.
+    assert all(torch.allclose(student[name], second[name]) for name in second)
+    with pytest.raises(OptionError, match="'dense' needs num_classes and input_shape"):
+        replayed(run, "dense", model="foreign_net:Net")
 
 
 @pytest.mark.parametrize(

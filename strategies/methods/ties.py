@@ -1,0 +1,53 @@
+"""TIES: small changes are reset, signs are elected, and the changes that agree are averaged.
+
+Paper: Yadav, Tam, Choshen, Raffel, Bansal, TIES-Merging: Resolving Interference When Merging Models, NeurIPS 2023,
+    https://arxiv.org/abs/2306.01708. Read version: arXiv v2, Algorithm 1.
+Symbols: theta_init -> common_start; tau_t -> Updates.updates; k % -> density, as a share; lambda -> scaling.
+Where: Algorithm 1 -> weights.rules.ties and trim; the loop over tensors -> weights.states.merge_states.
+Deviations: each tensor keeps its share of entries, where the paper trims the model as one vector. Where signs cancel,
+    the result is 0. Statistics of batch normalisation are pooled and never scaled.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..core.options import check, option
+from ..method import Method, Need, Outcome
+from ..teacher.weight_space import merge_in_weight_space
+from ..weights.rules import ties
+
+if TYPE_CHECKING:
+    from ..method import Job, Progress
+
+
+@dataclass(frozen=True)
+class TiesConfig:
+    """Options of TIES."""
+
+    density: float = option(
+        0.2, "share of each tensor's entries that a client keeps, the largest, d", above=0.0, high=1.0
+    )
+    scaling: float = option(1.0, "factor of the merged update before it is added to the start, s", low=0.0)
+
+    def __post_init__(self) -> None:
+        check(self, "ties")
+
+
+def fit(job: Job, progress: Progress) -> Outcome:
+    """Trim, elect, and average what agrees."""
+    config = job.config
+    return merge_in_weight_space(job, progress, lambda one: ties(one.updates, config.density), scale=config.scaling)
+
+
+METHOD = Method(
+    name="ties",
+    title="TIES",
+    source="Yadav et al., NeurIPS 2023",
+    config=TiesConfig,
+    fit=fit,
+    needs=frozenset({Need.SAME_ARCHITECTURE, Need.COMMON_START}),
+    kind="baseline",
+    any_model=True,
+)

@@ -1,0 +1,161 @@
+"""The loop over a model's tensors: one tensor of all clients in memory, and what is merged by no rule.
+
+A state is any mapping of name -> tensor, such as a ``state_dict``, or :class:`.core.checkpoints.OpenFile`, which reads
+each tensor of a file when it is asked for. So the loop needs memory for its result and for one tensor of all clients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..core.errors import OptionError
+from .rules import average
+
+MEAN, VARIANCE, COUNTER = "running_mean", "running_var", "num_batches_tracked"  # of batch normalisation
+
+
+@dataclass(frozen=True)
+class Updates:
+    """One tensor of all clients, as a rule takes it.
+
+    Attributes:
+        name: The tensor's name.
+        updates: theta_k - theta_0 of each client, in float32, of a float64 tensor in float64.
+        weights: w_k >= 0 of each client; their sum is 1.
+        clients: The clients' names.
+        other: Name -> the same of another tensor.
+    """
+
+    name: str
+    updates: Sequence[Tensor]
+    weights: Sequence[float]
+    clients: Sequence[str]
+    other: Callable[[str], Sequence[Tensor]]
+
+
+Rule = Callable[[Updates], Tensor]
+
+
+def merge_states(
+    states: Mapping[str, Mapping[str, Tensor]],
+    weights: Sequence[float],
+    rule: Rule,
+    *,
+    start: Mapping[str, Tensor] | None = None,
+    scale: float = 1.0,
+    tick: Callable[[int, int], None],
+) -> dict[str, Tensor]:
+    """Return theta_0 + s tau, tensor by tensor.
+
+    Beside the rule: running means and variances of batch normalisation are those of the clients' examples together,
+    whatever the scale; its counters are the largest; other whole numbers and booleans must be equal.
+
+    Args:
+        states: Client -> its weights; equal names and shapes.
+        weights: One of each client, >= 0 and not all 0.
+        rule: Returns the merged update tau of one tensor. A complex tensor comes as real pairs [..., 2].
+        start: theta_0, the weights that all clients started from; None: rules get the weights themselves, as
+            differences to 0.
+        scale: s.
+        tick: Called with the tensors done and their number.
+
+    Returns:
+        The merged weights on the CPU, in the dtypes of the start, else of the first client.
+
+    Raises:
+        OptionError: Names or shapes differ, or whole numbers that no rule can merge.
+    """
+    total = sum(weights)
+    shares = [weight / total for weight in weights]
+    model = next(iter(states.values())) if start is None else start
+    for client, state in states.items():
+        if odd := sorted(set(model) ^ set(state)):
+            where = "the start and" if start is not None else f"{next(iter(states))} and"
+            raise OptionError(f"the weights of {where} {client} differ in {odd[0]!r}: must have the same names")
+    merged = {}
+    for done, name in enumerate(model):
+        tick(done, len(model))
+        merged[name] = _Tensors(states, shares, start).merge(name, rule, scale)
+    tick(len(model), len(model))
+    return merged
+
+
+@dataclass(frozen=True)
+class _Tensors:
+    """The tensors of all clients, by name."""
+
+    states: Mapping[str, Mapping[str, Tensor]]
+    shares: Sequence[float]
+    start: Mapping[str, Tensor] | None
+
+    def merge(self, name: str, rule: Rule, scale: float) -> Tensor:
+        """Return one merged tensor."""
+        prefix, _, last = name.rpartition(".")
+        mean, variance = (f"{prefix}.{each}" if prefix else each for each in (MEAN, VARIANCE))
+        values = self.read(name)
+        first = self.start[name] if self.start is not None else values[0]
+        if last in (MEAN, VARIANCE) and mean in self and variance in self:
+            pooled = _pooled(self.read(mean), self.read(variance), self.shares)
+            return pooled[last == VARIANCE].to(first.dtype)
+        if not (first.is_floating_point() or first.is_complex()):
+            return _largest(values) if last == COUNTER else self._equal(name, values)
+        tau = rule(Updates(name, self._updates(name, values), self.shares, list(self.states), self.updates))
+        began = _numbers(first).double() if self.start is not None else 0.0
+        whole = began + scale * tau
+        return (torch.view_as_complex(whole) if first.is_complex() else whole).to(first.dtype)
+
+    def __contains__(self, name: str) -> bool:
+        return name in next(iter(self.states.values()))
+
+    def read(self, name: str) -> list[Tensor]:
+        """Return a tensor of each client, on the CPU."""
+        values = [state[name].detach().cpu() for state in self.states.values()]
+        wanted = tuple(self.start[name].shape) if self.start is not None else tuple(values[0].shape)
+        for client, value in zip(self.states, values, strict=True):
+            if tuple(value.shape) != wanted:
+                raise OptionError(
+                    f"tensor {name!r} of {client} has shape {list(value.shape)}: must be {list(wanted)}, that of "
+                    f"{'the start' if self.start is not None else next(iter(self.states))}"
+                )
+        return values
+
+    def updates(self, name: str) -> list[Tensor]:
+        """Return the update of a tensor of each client."""
+        return self._updates(name, self.read(name))
+
+    def _updates(self, name: str, values: Sequence[Tensor]) -> list[Tensor]:
+        double = any(value.dtype in (torch.float64, torch.complex128) for value in values)
+        precision = torch.float64 if double else torch.float32
+        numbers = [_numbers(value).to(precision) for value in values]
+        if self.start is None:
+            return numbers
+        began = _numbers(self.start[name].detach().cpu()).to(precision)
+        return [number - began for number in numbers]
+
+    def _equal(self, name: str, values: Sequence[Tensor]) -> Tensor:
+        for client, value in zip(self.states, values, strict=True):
+            if not torch.equal(value, values[0]):
+                raise OptionError(
+                    f"tensor {name!r} holds {str(value.dtype).removeprefix('torch.')} numbers, in which "
+                    f"{next(iter(self.states))} and {client} differ: must be equal, because they cannot be merged"
+                )
+        return values[0].clone()
+
+
+def _numbers(value: Tensor) -> Tensor:
+    return torch.view_as_real(value) if value.is_complex() else value
+
+
+def _largest(values: Sequence[Tensor]) -> Tensor:
+    return torch.stack(list(values)).amax(0)
+
+
+def _pooled(means: Sequence[Tensor], variances: Sequence[Tensor], shares: Sequence[float]) -> tuple[Tensor, Tensor]:
+    """Return mean and variance of all clients' examples together: within the clients, and between their means."""
+    mean = average(means, shares)
+    parts = [var.double() + (own.double() - mean).square() for own, var in zip(means, variances, strict=True)]
+    return mean, average(parts, shares)
