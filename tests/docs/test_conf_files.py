@@ -265,6 +265,7 @@ def test_published_file_begins_with_its_table_its_commands_and_its_length(path: 
     if path in TABLES:
         assert re.search(r"\b(Tables?|tables|Figure|text)\b", comment)
         assert behind or re.search(r"iterative\.rounds=\d+|scale=0\.1", comment)
+        assert behind or re.search(r"\b(estimated|measured)\b", comment)
     else:
         assert len(behind) == ("data.name" not in given_by(path))  # with its own data set it stands alone
         clients = int(run[run.index("--num-supernodes") + 1])

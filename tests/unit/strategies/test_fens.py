@@ -14,13 +14,14 @@ from method_fakes import BUILDERS, UPLOADS, Book, telling
 
 from strategies.aggregation import trainers
 from strategies.combiners.aggregators import AGGREGATORS
+from strategies.combiners.forms import Params
 from strategies.combiners.outcomes import build_ensemble
 from strategies.combiners.tally_pool import build_tally_teacher
 from strategies.core.clients import Answer
 from strategies.core.errors import OptionError, QuorumError
 from strategies.core.seeds import derive_seed
 from strategies.method import Job, Need, Silent
-from strategies.methods.fens import METHOD, FensConfig, plan
+from strategies.methods.fens import METHOD, FensConfig, fit_with_trainers, plan
 from strategies.uploads.needs import check_needs
 
 
@@ -69,6 +70,28 @@ def test_rounds_equal_the_paper_s_algorithm_written_client_by_client(tmp_path: P
     found = weights(fitted(DirectClients(tmp_path), job))["weight"]
 
     np.testing.assert_allclose(found, naive_rounds(job, TINY), rtol=2e-4, atol=1e-5)
+
+
+class TwoTrainers:
+    """One moves every weight up by 1 and has seen three examples, the other down by 1 and has seen one."""
+
+    mib_per_client, notes = 0.0, list[str]()
+
+    def round(self, number: int, params: Params) -> list[tuple[Params, int]]:  # noqa: ARG002  as the protocol has it
+        return [({name: value + step for name, value in params.items()}, seen) for step, seen in ((1, 3), (-1, 1))]
+
+    def votes(self) -> np.ndarray[Any, Any]:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize(("form", "moved"), [("examples", True), ("uniform", False)])
+def test_clients_count_by_the_examples_they_have_seen_or_equally(form: str, moved: bool) -> None:
+    job = fens_job(replace(TINY, client_weights=form, evaluate_every=0))
+    start = AGGREGATORS["per-class"].start(job.seed, members=3, classes=CLASSES)["weight"]
+
+    found = weights(fit_with_trainers(job, Silent(), TwoTrainers()))["weight"]
+
+    assert np.allclose(found, start, atol=1e-3) != moved
 
 
 def test_training_beats_the_mean_on_the_held_examples(tmp_path: Path) -> None:
