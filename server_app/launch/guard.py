@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +32,13 @@ _LONGEST_ROOT = (107 if sys.platform == "linux" else 103) - _LONGEST_SOCKET
 
 
 @contextlib.contextmanager
-def guarded() -> Iterator[tuple[Path, str]]:
+def guarded(awaited: Callable[[], bool] = lambda: True) -> Iterator[tuple[Path, str]]:
     """Provide a new folder and a token; when the block or this process ends, end the token's processes.
 
     The folder is removed then too.
+
+    Args:
+        awaited: Returns, at the block's end, whether it waits for that of the processes; else they end behind it.
 
     Yields:
         The folder, whose path is short enough for the sockets in it, and the token. Every guarded process must have
@@ -51,10 +54,13 @@ def guarded() -> Iterator[tuple[Path, str]]:
     try:
         yield folder, token
     finally:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            guardian.communicate(timeout=PATIENCE_S + 5.0)  # closes the pipe, then waits
-        if guardian.returncode != 0:  # the guardian itself was killed
-            clean_up(token, folder)
+        if guardian.stdin is not None and guardian.poll() is None and not awaited():
+            guardian.stdin.close()
+        else:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                guardian.communicate(timeout=PATIENCE_S + 5.0)  # closes the pipe, then waits
+            if guardian.returncode != 0:  # the guardian itself was killed
+                clean_up(token, folder)
 
 
 @contextlib.contextmanager

@@ -131,7 +131,7 @@ def launch_run(app: Path, run: PlannedRun, failing: errors, local: Launcher | No
         named = {SUPERNODES_VARIABLE: str(num_supernodes), COMMIT_VARIABLE: commit_of(app)}
         try:
             with _environment(named), progress_bar(failing.format):
-                start = local or _launcher()
+                start = local or _launcher(partial(_is_finished, folder, written))
                 launched = start(app, settings=run.given, num_supernodes=num_supernodes, echo=echo_to(failing.format))
         except KeyboardInterrupt:
             sys.stderr.write(f"interrupted.{to_go_on()}\n")
@@ -150,10 +150,10 @@ def launch_run(app: Path, run: PlannedRun, failing: errors, local: Launcher | No
     print_result(result, failing.format)
 
 
-def _launcher() -> Launcher:
+def _launcher(is_finished: Callable[[], bool]) -> Launcher:
     from server_app.launch.superlink import launch
 
-    return launch
+    return partial(launch, is_finished=is_finished)
 
 
 @contextmanager
@@ -215,6 +215,17 @@ def _read_result(folder: Path) -> dict[str, Any] | None:
 def _result_time(folder: Path) -> int:
     file = folder / RESULT_FILE
     return file.stat().st_mtime_ns if file.exists() else 0
+
+
+def _is_finished(folder: Path, earlier: int) -> bool:
+    """Return whether a run's result is new and whole, and its process has let go of the folder."""
+    if _result_time(folder) == earlier or _finished(folder) is None:
+        return False
+    try:
+        _refuse_live(folder)
+    except StoreError:
+        return False
+    return True
 
 
 def _refuse_live(folder: Path) -> None:

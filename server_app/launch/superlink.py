@@ -11,17 +11,15 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import json
 import math
 import os
 import queue
-import shutil
 import socket
 import subprocess
 import sysconfig
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,14 +27,13 @@ from typing import Any
 import psutil
 
 from fl_app.project import FOLDER_VARIABLE, project_folder
+from server_app.launch.control import Control, connect
 from server_app.launch.guard import TOKEN_KEY, guarded, sigterm_as_interrupt
-from server_app.settings.text import toml_table
 from strategies.core import offline
 from strategies.core.errors import ComputeError
 from strategies.core.options import Scalar
 from strategies.core.places import expand_user
 from strategies.core.processor import all_cores
-from strategies.run import is_run_folder
 
 # The environment of the processes of one simulated run, and the GPUs of its clients.
 
@@ -112,14 +109,12 @@ def _absolute_python_path(given: Mapping[str, str]) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join(folders)} if folders else {}
 
 
-_CONNECTION = "oneshot"  # the name of our SuperLink in Flower's config.toml
+COMPLETED = "finished:completed"
 _START_S = 60.0  # time limit of the SuperLink's first answer
-_COMMAND_S = 120.0  # time limit of one call of `flwr`
 _POLL_S = 0.5
 _SILENCE_S = 9.0  # after so long without a log line, one is printed
 STARTING = "starting Flower and Ray: about 15 s on two idle cores"
 _GRACE_S = 10.0  # wait for the last log lines after the simulation's process has ended; a busy machine is slow
-_SHIPPED = {".py", ".toml", ".md", ".yaml", ".yml", ".json", ".jsonl"}  # the files that Flower packs into an app
 
 
 @dataclass(frozen=True)
@@ -139,9 +134,16 @@ class Launched:
 
 
 def launch(
-    app_dir: Path, *, settings: Mapping[str, Scalar], num_supernodes: int, echo: Callable[[str], None]
+    app_dir: Path,
+    *,
+    settings: Mapping[str, Scalar],
+    num_supernodes: int,
+    echo: Callable[[str], None],
+    is_finished: Callable[[], bool] = lambda: False,
 ) -> Launched:
     """Run an app in Flower's simulation and wait for its end; all started processes have ended when it returns.
+
+    Where the result is there before Flower's end, it returns at once, and the guardian ends Flower.
 
     SIGINT and SIGTERM end the run at once; the files that the app has written stay, as after any other kill.
 
@@ -150,6 +152,7 @@ def launch(
         settings: Flat run config that overrides the app's defaults; the app must declare its keys.
         num_supernodes: Number of simulated clients, at least 1.
         echo: Called with each line of the log, without its newline and with its colours.
+        is_finished: Returns whether the result is there, and no process works on it any more.
 
     Returns:
         How the run ended.
@@ -157,17 +160,20 @@ def launch(
     Raises:
         KeyboardInterrupt: SIGINT or SIGTERM came; all processes have been ended.
     """
-    stage = "not started"
+    stage, early = "not started", False
     echo(STARTING)
     with sigterm_as_interrupt(), _collected() as started:
         try:
-            with guarded() as (folder, token):
+            with guarded(awaited=lambda: not early) as (folder, token):
                 runtime = _Runtime(folder, run_environment(folder, token), started)
-                superlink = _start_superlink(runtime)
-                run_id = _submit(runtime, app_dir, settings, num_supernodes)
+                superlink, port = _start_superlink(runtime)
+                control = connect(port, folder, runtime.start)
+                run_id = _submit(control, app_dir, settings, num_supernodes)
                 stage = "lost"
-                _stream_log(runtime, run_id, superlink, echo)
-                return _verdict(runtime, run_id, superlink)
+                early = _stream_log(control.lines(run_id), superlink, echo, is_finished)
+                if early:
+                    return Launched(0, COMPLETED, "")
+                return _verdict(control, run_id, superlink)
         except (ComputeError, OSError) as error:
             return Launched(1, stage, " ".join(str(error).split()))
 
@@ -196,30 +202,13 @@ class _Runtime:
         self.started.append(process)
         return process
 
-    def flwr(self, *arguments: str) -> dict[str, Any]:
-        """Call `flwr` and return its JSON answer; a refusal raises a ComputeError."""
-        process = self.start("flwr", *arguments, "--format", "json", output=subprocess.PIPE)
-        try:
-            text, _ = process.communicate(timeout=_COMMAND_S)
-            answer: dict[str, Any] = json.loads(text)
-        except subprocess.TimeoutExpired as error:
-            raise ComputeError(f"`flwr {arguments[0]}` gave no answer within {_COMMAND_S:g} s") from error
-        except ValueError as error:
-            raise ComputeError(f"`flwr {arguments[0]}` failed: {_last_line(text)}") from error
-        if not answer.get("success"):
-            lines = str(answer.get("error-message", text)).splitlines()
-            reason = " ".join(line for line in lines if not line.startswith("Using SuperLink"))
-            raise ComputeError(f"Flower refused `flwr {arguments[0]}`: {reason}")
-        return answer
 
-
-def _start_superlink(runtime: _Runtime) -> psutil.Process:
+def _start_superlink(runtime: _Runtime) -> tuple[psutil.Process, int]:
+    """Start a SuperLink, and return it and its port once it answers."""
     for name in ("cwd", "tmp"):
         (runtime.folder / name).mkdir()
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    config = f'[superlink]\ndefault = "{_CONNECTION}"\n\n[superlink.{_CONNECTION}]\naddress = "127.0.0.1:{port}"\n'
-    (runtime.folder / "config.toml").write_text(f"{config}insecure = true\n", encoding="utf-8")
     log = runtime.folder / "superlink.log"
     command = ["flower-superlink", "--insecure", "--simulation", "--host", "127.0.0.1", "--port", str(port)]
     with log.open("w", encoding="utf-8") as output:
@@ -230,7 +219,7 @@ def _start_superlink(runtime: _Runtime) -> psutil.Process:
             tail = " | ".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-3:])
             raise ComputeError(f"Flower's SuperLink did not start on 127.0.0.1:{port}: {tail}")
         time.sleep(0.02)
-    return psutil.Process(process.pid)
+    return psutil.Process(process.pid), port
 
 
 def _answers(port: int) -> bool:
@@ -244,41 +233,46 @@ def _answers(port: int) -> bool:
         connection.close()
 
 
-def _submit(runtime: _Runtime, app_dir: Path, settings: Mapping[str, Scalar], num_supernodes: int) -> str:
+def _submit(control: Control, app_dir: Path, settings: Mapping[str, Scalar], num_supernodes: int) -> str:
     """Submit the app to the SuperLink and return the run's id."""
     if not (app_dir / "pyproject.toml").is_file():
         raise ComputeError(f"{app_dir} is no Flower app: it has no pyproject.toml")
-    app = runtime.folder / "app"
-    shutil.copytree(app_dir, app, ignore=_not_shipped)
-    (runtime.folder / "settings.toml").write_text(toml_table(settings), encoding="utf-8")
     # Flower starts one client actor per CPU of Ray, each with its own imports, so Ray gets at most one per client.
     cpus = max(1, min(all_cores(), num_supernodes))
-    share = gpu_share(str(settings.get("client.device", "auto")), cpus)
-    federation = (
-        f"num-supernodes={num_supernodes} client-resources-num-cpus=1 client-resources-num-gpus={share}"
-        f" init-args-num-cpus={cpus}"
-    )
-    config = ["--run-config", str(runtime.folder / "settings.toml")] if settings else []
-    answer = runtime.flwr("run", str(app), _CONNECTION, "--federation-config", federation, *config)
-    return str(answer["run-id"])
+    simulation = {
+        "num-supernodes": num_supernodes,
+        "client-resources-num-cpus": 1,
+        "client-resources-num-gpus": gpu_share(str(settings.get("client.device", "auto")), cpus),
+        "init-args-num-cpus": cpus,
+    }
+    return control.start(app_dir, settings, simulation)
 
 
-def _stream_log(runtime: _Runtime, run_id: str, superlink: psutil.Process, echo: Callable[[str], None]) -> None:
-    """Echo the run's log until it ends, or for a few seconds after the simulation's process has ended."""
-    log = runtime.start("flwr", "log", run_id, _CONNECTION, "--stream", output=subprocess.PIPE)
+def _stream_log(
+    lines_of_run: Iterator[str], superlink: psutil.Process, echo: Callable[[str], None], is_finished: Callable[[], bool]
+) -> bool:
+    """Echo the run's log until it ends, or for a few seconds after the simulation's process has ended.
+
+    Returns:
+        Whether the result was there before the log's end.
+    """
     lines: queue.Queue[str | None] = queue.Queue()
 
     def read() -> None:
-        for line in log.stdout or ():
-            lines.put(line.rstrip("\n"))
+        for line in lines_of_run:
+            lines.put(line)
         lines.put(None)
 
     threading.Thread(target=read, daemon=True).start()
-    deadline, began, spoken = float("inf"), time.monotonic(), time.monotonic()
+    deadline, began, spoken, asked = float("inf"), time.monotonic(), time.monotonic(), time.monotonic()
     while (now := time.monotonic()) < deadline:
         if now - spoken >= _SILENCE_S:  # Flower and Ray print nothing while they start
             spoken = now
             echo(f"Flower is at work, {now - began:.0f} s elapsed")
+        if now - asked >= _POLL_S and is_finished():
+            _echo_rest(lines, echo)
+            return True
+        asked = now if now - asked >= _POLL_S else asked
         try:
             line = lines.get(timeout=_POLL_S)
         except queue.Empty:
@@ -286,21 +280,27 @@ def _stream_log(runtime: _Runtime, run_id: str, superlink: psutil.Process, echo:
                 deadline = time.monotonic() + _GRACE_S
             continue
         if line is None:
-            return
+            return False
         spoken = time.monotonic()
+        echo(line)
+    return False
+
+
+def _echo_rest(lines: queue.Queue[str | None], echo: Callable[[str], None]) -> None:
+    """Echo the lines that are here."""
+    while not lines.empty() and (line := lines.get()) is not None:
         echo(line)
 
 
-def _verdict(runtime: _Runtime, run_id: str, superlink: psutil.Process) -> Launched:
+def _verdict(control: Control, run_id: str, superlink: psutil.Process) -> Launched:
     """Wait until Flower reports an end or the run's process has ended, and return how the run ended."""
     while True:
         over = _is_over(superlink)  # read first, because the process reports its status before it ends
-        run = runtime.flwr("list", _CONNECTION, "--run-id", run_id)["runs"][0]
-        status, details = str(run["status"]), " ".join(str(run.get("status-details", "")).split())
-        if status == "finished:completed":
-            return Launched(0, status, "")
-        if status.startswith("finished"):
-            return Launched(1, status, details or "Flower gives no reason")
+        status = control.status(run_id)
+        if status.name == COMPLETED:
+            return Launched(0, COMPLETED, "")
+        if status.name.startswith("finished"):
+            return Launched(1, status.name, status.details or "Flower gives no reason")
         if over:
             return Launched(1, "killed", "the simulation's process was killed, by hand or for lack of memory")
         time.sleep(_POLL_S)
@@ -321,23 +321,6 @@ def _is_alive(process: psutil.Process) -> bool:
         return bool(process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
-
-
-def _not_shipped(folder: str, names: Sequence[str]) -> set[str]:
-    """Return the names that Flower would not pack, and those of run folders; it would read these for seconds."""
-    return {name for name in names if not _is_shipped(Path(folder, name))}
-
-
-def _is_shipped(path: Path) -> bool:
-    if path.is_dir() and not path.is_symlink():
-        # A run's folder is closed to others, and changes while another run begins.
-        strange = not os.access(path, os.R_OK | os.X_OK) or (path / "pyvenv.cfg").exists() or is_run_folder(path)
-        return not path.name.startswith((".", "__pycache__")) and not strange
-    return not path.is_symlink() and (path.suffix in _SHIPPED or path.name in {"LICENSE", ".gitignore"})
-
-
-def _last_line(text: str) -> str:
-    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "no output")
 
 
 @contextlib.contextmanager

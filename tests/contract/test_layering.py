@@ -45,7 +45,7 @@ LAYERS = {
     ),
     "server_app": Layer(
         frozenset({"server_app", "fl_app", "strategies"}),
-        flwr=("server_app/app.py",),
+        flwr=("server_app/app.py", "server_app/launch/control.py"),
     ),
 }
 

@@ -124,7 +124,12 @@ def wait_for(facts: Path, gave_up: Callable[[], bool]) -> dict[str, Any]:
     return seen
 
 
-def test_launch_when_run_completes_returns_zero_and_passes_settings(app: Path, facts: Path) -> None:
+@pytest.mark.parametrize("by_commands", [False, True])
+def test_launch_when_run_completes_returns_zero_and_passes_settings(
+    app: Path, facts: Path, monkeypatch: pytest.MonkeyPatch, by_commands: bool
+) -> None:
+    if by_commands:  # as with a version of Flower without this client
+        monkeypatch.setitem(sys.modules, "flwr.supercore.control", None)
     environment = app / "python"  # any folder with this file is a virtual environment, and is not shipped
     environment.mkdir()
     (environment / "pyvenv.cfg").write_text("")
@@ -146,6 +151,18 @@ def test_launch_when_run_completes_returns_zero_and_passes_settings(app: Path, f
     assert {client["cwd"] for client in seen["clients"]} == {str(Path(seen["folder"]) / "cwd")}
     assert any("got 3 replies" in line for line in lines)
     assert not any(line.endswith("\n") for line in lines)
+
+
+def test_launch_when_the_result_is_there_does_not_wait_for_flower(app: Path, facts: Path) -> None:
+    settings: dict[str, Scalar] = {"mode": "wait", "facts": str(facts)}
+    launched = launch(app, settings=settings, num_supernodes=2, echo=print, is_finished=facts.exists)
+    assert (launched.exit_code, launched.run_status) == (0, "finished:completed")
+
+
+def test_launch_with_a_setting_that_the_app_lacks_is_refused(app: Path) -> None:
+    launched = launch(app, settings={"colour": "red"}, num_supernodes=2, echo=print)
+    assert (launched.exit_code, launched.run_status) == (1, "not started")
+    assert "configuration" in launched.reason
 
 
 def test_launch_when_folder_is_no_app_says_so(tmp_path: Path) -> None:

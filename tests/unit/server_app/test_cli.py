@@ -58,7 +58,7 @@ class Engine:
         self.starts = True
 
     def __call__(
-        self, app: Path, *, settings: Mapping[str, Any], num_supernodes: int, echo: Callable[[str], None]
+        self, app: Path, *, settings: Mapping[str, Any], num_supernodes: int, echo: Callable[[str], None], **_: Any
     ) -> Launched:
         self.calls.append((app, dict(settings), num_supernodes))
         echo("INFO :      a line of the log")
