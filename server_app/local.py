@@ -19,7 +19,8 @@ from strategies.core.options import Scalar
 from strategies.flower.local_grid import run_locally
 
 # The packages whose modules keep what they have read.
-_KEEPING = tuple(f"{__name__.removesuffix('server_app.local')}{package}." for package in ("client_app", "fl_app"))
+_HOME = __name__.rpartition(".")[0].removesuffix("server_app")  # "oneshot_fl." where it is installed
+_KEEPING = tuple(f"{_HOME}{package}." for package in ("client_app", "fl_app"))
 STARTING = "running in this process: one client after another"
 
 
