@@ -32,7 +32,7 @@ unit: $(READY)  ## run the tests that take seconds, a process per core
 
 # Whole runs have processes of their own and wait for them: two files at a time, whatever the cores.
 slow: $(READY)  ## run the other tests: whole runs, Ray, deployments
-	$(BIN)/python -m pytest -m slow --numprocesses 2 --dist loadfile
+	$(BIN)/python -m pytest -m slow --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 lowest:  ## run the tests of `unit` with the lowest versions that pyproject.toml allows, of every extra
 	$(call solved,lowest-direct)

@@ -19,6 +19,20 @@ def pytest_configure() -> None:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(IN_MEMORY))
 
 
+# The files whose tests take longest, which start first, so that two processes end together.
+LONGEST = (
+    "test_deploy_tls.py", "test_faults_deployment.py", "test_wheel.py", "test_faults.py", "test_faults_fens.py",
+    "test_deploy_features.py", "test_compare.py", "test_launch.py", "test_local.py", "test_faults_flboost.py",
+    "test_plugin.py", "test_replay.py", "test_plugin_flboost.py", "test_offline.py",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the longest files first; the others keep their order."""
+    place = {name: number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.path.name, len(LONGEST)))
+
+
 def pytest_collection_finish() -> None:
     """Spare the garbage collector the modules and tests, which live to the end."""
     gc.freeze()

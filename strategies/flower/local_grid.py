@@ -14,6 +14,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
+from datetime import UTC, datetime, timedelta
 from logging import ERROR
 from typing import Any
 from uuid import uuid4
@@ -22,6 +23,7 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from flwr.common.logger import log
+from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid, ServerApp
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
@@ -72,7 +74,7 @@ def run_locally(
     if not _RUNNING.acquire(blocking=False):
         raise ComputeError("another simulation runs in this process: wait until it ends, or start another process")
     try:
-        run = Run.create_empty(uuid4().int >> 65)  # a new id, because clients may keep things under it
+        run = Run.create_empty(_new_id())  # clients may keep things under it
         with _identity_in(run):
             context = Context(run.run_id, SUPERLINK_NODE_ID, {}, RecordDict(), dict(server_config))
             server_app(LocalGrid(client_app, run, clients, client_config), context)
@@ -92,17 +94,15 @@ class LocalGrid(Grid):
 
     def __init__(self, client_app: ClientApp, run: Run, clients: int, run_config: Mapping[str, Any]) -> None:
         self._app, self._run = client_app, run
-        first = SUPERLINK_NODE_ID + 1
+        # Other ids in every run, as Flower draws them; in the order of partitions, in which clients then answer.
+        nodes = sorted(_new_id() for _ in range(clients))
         self._contexts = {
-            first + number: Context(
-                run.run_id,
-                first + number,
-                {"partition-id": number, "num-partitions": clients},
-                RecordDict(),
-                dict(run_config),
+            node: Context(
+                run.run_id, node, {"partition-id": number, "num-partitions": clients}, RecordDict(), dict(run_config)
             )
-            for number in range(clients)
+            for number, node in enumerate(nodes)
         }
+        self._began = datetime.now(UTC)
         self._questions: dict[str, Message] = {}
 
     def set_run(self, run: Run) -> None:
@@ -123,6 +123,14 @@ class LocalGrid(Grid):
     def get_node_ids(self) -> list[int]:
         """Return the ids of all clients' nodes, in the order of their partitions."""
         return list(self._contexts)
+
+    def get_nodes(self) -> list[NodeInfo]:
+        """Return the nodes, registered in the order of their partitions."""
+        moments = (self._began + timedelta(microseconds=number) for number in range(len(self._contexts)))
+        return [
+            NodeInfo(node_id=node, registered_at=moment.isoformat())
+            for node, moment in zip(self._contexts, moments, strict=True)
+        ]
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Take messages and return their ids; one to an unknown node is dropped, as in Flower's simulation."""
@@ -159,6 +167,10 @@ class LocalGrid(Grid):
 
     def _number(self, node: int) -> int:
         return int(self._contexts[node].node_config["partition-id"])
+
+
+def _new_id() -> int:
+    return uuid4().int >> 65  # 63 bits, and no draw from a seeded state
 
 
 def _number(message: Message) -> str:

@@ -5,23 +5,20 @@ from __future__ import annotations
 import importlib
 import sys
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 from doc_pages import ROOT
-from flwr.app import Context, Message, RecordDict
 
 from fl_app.models.backbones import backbone_of
 from fl_app.node_config import read_nodes
 from server_app.settings.build import check_before_start
 from server_app.settings.catalogue import catalogue
 from server_app.settings.read import read_settings
-from strategies import RunOptions, Tally, TallyConfig
+from strategies import RunOptions, Tally, TallyConfig, simulate
 
 EXAMPLES = ROOT / "docs" / "examples"
 
@@ -37,34 +34,6 @@ def here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_pa
     for name in set(sys.modules) - before:
         if name.partition(".")[0] in ("stripes", "edges"):
             del sys.modules[name]
-
-
-class Simulated:
-    """A grid of three nodes that run a project's ClientApp in this process."""
-
-    pull_interval = 0.1
-
-    def __init__(self, app: Any, run_config: dict[str, Any]) -> None:
-        self._app, self._run_config = app, run_config
-        self._replies: dict[str, Message] = {}
-
-    def get_node_ids(self) -> Iterable[int]:
-        return [1, 2, 3]
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        pushed = []
-        for message in messages:
-            node = message.metadata.dst_node_id
-            facts = {"partition-id": node - 1, "num-partitions": 3}
-            context = Context(
-                run_id=1, node_id=node, node_config=facts, state=RecordDict(), run_config=self._run_config
-            )
-            pushed.append(f"{len(self._replies)}-{node}")
-            self._replies[pushed[-1]] = self._app(message, context)
-        return pushed
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        return [self._replies.pop(name) for name in message_ids if name in self._replies]
 
 
 @pytest.mark.parametrize("here", ["flower_project"], indirect=True)
@@ -84,7 +53,7 @@ def test_flower_project_ends_with_a_student(
     config = tool["config"]
 
     torch.manual_seed(1)  # the project draws its start weights without a seed
-    server.main(Simulated(apps["clientapp"], config), SimpleNamespace(run_config=config))
+    simulate(apps["serverapp"], apps["clientapp"], clients=3, run_config=config)
 
     said = capsys.readouterr().out
     assert float(said.partition("accuracy of the student: ")[2].split()[0]) > 60  # of four classes, 25 % by chance

@@ -312,7 +312,7 @@ def test_paths_that_are_named_exist(page: Path) -> None:
 @pytest.mark.slow
 def test_run_replay_and_resume_match_the_pages(tmp_path: Path) -> None:
     shown = [*blocks(README, "console"), *blocks(RUNNING, "console")]
-    assert "oneshot run\n" in shown
+    assert {"oneshot run\n", "oneshot run --local\n"} <= {*shown}
     replayed = "oneshot replay $RUN --method label-count-ensemble"
     assert any(replayed in block for block in shown)
     assert any(block.strip() == "oneshot resume $RUN" for block in shown)
@@ -329,7 +329,7 @@ def test_run_replay_and_resume_match_the_pages(tmp_path: Path) -> None:
         result: dict[str, Any] = json.loads(line)
         return result
 
-    result = oneshot("run", "--run-config", SMALL, "--num-supernodes", "2")
+    result = oneshot("run", "--local", "--set", SMALL, "--clients", "2")
     table = [row for row in rows(RUN_FOLDER.read_text(), "key") if not row[1].startswith("only ")]
     keys = {key for row in table for key in row[0].split(", ")}
     assert result.keys() == keys
@@ -337,11 +337,13 @@ def test_run_replay_and_resume_match_the_pages(tmp_path: Path) -> None:
     [tree] = [block for block in blocks(RUN_FOLDER, "") if block.startswith("runs/")]
     promised = re.findall(r"[\w.]+\.(?:json|jsonl|safetensors|md|png)\b", tree)
     absent = [name for name in promised if not list(run.rglob(name))]
-    # No upload was refused or judged, costs are equal, one epoch is no curve, Tally weighs by class, heads were none.
+    # It is the app's. No upload was refused or judged, costs are equal, one epoch is no curve, Tally weighs by class,
+    # heads were none.
     assert absent == [
-        "refusals.jsonl", "communication.png", "server_curve.png", "client_weights.png", "choice.png", "gatekeeper.png",
+        "refusals.jsonl", "flower_result.json", "communication.png", "server_curve.png", "client_weights.png",
+        "choice.png", "gatekeeper.png",
     ]  # fmt: skip
     replay = oneshot(*replayed.replace("$RUN", str(run)).split()[1:])
     assert [row["kind"] for row in replay["table"]][-1] == "ensemble"
     assert replay["table"][:2] == result["table"][:2]
-    assert oneshot("resume", str(run))["weights_sha256"] == result["weights_sha256"]
+    assert oneshot("resume", str(run), "--local")["weights_sha256"] == result["weights_sha256"]

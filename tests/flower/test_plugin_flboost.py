@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from test_plugin import DATA, MODEL, PYPROJECT
 
-from server_app.launch.superlink import launch
+from server_app.launch.superlink import Scalar, launch
+from strategies import simulate
 from strategies.run.run_folder import RunFolder
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray]
@@ -107,12 +111,13 @@ def main(grid, context):
 """
 WRAPPED = """strategy = FLBoost(
         Net, base=FedAvgM(fraction_train=0.5, server_momentum=0.9), num_classes=10, input_shape=(1, 8, 8),
-        run_dir=context.run_config["run-dir"], refiner=Refiner.of("flboost", iterations=2, batch_size=16),
+        run_dir=context.run_config["run-dir"], compute="in-process",
+        refiner=Refiner.of("flboost", iterations=2, batch_size=16),
     )"""
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Path:
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder = tmp_path / "project"
     (folder / "hospital").mkdir(parents=True)
     (folder / "pyproject.toml").write_text(PYPROJECT)
@@ -120,18 +125,10 @@ def project(tmp_path: Path) -> Path:
     sources = {"__init__": "", "model": MODEL, "data": DATA, "client": CLIENT, "server": SERVER.replace(STOCK, WRAPPED)}
     for name, source in sources.items():
         (folder / "hospital" / f"{name}.py").write_text(source)
-    return folder
-
-
-def run(project: Path, run_dir: Path, notes: Path, *, ends: str, reason: str = "") -> list[str]:
-    """Run the project to the end that it shall have; return its log."""
-    lines: list[str] = []
-    settings = {"run-dir": str(run_dir), "notes": str(notes)}
-    launched = launch(project, settings=settings, num_supernodes=CLIENTS, echo=lines.append)
-    assert launched.run_status == ends, (launched.reason, lines)
-    assert reason in launched.reason
-    assert "\n" not in launched.reason
-    return lines
+    monkeypatch.syspath_prepend(str(folder))
+    yield folder
+    for name in [name for name in sys.modules if name.partition(".")[0] == "hospital"]:
+        del sys.modules[name]
 
 
 def asked(notes: Path, kind: str) -> list[str]:
@@ -139,14 +136,22 @@ def asked(notes: Path, kind: str) -> list[str]:
     return sorted(path.name for path in notes.glob(f"{kind}-*"))
 
 
-def test_strategy_of_a_foreign_project_is_refined_and_resumed(project: Path, tmp_path: Path) -> None:
-    """Killed in round 2 and started again, behind new node ids: every round has its clients once."""
+def test_strategy_of_a_foreign_project_is_refined_and_resumed(
+    project: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Killed in round 2 of a simulation and resumed here, behind new node ids: every round has its clients once."""
     run_dir, notes = tmp_path / "run", tmp_path / "notes"
     notes.mkdir()
     (notes / "die").touch()
-    lines = run(project, run_dir, notes, ends="finished:failed", reason="as if the process had been killed")
+    lines: list[str] = []
+    settings: dict[str, Scalar] = {"run-dir": str(run_dir), "notes": str(notes)}
+    launched = launch(project, settings=settings, num_supernodes=CLIENTS, echo=lines.append)
+    assert launched.run_status == "finished:failed", lines
+    assert "as if the process had been killed" in launched.reason
+    assert "\n" not in launched.reason
     first = asked(notes, "train")
-    lines += run(project, run_dir, notes, ends="finished:completed")
+    server_app, client_app = (importlib.import_module(f"hospital.{half}").app for half in ("server", "client"))
+    simulate(server_app, client_app, clients=CLIENTS, run_config={**settings, "lr": 0.05})
 
     # Flower's result: half of the clients train, all evaluate, the server tests from round 0 on.
     facts: dict[str, Any] = json.loads((notes / "server.json").read_text())
@@ -158,7 +163,7 @@ def test_strategy_of_a_foreign_project_is_refined_and_resumed(project: Path, tmp
     assert sorted(facts["evaluate_metrics_clientapp"]) == sorted(facts["train_metrics_clientapp"]) == ["1", "2", "3"]
     for scores in facts["evaluate_metrics_clientapp"].values():
         assert 0.0 <= scores["accuracy"] <= 1.0
-    assert any("their nodes' order of registration stands for them" in line for line in lines)
+    assert any("their nodes' order of registration stands for them" in line for line in caplog.messages)
 
     with RunFolder.open(run_dir, write=False) as stored:
         assert stored.info["base"] == "FedAvgM"
