@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .compute import ServerCompute as ServerCompute
     from .core.stage_options import GatekeeperConfig as GatekeeperConfig
     from .flower.local_grid import simulate as simulate
+    from .flower.lora_merge import LoRAMerge as LoRAMerge
     from .flower.one_shot import OneShot as OneShot
     from .flower.rounds.flboost import FLBoost as FLBoost
     from .flower.rounds.iterative import Iterative as Iterative
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from .flower.strategies import TaskArithmetic as TaskArithmetic
     from .merging.merge import Result as Result
     from .merging.merge import merge as merge
+    from .merging.shared_base import SharedBase as SharedBase
     from .method import METHODS as METHODS
     from .method import Job as Job
     from .method import Method as Method
@@ -87,6 +89,7 @@ _NAMES = {
     ".combiners.outcomes": "load_model",
     ".compute": "InProcess RayActors ServerCompute",
     ".flower.local_grid": "simulate",
+    ".flower.lora_merge": "LoRAMerge",
     ".flower.one_shot": "OneShot",
     ".flower.rounds.flboost": "FLBoost",
     ".flower.rounds.iterative": "Iterative",
@@ -96,6 +99,7 @@ _NAMES = {
     "TaskArithmetic",
     ".core.stage_options": "GatekeeperConfig",
     ".merging.merge": "Result merge",
+    ".merging.shared_base": "SharedBase",
     ".method": "METHODS Job Method Normalization Outcome",
     ".methods.co_boosting": "CoBoostingConfig",
     ".methods.dare": "DareConfig",

@@ -7,7 +7,7 @@ import math
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,38 +16,33 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from ..core import refusals
 from ..core.durable import atomic_write, make_folder, store_errors
 from ..core.errors import OptionError, StoreError, blaming
 from ..core.places import expand_user
-from ..core.seeds import generator
-from ..uploads.tensors import weights_sha256
-from ..weights import rules
+from ..teacher.average import example_weights
 from ..weights.adapters import (
+    BASE_DIGEST,
     CONFIG_FILE,
     PREFIX,
     TOKENS,
     WEIGHTS_FILE,
     Adapter,
-    Merged,
-    Merging,
     add_update,
+    cut_adapter,
     find_weights,
     is_adapter,
-    merge_adapters,
+    is_adapter_state,
     read_adapter,
 )
 
 if TYPE_CHECKING:
-    from ..weights.adapters import Rule
+    from ..method import Job, Outcome
 
     Base = nn.Module | Mapping[str, Tensor] | str | Path
 
 CARD_FILE = "README.md"  # as PEFT calls it
-RULES = ("fedavg", "task-arithmetic", "ties", "dare", "tsv")
 # Input embeddings in Hugging Face's models, which tie_word_embeddings shares with the output layer.
 _EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight", "shared.weight")
-_BASE_DIGEST = "base_sha256"  # in the header of the weights
 
 
 class BaseWeights(Mapping[str, Tensor]):
@@ -136,14 +131,6 @@ class BaseWeights(Mapping[str, Tensor]):
         embeds = [n for n in names if tied and n.endswith(_EMBEDDINGS)]
         return (embeds[0], "the output layer") if embeds else None
 
-    def digest(self, adapter: Adapter) -> str:
-        """Return the sha256 of the weights that an adapter changes, by the names that the adapter has for them.
-
-        A base in another precision, quantised or not, has another digest.
-        """
-        wanted = {name for name, _ in find_weights(adapter, self).values()}
-        return weights_sha256({name: self[name] for name in sorted(wanted)})
-
 
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
@@ -156,33 +143,36 @@ def _reading(path: Path) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class MergedAdapter:
-    """The result of merging adapters.
+    """The result of merging LoRA adapters.
 
     Attributes:
-        method: The rule's key.
-        clients: The names of the merged adapters -> their weights, which sum to 1.
-        ranks: The ranks of their layers, client by client.
-        adapter: The merged tensors, their config and what the cut of the rank loses.
-        base: The base's tensors; None if no base was given.
-        base_digest: :meth:`BaseWeights.digest` of the base; empty if neither a base nor an adapter told it.
+        method: The method's key.
+        weights: Client -> its weight; they sum to 1.
+        ranks: Client -> the ranks of its layers.
+        adapter: The merged adapter.
+        base: The base model; None if no base was given.
     """
 
     method: str
-    clients: Mapping[str, float]
+    weights: Mapping[str, float]
     ranks: Mapping[str, Sequence[int]] = field(repr=False)
-    adapter: Merged = field(repr=False)
+    adapter: Adapter = field(repr=False)
     base: BaseWeights | None = field(repr=False, default=None)
-    base_digest: str = ""
-
-    @property
-    def tensors(self) -> dict[str, Tensor]:
-        """The merged adapter by PEFT's names."""
-        return self.adapter.tensors
 
     @property
     def lost_share(self) -> float:
         """What the cut of the rank loses: the norm of the lost update as a share of the update's norm, 0 to 1."""
         return self.adapter.lost_share
+
+    def cut(self, rank: int) -> MergedAdapter:
+        """Return the best approximation with layers of a lower rank; see :attr:`lost_share`.
+
+        Raises:
+            OptionError: The rank is not a whole number above 0.
+        """
+        if type(rank) is not int or rank < 1:
+            raise OptionError(f"rank is {rank!r}: must be a whole number above 0")
+        return replace(self, adapter=cut_adapter(self.adapter, rank))
 
     def save(self, folder: str | Path) -> None:
         """Write the folder that ``PeftModel.from_pretrained(base, folder)`` loads, with a model card.
@@ -194,10 +184,11 @@ class MergedAdapter:
             StoreError: The disk refuses.
         """
         place = expand_user(folder)
-        header = {"format": "pt"} | ({_BASE_DIGEST: self.base_digest} if self.base_digest else {})
+        digest = self.adapter.base_sha256
+        header = {"format": "pt"} | ({BASE_DIGEST: digest} if digest else {})
         with store_errors(place):
             make_folder(place)
-            atomic_write(place / WEIGHTS_FILE, save({**self.tensors}, header))
+            atomic_write(place / WEIGHTS_FILE, save({**self.adapter.tensors}, header))
             atomic_write(place / CONFIG_FILE, json.dumps(self.adapter.config, indent=2).encode() + b"\n")
             atomic_write(place / CARD_FILE, self._card().encode())
 
@@ -251,7 +242,7 @@ class MergedAdapter:
         base = self.base
         if base is None:
             raise OptionError("the merged adapter has no base to be added to: give start=, the base model")
-        own = Adapter("the merged adapter", self.tensors, self.adapter.config)
+        own = self.adapter
         if rows := [key for key in own.tensors if key.endswith(TOKENS)]:
             raise OptionError(f"{rows[0]!r} holds rows of tokens: must be kept as an adapter")
         places = {base.stored_name(name): (layer, turned) for layer, (name, turned) in find_weights(own, base).items()}
@@ -277,19 +268,18 @@ class MergedAdapter:
     def _card(self) -> str:
         config = self.adapter.config or {}
         base, cut = config.get("base_model_name_or_path") or "unknown", self.lost_share
+        digest = self.adapter.base_sha256
         rows = [
-            f"| {client} | {weight:.4f} | {_spelled(self.ranks[client])} |" for client, weight in self.clients.items()
+            f"| {client} | {weight:.4f} | {_spelled(self.ranks[client])} |" for client, weight in self.weights.items()
         ]
-        found = sorted(
-            {len(self.tensors[key]) for key in self.tensors if key.endswith(("lora_A.weight", "embedding_A"))}
-        )
+        found = [self.adapter.update(layer).rank for layer in self.adapter.layers]
         return "\n".join(
             [
                 "---", f"base_model: {json.dumps(base)}", "library_name: peft", "---", "",
-                f"# {len(self.clients)} adapters merged", "",
+                f"# {len(self.weights)} adapters merged", "",
                 f"Merged by `{self.method}` from LoRA adapters of {base}.",
                 f"Rank of the result: {_spelled(found)}; {cut:.2%} of the update's norm lost by the cut of the rank.",
-                *([f"sha256 of the base's weights that it changes: {self.base_digest}"] if self.base_digest else []),
+                *([f"sha256 of the base's weights that it changes: {digest}"] if digest else []),
                 "", "| adapter | weight | ranks |", "|---|---|---|", *rows, "",
                 "```python", "from peft import PeftModel", "",
                 "model = PeftModel.from_pretrained(base, folder)", "```", "",
@@ -328,118 +318,48 @@ def _refuse_tied(base: BaseWeights, places: Mapping[str, object]) -> None:
         )
 
 
-def merge_folders(  # noqa: PLR0913  what a user may choose
-    folders: Mapping[str, str | Path],
-    method: str = "fedavg",
-    *,
-    weights: Mapping[str, float] | None = None,
-    start: Base | None = None,
-    rank: int = 0,
-    align: bool = False,
-    seed: int = 0,
-    options: Mapping[str, float] | None = None,
-) -> MergedAdapter:
-    """Merge PEFT's folders of LoRA adapters.
+def open_adapters(named: Mapping[str, Any]) -> dict[str, Adapter]:
+    """Return client -> its LoRA adapter, by client; empty if no model is one.
 
     Args:
-        folders: Client -> the folder of its adapter.
-        method: The rule: ``"fedavg"``, ``"task-arithmetic"``, ``"ties"``, ``"dare"`` or ``"tsv"``.
-        weights: Client -> its weight, such as the number of its examples; None for equal weights.
-        start: The base model, as a module, state dict or folder, or the adapter that all clients started from. The
-            average needs neither.
-        rank: The rank of the result; 0 for the sum of the adapters' ranks, which loses nothing of an average.
-        align: Whether the rule works in the common basis of a layer's updates (KnOTS).
-        seed: Of the entries that DARE drops.
-        options: ``scale``, ``density`` (TIES) and ``drop`` (DARE).
+        named: Client -> PEFT's folder, or an adapter's tensors; or models of any other form.
 
     Raises:
-        OptionError: An argument is out of its range, or a tensor of the start is needed and is not given.
-        UploadError: An adapter is damaged, cannot be merged, or differs from the others in more than its values.
+        OptionError: Some are adapters and others are not.
+        UploadError: An adapter is damaged, or of a form that cannot be merged.
     """
-    if type(rank) is not int or rank < 0:
-        raise OptionError(f"rank is {rank!r}: must be a whole number; 0 keeps the sum of the adapters' ranks")
-    adapters, digests = [], dict[str, str]()
-    for client, folder in folders.items():
+    folders = {client for client, one in named.items() if is_adapter(one)}
+    states = {client for client, one in named.items() if isinstance(one, Mapping) and is_adapter_state(one)}
+    if not folders | states:
+        return {}
+    if others := sorted(set(named) - folders - states):
+        raise OptionError(f"model {others[0]!r} is no adapter, and others are: must be PEFT's folders, all of them")
+    found = {}
+    for client in sorted(named):
         with blaming(f"adapter {client!r}"):
-            place = expand_user(folder)
-            adapters.append(read_adapter(place, f"adapter {client!r}"))
-            if digest := _recorded_digest(place / WEIGHTS_FILE):
-                digests[client] = digest
-    first = read_adapter(expand_user(start), "start") if is_adapter(start) else None  # type: ignore[arg-type]
-    base = BaseWeights(start) if start is not None and first is None else None
-    digest = _check_base(adapters[0], base, digests)
-    shares = _shares(weights, list(folders))
-    merging = Merging(
-        rule=make_rule(method, list(folders), [shares[client] for client in folders], seed, options or {}),
-        scale=float((options or {}).get("scale", 1.0)), aligned=align, rank=rank,
-    )  # fmt: skip
-    merged = merge_adapters(adapters, [shares[client] for client in folders], merging, start=first, base=base)
-    ranks = {
-        client: [one.update(layer).rank for layer in one.layers] for client, one in zip(folders, adapters, strict=True)
-    }
-    return MergedAdapter(method, shares, ranks, merged, base, digest)
+            one = named[client]
+            found[client] = (
+                read_adapter(expand_user(one), f"adapter {client!r}")
+                if client in folders
+                else Adapter.of_state(f"adapter {client!r}", one)
+            )
+    return found
 
 
-def _shares(weights: Mapping[str, float] | None, clients: Sequence[str]) -> dict[str, float]:
-    given = dict.fromkeys(clients, 1.0) if weights is None else {each: float(weights[each]) for each in clients}
-    total = math.fsum(given.values())
-    if not (total > 0 and all(0 <= weight < math.inf for weight in given.values())):
-        raise OptionError(f"weights are {list(given.values())}: must be at least 0, and one above 0")
-    return {client: weight / total for client, weight in given.items()}
+def open_start(start: Any) -> Mapping[str, Tensor]:
+    """Return the tensors of what adapters started from: the base, or an adapter."""
+    if is_adapter(start):
+        return read_adapter(expand_user(start), "start").to_state()
+    return start if isinstance(start, Mapping) and is_adapter_state(start) else BaseWeights(start)
 
 
-def _recorded_digest(path: Path) -> str:
-    if not path.is_file():
-        return ""
-    with _reading(path), safetensors.safe_open(path, "pt") as opened:
-        return str((opened.metadata() or {}).get(_BASE_DIGEST, ""))
-
-
-def _check_base(adapter: Adapter, base: BaseWeights | None, digests: Mapping[str, str]) -> str:
-    """Return the base's digest; empty if it is unknown.
-
-    Raises:
-        UploadError: An adapter was made for another base.
-    """
-    expected = base.digest(adapter) if base is not None else next(iter(digests.values()), "")
-    for client, digest in digests.items():
-        if digest != expected:
-            raise refusals.bad_adapter(
-                "its base", f"of sha256 {digest:.12}", f"be the others' or the given one, of sha256 {expected:.12}"
-            ).of(f"adapter {client!r}")
-    return expected
-
-
-def make_rule(
-    method: str, clients: Sequence[str], shares: Sequence[float], seed: int, options: Mapping[str, float]
-) -> Rule | None:
-    """Return the rule for one tensor's updates; None for the weighted mean, which needs no matrices.
-
-    Args:
-        method: A key of :data:`RULES`.
-        clients: Their names, of which DARE's draws depend.
-        shares: Their weights, which sum to 1.
-        seed: Of DARE's draws.
-        options: ``density`` of TIES, ``drop`` of DARE.
-
-    Raises:
-        OptionError: There is no such rule.
-    """
-    if method in ("fedavg", "task-arithmetic"):
+def describe_merge(method: str, job: Job, outcome: Outcome) -> MergedAdapter | None:
+    """Return a result that is an adapter, with its clients; None if it is none."""
+    if outcome.student is None or not is_adapter_state(outcome.student):
         return None
-    if method == "ties":
-        return lambda _, updates: rules.ties(updates, options.get("density", 0.2))
-    if method == "tsv":
-        return lambda _, updates: rules.tsv(updates) if updates[0].ndim == 2 else rules.average(updates, shares)
-    if method == "dare":
-        drop = options.get("drop", 0.5)
-
-        def dare(name: str, updates: list[Tensor]) -> Tensor:
-            kept = [
-                rules.drop_and_rescale(update, drop, generator(seed, "dare", client, name))
-                for client, update in zip(clients, updates, strict=True)
-            ]
-            return rules.average(kept, shares)
-
-        return dare
-    raise OptionError(f"method is {method!r}: must be one of {', '.join(RULES)} for adapters")
+    adapters = {upload.client: Adapter.of_state(upload.client, upload.read()) for upload in job.uploads}
+    ranks = {client: [one.update(layer).rank for layer in one.layers] for client, one in adapters.items()}
+    counts = example_weights([upload.num_examples for upload in job.uploads]) or [1.0] * len(adapters)
+    weights = {client: count / math.fsum(counts) for client, count in zip(adapters, counts, strict=True)}
+    base = job.start if isinstance(job.start, BaseWeights) else None
+    return MergedAdapter(method, weights, ranks, Adapter.of_state("the merged adapter", outcome.student), base)

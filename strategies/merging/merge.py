@@ -43,8 +43,10 @@ from ..run.stage import check_finite
 from ..uploads.builders import check_described, check_student, choose_config, choose_student, named_builders
 from ..uploads.checks import Signatures, check_arrays, check_upload
 from ..uploads.tensors import tensor_form
+from .adapters import MergedAdapter, describe_merge, open_adapters, open_start
 from .card import CARD_FILE, write_card
 from .copies import Copies, copies_of, maker_of
+from .shared_base import SharedBase
 
 if TYPE_CHECKING:
     from typing import TypeVar, Unpack
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
     from ..method import EnsembleSpec
     from ..teacher.ensemble import Ensemble
     from ..uploads.builders import Model
+    from ..weights.adapters import Adapter
 
     Value = TypeVar("Value")
     PerModel = Sequence[Value] | Mapping[str, Value]
@@ -167,7 +170,8 @@ class Further(TypedDict, total=False):
     Attributes:
         num_examples: Training examples per model, in their order or by client name; default: the sums of the label
             counts, else unknown.
-        start: The model that all models were trained from, in any form; methods that merge updates need it.
+        start: The model that all models were trained from, in any form; methods that merge updates need it. Of
+            adapters it is the base, which may lie in a folder of Hugging Face, or the adapter that all began with.
     """
 
     config: Any
@@ -209,6 +213,11 @@ class Result:
         """The resulting ensemble, from normalised examples [B, ...] to logits [B, C]; None if the method has none."""
         return None if self.outcome.ensemble is None else build_ensemble(self.job, self.outcome.ensemble)
 
+    @cached_property
+    def adapter(self) -> MergedAdapter | None:
+        """The merged LoRA adapter; None if the models were none."""
+        return describe_merge(self.method, self.job, self.outcome)
+
     def evaluate(self, loader: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> dict[str, float]:
         """Return the accuracies of ``student`` and ``ensemble``, those that there are, in %.
 
@@ -236,6 +245,8 @@ class Result:
     def save(self, folder: str | Path, scores: Mapping[str, float] | None = None) -> None:
         """Write ``student.safetensors`` and ``ensemble/``, those that there are, and ``model_card.md``.
 
+        Of merged adapters it is the folder that :meth:`.adapters.MergedAdapter.save` writes.
+
         Args:
             folder: The folder, new or not; :func:`load_ensemble_module` reads the ensemble.
             scores: What :meth:`evaluate` has returned, for the card.
@@ -243,6 +254,9 @@ class Result:
         Raises:
             StoreError: The folder holds a model that this result does not replace, or the disk refuses.
         """
+        if self.adapter is not None:
+            self.adapter.save(folder)
+            return
         place = expand_user(folder)
         parts = {STUDENT_FILE: self.outcome.student, FOLDER_NAME: self.outcome.ensemble}
         if other := [name for name, part in parts.items() if part is None and (place / name).exists()]:
@@ -275,7 +289,8 @@ def merge(
     """Merge trained models into one model or an ensemble, in this process.
 
     Args:
-        models: Modules, state dicts, or checkpoint files; or a mapping of client name -> one of these.
+        models: Modules, state dicts, checkpoint files, or PEFT's folders of LoRA adapters; or a mapping of client
+            name -> one of these.
         method: A key of :data:`.method.METHODS`.
         num_classes: C; None for a method that merges the weights of any model, as ``"ties"``.
         input_shape: See :attr:`.method.Job.input_shape`; None as for the number of classes.
@@ -302,14 +317,26 @@ def merge(
     check_described(chosen, num_classes, input_shape)
     num_classes, input_shape = num_classes or 0, UNKNOWN_SHAPE if input_shape is None else input_shape
     named = name_models(models)
+    adapters = open_adapters(named)
+    if adapters:
+        named = {
+            client: one.to_state() if chosen.any_model else _members(one, model) for client, one in adapters.items()
+        }
     sizes = further.pop("num_examples", None)
     config = choose_config(further.get("config"), chosen)
     facts = _facts(named, label_counts, sizes, num_classes)
     kept = {client: keep_weights(client, one) for client, one in named.items()}
     start = further.pop("start", None)
-    began = None if start is None else keep_weights("start", start)
     copies = _copies(named, model, chosen, config)
-    uploads = _uploads(kept, facts, copies) if num_classes else _open_uploads(kept, facts, copies, began)
+    if adapters and chosen.any_model:
+        began: Any = None if start is None else open_start(start)
+        own = next(iter(copies.builders))
+        uploads = tuple(
+            Upload(replace(facts[each], architecture=own), partial(dict, kept[each])) for each in sorted(kept)
+        )
+    else:
+        began = None if start is None else _open(keep_weights("start", start))
+        uploads = _uploads(kept, facts, copies) if num_classes else _open_uploads(kept, facts, copies, began)
     defaults = {"normalization": default_normalization(input_shape), "device": "auto"}
     given: dict[str, Any] = {
         **defaults,
@@ -318,8 +345,8 @@ def merge(
         "student": _student(further.get("student"), chosen, uploads, copies),
         "config": config,
     }
-    if began is not None:
-        given |= {"start": _open(began), "clients_seed": given.get("seed", 0)}
+    if began is not None or adapters:  # adapters without a start began at the base
+        given |= {"start": began, "clients_seed": given.get("seed", 0)}
     job = Job(uploads, copies.builders, num_classes=num_classes, input_shape=input_shape, **given)
     # Where the result is an ensemble of other models than classifiers, no student is built.
     if (
@@ -335,6 +362,13 @@ def merge(
         outcome = check_finite(chosen, InProcess().run(chosen, job, journal))
     clients = tuple(upload.client for upload in uploads)
     return Result(method, clients, outcome, Job(**{**vars(job), "device": "cpu"}))
+
+
+def _members(adapter: Adapter, model: Model | None) -> State:
+    """Return an adapter's tensors for the classifiers of a shared base."""
+    if not isinstance(model, SharedBase):
+        raise OptionError("an ensemble of adapters needs model=SharedBase(peft_model), which holds their base")
+    return model.fitted(adapter)
 
 
 def _copies(named: Mapping[str, Trained], model: Model | None, method: Method, config: Any) -> Copies:
@@ -413,10 +447,13 @@ def _uploads(
 
 
 def _open_uploads(
-    kept: Mapping[str, State | str | Path], facts: Mapping[str, UploadFacts], copies: Copies, start: Kept | None
+    kept: Mapping[str, State | str | Path],
+    facts: Mapping[str, UploadFacts],
+    copies: Copies,
+    start: Mapping[str, torch.Tensor] | None,
 ) -> tuple[Upload, ...]:
     """Return any models as uploads, by name, one tensor at a time: all have the names and shapes of the start."""
-    model = _open(start if start is not None else kept[min(kept)])
+    model = start if start is not None else _open(kept[min(kept)])
     signature = {name: (tuple(value.shape), str(value.dtype).removeprefix("torch.")) for name, value in model.items()}
     uploads, form = [], tensor_form("tensors", exact=False)
     for client in sorted(kept):

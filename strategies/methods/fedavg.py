@@ -7,6 +7,7 @@ Symbols: w_k -> uploads[k].read(); n_k -> uploads[k].num_examples.
 Where: Algorithm 1, the server's last line -> teacher.average.weighted_mean.
 Deviations: one round. The published code of DENSE and Co-Boosting averages with equal weights: option ``weights``.
     Buffers of batch normalisation are averaged too, as there; FENS keeps the first client's: option ``bn_buffers``.
+    LoRA adapters: the average of their updates B A, not of A and B (weights.adapters).
     ``linear = "merged"`` merges linear layers in closed form (teacher.merged), which is this library's own.
 """
 
@@ -22,6 +23,7 @@ from ..core.options import check, option
 from ..core.seeds import seeded_torch
 from ..method import Method, Need, Outcome
 from ..teacher.average import recorded_weights, weighted_mean
+from ..teacher.weight_space import has_adapters, merge_uploaded_adapters
 
 if TYPE_CHECKING:
     from ..method import Job, Progress, State
@@ -52,6 +54,8 @@ def fit(job: Job, progress: Progress) -> Outcome:
     begin = time.perf_counter()
     equal = job.config.weights == "uniform"
     weights = [1.0] * len(job.uploads) if equal else recorded_weights(job, progress)
+    if has_adapters(job):
+        return merge_uploaded_adapters(job, progress, weights)
     student = weighted_mean(_states(job, progress), weights)
     if job.config.bn_buffers == "first":
         first = job.uploads[0].read()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from ..core.options import check, option
 from ..method import Method, Need, Outcome
 from ..teacher.weight_space import merge_in_weight_space
-from ..weights.rules import average
+from ..weights.states import mean
 
 if TYPE_CHECKING:
     from ..method import Job, Progress
@@ -34,7 +34,7 @@ class TaskArithmeticConfig:
 
 def fit(job: Job, progress: Progress) -> Outcome:
     """Add the mean update to the start."""
-    return merge_in_weight_space(job, progress, lambda one: average(one.updates, one.weights), scale=job.config.scaling)
+    return merge_in_weight_space(job, progress, mean, scale=job.config.scaling)
 
 
 METHOD = Method(

@@ -4,6 +4,8 @@ Paper: Yadav, Tam, Choshen, Raffel, Bansal, TIES-Merging: Resolving Interference
     https://arxiv.org/abs/2306.01708. Read version: arXiv v2, Algorithm 1.
 Symbols: theta_init -> common_start; tau_t -> Updates.updates; k % -> density, as a share; lambda -> scaling.
 Where: Algorithm 1 -> weights.rules.ties and trim; the loop over tensors -> weights.states.merge_states.
+    ``aligned``: Stoica et al., Model merging with SVD to tie the Knots, ICLR 2025, https://arxiv.org/abs/2410.19735,
+    Section 4 -> weights.lora.merge_aligned.
 Deviations: each tensor keeps its share of entries, where the paper trims the model as one vector. Where signs cancel,
     the result is 0. Statistics of batch normalisation are pooled and never scaled.
 """
@@ -16,10 +18,14 @@ from typing import TYPE_CHECKING
 from ..core.options import check, option
 from ..method import Method, Need, Outcome
 from ..teacher.weight_space import merge_in_weight_space
+from ..weights.adapters import Aligned
 from ..weights.rules import ties
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from ..method import Job, Progress
+    from ..weights.states import Updates
 
 
 @dataclass(frozen=True)
@@ -28,6 +34,9 @@ class TiesConfig:
 
     density: float = option(
         0.2, "share of each tensor's entries that a client keeps, the largest, d", above=0.0, high=1.0
+    )
+    aligned: bool = option(
+        False, "entries of a matrix are those of the updates in their common basis, from an SVD of all of them (KnOTS)"
     )
     scaling: float = option(1.0, "factor of the merged update before it is added to the start, s", low=0.0)
 
@@ -38,7 +47,11 @@ class TiesConfig:
 def fit(job: Job, progress: Progress) -> Outcome:
     """Trim, elect, and average what agrees."""
     config = job.config
-    return merge_in_weight_space(job, progress, lambda one: ties(one.updates, config.density), scale=config.scaling)
+
+    def rule(one: Updates) -> Tensor:
+        return ties(one.updates, config.density)
+
+    return merge_in_weight_space(job, progress, Aligned(rule) if config.aligned else rule, scale=config.scaling)
 
 
 METHOD = Method(

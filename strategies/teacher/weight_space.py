@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ..core.errors import OptionError
 from ..method import Outcome
 from ..uploads.tensors import weights_sha256
-from ..weights.states import merge_states
+from ..weights.adapters import Adapter, is_adapter_state, merge_adapters
+from ..weights.states import mean, merge_states
 from .average import recorded_weights
 from .merged import resembles_start
 from .student import start_model
@@ -43,11 +44,45 @@ def merge_in_weight_space(
         OptionError: The start is not known, a client began from another one, or tensors cannot be merged.
     """
     begin = time.perf_counter()
-    start = common_start(job) if of_updates else None
     weights = recorded_weights(job, progress)
+    if has_adapters(job):
+        return merge_uploaded_adapters(job, progress, weights, rule, scale=scale)
+    start = common_start(job) if of_updates else None
     states = {upload.client: open_weights(upload) for upload in job.uploads}
     student = merge_states(states, weights, rule, start=start, scale=scale, tick=progress.report)
     return Outcome(student=student, timings={"merge": time.perf_counter() - begin})
+
+
+def has_adapters(job: Job) -> bool:
+    """Say whether the uploads are LoRA adapters, whose tensors must not be merged one by one."""
+    return is_adapter_state(open_weights(job.uploads[0]))
+
+
+def merge_uploaded_adapters(
+    job: Job, progress: Progress, weights: Sequence[float], rule: Rule = mean, *, scale: float = 1.0
+) -> Outcome:
+    """Merge a job's uploads where they are LoRA adapters.
+
+    Args:
+        job: Its ``start`` is the adapter that all clients started from, or the base's tensors; None: all started from
+            the base, with B = 0.
+        progress: Receives a note on what the cut of the rank loses.
+        weights: One of each upload.
+        rule: See :mod:`.weights.rules`.
+        scale: s.
+
+    Returns:
+        A student that is an adapter, as :meth:`.weights.adapters.Adapter.to_state` writes it.
+    """
+    begin = time.perf_counter()
+    adapters = [Adapter.of_state(upload.client, open_weights(upload)) for upload in job.uploads]
+    started = job.start is not None and is_adapter_state(job.start)
+    start = Adapter.of_state("the start", job.start) if job.start is not None and started else None
+    merged = merge_adapters(adapters, weights, rule, scale=scale, start=start, base=None if started else job.start)
+    if merged.lost_share > 0.0:
+        note = f"the cut of the adapter's rank loses {merged.lost_share:.2%} of the update's norm"
+        progress.record({"note": note, "lost_share": merged.lost_share})
+    return Outcome(student=merged.to_state(), timings={"merge": time.perf_counter() - begin})
 
 
 def open_weights(upload: Upload) -> Mapping[str, Tensor]:

@@ -15,27 +15,29 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import safe_open
 from torch import Tensor
 
 from ..core import refusals
 from ..core.checkpoints import read_checkpoint
 from ..core.errors import OptionError, shorten_list
+from ..uploads.tensors import weights_sha256
 from .lora import LowRank, cut_rank, factor_matrix, merge_aligned, stack_updates
+from .states import Updates, mean
 
 if TYPE_CHECKING:
     from ..core.facts import State
-
-    # Takes a tensor's name and the clients' updates of it, and returns the merged update.
-    Rule = Callable[[str, list[Tensor]], Tensor]
+    from .states import Rule
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
+BASE_DIGEST = "base_sha256"  # in the header of the weights
 PREFIX = "base_model.model."  # of every tensor's name
 _LONGEST = 2**20  # bytes of a config
 
@@ -75,11 +77,40 @@ class Adapter:
         tensors: By PEFT's names, as :func:`clean_names` returns them.
         config: The content of ``adapter_config.json``; None where only tensors travel: then all clients have one
             config, whose scale every merge keeps.
+        base_sha256: The digest of the base's weights that it changes; empty if it is unknown.
+        lost_share: Of a merged adapter, what the cut of its rank lost: the norm of the lost update as a share of the
+            update's norm, from 0 to 1.
     """
 
     client: str
     tensors: State = field(repr=False)
     config: Mapping[str, Any] | None = None
+    base_sha256: str = ""
+    lost_share: float = 0.0
+
+    @classmethod
+    def of_state(cls, client: str, state: Mapping[str, Tensor]) -> Adapter:
+        """Return the adapter of a state, with a config if the state holds one; see :meth:`to_state`.
+
+        Raises:
+            UploadError: It is damaged, or of a form that cannot be merged.
+        """
+        tensors = {key: state[key] for key in state if key != CONFIG_FILE}
+        if CONFIG_FILE not in state:
+            return cls(client, clean_names(tensors))
+        try:
+            facts = json.loads(bytes(state[CONFIG_FILE].to(torch.uint8).flatten().tolist()))
+            return cls(client, clean_names(tensors), **facts)
+        except (ValueError, TypeError, RecursionError) as error:
+            raise refusals.bad_adapter(CONFIG_FILE, "damaged", "be what PEFT wrote").of(client) from error
+
+    def to_state(self) -> State:
+        """Return the tensors, and the config as one of them, as an upload travels and is stored: JSON in uint8."""
+        if self.config is None:
+            return dict(self.tensors)
+        facts = {"config": self.config, "base_sha256": self.base_sha256, "lost_share": self.lost_share}
+        text = json.dumps(facts, separators=(",", ":")).encode()
+        return {**self.tensors, CONFIG_FILE: torch.frombuffer(bytearray(text), dtype=torch.uint8)}
 
     def __post_init__(self) -> None:
         for key, value in self.tensors.items():
@@ -87,6 +118,9 @@ class Adapter:
                 raise refusals.not_finite(f"tensor {key!r}").of(self.client)
         if self.config is not None:
             _check_config(self.config, self.client)
+        for layer, suffix in self.layers.items():
+            if PREFIX + layer + _SUFFIXES[suffix] not in self.tensors:
+                raise refusals.bad_adapter(f"layer {layer!r}", "A without B", "have both").of(self.client)
         for key in self.tensors:
             if "lora_magnitude_vector" in key or key.endswith(".lora_B.bias"):
                 raise refusals.bad_adapter(
@@ -145,12 +179,12 @@ class Adapter:
         left, right = b.flatten(1), a.flatten(1)
         if experts > 1:
             left, right = left.reshape(len(left), rank, experts).permute(2, 0, 1), right.reshape(experts, rank, -1)
-        return LowRank(left, self._scale(layer, rank) * right)
+        return LowRank(left, self.scale(layer) * right)
 
-    def stored(self, layer: str, update: LowRank) -> State:
-        """Return an update of a layer as this adapter would store it, with s = 1, in float32."""
+    def stored(self, layer: str, update: LowRank, scale: float = 1.0) -> State:
+        """Return an update of a layer as this adapter would store it, for a scale s, in float32."""
         a, b = self.factors(layer)
-        left, right = update.left, update.right
+        left, right = update.left, update.right / scale
         if left.ndim == 3:  # experts: their rows lie one after another in A, side by side in B
             left, right = left.permute(1, 2, 0), right
         left, right = left.reshape(len(b), -1), right.reshape(-1, math.prod(a.shape[1:]))
@@ -165,9 +199,11 @@ class Adapter:
             return None
         return int(_by_pattern(self.config.get("rank_pattern"), layer, self.config["r"]))
 
-    def _scale(self, layer: str, rank: int) -> float:
+    def scale(self, layer: str) -> float:
+        """Return s of a layer: alpha / r, or alpha / sqrt(r)."""
         if self.config is None:
             return 1.0
+        rank = len(self.factors(layer)[0]) // self.experts(layer)
         alpha = float(_by_pattern(self.config.get("alpha_pattern"), layer, self.config["lora_alpha"]))
         return alpha / (math.sqrt(rank) if self.config.get("use_rslora") else rank)
 
@@ -210,6 +246,17 @@ def clean_names(tensors: Mapping[str, Tensor]) -> State:
     return cleaned
 
 
+def plain_config(config: Any) -> dict[str, Any]:
+    """Return a ``LoraConfig``, or its dict, as its file holds it."""
+    given = config.to_dict() if hasattr(config, "to_dict") else dict(config)
+    plain: dict[str, Any] = json.loads(json.dumps(given, default=_plain))
+    return plain
+
+
+def _plain(value: Any) -> Any:
+    return sorted(value) if isinstance(value, set) else getattr(value, "value", str(value))
+
+
 def is_adapter(path: object) -> bool:
     """Say whether a path is a folder with an adapter's config."""
     return isinstance(path, str | Path) and (Path(path) / CONFIG_FILE).is_file()
@@ -237,9 +284,16 @@ def read_adapter(folder: Path, client: str) -> Adapter:
         raise refusals.bad_adapter(CONFIG_FILE, type(config).__name__, "hold an object").of(client)
     weights = folder / WEIGHTS_FILE
     old = weights.with_suffix(".bin")
-    return Adapter(
-        client, clean_names(read_checkpoint(old if old.is_file() and not weights.is_file() else weights)), config
-    )
+    weights = old if old.is_file() and not weights.is_file() else weights
+    return Adapter(client, clean_names(read_checkpoint(weights)), config, _recorded_digest(weights))
+
+
+def _recorded_digest(weights: Path) -> str:
+    """Return the digest of the base that the header of a file of safetensors names."""
+    if weights.suffix != ".safetensors":
+        return ""
+    with safe_open(weights, "pt") as opened:
+        return str((opened.metadata() or {}).get(BASE_DIGEST, ""))
 
 
 def _check_config(config: Mapping[str, Any], client: str) -> None:
@@ -282,58 +336,56 @@ def _is_number(value: object) -> bool:
 
 
 @dataclass(frozen=True)
-class Merged:
-    """One adapter of many.
+class Aligned:
+    """A rule in the common basis of a layer's updates (KnOTS); of tensors that are no matrices, the rule itself.
 
     Attributes:
-        tensors: By PEFT's names, float32 where they are factors.
-        config: A config for them; None if the adapters had none.
-        lost: Layer -> the norm of what the cut of the rank loses, as a share of the update's norm.
-        lost_share: The same over all layers.
+        rule: The rule.
     """
 
-    tensors: State = field(repr=False)
-    config: dict[str, Any] | None
-    lost: Mapping[str, float] = field(repr=False)
-    lost_share: float
+    rule: Rule
+
+    def __call__(self, one: Updates) -> Tensor:
+        """Return the merged update of one tensor; of kernels as matrices."""
+        shape = one.updates[0].shape
+        if len(shape) < 2 or not one.updates[0].numel():
+            return self.rule(one)
+        return (
+            self.merge(one, [factor_matrix(update.flatten(1).double()) for update in one.updates])
+            .dense()
+            .reshape(shape)
+        )
+
+    def merge(self, one: Updates, updates: Sequence[LowRank]) -> LowRank:
+        """Return the merged update of matrices that are held as factors."""
+        return merge_aligned(updates, lambda parts: self.rule(replace(one, updates=parts)))
 
 
-@dataclass(frozen=True)
-class Merging:
-    """How adapters become one.
-
-    Attributes:
-        rule: The rule for one tensor's updates; None for their weighted mean, which needs no matrices.
-        scale: The factor s of the merged update.
-        aligned: Whether the rule sees the updates of a layer in their common basis (KnOTS).
-        rank: The rank of the result; 0 for the sum of the ranks of the clients and of their start.
-        same_shapes: Whether the result has the shapes of the first adapter, whatever ``rank`` says.
-    """
-
-    rule: Rule | None = None
-    scale: float = 1.0
-    aligned: bool = False
-    rank: int = 0
-    same_shapes: bool = False
+def is_adapter_state(state: Mapping[str, Tensor]) -> bool:
+    """Say whether a state is that of an adapter: averaging its tensors one by one would be wrong."""
+    return any(isinstance(key, str) and key.endswith((_A, _EMBEDDING_A)) for key in state)
 
 
 def merge_adapters(
     adapters: Sequence[Adapter],
     weights: Sequence[float],
-    merging: Merging,
+    rule: Rule = mean,
     *,
+    scale: float = 1.0,
     start: Adapter | None = None,
     base: Mapping[str, Tensor] | None = None,
-) -> Merged:
+) -> Adapter:
     """Merge adapters of one base, layer by layer.
 
     With tau_k the update of client k less that of the start, a layer's result is ``Delta_0 + s rule(tau_1 ... tau_K)``.
-    No rank above the smaller side of a matrix is kept; such a cut loses nothing.
+    Its rank is the sum of the ranks that enter, which loses nothing of a mean, and not above the smaller side of the
+    matrix. Adapters without a config get one of their own rank, the only one that their model can load.
 
     Args:
         adapters: At least one, with the same layers; ranks and scales may differ.
         weights: w_k >= 0, not all 0; they are divided by their sum.
-        merging: The rule.
+        rule: The rule for one tensor; :func:`.states.mean` needs no matrices.
+        scale: The factor s of the merged update.
         start: The adapter that all clients started from; None if they started from the base, with B = 0.
         base: The base's tensors by name; needed where a client lacks a tensor that others trained, and by a rule for
             whole tensors that the start does not hold.
@@ -342,66 +394,70 @@ def merge_adapters(
         UploadError: Adapters differ in more than their values, ranks and scales.
         OptionError: A tensor of the start is needed and was not given.
     """
+    one = adapters[0]
     shares = [weight / math.fsum(weights) for weight in weights]
     _check_alike([*adapters, *([start] if start is not None else [])], base is not None)
-    found: dict[str, LowRank] = {}
-    lost, norms = dict[str, float](), dict[str, float]()
-    for layer in adapters[0].layers:
-        updates = [adapter.update(layer) for adapter in adapters]
-        first = start.update(layer) if start is not None else None
-        whole = _merge_layer(PREFIX + layer, updates, first, shares, merging)
-        norms[layer] = whole.norm()
-        found[layer], lost[layer] = _fit_rank(whole, [*updates, *([first] if first else [])], merging)
-    if (adapters[0].config or {}).get("target_parameters"):  # whose ranks no pattern can tell apart
+    digest = _check_base(adapters, base)
+    job = _Merging(adapters, shares, rule, scale, start, base)
+    found, entered = dict[str, LowRank](), dict[str, int]()
+    for layer in one.layers:
+        found[layer], entered[layer] = job.merge_layer(layer)
+    rows = job.merge_rows()
+    beside = job.merge_beside() | {key: value for key, (_, value) in rows.items()}
+    ranks = {layer: min(entered[layer], update.full_rank) for layer, update in found.items()}
+    if one.config is None:
+        ranks = {layer: one.update(layer).rank for layer in found}
+    tokens = {key: numbers for key, (numbers, _) in rows.items()}
+    return _cut(
+        found, ranks, one, beside, _merged_config(adapters, tokens), digest, like=one if one.config is None else None
+    )
+
+
+def cut_adapter(adapter: Adapter, rank: int = 0, *, like: Adapter | None = None) -> Adapter:
+    """Return the best approximation of an adapter with lower ranks; its ``lost_share`` counts what is lost in all.
+
+    Args:
+        adapter: The adapter.
+        rank: The rank of every layer; 0 for those of ``like``.
+        like: An adapter of the same layers, whose ranks, scales and config the result has, so that its model loads it.
+    """
+    updates = {layer: adapter.update(layer) for layer in adapter.layers}
+    ranks = {layer: rank or (like or adapter).update(layer).rank for layer in updates}
+    rows = {key: value for key, value in adapter.tensors.items() if key.endswith(TOKENS)}
+    cut = _cut(updates, ranks, adapter, adapter.beside | rows, adapter.config, adapter.base_sha256, like=like)
+    before = adapter.lost_share**2
+    return replace(cut, lost_share=math.sqrt(before + (1.0 - before) * cut.lost_share**2))
+
+
+def _cut(
+    updates: Mapping[str, LowRank],
+    ranks: Mapping[str, int],
+    form: Adapter,
+    beside: State,
+    config: Mapping[str, Any] | None,
+    digest: str,
+    *,
+    like: Adapter | None,
+) -> Adapter:
+    """Return updates of some ranks as an adapter of the form of another one."""
+    found, lost, total = dict[str, LowRank](), 0.0, 0.0
+    for layer, update in updates.items():
+        rank = min(ranks[layer], update.full_rank)
+        kept, share = (update, 0.0) if update.rank <= rank else cut_rank(update, rank)
+        found[layer] = kept.padded(ranks[layer]) if like is not None else kept
+        norm = update.norm()
+        lost, total = lost + (share * norm) ** 2, total + norm**2
+    if like is None and (config or {}).get("target_parameters"):  # whose ranks no pattern can tell apart
         common = max(update.rank for update in found.values())
         found = {layer: update.padded(common) for layer, update in found.items()}
     tensors: State = {}
     for layer, update in found.items():
-        tensors |= adapters[0].stored(layer, update)
-    beside = _Beside(adapters, shares, merging, start, base)
-    tensors |= beside.merge_tensors()
-    rows = beside.merge_rows()
-    tensors |= {key: value for key, (_, value) in rows.items()}
-    total = math.fsum(norm**2 for norm in norms.values())
-    share = math.sqrt(math.fsum((lost[each] * norms[each]) ** 2 for each in lost) / total) if total else 0.0
-    ranks = {layer: update.rank for layer, update in found.items()}
-    return Merged(
-        tensors, _merged_config(adapters, ranks, {key: tokens for key, (tokens, _) in rows.items()}), lost, share
-    )
-
-
-def _merge_layer(
-    name: str, updates: list[LowRank], first: LowRank | None, shares: Sequence[float], merging: Merging
-) -> LowRank:
-    """Return ``Delta_0 + s rule(tau)`` of one layer."""
-    rule, s = merging.rule, merging.scale
-    if rule is None:  # s sum w Delta + (1 - s) Delta_0, without a term for each difference
-        kept = 0.0 if first is None else 1.0 - s
-        return stack_updates(
-            [*updates, *([first] if first and kept else [])], [s * w for w in shares] + [kept] * bool(first and kept)
-        )
-    changes = updates if first is None else [stack_updates([each, first], [1.0, -1.0]) for each in updates]
-    if merging.aligned:
-        change = merge_aligned(changes, lambda parts: _by_matrix(rule, name, parts))
-    else:
-        change = factor_matrix(_by_matrix(rule, name, [each.dense() for each in changes]))
-    return stack_updates([change, *([first] if first else [])], [s, *([1.0] if first else [])])
-
-
-def _by_matrix(rule: Rule, name: str, updates: list[Tensor]) -> Tensor:
-    """Return the merged update; of experts each by itself."""
-    if updates[0].ndim == 2:
-        return rule(name, updates)
-    parts = zip(*updates, strict=True)
-    return torch.stack([rule(f"{name}.{expert}", list(part)) for expert, part in enumerate(parts)])
-
-
-def _fit_rank(whole: LowRank, entering: Sequence[LowRank], merging: Merging) -> tuple[LowRank, float]:
-    """Return an update of the wanted rank, and the share of its norm that is lost."""
-    wanted = entering[0].rank if merging.same_shapes else merging.rank or sum(each.rank for each in entering)
-    kept = min(wanted, whole.full_rank)
-    cut, lost = (whole, 0.0) if whole.rank <= kept else cut_rank(whole, kept)
-    return cut.padded(wanted) if merging.same_shapes else cut, lost
+        tensors |= form.stored(layer, update, like.scale(layer) if like is not None else 1.0)
+    if like is not None:
+        config = like.config
+    elif config is not None:
+        config = {**config, **_ranks_config({layer: update.rank for layer, update in found.items()})}
+    return Adapter("the merged adapter", tensors | beside, config, digest, math.sqrt(lost / total) if total else 0.0)
 
 
 def _check_alike(adapters: Sequence[Adapter], base_known: bool) -> None:
@@ -429,6 +485,31 @@ def _check_alike(adapters: Sequence[Adapter], base_known: bool) -> None:
                 raise refusals.bad_adapter(
                     f"the rank of {layer!r} of {who}", f"{ranks[0]} and {ranks[1]}", "be one where no config says alpha"
                 )
+
+
+def base_digest(adapter: Adapter, base: Mapping[str, Tensor]) -> str:
+    """Return the sha256 of the base's weights that an adapter changes, by the names that the adapter has for them.
+
+    A base in another precision, quantised or not, has another digest.
+    """
+    wanted = {name for name, _ in find_weights(adapter, base).values()}
+    return weights_sha256({name: base[name] for name in sorted(wanted)})
+
+
+def _check_base(adapters: Sequence[Adapter], base: Mapping[str, Tensor] | None) -> str:
+    """Return the digest of the adapters' base; empty if it is unknown.
+
+    Raises:
+        UploadError: An adapter was made for another base.
+    """
+    known = {adapter.client: adapter.base_sha256 for adapter in adapters if adapter.base_sha256}
+    expected = base_digest(adapters[0], base) if base is not None else next(iter(known.values()), "")
+    for client, digest in known.items():
+        if digest != expected:
+            raise refusals.bad_adapter(
+                "its base", f"of sha256 {digest:.12}", f"be the others' or the given one, of sha256 {expected:.12}"
+            ).of(client)
+    return expected
 
 
 def find_weights(adapter: Adapter, base: Mapping[str, Tensor]) -> dict[str, tuple[str, bool]]:
@@ -510,16 +591,45 @@ def _base_name(adapter: Adapter) -> str:
 
 
 @dataclass(frozen=True)
-class _Beside:
-    """The whole tensors of adapters: heads, biases, rows of tokens. A client without one has the start's."""
+class _Merging:
+    """A merge of adapters, and of the whole tensors beside them. A client without a whole tensor has the start's."""
 
     adapters: Sequence[Adapter]
     shares: Sequence[float]
-    merging: Merging
+    rule: Rule
+    scale: float
     start: Adapter | None
     base: Mapping[str, Tensor] | None
 
-    def merge_tensors(self) -> State:
+    def merge_layer(self, layer: str) -> tuple[LowRank, int]:
+        """Return ``Delta_0 + s rule(tau)`` of a layer, and the sum of the ranks that enter."""
+        updates, s = [adapter.update(layer) for adapter in self.adapters], self.scale
+        first = [self.start.update(layer)] if self.start is not None else []
+        entered = sum(each.rank for each in [*updates, *first])
+        if self.rule is mean:  # s sum w Delta + (1 - s) Delta_0, without a term for each difference
+            first = first if s != 1.0 else []
+            return stack_updates(
+                [*updates, *first], [*(s * w for w in self.shares), *(1.0 - s for _ in first)]
+            ), entered
+        changes = [stack_updates([each, *first], [1.0, *(-1.0 for _ in first)]) for each in updates]
+        change = self._merge_factors(PREFIX + layer, changes)
+        return stack_updates([change, *first], [s, *(1.0 for _ in first)]), entered
+
+    def _merge_factors(self, name: str, changes: Sequence[LowRank]) -> LowRank:
+        if changes[0].left.ndim == 3:  # experts, each by itself
+            single = [[LowRank(*pair) for pair in zip(each.left, each.right, strict=True)] for each in changes]
+            parts = [self._merge_factors(f"{name}.{k}", list(part)) for k, part in enumerate(zip(*single, strict=True))]
+            rank = max(part.rank for part in parts)
+            parts = [part.padded(rank) for part in parts]
+            return LowRank(torch.stack([part.left for part in parts]), torch.stack([part.right for part in parts]))
+        if isinstance(self.rule, Aligned):
+            return self.rule.merge(self._updates(name, []), changes)
+        return factor_matrix(self.rule(self._updates(name, [each.dense() for each in changes])))
+
+    def _updates(self, name: str, updates: Sequence[Tensor]) -> Updates:
+        return Updates(name, updates, self.shares, [adapter.client for adapter in self.adapters], _no_other)
+
+    def merge_beside(self) -> State:
         """Return the merged tensors beside A and B, less those that are the base's own."""
         found: State = {}
         for key in dict.fromkeys(key for adapter in self.adapters for key in adapter.beside):
@@ -592,16 +702,18 @@ class _Beside:
             if any(not torch.equal(first, value) for value in present):
                 raise refusals.bad_adapter(f"tensor {key!r} of whole numbers", "different", "be equal in all adapters")
             return first
-        rule, s = self.merging.rule, self.merging.scale
-        if begin is None and (rule is not None or s != 1.0):
+        if begin is None and (self.rule is not mean or self.scale != 1.0):
             raise OptionError(
                 f"the rule works on differences, and tensor {key!r} has no start: give start=, the base model or the "
                 "adapter that all clients started from"
             )
         zero = torch.zeros_like(first, dtype=torch.float64) if begin is None else begin.double()
-        updates = [value.double() - zero for value in present]
-        flat = rule(key, updates) if rule is not None else sum(w * u for w, u in zip(self.shares, updates, strict=True))
-        return (zero + s * flat).to(first.dtype)
+        updates = self._updates(key, [value.double() - zero for value in present])
+        return (zero + self.scale * self.rule(updates)).to(first.dtype)
+
+
+def _no_other(name: str) -> Sequence[Tensor]:
+    raise OptionError(f"the rule needs {name!r} of every client, which adapters do not carry: must be another rule")
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:
@@ -623,26 +735,17 @@ def _is_trained(adapter: Adapter, key: str) -> bool:
     return inside or (key.endswith(".bias") and adapter.config.get("bias", "none") != "none")
 
 
-def _merged_config(
-    adapters: Sequence[Adapter], ranks: Mapping[str, int], tokens: Mapping[str, list[int]]
-) -> dict[str, Any] | None:
-    """Return the first config with the ranks of the result, and s = 1 for every layer."""
+def _merged_config(adapters: Sequence[Adapter], tokens: Mapping[str, list[int]]) -> dict[str, Any] | None:
+    """Return the first config with all that any client trained; its ranks are set by :func:`_ranks_config`."""
     configs = [adapter.config for adapter in adapters if adapter.config is not None]
     if not configs:
         return None
-    usual = max(ranks.values(), key=lambda rank: (list(ranks.values()).count(rank), rank)) if ranks else 1
-    # Anchored, so that the name of a layer does not match the end of another one's.
-    pattern = {f"^{re.escape(layer)}": rank for layer, rank in ranks.items() if rank != usual}
     modules = dict.fromkeys(name for config in configs for name in config.get("modules_to_save") or [])
     biases = [str(config.get("bias", "none")) for config in configs]
     given = configs[0].get("trainable_token_indices")
     by_layer = {key.removeprefix(PREFIX).removesuffix(TOKENS): rows for key, rows in tokens.items()}
     return {
         **configs[0],
-        "r": usual,
-        "lora_alpha": usual,
-        "rank_pattern": pattern,
-        "alpha_pattern": dict(pattern),
         "use_rslora": False,
         "init_lora_weights": True,
         "inference_mode": True,
@@ -650,3 +753,11 @@ def _merged_config(
         "modules_to_save": [*modules] or None,
         "trainable_token_indices": next(iter(by_layer.values()), None) if isinstance(given, list) else by_layer or None,
     }
+
+
+def _ranks_config(ranks: Mapping[str, int]) -> dict[str, Any]:
+    """Return the config's part for ranks by layer, with s = 1."""
+    usual = max(ranks.values(), key=lambda rank: (list(ranks.values()).count(rank), rank), default=1)
+    # Anchored, so that the name of a layer does not match the end of another one's.
+    pattern = {f"^{re.escape(layer)}": rank for layer, rank in ranks.items() if rank != usual}
+    return {"r": usual, "lora_alpha": usual, "rank_pattern": pattern, "alpha_pattern": dict(pattern)}

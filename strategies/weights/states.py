@@ -40,6 +40,11 @@ class Updates:
 Rule = Callable[[Updates], Tensor]
 
 
+def mean(one: Updates) -> Tensor:
+    """Return ``sum_k w_k tau_k``: the one rule that needs no entries of the updates, only their sum."""
+    return average(one.updates, one.weights)
+
+
 def merge_states(
     states: Mapping[str, Mapping[str, Tensor]],
     weights: Sequence[float],

@@ -78,7 +78,7 @@ def test_every_package_that_is_imported_is_a_declared_dependency() -> None:
         *project["dependencies"],
         *(
             text
-            for extra in ("privacy", "export", "mlflow", "wandb")
+            for extra in ("adapters", "privacy", "export", "mlflow", "wandb")
             for text in project["optional-dependencies"][extra]
         ),
     ]

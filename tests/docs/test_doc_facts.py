@@ -181,7 +181,7 @@ def test_plug_in_page_lists_the_strategies_and_their_arguments() -> None:
     assert all(f"`{name}` has no class here" in PLUG_IN.read_text() for name in app_alone)
     signature = inspect.signature(OneShot.__init__).parameters
     documented = {key: row[-1] for row in rows(PLUG_IN.read_text(), "argument") for key in row[0].split(", ")}
-    assert documented.keys() == signature.keys() - {"self", "method", "observer", "facts"}
+    assert documented.keys() == signature.keys() - {"self", "method", "observer", "facts", "flower"}
     for key in ("min_uploads", "fraction_evaluate", "seed"):
         assert documented[key] == str(signature[key].default)
 

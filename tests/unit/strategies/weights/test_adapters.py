@@ -13,8 +13,10 @@ import torch
 from torch import Tensor, nn
 
 import strategies.core.vision  # noqa: F401  before transformers, which imports torchvision
+from strategies import SharedBase, merge
 from strategies.core.errors import OptionError, UploadError
-from strategies.merging.adapters import MergedAdapter, merge_folders
+from strategies.merging.adapters import MergedAdapter
+from strategies.method import METHODS
 from strategies.weights.lora import LowRank, cut_rank, merge_aligned, stack_updates
 
 peft = pytest.importorskip("peft")
@@ -68,6 +70,15 @@ def full(model: Any) -> dict[str, Tensor]:
     return dict(copy.deepcopy(model).merge_and_unload(safe_merge=True).state_dict())
 
 
+def merge_folders(
+    folders: Mapping[str, Path], method: str = "fedavg", weights: Mapping[str, int] | None = None, **given: Any
+) -> MergedAdapter:
+    config = METHODS[method].config(**given.pop("options", {}))
+    result = merge(folders, method, num_examples=weights, config=config, log=lambda _: None, **given).adapter
+    assert result is not None
+    return result
+
+
 def close(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor], tolerance: float = 1e-6) -> None:
     assert found.keys() == wanted.keys()
     for name in wanted:
@@ -76,7 +87,7 @@ def close(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor], tolerance: 
         )
 
 
-def check(base: nn.Module, models: list[Any], weights: list[float], place: Path, **given: Any) -> MergedAdapter:
+def check(base: nn.Module, models: list[Any], weights: list[int], place: Path, **given: Any) -> MergedAdapter:
     """Merge saved adapters, and compare the result, loaded by PEFT and added to the base, with full matrices."""
     names = {f"client-{k}": save(model, place / str(k)) for k, model in enumerate(models)}
     merged = merge_folders(names, weights=dict(zip(names, weights, strict=True)), start=base, **given)
@@ -118,7 +129,7 @@ def test_average_is_that_of_full_matrices(configs: list[dict[str, Any]], tmp_pat
     targets = DENSE[1:] if rows else DENSE
     models = [train(base, k, target_modules=targets, **configs[k % len(configs)]) for k in range(3)]
     if not rows:
-        check(base, models, [1.0, 3.0, 0.5], tmp_path)
+        check(base, models, [2, 6, 1], tmp_path)
         return
     names = {str(k): save(model, tmp_path / str(k)) for k, model in enumerate(models)}
     merged = merge_folders(names, start=base)
@@ -132,7 +143,7 @@ def test_average_is_that_of_full_matrices(configs: list[dict[str, Any]], tmp_pat
 def test_order_of_clients_does_not_matter_and_equal_ones_give_their_update(tmp_path: Path) -> None:
     base = make_base()
     model = train(base, 0, r=2, target_modules=DENSE)
-    check(base, [model] * 3, [1.0, 2.0, 4.0], tmp_path / "equal")
+    check(base, [model] * 3, [1, 2, 4], tmp_path / "equal")
     other = train(base, 1, r=1, target_modules=DENSE)
     folders = {"a": save(model, tmp_path / "a"), "b": save(other, tmp_path / "b")}
     one = merge_folders(folders, weights={"a": 1, "b": 3}, start=base).added_to_base()[0]
@@ -144,7 +155,7 @@ def test_cut_of_the_rank_is_the_best_one_and_says_what_it_loses(tmp_path: Path) 
     base = make_base()
     models = [train(base, k, r=2, target_modules=["square"]) for k in range(3)]
     folders = {str(k): save(model, tmp_path / str(k)) for k, model in enumerate(models)}
-    merged = merge_folders(folders, start=base, rank=2)
+    merged = merge_folders(folders, start=base).cut(2)
     exact = sum(full(model)["square.weight"].double() for model in models) / 3 - base.square.weight.detach().double()  # type: ignore[union-attr]
     u, s, vh = torch.linalg.svd(exact)
     best = (u[:, :2] * s[:2]) @ vh[:2]
@@ -160,7 +171,7 @@ def test_gpt2_layers_lie_as_inputs_by_outputs_square_ones_too(tmp_path: Path) ->
     torch.manual_seed(0)
     base = transformers.GPT2LMHeadModel(config)
     models = [train(base, k, r=2, target_modules=["c_attn", "c_proj"], fan_in_fan_out=True) for k in range(2)]
-    check(base, models, [1.0, 1.0], tmp_path)
+    check(base, models, [1, 1], tmp_path)
 
 
 class Experts(nn.Module):
@@ -183,7 +194,7 @@ def test_experts_are_merged_matrix_by_matrix(tmp_path: Path) -> None:
     base = make_base(0, Mixture)
     targets = {"target_modules": [], "target_parameters": ["experts.up", "experts.down"]}
     models = [train(base, k, r=rank, lora_alpha=3, **targets) for k, rank in enumerate((1, 2))]
-    check(base, models, [1.0, 3.0], tmp_path)
+    check(base, models, [1, 3], tmp_path)
 
 
 def test_second_round_keeps_to_the_start(tmp_path: Path) -> None:
@@ -204,26 +215,27 @@ def test_second_round_keeps_to_the_start(tmp_path: Path) -> None:
         ("task-arithmetic", 0.5, {key: (begun[key] + same[key]) / 2 for key in begun}),
         ("dare", 1.0, same),  # which drops nothing
     ):
-        options = {"scale": scale, "drop": 0.0}
+        options = {"scaling": scale, **({"drop": 0.0} if method == "dare" else {})}
         merged = merge_folders(folders, method, start=save(start, tmp_path / "start"), options=options)
         merged.save(tmp_path / "merged")
         loaded = peft.PeftModel.from_pretrained(copy.deepcopy(base), tmp_path / "merged")
         close(full(loaded), wanted, 2e-6)
 
 
-@pytest.mark.parametrize("method", ["ties", "tsv"])
+@pytest.mark.parametrize("method", ["ties", "tsv", "knots"])
 def test_rules_see_full_updates(method: str, tmp_path: Path) -> None:
-    """Of K equal adapters TIES keeps the largest entries of their update, and TSV the largest directions."""
+    """Of K equal adapters TIES keeps the largest entries of their update, and the others all of it."""
     base = make_base()
-    model = train(base, 0, r=2, target_modules=["square"])
+    model = train(base, 0, r=4, target_modules=["square"])  # both together have the full rank, which loses nothing
     folders = {str(k): save(model, tmp_path / str(k)) for k in range(2)}
-    update = full(model)["square.weight"] - base.square.weight.detach()  # type: ignore[union-attr]
+    wanted = full(model)["square.weight"] - base.square.weight.detach()  # type: ignore[union-attr]
     if method == "ties":
-        wanted = update * (update.abs() >= update.abs().flatten().sort(descending=True).values[12])  # 0.2 of 64: 13
-    else:
-        wanted = update
-    state, _ = merge_folders(folders, method, start=base, rank=8).added_to_base()
+        wanted = wanted * (wanted.abs() >= wanted.abs().flatten().sort(descending=True).values[12])  # 0.2 of 64: 13
+    options = {"density": 1.0, "aligned": True} if method == "knots" else {}
+    merged = merge_folders(folders, "ties" if method == "knots" else method, start=base, options=options)
+    state, _ = merged.added_to_base()
     torch.testing.assert_close(state["square.weight"] - base.square.weight.detach(), wanted, atol=2e-6, rtol=0)  # type: ignore[union-attr]
+    assert merged.lost_share < 1e-6
 
 
 def test_bfloat16_base_is_rounded_once_and_the_loss_is_told(tmp_path: Path) -> None:
@@ -290,10 +302,10 @@ def test_names_of_wrapped_models_are_cleaned(tmp_path: Path) -> None:
     base = make_base()
     models = [train(base, k, r=2, target_modules=DENSE) for k in range(2)]
     folders = {str(k): save(model, tmp_path / str(k)) for k, model in enumerate(models)}
-    plain = merge_folders(folders).tensors
+    plain = merge_folders(folders).adapter.tensors
     rename(tmp_path / "0", lambda key: key.replace("base_model.model.", "base_model.model._orig_mod."))
     rename(tmp_path / "1", lambda key: key.removeprefix("base_model.model."))
-    close(merge_folders(folders).tensors, plain, 0)
+    close(merge_folders(folders).adapter.tensors, plain, 0)
     rename(tmp_path / "1", lambda key: key.replace("square", "circle"))
     with pytest.raises(UploadError, match=r"circle, square|square, circle|different in"):
         merge_folders(folders)
@@ -336,6 +348,41 @@ def test_base_is_read_from_a_folder_and_written_to_one(tmp_path: Path) -> None:
     whole = transformers.BertForSequenceClassification.from_pretrained(tmp_path / "whole").eval()
     tokens = torch.arange(6).reshape(2, 3)
     torch.testing.assert_close(whole(tokens).logits, model(tokens).logits, atol=1e-5, rtol=1e-5)
+
+
+def make_text_classifier() -> nn.Module:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, vocab_size=13, num_labels=3
+    )
+    return transformers.BertForSequenceClassification(config).eval()
+
+
+def make_image_classifier() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+@pytest.mark.parametrize(("method", "images"), [("fedens", False), ("label-count-ensemble", False), ("fedens", True)])
+def test_ensembles_hold_the_base_once(method: str, images: bool, tmp_path: Path) -> None:
+    """Members answer as PEFT's own models do, also of lower ranks and other scales; they hold their adapters alone."""
+    base = make_base(0, make_image_classifier if images else make_text_classifier)
+    shared: dict[str, Any] = {"target_modules": ["query", "value"], "task_type": "SEQ_CLS"}
+    shared = {"target_modules": ["1"], "modules_to_save": ["3"]} if images else shared
+    models = [train(base, k, r=rank, lora_alpha=4 + k, **shared) for k, rank in enumerate((2, 1, 2))]
+    folders = [save(model, tmp_path / str(k)) for k, model in enumerate(models)]
+    build = SharedBase(peft.get_peft_model(copy.deepcopy(base), peft.LoraConfig(r=2, lora_alpha=8, **shared)))
+    counts = [[4, 0, 1], [1, 2, 3], [0, 9, 1]]
+    shape = (1, 8, 8) if images else (1, 1, 6)
+    result = merge(folders, method, model=build, num_classes=3, input_shape=shape, label_counts=counts, log=str)
+    assert result.ensemble is not None
+    made = torch.Generator().manual_seed(0)
+    x = torch.randn(5, *shape, generator=made) if images else torch.randint(1, 13, (5, *shape), generator=made)
+    wanted = torch.stack([model(x) if images else model(input_ids=x.flatten(1)).logits for model in models])
+    torch.testing.assert_close(result.ensemble.member_logits(x), wanted, atol=1e-5, rtol=0)
+    if method == "fedens":
+        torch.testing.assert_close(result.ensemble(x), wanted.mean(0), atol=1e-5, rtol=0)
+    held = sum(value.numel() for member in result.ensemble.members for value in member.parameters())
+    assert held == 3 * sum(value.numel() for value in build.adapter.tensors.values())
 
 
 # The arithmetic itself.
