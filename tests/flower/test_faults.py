@@ -24,6 +24,7 @@ SETTINGS = (
     "method=dense client.epochs=40 dense.epochs=40 server.generator-steps=4 server.steps-per-epoch=4 "
     "server.synthesis-batch-size=32 data.image-size=8 checkpoint-s=0 threads=1 min-uploads=4"
 )
+RUN = ["run", "--clients", "4", "--set", SETTINGS]
 PATIENCE_S = 300.0
 
 
@@ -116,15 +117,14 @@ def nothing_left(folder: Path) -> None:
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("uninterrupted")
-    status, result = Command(["run", "--num-supernodes", "4", "--run-config", SETTINGS], folder).wait()
+    status, result = Command([*RUN, "--local"], folder).wait()
     assert status == 0
-    nothing_left(folder)
     return result
 
 
 def test_run_that_was_ended_twice_resumes_to_the_same_bits(tmp_path: Path, uninterrupted: dict[str, Any]) -> None:
-    """Ctrl-C while clients upload, then a kill of all while the student learns."""
-    first = Command(["run", "--num-supernodes", "4", "--run-config", SETTINGS], tmp_path)
+    """Ctrl-C while clients upload, a kill of all while the student learns, and the rest in one process."""
+    first = Command(RUN, tmp_path)
     first.until(lambda: len(uploads_in(tmp_path)) >= 1)
     os.kill(first.pid, signal.SIGINT)
     assert first.wait()[0] == 130
@@ -140,7 +140,7 @@ def test_run_that_was_ended_twice_resumes_to_the_same_bits(tmp_path: Path, unint
     nothing_left(tmp_path)
     assert not second.trained() & ({*held} | kept), "a client trained twice"
 
-    last = Command(["resume", str(run_folder(tmp_path))], tmp_path)
+    last = Command(["resume", str(run_folder(tmp_path)), "--local"], tmp_path)
     status, result = last.wait()
     assert status == 0
     assert last.trained() == set()
