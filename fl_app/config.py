@@ -148,7 +148,13 @@ class AppConfig(StageOptions):
     deadline_s: float = option(
         3600.0, "seconds within which the clients must upload", above=0.0, free=(RESUME, ADOPTION)
     )
-    compute: str = option("ray", "where the server stage runs", choices=("ray", "in-process"), free=(RESUME, ADOPTION))
+    compute: str = option(
+        "auto",
+        "where the server stage runs: ray, in a Ray actor; in-process, in the ServerApp's process; auto: in an actor "
+        "where there is a GPU, a Ray cluster or several shards",
+        choices=("auto", "ray", "in-process"),
+        free=(RESUME, ADOPTION),
+    )
     shards: int = option(
         0,
         "Ray actors that hold the clients' models; 0 = one per GPU, or as many as memory needs; 1 = no sharding",

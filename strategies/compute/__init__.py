@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -44,13 +45,17 @@ def choose(name: str, *, owns_ray: bool | None = None) -> ServerCompute:
     """Return the place of the setting ``compute``.
 
     Args:
-        name: ``"ray"``, ``"ray:4"`` for Ray with the clients' models in 4 shards, or ``"in-process"``.
+        name: ``"ray"``, ``"ray:4"`` for Ray with the clients' models in 4 shards, ``"in-process"``, or ``"auto"``: Ray
+            for shards, and where there is a GPU or a Ray cluster (``RAY_ADDRESS``), else this process.
         owns_ray: See :class:`RayActors`; unused in process.
 
     Raises:
         OptionError: The name is unknown.
     """
     place, _, shards = name.partition(":")
+    if place == "auto" and (shards.isdecimal() or name == place):
+        place = "ray" if int(shards or 0) > 1 or _gains_from_ray() else "in-process"
+        name = f"{place}:{shards}" if shards and place == "ray" else place
     if place == "ray" and (shards.isdecimal() or name == place):
         from .ray_actors import RayActors
 
@@ -59,21 +64,27 @@ def choose(name: str, *, owns_ray: bool | None = None) -> ServerCompute:
         from .in_process import InProcess
 
         return InProcess()
-    raise OptionError(f"setting 'compute' is {name!r}: must be one of 'ray', 'in-process'")
+    raise OptionError(f"setting 'compute' is {name!r}: must be one of 'auto', 'ray', 'in-process'")
+
+
+def _gains_from_ray() -> bool:
+    import torch
+
+    return bool(os.environ.get("RAY_ADDRESS")) or torch.cuda.is_available()
 
 
 def place_name(compute: str, shards: int) -> str:
     """Return the name of a place for :func:`choose`, from two settings.
 
     Args:
-        compute: ``"ray"`` or ``"in-process"``.
+        compute: ``"auto"``, ``"ray"`` or ``"in-process"``.
         shards: See :class:`RayActors`.
 
     Raises:
         OptionError: The shards need Ray.
     """
-    if compute == "ray":
-        return f"ray:{shards}" if shards else compute
+    if compute != "in-process":
+        return f"{compute}:{shards}" if shards else compute
     if shards > 1:
         raise OptionError(f"setting 'shards' is {shards}: needs compute='ray', but setting 'compute' is {compute!r}")
     return compute

@@ -66,7 +66,7 @@ class OneShot(Strategy):
         config: The method's config; None for that of the preset.
         preset: The values of the method's options: ``"quick"``, minutes on a CPU; ``"published"``; ``"paper"`` or
             ``"published-code"`` where these differ. A method without the preset has its published values.
-        compute: Where the server stage runs: ``"ray"`` (the default), ``"in-process"``, or a ServerCompute.
+        compute: Where the server stage runs: ``"auto"`` (the default), ``"ray"``, ``"in-process"``, or a ServerCompute.
         run_dir: The run folder: made if it is new, resumed if it is a run folder; None for a new one under
             ``$ONESHOT_RUNS``, else in ``~/.local/state/oneshot-fl/runs``.
         min_uploads: The quorum.

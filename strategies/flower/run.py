@@ -267,7 +267,7 @@ class Rounds:
         return check_outputs(facts.architecture, state, build, shape, num_examples=facts.num_examples)
 
     def _chosen(self, *, owns_ray: bool | None) -> ServerCompute:
-        compute = self.compute if self.compute is not None else "ray"
+        compute = self.compute if self.compute is not None else "auto"
         return choose(compute, owns_ray=owns_ray) if isinstance(compute, str) else compute
 
     def _place(self, folder: RunFolder, server_round: int, grid: Grid, timeout: float) -> ServerCompute:

@@ -73,7 +73,7 @@ class Iterative(Strategy):
         config: Rounds, strategy and its numbers; None for the defaults.
         base: The strategy that combines a round's models; None for the one in ``config``.
         refiner: The method that fine-tunes every round's model, and its config; None for none.
-        compute: Where the refiner runs: ``"ray"`` (the default), ``"in-process"``, or a ServerCompute.
+        compute: Where the refiner runs: ``"auto"`` (the default), ``"ray"``, ``"in-process"``, or a ServerCompute.
         run_dir: The run folder: made if it is new, resumed if it is a run folder; None for a new one under
             ``$ONESHOT_RUNS``, else in ``~/.local/state/oneshot-fl/runs``.
         min_uploads: The quorum of a round. With fewer usable answers, or where the strategy makes no model of them, the

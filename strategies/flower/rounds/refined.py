@@ -41,7 +41,7 @@ class RefinedRounds:
     def __init__(self, refiner: Refiner, job: Job, compute: str | ServerCompute | None) -> None:
         refiner.check(job)
         self._refiner, self._job = refiner, job
-        self._compute: str | ServerCompute = "ray" if compute is None else compute
+        self._compute: str | ServerCompute = "auto" if compute is None else compute
         self._refinement: Refinement | None = None
 
     @property

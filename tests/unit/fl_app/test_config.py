@@ -28,7 +28,7 @@ def test_settings_when_none_are_given_are_those_of_the_main_job() -> None:
         "dirichlet-classes",
         0.3,
     )
-    assert (config.model.name, config.compute, config.seed, config.min_uploads) == ("lenet5", "ray", 0, 2)
+    assert (config.model.name, config.compute, config.seed, config.min_uploads) == ("lenet5", "auto", 0, 2)
 
 
 def test_flat_settings_when_parsed_and_flattened_come_back() -> None:

@@ -148,3 +148,15 @@ def test_cluster_of_the_user_keeps_its_own_mode() -> None:
     assert ray_token({"RAY_ADDRESS": "ray.example.org:6379"}) == {}
     assert ray_token({"RAY_AUTH_MODE": "disabled"}) == {}
     assert ray_token({})["RAY_AUTH_TOKEN"] != ray_token({})["RAY_AUTH_TOKEN"]
+
+
+def test_a_stage_goes_to_ray_by_itself_only_where_it_gains(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert type(compute.choose("auto")).__name__ == type(compute.choose("auto:1")).__name__ == "InProcess"
+    assert type(compute.choose("auto:2")).__name__ == "RayActors"
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    assert type(compute.choose("auto")).__name__ == "RayActors"
+    monkeypatch.delenv("RAY_ADDRESS")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert type(compute.choose("auto:0")).__name__ == "RayActors"
