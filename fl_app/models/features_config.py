@@ -18,7 +18,9 @@ class FeaturesConfig:
     """The frozen backbone of the methods that learn from sums of features."""
 
     backbone: str = option(
-        PACKAGED, "efficientnet-lite0, wordllama for texts, torchvision:<architecture>, or a project's module:attribute"
+        PACKAGED,
+        "efficientnet-lite0, wordllama or minilm for texts, torchvision:<architecture>, hf:<folder> of Hugging Face, "
+        "or a project's module:attribute",
     )
     weights: str = option("", "file of the weights of a torchvision backbone", path=True)
     weights_sha256: str = option("", "sha256 of features.weights")

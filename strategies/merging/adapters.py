@@ -181,8 +181,11 @@ class MergedAdapter:
             folder: New or not; an adapter in it is replaced.
 
         Raises:
+            OptionError: The adapters had no config, which PEFT needs.
             StoreError: The disk refuses.
         """
+        if self.adapter.config is None:
+            raise OptionError("the adapters were given without a config: must be PEFT's folders, to save one")
         place = expand_user(folder)
         digest = self.adapter.base_sha256
         header = {"format": "pt"} | ({BASE_DIGEST: digest} if digest else {})

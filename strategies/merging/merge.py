@@ -329,6 +329,7 @@ def merge(
     start = further.pop("start", None)
     copies = _copies(named, model, chosen, config)
     if adapters and chosen.any_model:
+        num_classes, input_shape = 0, UNKNOWN_SHAPE  # the counts are checked, and no module says more
         began: Any = None if start is None else open_start(start)
         own = next(iter(copies.builders))
         uploads = tuple(

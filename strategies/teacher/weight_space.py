@@ -78,7 +78,16 @@ def merge_uploaded_adapters(
     adapters = [Adapter.of_state(upload.client, open_weights(upload)) for upload in job.uploads]
     started = job.start is not None and is_adapter_state(job.start)
     start = Adapter.of_state("the start", job.start) if job.start is not None and started else None
-    merged = merge_adapters(adapters, weights, rule, scale=scale, start=start, base=None if started else job.start)
+    counts = [upload.label_counts for upload in job.uploads if upload.label_counts is not None]
+    merged = merge_adapters(
+        adapters,
+        weights,
+        rule,
+        scale=scale,
+        start=start,
+        base=None if started else job.start,
+        label_counts=counts if len(counts) == len(adapters) else None,
+    )
     if merged.lost_share > 0.0:
         note = f"the cut of the adapter's rank loses {merged.lost_share:.2%} of the update's norm"
         progress.record({"note": note, "lost_share": merged.lost_share})

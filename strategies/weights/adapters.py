@@ -374,6 +374,7 @@ def merge_adapters(
     scale: float = 1.0,
     start: Adapter | None = None,
     base: Mapping[str, Tensor] | None = None,
+    label_counts: Sequence[Sequence[int]] | None = None,
 ) -> Adapter:
     """Merge adapters of one base, layer by layer.
 
@@ -389,6 +390,8 @@ def merge_adapters(
         start: The adapter that all clients started from; None if they started from the base, with B = 0.
         base: The base's tensors by name; needed where a client lacks a tensor that others trained, and by a rule for
             whole tensors that the start does not hold.
+        label_counts: Each client's training examples per class [K][C]. With them a mean weighs each class's row of the
+            head, a tensor [C, ...] of ``modules_to_save``, by the clients' examples of that class.
 
     Raises:
         UploadError: Adapters differ in more than their values, ranks and scales.
@@ -398,7 +401,7 @@ def merge_adapters(
     shares = [weight / math.fsum(weights) for weight in weights]
     _check_alike([*adapters, *([start] if start is not None else [])], base is not None)
     digest = _check_base(adapters, base)
-    job = _Merging(adapters, shares, rule, scale, start, base)
+    job = _Merging(adapters, shares, rule, scale, start, base, label_counts)
     found, entered = dict[str, LowRank](), dict[str, int]()
     for layer in one.layers:
         found[layer], entered[layer] = job.merge_layer(layer)
@@ -600,6 +603,7 @@ class _Merging:
     scale: float
     start: Adapter | None
     base: Mapping[str, Tensor] | None
+    label_counts: Sequence[Sequence[int]] | None
 
     def merge_layer(self, layer: str) -> tuple[LowRank, int]:
         """Return ``Delta_0 + s rule(tau)`` of a layer, and the sum of the ranks that enter."""
@@ -702,6 +706,8 @@ class _Merging:
             if any(not torch.equal(first, value) for value in present):
                 raise refusals.bad_adapter(f"tensor {key!r} of whole numbers", "different", "be equal in all adapters")
             return first
+        if self.rule is mean and self.scale == 1.0 and self._is_head(key, first):
+            return self._mean_of_rows(present).to(first.dtype)
         if begin is None and (self.rule is not mean or self.scale != 1.0):
             raise OptionError(
                 f"the rule works on differences, and tensor {key!r} has no start: give start=, the base model or the "
@@ -710,6 +716,22 @@ class _Merging:
         zero = torch.zeros_like(first, dtype=torch.float64) if begin is None else begin.double()
         updates = self._updates(key, [value.double() - zero for value in present])
         return (zero + self.scale * self.rule(updates)).to(first.dtype)
+
+    def _is_head(self, key: str, value: Tensor) -> bool:
+        """Say whether a tensor has a row for each class of the label counts, if there are any."""
+        modules = (self.adapters[0].config or {}).get("modules_to_save") or []
+        saved = any(f".{name}." in f".{key}" for name in modules)
+        return saved and self.label_counts is not None and value.shape[:1] == (len(self.label_counts[0]),)
+
+    def _mean_of_rows(self, values: Sequence[Tensor]) -> Tensor:
+        """Return the mean whose weights are each class's examples; of a class without any, the clients' weights."""
+        counts = torch.tensor([list(each) for each in self.label_counts or ()], dtype=torch.float64)
+        shares = torch.tensor(self.shares, dtype=torch.float64)[:, None].expand_as(counts)
+        weights = torch.where(counts.sum(0) > 0, counts / counts.sum(0).clamp_min(1.0), shares)
+        total = torch.zeros(values[0].shape, dtype=torch.float64)
+        for weight, value in zip(weights, values, strict=True):
+            total += weight.reshape(-1, *[1] * (value.ndim - 1)) * value.double()
+        return total
 
 
 def _no_other(name: str) -> Sequence[Tensor]:

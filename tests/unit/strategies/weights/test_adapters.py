@@ -151,6 +151,22 @@ def test_order_of_clients_does_not_matter_and_equal_ones_give_their_update(tmp_p
     close(one, two)
 
 
+def test_rows_of_the_head_weigh_by_the_examples_of_their_class(tmp_path: Path) -> None:
+    """Where label counts are known; a class that nobody has is averaged by the clients' sizes."""
+    base = make_base()
+    models = [train(base, k, r=1, target_modules=["first"], modules_to_save=["head"]) for k in range(2)]
+    folders = [save(model, tmp_path / str(k)) for k, model in enumerate(models)]
+    counts = [[6, 0, 0], [2, 2, 0]]
+    merged = merge(folders, "fedavg", num_classes=3, input_shape=(1, 1, 4), label_counts=counts, log=str).adapter
+    assert merged is not None
+    weights = torch.tensor([[0.75, 0.0, 0.6], [0.25, 1.0, 0.4]], dtype=torch.float64)
+    states = [full(model) for model in models]
+    for part, shape in (("weight", (2, 3, 1)), ("bias", (2, 3))):
+        heads = torch.stack([state[f"head.{part}"].double() for state in states])
+        found = merged.adapter.tensors[f"base_model.model.head.{part}"].double()
+        torch.testing.assert_close(found, (weights.reshape(shape) * heads).sum(0), atol=1e-6, rtol=0)
+
+
 def test_cut_of_the_rank_is_the_best_one_and_says_what_it_loses(tmp_path: Path) -> None:
     base = make_base()
     models = [train(base, k, r=2, target_modules=["square"]) for k in range(3)]
