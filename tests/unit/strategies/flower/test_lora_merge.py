@@ -15,7 +15,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg, Result
 
 import strategies.core.vision  # noqa: F401  before transformers, which imports torchvision
-from strategies import LoRAMerge, simulate
+from strategies import TIES, LoRAMerge, OneShotFedAvg, SharedBase, simulate
 from strategies.core.errors import OptionError
 from strategies.methods.ties import TiesConfig
 from strategies.weights.rules import ties
@@ -129,6 +129,21 @@ def test_rounds_continue_and_a_client_without_numbers_is_left_out() -> None:
     base = get_model().get_base_model().state_dict()[LAYER.replace("q_proj", "q_proj.base_layer")].double()
     u, s, vh = torch.linalg.svd(wanted - base)
     torch.testing.assert_close(weight(state) - base, (u[:, :2] * s[:2]) @ vh[:2], atol=1e-6, rtol=0)
+
+
+def test_one_shot_strategies_merge_adapters_and_replay_them(tmp_path: Path) -> None:
+    """A run keeps the clients' adapters, which another rule merges later; results fit the model of the app."""
+    shared = SharedBase(get_model())
+    made = run(lambda: OneShotFedAvg(shared, run_dir=tmp_path / "run", compute="in-process"))  # type: ignore[arg-type]
+    base = get_model().get_base_model().state_dict()[LAYER.replace("q_proj", "q_proj.base_layer")].double()
+    mean = sum(weight(seen[part]) * (part + 1) / 6 for part in seen) - base
+    replayed = TIES(shared, config=TiesConfig(density=0.5), compute="in-process").replay(
+        tmp_path / "run", target=tmp_path / "ties"
+    )
+    elected = ties([weight(state) - base for state in seen.values()], 0.5)
+    for state, wanted in ((made.arrays.to_torch_state_dict(), mean), (dict(replayed.state_dict()), elected)):
+        u, s, vh = torch.linalg.svd(wanted)
+        torch.testing.assert_close(weight(state) - base, (u[:, :2] * s[:2]) @ vh[:2], atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize(("given", "line"), [({"rule": "fedens"}, "ties"), ({"folder": "x"}, "peft_config")])
