@@ -352,10 +352,8 @@ class OneShot(Strategy):
 
     def summary(self) -> None:
         """Log the method, its place, and the run folder."""
-        result = (
-            f"student {self.job.student}" if self.method.kind == "student" else "of " + ", ".join(self.job.builders)
-        )
-        log(INFO, "%s (%s), %s", self.method.titled(self.job.config), self.method.source, result)
+        result = f", student {self.job.student}" if self.method.kind == "student" else ""
+        log(INFO, "%s (%s)%s", self.method.titled(self.job.config), self.method.source, result)
         log(INFO, "run folder: %s", self.folder.path)
 
     # The result's scores.
