@@ -86,7 +86,7 @@ def test_strategy_when_an_argument_is_out_of_range_refuses_it(
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"compute": "cluster"}, "setting 'compute' is 'cluster': must be one of 'ray', 'in-process'"),
+        ({"compute": "cluster"}, "setting 'compute' is 'cluster': must be one of 'auto', 'ray', 'in-process'"),
         ({"num_classes": 7}, "num_classes is 7, but model 'model' maps 2 images of shape (1, 8, 8) to [2, 4]"),
         ({"input_shape": (1, 12, 12)}, "input_shape is (1, 12, 12), and model 'model' does not take such images: "),
         ({"input_shape": (1, 10, 8)}, "the images' shape is (1, 10, 8): method 'dense' needs that the height and the"),
