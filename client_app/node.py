@@ -100,6 +100,7 @@ class TrainRequest:
         per_class: Whether the held-out share is stratified by class.
         calibrate: Whether the client sends the ranges of its activations with its model.
         task: The kind of model to train and send: a key of :data:`client_app.tasks.TASKS`.
+        sums: What the client measures for a merge of weights: "fisher", "gram", or empty for nothing.
     """
 
     run_id: str
@@ -109,6 +110,7 @@ class TrainRequest:
     per_class: bool = False
     calibrate: bool = False
     task: str = "classifier"
+    sums: str = ""
 
     @classmethod
     def read(cls, said: Mapping[str, Any], seed: int) -> TrainRequest:
@@ -125,6 +127,7 @@ class TrainRequest:
             bool(said.get("holdout-per-class", False)),
             bool(said.get("calibrate", False)),
             str(said.get("task", "classifier")),
+            str(said.get("sums", "")),
         )
 
 
@@ -141,6 +144,7 @@ def check_question(privacy: PrivacyConfig, request: TrainRequest) -> None:
         "a second round of uploads": request.server_round != 1,
         "answers on held-out examples": bool(request.holdout),
         "the ranges of activations, for INT8": request.calibrate,
+        "what is measured for a merge": bool(request.sums),
         "an upload to a run without an id, which cannot be sent again": not request.run_id,
     }
     for what, found in refused.items():

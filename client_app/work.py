@@ -37,6 +37,7 @@ from fl_app.node_policy import NodePolicy
 from strategies.client import start_digest
 from strategies.client.calibration import calibrate
 from strategies.client.holdout import held_out
+from strategies.client.merging import MOST, fisher_diagonal, gram_matrices
 from strategies.core import refusals
 from strategies.core.checkpoints import read_checkpoint
 from strategies.core.facts import CLASSIFIER, STATISTICS, UploadFacts, backbone_in, is_head, kind_of
@@ -236,7 +237,10 @@ def _train_as(node: Node, config: AppConfig, request: TrainRequest, start: State
         size, counts = model.examples, counts if config.privacy.on else model.label_counts
     facts = UploadFacts(node.client, name, size, counts, ranges=ranges, agreement=split.agreement, start=began)
     facts = exaggerate_claims(facts, config.attack)
-    return Trained(facts, last.loss, last.accuracy, epsilon), model.state_dict()
+    state = model.state_dict()
+    if request.sums:
+        state |= measure(model, data, split.normalization, request)
+    return Trained(facts, last.loss, last.accuracy, epsilon), state
 
 
 def _sends_sums(node: Node, request: TrainRequest) -> bool:
@@ -306,6 +310,23 @@ def activation_ranges(
     chosen = torch.randperm(len(data.labels), generator=generator(seed, "calibration"))[:EXAMPLES]
     parts = (part for part in torch.split(chosen.sort().values, BATCH) if len(part))
     return calibrate(model, (normalize(data.images[part], *normalization) for part in parts))
+
+
+def measure(model: nn.Module, data: ImageData, normalization: Normalization, request: TrainRequest) -> State:
+    """Return what the server asks for a merge of weights, measured on the client's training examples.
+
+    Raises:
+        UploadError: The request names something else, or the task has no classifier to measure.
+    """
+    if request.task != CLASSIFIER or isinstance(model, ClientSums) or request.sums not in ("fisher", "gram"):
+        raise refusals.bad_request("sums", request.sums, "'fisher' or 'gram', for a client that trains a classifier")
+    chosen = torch.randperm(len(data.labels), generator=generator(request.seed, "measure"))
+    if request.sums == "fisher":
+        chosen = chosen[:MOST]
+    parts = ((normalize(data.images[part], *normalization), data.labels[part]) for part in torch.split(chosen, BATCH))
+    if request.sums == "gram":
+        return gram_matrices(model, parts, lambda net, batch: net(batch[0]))
+    return fisher_diagonal(model, parts, lambda net, batch: nn.functional.cross_entropy(net(batch[0]), batch[1]))
 
 
 def load_checkpoint(path: Path) -> dict[str, torch.Tensor]:

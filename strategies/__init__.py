@@ -39,10 +39,12 @@ if TYPE_CHECKING:
     from .flower.strategies import FedOV as FedOV
     from .flower.strategies import FedPFT as FedPFT
     from .flower.strategies import Fens as Fens
+    from .flower.strategies import FisherMerging as FisherMerging
     from .flower.strategies import IntactOFL as IntactOFL
     from .flower.strategies import LabelCountEnsemble as LabelCountEnsemble
     from .flower.strategies import LdaOnFeatures as LdaOnFeatures
     from .flower.strategies import OneShotFedAvg as OneShotFedAvg
+    from .flower.strategies import RegMean as RegMean
     from .flower.strategies import RidgeOnFeatures as RidgeOnFeatures
     from .flower.strategies import Tally as Tally
     from .flower.strategies import TaskArithmetic as TaskArithmetic
@@ -70,9 +72,11 @@ if TYPE_CHECKING:
     from .methods.fedov import FedOvConfig as FedOvConfig
     from .methods.fedpft import FedPftConfig as FedPftConfig
     from .methods.fens import FensConfig as FensConfig
+    from .methods.fisher import FisherConfig as FisherConfig
     from .methods.flboost import FlBoostConfig as FlBoostConfig
     from .methods.intactofl import IntactOflConfig as IntactOflConfig
     from .methods.lda import LdaConfig as LdaConfig
+    from .methods.regmean import RegMeanConfig as RegMeanConfig
     from .methods.ridge import RidgeConfig as RidgeConfig
     from .methods.tally import TallyConfig as TallyConfig
     from .methods.task_arithmetic import TaskArithmeticConfig as TaskArithmeticConfig
@@ -95,8 +99,8 @@ _NAMES = {
     ".flower.rounds.iterative": "Iterative",
     ".flower.run": "RunOptions",
     ".flower.strategies": "DARE FADI FAFI FDAFL TIES TSV CoBoosting Dense Distilled DWFedENS FedCvaeEns FedDF FedENS "
-    "FedET FedKD FedOV FedPFT Fens IntactOFL LabelCountEnsemble LdaOnFeatures OneShotFedAvg RidgeOnFeatures Tally "
-    "TaskArithmetic",
+    "FedET FedKD FedOV FedPFT Fens FisherMerging IntactOFL LabelCountEnsemble LdaOnFeatures OneShotFedAvg RegMean "
+    "RidgeOnFeatures Tally TaskArithmetic",
     ".core.stage_options": "GatekeeperConfig",
     ".merging.merge": "Result merge",
     ".merging.shared_base": "SharedBase",
@@ -117,9 +121,11 @@ _NAMES = {
     ".methods.fedov": "FedOvConfig",
     ".methods.fedpft": "FedPftConfig",
     ".methods.fens": "FensConfig",
+    ".methods.fisher": "FisherConfig",
     ".methods.flboost": "FlBoostConfig",
     ".methods.intactofl": "IntactOflConfig",
     ".methods.lda": "LdaConfig",
+    ".methods.regmean": "RegMeanConfig",
     ".methods.ridge": "RidgeConfig",
     ".methods.tally": "TallyConfig",
     ".methods.task_arithmetic": "TaskArithmeticConfig",

@@ -343,7 +343,7 @@ TRANSDUCTIVE: Final = "transductive"  # the mark of a result whose predictions d
 
 # In the order in which lists show them. The method "co-boosting" is METHOD of methods/co_boosting.py.
 _NAMES = (
-    "fedavg", "task-arithmetic", "ties", "dare", "tsv",
+    "fedavg", "task-arithmetic", "ties", "dare", "tsv", "fisher", "regmean",
     "fedens", "dw-fedens", "label-count-ensemble", "fens", "feddf", "fedkd", "fed-et", "distill", "f-dafl",
     "f-adi", "dense", "co-boosting", "intactofl", "tally", "flboost", "fedov", "fafi", "fedcvae-ens",
     "fusefl", "fed-gen", "ridge", "lda", "fedpft",

@@ -78,11 +78,13 @@ class ClientAsks:
         holdout: Share of its examples that a client keeps from training; 0: none.
         holdout_per_class: Keep the share of every class, not of all examples at random.
         calibrate: A client sends the ranges of its layers' outputs, so that the server can quantise its model.
+        sums: What a client measures on its examples for a merge of weights: ``"fisher"`` or ``"gram"``; empty: nothing.
     """
 
     holdout: float = 0.0
     holdout_per_class: bool = False
     calibrate: bool = False
+    sums: str = ""
 
 
 def read_int(said: Mapping[str, Any], key: str, usual: int | None = None) -> int:

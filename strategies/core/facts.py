@@ -300,7 +300,8 @@ class Upload:
     Attributes:
         facts: The client's facts about it; methods read each fact as a property of the upload.
         read: Reads the weights anew at each call (never cached), so that uploads need not be in memory together.
-        open: Opens the weights as a mapping that reads each tensor when it is asked for; None: ``read`` reads all.
+        open: Opens the upload as a mapping that reads each tensor when it is asked for, with what the client has
+            measured for a merge; None: ``read`` reads all.
     """
 
     facts: UploadFacts
@@ -381,6 +382,22 @@ def backbone_in(architecture: str) -> str:
 def base_of(architecture: str) -> str:
     """Return an architecture's name without the suffix of its kind: that of the classifier that it was made of."""
     return architecture.removesuffix(SUFFIXES.get(kind_of(architecture), ""))
+
+
+# What a client measures for a merge of weights travels beside them under these prefixes: mean squares of gradients by
+# parameter, and Gram matrices of a linear layer's inputs by layer, whose weight is [out, in], or [in, out].
+FISHER_OF, GRAM_OF, GRAM_OF_ROWS = "fisher:", "gram:", "gram-of-rows:"
+MEASURED = (FISHER_OF, GRAM_OF, GRAM_OF_ROWS)
+
+
+def name_in(layer: str, part: str) -> str:
+    """Return the name of a layer's tensor in a state_dict; the model itself is the layer without a name."""
+    return f"{layer}.{part}" if layer else part
+
+
+def weights_alone(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an upload's weights, without what its client measured for a merge."""
+    return {name: value for name, value in arrays.items() if not name.startswith(MEASURED)}
 
 
 # Stands for examples that nobody described, where a method merges weights alone; the number of classes is then 0.

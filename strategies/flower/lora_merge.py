@@ -17,13 +17,18 @@ from ..core.errors import OptionError, UploadError
 from ..core.facts import UNKNOWN_SHAPE, Upload, UploadFacts, default_normalization
 from ..core.seeds import derive_seed
 from ..merging.adapters import describe_merge
-from ..method import METHODS, Job, Silent
+from ..method import METHODS, Job, Method, Silent
 from ..uploads.builders import choose_config
 from ..uploads.checks import check_arrays
 from ..weights.adapters import Adapter, clean_names, cut_adapter, is_adapter_state, plain_config
 from .decoding import array_form
 
 _AVERAGE = {"average": "fedavg"}
+
+
+def _merges_updates(method: Method) -> bool:
+    """Return whether a method merges updates of any model by nothing but these."""
+    return method.any_model and not method.plan(method.config()).asks.sums
 
 
 class LoRAMerge(FedAvg):
@@ -59,8 +64,8 @@ class LoRAMerge(FedAvg):
         **fedavg: Any,
     ) -> None:
         method = METHODS[_AVERAGE.get(rule, rule)]
-        if not method.any_model:
-            known = [*_AVERAGE, *(name for name, each in METHODS.items() if each.any_model and name != "fedavg")]
+        if not _merges_updates(method):
+            known = [*_AVERAGE, *(name for name, each in METHODS.items() if _merges_updates(each) and name != "fedavg")]
             raise OptionError(f"rule is {rule!r}: must be one of {', '.join(known)}")
         if folder is not None and peft_config is None:
             raise OptionError("folder needs peft_config, the LoraConfig of the clients")

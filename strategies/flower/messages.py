@@ -26,8 +26,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, Met
 from ..client import held_digest
 from ..core import refusals
 from ..core.errors import blaming
-from ..core.facts import CLIENT_NAME, UploadFacts, read_agreement
-from ..uploads.checks import Agreed, Signature, check_size, check_upload
+from ..core.facts import CLIENT_NAME, UploadFacts, read_agreement, weights_alone
+from ..uploads.checks import Agreed, Signature, check_measured, check_size, check_upload
 from .decoding import array_form
 
 if TYPE_CHECKING:
@@ -54,7 +54,8 @@ class Request:
         seed: The seed of the run.
         held: Names whose uploads of this round are here already: they answer at once without work. The message has
             their digests.
-        asks: Further requests of the method to the clients: "holdout", "holdout-per-class", "calibrate", "task".
+        asks: Further requests of the method to the clients: "holdout", "holdout-per-class", "calibrate", "sums",
+            "task".
         arrays_key: The name of the record of arrays.
         config_key: The name of the record of settings.
     """
@@ -77,6 +78,8 @@ class Request:
             asks = {"holdout": asked.holdout, "holdout-per-class": asked.holdout_per_class}
         if asked.calibrate:
             asks["calibrate"] = True
+        if asked.sums:
+            asks["sums"] = asked.sums
         if method.uploads != "classifier":
             asks["task"] = method.uploads
         return cls(start, server_round=server_round, seed=job.seed, asks=asks, **said)
@@ -181,7 +184,8 @@ def _check_facts(
     record = {**{key: value for key, value in said.items() if value != []}, "num-examples": metrics.get(examples_key)}
     return Reply(
         UploadFacts.from_record(record, num_classes, client=client, architecture=architecture),
-        check_upload(arrays, architecture, signatures[architecture], array_form("arrays")),
+        check_upload(weights_alone(arrays), architecture, signatures[architecture], array_form("arrays"))
+        | check_measured(arrays, architecture, signatures[architecture], array_form("arrays")),
         anonymous="client" not in said,
         metrics={
             key: float(value)
@@ -308,7 +312,7 @@ def _architecture(said: ConfigRecord, arrays: ArrayRecord, signatures: Mapping[s
         return named
     if len(signatures) == 1:
         return next(iter(signatures))
-    shapes = {key: tuple(array.shape) for key, array in arrays.items()}
+    shapes = {key: tuple(array.shape) for key, array in weights_alone(arrays).items()}
     fitting = [name for name, wanted in signatures.items() if shapes == {k: shape for k, (shape, _) in wanted.items()}]
     if len(fitting) != 1:
         raise refusals.no_architecture(fitting)

@@ -17,7 +17,7 @@ from ..compute.in_process import InProcess
 from ..core import refusals
 from ..core.durable import MIB
 from ..core.errors import OptionError
-from ..core.facts import CLASSIFIER
+from ..core.facts import CLASSIFIER, weights_alone
 from ..core.options import option
 from ..core.stage_options import OFF, StageOptions
 from ..method import Job, Method, Need
@@ -264,7 +264,7 @@ class Rounds:
         if not self._job.num_classes:
             return ""
         build, shape = self._job.builders[facts.architecture], self._job.input_shape
-        return check_outputs(facts.architecture, state, build, shape, num_examples=facts.num_examples)
+        return check_outputs(facts.architecture, weights_alone(state), build, shape, num_examples=facts.num_examples)
 
     def _chosen(self, *, owns_ray: bool | None) -> ServerCompute:
         compute = self.compute if self.compute is not None else "auto"

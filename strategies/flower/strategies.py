@@ -45,6 +45,18 @@ class TSV(OneShot):
     __init__ = partialmethod(OneShot.__init__, METHODS["tsv"])
 
 
+class FisherMerging(OneShot):
+    """Fisher merging: weights averaged by the clients' squared gradients, which they send beside their weights."""
+
+    __init__ = partialmethod(OneShot.__init__, METHODS["fisher"])
+
+
+class RegMean(OneShot):
+    """RegMean: linear layers merged by the Gram matrices of their inputs, which clients send beside their weights."""
+
+    __init__ = partialmethod(OneShot.__init__, METHODS["regmean"])
+
+
 class FedENS(OneShot):
     """The ensemble of the uploads by their mean logits."""
 

@@ -31,6 +31,7 @@ from ..core.facts import (
     default_normalization,
     holds_images,
     kind_of,
+    weights_alone,
 )
 from ..core.options import meant
 from ..core.places import expand_user
@@ -41,7 +42,7 @@ from ..run.journal import Journal
 from ..run.run_folder import STUDENT_FILE
 from ..run.stage import check_finite
 from ..uploads.builders import check_described, check_student, choose_config, choose_student, named_builders
-from ..uploads.checks import Signatures, check_arrays, check_upload
+from ..uploads.checks import Signatures, check_arrays, check_measured, check_upload
 from ..uploads.tensors import tensor_form
 from .adapters import MergedAdapter, describe_merge, open_adapters, open_start
 from .card import CARD_FILE, write_card
@@ -443,7 +444,7 @@ def _uploads(
             known = replace(facts[client], architecture=own)
             read = partial(_check, kept[client], known, signatures)
             read()
-        uploads.append(Upload(known, read))
+        uploads.append(Upload(known, read, partial(_open, kept[client])))
     return tuple(uploads)
 
 
@@ -455,13 +456,17 @@ def _open_uploads(
 ) -> tuple[Upload, ...]:
     """Return any models as uploads, by name, one tensor at a time: all have the names and shapes of the start."""
     model = start if start is not None else _open(kept[min(kept)])
-    signature = {name: (tuple(value.shape), str(value.dtype).removeprefix("torch.")) for name, value in model.items()}
+    signature = {
+        name: (tuple(model[name].shape), str(model[name].dtype).removeprefix("torch."))
+        for name in weights_alone(dict.fromkeys(model))
+    }
     uploads, form = [], tensor_form("tensors", exact=False)
     for client in sorted(kept):
         own = copies.architectures.get(client) or next(iter(copies.builders))
         with blaming(f"model {client!r}"):
             tensors = _open(kept[client])
-            missing, extra = sorted(signature.keys() - tensors.keys()), sorted(tensors.keys() - signature.keys())
+            names = weights_alone(dict.fromkeys(tensors)).keys()
+            missing, extra = sorted(signature.keys() - names), sorted(names - signature.keys())
             if missing or extra:
                 raise refusals.other_keys("tensors do not fit the others", missing, extra)
             for name, (shape, dtype) in signature.items():
@@ -469,6 +474,7 @@ def _open_uploads(
                 short = tensors[name].is_floating_point() and model[name].is_floating_point()
                 value, wanted = (tensors[name].double(), "float64") if short else (tensors[name], dtype)
                 check_arrays({name: value}, own, {name: (shape, wanted)}, form)
+            check_measured(tensors, own, signature, form)
         read = partial(_state, kept[client])
         uploads.append(Upload(replace(facts[client], architecture=own), read, partial(_open, kept[client])))
     return tuple(uploads)
@@ -480,7 +486,7 @@ def _check(kept: State | str | Path, facts: UploadFacts, signatures: Signatures)
 
 
 def _state(kept: State | str | Path) -> State:
-    return kept if isinstance(kept, dict) else read_checkpoint(expand_user(kept))
+    return weights_alone(kept if isinstance(kept, dict) else read_checkpoint(expand_user(kept)))
 
 
 def _open(kept: Kept) -> Mapping[str, torch.Tensor]:

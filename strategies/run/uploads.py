@@ -19,7 +19,7 @@ from ..core import refusals
 from ..core.checkpoints import OpenFile
 from ..core.durable import atomic_write, make_folder, sha256_file, store_errors
 from ..core.errors import StoreError, UploadError
-from ..core.facts import CLIENT_NAME, UploadFacts
+from ..core.facts import CLIENT_NAME, UploadFacts, weights_alone
 from ..method import Upload
 from ..uploads.tensors import Weights
 from .files import JsonLines, read_weights, row_of, weights_bytes
@@ -78,10 +78,10 @@ class StoredWeights:
         Raises:
             StoreError: The file is missing or damaged.
         """
-        return read_weights(self.path, self.sha256)
+        return weights_alone(read_weights(self.path, self.sha256))
 
     def open(self) -> Mapping[str, torch.Tensor]:
-        """Return the weights as a mapping that reads each tensor when it is asked for, without a look at the digest."""
+        """Return all tensors as a mapping that reads each when it is asked for, without a look at the digest."""
         return OpenFile(self.path)
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..core.errors import OptionError
+from ..core.errors import OptionError, shorten_list
 from ..method import Outcome
 from ..uploads.tensors import weights_sha256
 from ..weights.adapters import Adapter, is_adapter_state, merge_adapters
@@ -28,8 +29,44 @@ NEEDS_START = (
 )
 
 
+@dataclass(frozen=True)
+class Measure:
+    """What clients measure on their examples for a merge, and send beside their weights.
+
+    Attributes:
+        method: The method that needs it.
+        function: The function of ``client.merging`` that measures it.
+        prefixes: Of its tensors' names.
+    """
+
+    method: str
+    function: str
+    prefixes: tuple[str, ...]
+
+    def check(self, states: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Refuse uploads without it.
+
+        Raises:
+            OptionError: Names the clients and the remedy.
+        """
+        if lacking := [
+            client for client, state in states.items() if not any(n.startswith(self.prefixes) for n in state)
+        ]:
+            raise OptionError(
+                f"method {self.method!r} weighs by what clients measure on their examples, which uploads of "
+                f"{shorten_list(lacking)} lack: must be of a run with method={self.method}, or have weights with "
+                f"oneshot_fl.client.merging.{self.function}() beside them"
+            )
+
+
 def merge_in_weight_space(
-    job: Job, progress: Progress, rule: Rule, *, scale: float = 1.0, of_updates: bool = True
+    job: Job,
+    progress: Progress,
+    rule: Rule,
+    *,
+    scale: float = 1.0,
+    of_updates: bool = True,
+    weighs: Measure | None = None,
 ) -> Outcome:
     """Merge a job's uploads tensor by tensor; files are read as the tensors are needed.
 
@@ -39,16 +76,25 @@ def merge_in_weight_space(
         rule: See :mod:`.weights.rules`.
         scale: s.
         of_updates: Whether the rule takes updates, for which the start must be known; else the weights themselves.
+        weighs: What the clients must have measured for the rule; None for nothing.
 
     Raises:
-        OptionError: The start is not known, a client began from another one, or tensors cannot be merged.
+        OptionError: The start is not known, a client began from another one, an upload lacks what the rule weighs by,
+            or tensors cannot be merged.
     """
     begin = time.perf_counter()
     weights = recorded_weights(job, progress)
     if has_adapters(job):
+        if weighs is not None:
+            raise OptionError(
+                f"method {weighs.method!r} weighs whole weights, and the uploads are adapters: must be a merge of "
+                "their updates, such as 'fedavg' or 'ties'"
+            )
         return merge_uploaded_adapters(job, progress, weights, rule, scale=scale)
     start = common_start(job) if of_updates else None
     states = {upload.client: open_weights(upload) for upload in job.uploads}
+    if weighs is not None:
+        weighs.check(states)
     student = merge_states(states, weights, rule, start=start, scale=scale, tick=progress.report)
     return Outcome(student=student, timings={"merge": time.perf_counter() - begin})
 

@@ -10,7 +10,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..core import refusals
-from ..core.facts import CVAE, MODEL_ERRORS, STATISTICS, Agreement, Words, kind_of
+from ..core.facts import (
+    CVAE,
+    FISHER_OF,
+    GRAM_OF_ROWS,
+    MEASURED,
+    MODEL_ERRORS,
+    STATISTICS,
+    Agreement,
+    Words,
+    kind_of,
+    name_in,
+)
 from ..core.seeds import generator, seeded_torch
 
 if TYPE_CHECKING:
@@ -129,6 +140,24 @@ def check_upload(arrays: Mapping[str, Any], architecture: str, signature: Signat
 
     found = check_arrays(arrays, architecture, signature, form)
     return {key: torch.from_numpy(array) for key, array in found.items()}
+
+
+def check_measured(arrays: Mapping[str, Any], architecture: str, signature: Signature, form: Form) -> State:
+    """Return what a client has measured for a merge of weights, see :data:`.core.facts.MEASURED`; empty for nothing.
+
+    Raises:
+        UploadError: It is of no parameter or linear layer of the architecture, of another shape, or not finite.
+    """
+    wanted: dict[str, tuple[Shape, str]] = {}
+    for key in arrays:
+        prefix, name = next(((each, key.removeprefix(each)) for each in MEASURED if key.startswith(each)), ("", ""))
+        if prefix == FISHER_OF and name in signature:
+            wanted[key] = (signature[name][0], "float32")
+        elif prefix and len(shape := signature.get(name_in(name, "weight"), ((), ""))[0]) == 2:
+            width = shape[0 if prefix == GRAM_OF_ROWS else 1] + (name_in(name, "bias") in signature)
+            wanted[key] = ((width, width), "float64")
+    measured = {key: arrays[key] for key in arrays if key.startswith(MEASURED)}
+    return check_upload(measured, architecture, wanted, form)
 
 
 def check_arrays(

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 FISHER_FLOOR = 1e-6  # of a tensor's largest Fisher entry; below it clients weigh as in the average
-RIDGE = 1e-6  # of the mean diagonal entry of the summed Gram matrices
+RIDGE = 1e-9  # of the mean diagonal entry of the summed Gram matrices
 # Directions below these shares of the largest are rounding: of an update, and of the stacked singular vectors.
 LEAST_SINGULAR, LEAST_ANGLE = 1e-6, 1e-3
 
@@ -126,7 +126,7 @@ def regmean(
 ) -> Tensor:
     """Return the update M that minimises ``sum_k ||M X_k - tau_k X_k||^2``, with X_k the inputs of client k's layer.
 
-    ``M = (sum_k tau_k G_k) (sum_k G_k)^-1``. The same small ridge, 1e-6 of the mean diagonal entry of the sum, is on
+    ``M = (sum_k tau_k G_k) (sum_k G_k)^-1``. The same small ridge, 1e-9 of the mean diagonal entry of the sum, is on
     both sides, times w_k: inputs that no client has are averaged.
 
     Args:

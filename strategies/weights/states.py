@@ -13,9 +13,14 @@ import torch
 from torch import Tensor
 
 from ..core.errors import OptionError
+from ..core.facts import weights_alone
 from .rules import average
 
 MEAN, VARIANCE, COUNTER = "running_mean", "running_var", "num_batches_tracked"  # of batch normalisation
+
+
+def _nothing(_: str) -> Sequence[Tensor]:
+    return ()
 
 
 @dataclass(frozen=True)
@@ -27,7 +32,8 @@ class Updates:
         updates: theta_k - theta_0 of each client, in float32, of a float64 tensor in float64.
         weights: w_k >= 0 of each client; their sum is 1.
         clients: The clients' names.
-        other: Name -> the same of another tensor.
+        other: Name -> the updates of another tensor.
+        measured: Name -> what each client has measured under it, see :data:`.core.facts.MEASURED`; empty for nothing.
     """
 
     name: str
@@ -35,6 +41,7 @@ class Updates:
     weights: Sequence[float]
     clients: Sequence[str]
     other: Callable[[str], Sequence[Tensor]]
+    measured: Callable[[str], Sequence[Tensor]] = _nothing
 
 
 Rule = Callable[[Updates], Tensor]
@@ -76,9 +83,9 @@ def merge_states(
     """
     total = sum(weights)
     shares = [weight / total for weight in weights]
-    model = next(iter(states.values())) if start is None else start
+    model = weights_alone(dict.fromkeys(next(iter(states.values())) if start is None else start))
     for client, state in states.items():
-        if odd := sorted(set(model) ^ set(state)):
+        if odd := sorted(model.keys() ^ weights_alone(dict.fromkeys(state)).keys()):
             where = "the start and" if start is not None else f"{next(iter(states))} and"
             raise OptionError(f"the weights of {where} {client} differ in {odd[0]!r}: must have the same names")
     merged = {}
@@ -108,7 +115,9 @@ class _Tensors:
             return pooled[last == VARIANCE].to(first.dtype)
         if not (first.is_floating_point() or first.is_complex()):
             return _largest(values) if last == COUNTER else self._equal(name, values)
-        tau = rule(Updates(name, self._updates(name, values), self.shares, list(self.states), self.updates))
+        tau = rule(
+            Updates(name, self._updates(name, values), self.shares, list(self.states), self.updates, self.measured)
+        )
         began = _numbers(first).double() if self.start is not None else 0.0
         whole = began + scale * tau
         return (torch.view_as_complex(whole) if first.is_complex() else whole).to(first.dtype)
@@ -131,6 +140,18 @@ class _Tensors:
     def updates(self, name: str) -> list[Tensor]:
         """Return the update of a tensor of each client."""
         return self._updates(name, self.read(name))
+
+    def measured(self, name: str) -> list[Tensor]:
+        """Return what each client has measured under a name; empty if none has.
+
+        Raises:
+            OptionError: Some have, and some have not.
+        """
+        found = [state[name].detach().cpu() for state in self.states.values() if name in state]
+        if found and len(found) < len(self.states):
+            lacking = ", ".join(client for client, state in self.states.items() if name not in state)
+            raise OptionError(f"{name!r} is missing from the uploads of {lacking}: must be in all uploads or in none")
+        return found
 
     def _updates(self, name: str, values: Sequence[Tensor]) -> list[Tensor]:
         double = any(value.dtype in (torch.float64, torch.complex128) for value in values)

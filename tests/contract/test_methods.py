@@ -37,6 +37,7 @@ from strategies.method import (
     Upload,
 )
 from strategies.statistics.uploaded import FeatureSums
+from strategies.teacher.weight_space import open_weights
 from strategies.uploads.needs import check_needs
 
 ROOT = Path(strategies.__file__).parent
@@ -88,6 +89,8 @@ PINNED = {
     "ties": 0.212594,
     "dare": 0.940833,
     "tsv": 0.278865,
+    "fisher": 0.297139,
+    "regmean": 0.286407,
     "fedens": 0.720615,
     "dw-fedens": 0.991382,
     "label-count-ensemble": 0.610334,
@@ -205,6 +208,14 @@ def tiny_state(architecture: str, seed: int) -> dict[str, torch.Tensor]:
     }
 
 
+def measured(upload: Upload, seed: int) -> Upload:
+    """An upload with Fisher diagonals of its parameters, and Gram matrices of its linear layer, beside its weights."""
+    state, rng = upload.read(), torch.Generator().manual_seed(seed)
+    inputs = torch.rand(109, 120, generator=rng, dtype=torch.float64)
+    sums = {f"fisher:{name}": torch.rand(state[name].shape, generator=rng) for name in ("0.weight", "4.weight")}
+    return replace(upload, open=Fixed({**state, **sums, "gram:4": inputs @ inputs.T}))
+
+
 def tiny_job(method: Method, *, seed: int = 0) -> Job:
     architectures = ["narrow"] * 3 if Need.SAME_ARCHITECTURE in method.needs else ["narrow", "wide", "narrow"]
     if method.uploads in SUFFIXES:
@@ -223,6 +234,8 @@ def tiny_job(method: Method, *, seed: int = 0) -> Job:
     job = Job(uploads, BUILDERS, student, 4, (1, 8, 8), Normalization((0.5,), (0.5,)), config, seed=seed)
     if Need.COMMON_START in method.needs:
         job = replace(job, start=tiny_state("narrow", 9), clients_seed=seed)
+    if method.plan(config).asks.sums:
+        job = replace(job, uploads=tuple(measured(upload, k) for k, upload in enumerate(uploads)))
     return replace(job, proxy=proxy, labelled=(proxy, torch.arange(9) % 4))
 
 
@@ -472,6 +485,17 @@ PROGRAM = textwrap.dedent("""
             job = dataclasses.replace(job, student="head", uploads=given)
         if method.Need.COMMON_START in entry.needs:
             job = dataclasses.replace(job, start=uploads[0].read(), clients_seed=0)
+        if entry.plan(config).asks.sums:
+            class Measured(Read):
+                def __init__(self, name, k):
+                    super().__init__(name, k)
+                    squares = {{"fisher:" + key: 1 + 0 * value for key, value in self.state.items()}}
+                    widths = {{key.removesuffix(".weight"): value.shape[1] + 1
+                              for key, value in self.state.items() if value.dim() == 2}}
+                    grams = {{"gram:" + key: torch.eye(width).double() for key, width in widths.items()}}
+                    self.state = {{**self.state, **squares, **grams}}
+            opened = tuple(dataclasses.replace(u, open=Measured(own, k)) for k, u in enumerate(uploads))
+            job = dataclasses.replace(job, uploads=opened)
         model = outcomes.load_model(entry.fit(job, method.Silent()), job)
         assert model(torch.zeros(2, 1, 8, 8)).shape == (2, 4)
     loaded = sorted(name for name in sys.modules if name.partition(".")[0] in {blocked!r})
@@ -502,7 +526,7 @@ def test_merge_runs_the_method_on_bare_weights(method: Method) -> None:
     expected = predict(method.fit(replace(job, uploads=told), Silent()), job)
 
     result = strategies.merge(
-        {upload.client: upload.read() for upload in job.uploads},
+        {upload.client: dict(open_weights(upload)) for upload in job.uploads},
         method.name,
         num_classes=job.num_classes,
         input_shape=job.input_shape,

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -21,8 +21,9 @@ from client_app.tasks import TASKS
 from fl_app.config import AppConfig, DataConfig
 from fl_app.data import open_data, open_split, partition
 from fl_app.models import build, builders
+from strategies.client import start_digest
 from strategies.core.errors import UploadError
-from strategies.core.facts import read_agreement
+from strategies.core.facts import read_agreement, weights_alone
 from strategies.core.options import flatten
 from strategies.core.seeds import seeded_torch
 from strategies.flower.messages import Request, read_reply
@@ -55,6 +56,7 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Messag
         held: tuple[str, ...] = (),
         seed: int = 0,
         run_id: str = RUN,
+        asks: Mapping[str, Any] | None = None,
         **settings: Any,
     ) -> Message:
         small = {"client.epochs": 1, "client.state-dir": str(tmp_path / "state"), "client.batch-size": 64}
@@ -62,7 +64,7 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Messag
         run_config = {**flatten(AppConfig()), **small, "seed": seed, **given}
         facts = {"partition-id": 1, "num-partitions": CLIENTS} if node is None else node
         context = Context(run_id=1, node_id=9, node_config=facts, state=RecordDict(), run_config=run_config)
-        request = Request(start or ArrayRecord(), {}, server_round, run_id, seed, held)
+        request = Request(start or ArrayRecord(), {}, server_round, run_id, seed, held, asks or {})
         return client_app.app(request.message(9, MessageType.TRAIN), context)
 
     return asked
@@ -107,6 +109,24 @@ def test_the_reply_is_one_that_the_server_accepts(ask: Callable[..., Message]) -
     assert checked.metrics.keys() == {"train-loss", "train-accuracy"}
     assert 0.0 <= checked.metrics["train-accuracy"] <= 1.0
     assert set(reply.content) == {"arrays", "metrics", "upload"}
+    with seeded_torch(0, "init", "lenet5"):
+        assert checked.facts.start == start_digest(
+            build("lenet5", num_classes=10, input_shape=(1, 16, 16)).state_dict()
+        )
+
+
+@pytest.mark.parametrize(("sums", "names"), [("fisher", {"fisher:conv1.weight"}), ("gram", {"gram:fc1"})])
+def test_what_is_measured_for_a_merge_travels_beside_the_weights(
+    ask: Callable[..., Message], sums: str, names: set[str]
+) -> None:
+    reply = ask(asks={"sums": sums})
+
+    checked = read_reply(reply.content, SIGNATURES, num_classes=10, max_bytes=2**23, sender="node-9")
+    assert same(weights_alone(checked.state), state_of(ask(run_id="1" * 32)))
+    measured = checked.state.keys() - weights_alone(checked.state).keys()
+    assert names & measured
+    assert all(name.startswith(f"{sums}:") for name in measured)
+    assert "sums is 'other': must be 'fisher' or 'gram'" in str(facts_of(ask(asks={"sums": "other"}, run_id="2" * 32)))
 
 
 def image_folder(root: Path, classes: tuple[str, ...]) -> Path:
