@@ -26,7 +26,6 @@ from client_app.attacking import poison
 from client_app.keeping import KeptModel
 from client_app.label_counts import check_shares_counts
 from client_app.node import Node, TrainRequest, refuse
-from client_app.tasks import part_of
 from client_app.training.local import Epoch, Training, train
 from client_app.work import LocalExamples, State, augmentation_of, load_examples, reporter
 from fl_app.data import ImageData, normalize
@@ -35,6 +34,7 @@ from fl_app.models.blocks import cut
 from strategies.client.fusefl import Frozen, above, sum_members
 from strategies.core import refusals
 from strategies.core.durable import MIB
+from strategies.core.facts import part_of
 from strategies.core.processor import flush_subnormals
 from strategies.core.seeds import derive_seed, seeded_torch
 from strategies.statistics.gaussians import Gaussians

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from client_app.training import fafi, feature_sums, fedcvae_ens, fedov, heads, local, private
 from fl_app.data import Normalization
@@ -57,14 +57,14 @@ class Task:
         build: From the wanted model to the untrained one; its weights are drawn from torch's global generator.
         train: Trains it in place.
         train_privately: Trains it within a privacy budget, and returns the epsilon that was spent.
-        sent: From the weights of the trained model, which the client keeps, to those of the upload.
+        sent: The beginning of the names of the weights that are uploaded, without it; the client keeps all of them.
         calibrates: Whether the ranges of its layers' outputs can be measured on images.
     """
 
     build: Callable[[Wanted], nn.Module]
     train: Callable[[Any, Training], Epoch]
-    sent: Callable[[dict[str, Tensor]], dict[str, Tensor]]
     train_privately: Callable[[Any, Training, PrivacyConfig], float] = private.train
+    sent: str = ""
     calibrates: bool = True
 
 
@@ -115,29 +115,12 @@ def _function(wanted: Wanted) -> FeatureFunction:
     return of_backbone(function, backbone_in(wanted.name))
 
 
-def _all(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    return state
-
-
-def _decoder(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    return part_of(state, "decoder.")
-
-
-def _first_block(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    return part_of(state, "0.")
-
-
-def part_of(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Return the weights whose names begin with a prefix, by the rest of their names."""
-    return {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
-
-
 TASKS: Mapping[str, Task] = {
-    "classifier": Task(_classifier, local.train, _all),
-    "open-set": Task(_open_set, fedov.train, _all),
-    "prototypes": Task(_prototypes, fafi.train, _all),
-    "block": Task(_blocks, local.train, _first_block, calibrates=False),
-    "cvae": Task(_cvae, fedcvae_ens.train, _decoder),
-    "statistics": Task(_sums, feature_sums.add_up, _all, feature_sums.add_up_privately, calibrates=False),
+    "classifier": Task(_classifier, local.train),
+    "open-set": Task(_open_set, fedov.train),
+    "prototypes": Task(_prototypes, fafi.train),
+    "block": Task(_blocks, local.train, sent="0.", calibrates=False),
+    "cvae": Task(_cvae, fedcvae_ens.train, sent="decoder."),
+    "statistics": Task(_sums, feature_sums.add_up, feature_sums.add_up_privately, calibrates=False),
 }
-HEADS = Task(_head, heads.train, _all, heads.train_privately, calibrates=False)
+HEADS = Task(_head, heads.train, heads.train_privately, calibrates=False)

@@ -40,7 +40,7 @@ from strategies.client.holdout import held_out
 from strategies.client.merging import MOST, fisher_diagonal, gram_matrices
 from strategies.core import refusals
 from strategies.core.checkpoints import read_checkpoint
-from strategies.core.facts import CLASSIFIER, STATISTICS, UploadFacts, backbone_in, is_head, kind_of
+from strategies.core.facts import CLASSIFIER, STATISTICS, UploadFacts, backbone_in, is_head, kind_of, part_of
 from strategies.core.places import expand_user, state_root
 from strategies.core.processor import flush_subnormals
 from strategies.core.seeds import derive_seed, generator, initial_torch, seeded_torch
@@ -152,7 +152,7 @@ def prepare_upload(config: AppConfig, node: Node, request: TrainRequest, start: 
             facts = replace(facts, num_examples=len(own.train), label_counts=counts, agreement=agreement)
         return Trained(facts), state
     trained, whole = _load_or_train(config, node, request, start)
-    return trained, sent(whole)
+    return trained, part_of(whole, sent)
 
 
 def _load_or_train(config: AppConfig, node: Node, request: TrainRequest, start: State) -> tuple[Trained, State]:

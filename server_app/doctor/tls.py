@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import ssl
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -121,15 +122,14 @@ def _refusal(server: ssl.SSLContext, ca: Path, host: str) -> str:
     The two sides shake hands in memory, so OpenSSL judges the signature, the dates and the names as for a connection.
     """
     to_server, to_node = ssl.MemoryBIO(), ssl.MemoryBIO()
-    node = node_context(ca).wrap_bio(to_node, to_server, server_hostname=host)
-    link = server.wrap_bio(to_server, to_node, server_side=True)
-    for side in (node, link, node):
-        try:
-            side.do_handshake()
-        except ssl.SSLWantReadError:
-            continue
-        except ssl.SSLError as error:
-            return getattr(error, "verify_message", "") or str(error)
+    try:
+        node = node_context(ca).wrap_bio(to_node, to_server, server_hostname=host)
+        link = server.wrap_bio(to_server, to_node, server_side=True)
+        for side in (node, link, node):
+            with suppress(ssl.SSLWantReadError):
+                side.do_handshake()
+    except (ssl.SSLError, ValueError) as error:  # a ValueError for a host that is no name
+        return getattr(error, "verify_message", "") or str(error)
     return ""
 
 
@@ -141,7 +141,7 @@ def _certificate(path: Path, now: datetime | None) -> DoctorFinding:
         found.public_key()  # raises for a key of an unknown kind
     except OSError as error:
         return DoctorFinding("error", name, f"{path}: {error.strerror}", "a readable file", f"put it there, or {MAKE}")
-    except (UnsupportedAlgorithm, ValueError):
+    except (NotImplementedError, TypeError, UnsupportedAlgorithm, ValueError):
         return DoctorFinding("error", name, f"{path}: not a certificate", "a PEM certificate", MAKE)
     begin, end = found.not_valid_before_utc, found.not_valid_after_utc
     shown = f"{path}: valid from {begin:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M} UTC"

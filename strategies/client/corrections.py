@@ -38,6 +38,7 @@ from torch import nn
 from ..client import read_arrays
 from ..core import refusals
 from ..core.clients import read_float, read_int
+from ..core.facts import part_of
 from ..core.places import check_round
 from ..uploads.ternary import LEAST_DENSITY, VALUES, Compression, flatten_arrays, unflatten_arrays
 from .generated import GeneratedExamples
@@ -78,11 +79,6 @@ def inner(model: nn.Module, other: Mapping[str, torch.Tensor]) -> torch.Tensor:
 def squared_distance(model: nn.Module, start: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """Return ``||w - start||^2`` over all parameters w, a scalar."""
     return torch.stack([(value - start[name]).square().sum() for name, value in model.named_parameters()]).sum()
-
-
-def part_of(kept: Mapping[str, torch.Tensor], prefix: str) -> State:
-    """Return the entries whose names start with a prefix, under their names without it."""
-    return {name.removeprefix(prefix): value for name, value in kept.items() if name.startswith(prefix)}
 
 
 def arrays_of(state: Mapping[str, torch.Tensor]) -> dict[str, Any]:

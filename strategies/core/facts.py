@@ -472,3 +472,8 @@ PIXELS: Mapping[str, tuple[Numbers, Numbers]] = {
     "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
     "cifar100": ((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)),
 }
+
+
+def part_of(state: Mapping[str, torch.Tensor], prefix: str) -> State:
+    """Return the tensors whose names begin with a prefix, by the rest of their names."""
+    return {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}

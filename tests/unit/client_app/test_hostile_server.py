@@ -254,7 +254,7 @@ def test_no_folder_of_the_server_s_choice_is_written_or_emptied(hospital: Callab
 def test_uploads_of_made_up_runs_never_spend_more_than_the_ledger_allows(
     hospital: Callable[..., Hospital], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    quick = replace(TASKS["classifier"], train_privately=lambda *_, privacy, **__: privacy.epsilon)
+    quick = replace(TASKS["classifier"], train_privately=lambda *given: given[-1].epsilon)
     monkeypatch.setattr("client_app.tasks.TASKS", {**TASKS, "classifier": quick})  # the noise costs seconds
     node = hospital(max_epsilon=20.0)
     sent = 0.0
