@@ -60,7 +60,7 @@ def test_a_malicious_pickle_is_refused_and_runs_nothing(tmp_path: Path, inside: 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(UploadError, match=r"absent.pt does not exist: must be a .safetensors file"):
         load_checkpoint(tmp_path / "absent.pt")
-    with pytest.raises(UploadError, match="does not exist"):
+    with pytest.raises(UploadError, match="is a folder without a model"):
         load_checkpoint(tmp_path)
 
 
