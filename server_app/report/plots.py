@@ -120,7 +120,7 @@ def client_weights(outcome: Outcome) -> dict[str, float]:
     Empty without an ensemble, and for a combiner without a single weight per client.
     """
     spec = outcome.ensemble
-    if spec is None or spec.combiner != "weighted":
+    if spec is None or spec.combiner not in ("weighted", "weighted-sum"):
         return {}
     weights = spec.weights["weights"].double()
     # The weights are float32, which has about six digits.

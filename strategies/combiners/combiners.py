@@ -63,6 +63,14 @@ class Weighted(nn.Module):
         return torch.einsum("m,mbc->bc", self.weights / self.weights.sum(), logits)
 
 
+class WeightedSum(Weighted):
+    """A sum weighted per member, ``sum_k w_k f_k(x)``: Eq. (2) of Co-Boosting (Dai et al., ICLR 2024) as printed."""
+
+    def forward(self, logits: Tensor) -> Tensor:
+        """Combine member logits [M, B, C] to [B, C]."""
+        return torch.einsum("m,mbc->bc", self.weights, logits)
+
+
 class LabelCount(nn.Module):
     """A mean weighted per member and class, ``sum_k n_k^c f_k(x)_c / sum_j n_j^c``.
 
@@ -135,6 +143,7 @@ COMBINERS: Registry[Callable[..., nn.Module]] = Registry(
         "mean": "combiners.combiners:Mean",
         "mean-probability": "combiners.combiners:MeanProbability",
         "weighted": "combiners.combiners:Weighted",
+        "weighted-sum": "combiners.combiners:WeightedSum",
         "label-count": "combiners.combiners:LabelCount",
         "linear": "combiners.trained:Linear",
         "per-class": "combiners.trained:PerClass",

@@ -1,7 +1,8 @@
 """Co-Boosting: the ensemble and the images that it is distilled on improve each other, epoch by epoch.
 
 Paper: Dai, Zhang, Li, Liu, Yang, Han, Enhancing One-Shot Federated Learning Through Data and Ensemble Co-Boosting,
-    ICLR 2024, https://arxiv.org/abs/2402.15070. Read version: the ICLR one, and the authors' code.
+    ICLR 2024, https://arxiv.org/abs/2402.15070. Read version: the ICLR one with its appendix, whose equations are
+    compared with this code, and the authors' code.
 Symbols: A_w(x) -> teacher, logits weighted by w; f_S -> student; G -> generator; T -> epochs; T_G -> generator_steps;
     beta -> adversarial_weight; epsilon -> perturbation_size; mu -> reweighting_step; D_S -> pool.
 Where: hard-sample loss L_H, Eqs. (5), (6) -> losses.hard_cross_entropy; L_A, Eq. (7), and their sum, Eq. (8) ->
@@ -11,8 +12,8 @@ Deviations: the defaults are those of the published code where it differs from t
     there: L_A at temperature 3 with factor 9; the perturbation is the sign of the gradient of softened probabilities,
     in normalised space; the weights see the pool of earlier epochs, and their step shrinks by 0.99 per epoch; the
     ensemble divides by the sum of w, so that the weights are clipped to [0, 1] and not normalised. The step mu is
-    0.1 / M as in the text, which at ten clients is the code's 0.01. Preset "paper" is the text, except that the weights
-    see the images as they are stored; Algorithm 1 diversifies them first.
+    0.1 / M as in the text, which at ten clients is the code's 0.01. Preset "paper" is the text, except that Adam
+    begins anew every epoch.
 Another teacher: where the job's is Tally's pool, w are the pool's weights, l_k(c) = w_k n_k^c / sum_j w_j n_j^c, and
     the gradient is that of autograd. No w falls to 0, so that a class of one client alone stays with it.
 """
@@ -26,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..combiners.combiners import Weighted, name_of, weighted_mean_gradient, weights_gradient
+from ..combiners.combiners import Weighted, WeightedSum, name_of, weighted_mean_gradient, weights_gradient
 from ..core.gpu import Graphed
 from ..core.options import check, option, presets
 from ..core.seeds import generator
@@ -59,7 +60,8 @@ PRESETS: dict[str, dict[str, Any]] = {
         "adversarial_temperature": 1.0,
         "perturbation": "l2",
         "reweighting_decay": 1.0,
-        "reweighting_data": "all",
+        "reweighting_data": "perturbed",
+        "ensemble": "sum",
         "weight_decay": 0.0,
         "schedule": "constant",
         "student_clip": 0.0,
@@ -94,9 +96,12 @@ class CoBoostingConfig(StudentOptions, TextOrCodeOptions):
     reweighting_step: float = option(0.0, "step mu of the weights; 0: 0.1 / number of clients", low=0.0)
     reweighting_decay: float = option(0.99, "factor of mu per epoch", above=0.0, high=1.0, setting=False)
     reweighting_data: str = option(
-        "earlier", "images the weights see: those of earlier epochs, or the newest too", choices=("earlier", "all"),
-        setting=False,
+        "earlier", "images the weights see: those of earlier epochs, the newest too, or all of these perturbed",
+        choices=("earlier", "all", "perturbed"), setting=False,
     )  # fmt: skip
+    ensemble: str = option(
+        "mean", "the logits, weighted by w: divided by the sum of w, or not", choices=("mean", "sum"), setting=False
+    )
 
     preset = presets(PRESETS)
 
@@ -119,7 +124,8 @@ class CoBoostingServer:
     def __init__(self, job: Job, progress: Progress) -> None:
         config: CoBoostingConfig = job.config
         self.job, self.config, self.progress = job, config, progress
-        equal = Weighted([1 / len(job.uploads)] * len(job.uploads))
+        form = Weighted if config.ensemble == "mean" else WeightedSum
+        equal = form([1 / len(job.uploads)] * len(job.uploads))
         self.teacher = build_teacher(job, equal, precision=config.teacher_precision)
         self.combiner = self.teacher.combiner
         if not isinstance(self.combiner, Weighted):
@@ -139,6 +145,11 @@ class CoBoostingServer:
         self.stage = Stage(modules, self.learner.optimizer, pool, config.synthesis_batch_size, job.store_images)
 
     @property
+    def perturbs_first(self) -> bool:
+        """Whether the weights see images that are moved first, as line 11 of Algorithm 1 has it."""
+        return self.config.reweighting_data == "perturbed" and self.config.perturbation != "none"
+
+    @property
     def weights(self) -> Tensor:
         """The clients' weights w [M]."""
         return self.combiner.get_buffer("weights")
@@ -153,7 +164,7 @@ class CoBoostingServer:
             if config.reweighting and config.reweighting_data == "earlier":
                 self.reweight(epoch)
             pool.add(**self.remembered(batch))
-            if config.reweighting and config.reweighting_data == "all":
+            if config.reweighting and config.reweighting_data != "earlier":
                 self.reweight(epoch)
         with self.stage.clock("distillation"):
             perturb = None if config.perturbation == "none" else self.perturb
@@ -186,7 +197,8 @@ class CoBoostingServer:
         Where images are read unchanged, the clients' logits on them stay the same for all weights w.
         """
         rows = self.config.stored(batch.images, batch.labels)
-        if self.learner.reads_unchanged and (self.config.reweighting or self.config.perturbation == "none"):
+        known = self.config.reweighting or self.config.perturbation == "none"
+        if known and self.learner.reads_unchanged and not self.perturbs_first:
             rows["members"] = self.learner.member_logits(rows["images"])
         return rows
 
@@ -218,7 +230,7 @@ class CoBoostingServer:
 
     def gradient(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the gradient [M] of the ensemble's cross-entropy by w, Eq. (12)."""
-        if isinstance(self.combiner, Weighted):
+        if type(self.combiner) is Weighted:
             return weighted_mean_gradient(self.weights, logits, labels)
         return weights_gradient(self.combiner, logits, labels)
 
@@ -233,7 +245,8 @@ class CoBoostingServer:
                 yield from zip(logits, torch.split(rows["labels"], sizes), strict=True)
         elif columns:
             for inputs, rows in self.learner.read(columns, rng):
-                yield self.teacher.member_logits(inputs), rows["labels"]
+                seen = self.perturb(inputs, rng) if self.perturbs_first else inputs
+                yield self.teacher.member_logits(seen), rows["labels"]
 
     def perturb(self, inputs: Tensor, rng: torch.Generator) -> Tensor:
         """Move normalised images [B, ch, H, W] to where the ensemble's prediction changes most, Eq. (10)."""
@@ -242,7 +255,8 @@ class CoBoostingServer:
 
     def _perturbed(self, inputs: Tensor, directions: Tensor) -> Tensor:
         by_sign, size = self.config.perturbation == "sign", self.config.perturbation_size
-        gradient = prediction_gradient(self.teacher, inputs, directions, softened=by_sign)
+        with torch.enable_grad():
+            gradient = prediction_gradient(self.teacher, inputs, directions, softened=by_sign)
         if by_sign:
             return step_by_sign(inputs, gradient, size)
         norms = torch.linalg.vector_norm(gradient, dim=(1, 2, 3), keepdim=True).clamp_min(1e-12)

@@ -25,8 +25,9 @@ from strategies.core.errors import OptionError
 from strategies.distillation.synthesis import Batch, GeneratedImages
 from strategies.method import Outcome, Silent, Upload
 from strategies.methods import dense
-from strategies.methods.co_boosting import METHOD, CoBoostingConfig, fit
+from strategies.methods.co_boosting import METHOD, CoBoostingConfig, CoBoostingServer, fit
 from strategies.teacher.augment import AUGMENTATIONS
+from strategies.teacher.ensemble import Ensemble
 
 SMALL = CoBoostingConfig(**TINY, schedule="constant", reweighting_step=0.05)
 NOTHING: dict[str, Any] = {
@@ -54,8 +55,8 @@ def weights_per_epoch(book: Book) -> list[Tensor]:
 VARIANTS: dict[str, dict[str, Any]] = {
     "default": {},
     "paper": {
-        "perturbation": "l2", "reweighting_data": "all", "keep_images": "last", "optimize_noise": False,
-        "generator_reset": "never", "pool_precision": "float32", "difficulty": "differentiated",
+        "perturbation": "l2", "reweighting_data": "perturbed", "keep_images": "last", "optimize_noise": False,
+        "generator_reset": "never", "pool_precision": "float32", "difficulty": "differentiated", "ensemble": "sum",
     },
     "weights-only": {"perturbation": "none", "pool_cap": 9, "student_lr": 0.01},
     "augmented": {"pool_augmentation": "flip"},
@@ -125,6 +126,31 @@ def test_cached_logits_of_the_clients_give_the_result_of_asking_anew(
     close(asked, cached)
 
 
+def test_weights_of_the_text_see_moved_images_of_every_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    moved: list[Tensor] = []
+    perturb = CoBoostingServer.perturb
+
+    def spy(self: CoBoostingServer, inputs: Tensor, rng: torch.Generator) -> Tensor:
+        moved.append(perturb(self, inputs, rng))
+        return moved[-1]
+
+    seen: list[Tensor] = []
+    monkeypatch.setattr(CoBoostingServer, "perturb", spy)
+    ask = Ensemble.member_logits
+
+    def asked(self: Ensemble, x: Tensor, *rest: Any) -> Tensor:
+        seen.append(x)
+        return ask(self, x, *rest)
+
+    monkeypatch.setattr(Ensemble, "member_logits", asked)
+    server = CoBoostingServer(tiny_job(replace(SMALL, reweighting_data="perturbed")), Silent())
+    server.stage.pool.add(images=torch.rand(6, 2, 8, 8), labels=torch.tensor([0, 1, 2, 0, 1, 2]))
+    seen.clear()
+    list(server.judgements(0))
+    assert moved
+    assert all(any(torch.equal(image, x) for x in seen) for image in moved)
+
+
 def test_everything_switched_off_is_dense_with_its_cross_entropy_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     # Equal weights are the mean ensemble; only the order of the labels differs.
     config = {**TINY, "epochs": 2, "student_lr": 1e-3, "student_clip": 0.0, "generator_clip": 10.0}
@@ -142,7 +168,7 @@ def test_everything_switched_off_is_dense_with_its_cross_entropy_alone(monkeypat
 
 CO_OTHER: dict[str, Any] = OTHER | {
     "schedule": "cosine", "hard_exponent": 0.0, "adversarial_weight": 0.0, "adversarial_temperature": 1.0,
-    "difficulty": "differentiated",
+    "difficulty": "differentiated", "ensemble": "sum",
     "perturbation": "l2", "perturbation_size": 0.5, "reweighting": False,
     "reweighting_step": 0.01, "reweighting_decay": 0.5, "reweighting_data": "all",
 }  # fmt: skip
@@ -163,7 +189,7 @@ CODE = {
     "perturbation": "sign", "reweighting_decay": 0.99, "reweighting_data": "earlier",
     "weight_decay": 1e-4, "schedule": "cosine", "student_clip": 10.0,
     "pool_precision": "uint8", "pool_cap": 0, "steps_per_epoch": 0, "generator_reset": "epoch",
-    "difficulty": "constant",
+    "difficulty": "constant", "ensemble": "mean",
 }  # fmt: skip
 PUBLISHED: dict[str, dict[str, Any]] = {
     "published": {**SHARED, **CODE, "reweighting_step": 0.0},
@@ -171,7 +197,8 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "paper": {
         **SHARED, "keep_images": "last", "optimize_noise": False, "generator_clip": 0.0,
         "adversarial_temperature": 1.0, "perturbation": "l2", "reweighting_step": 0.0, "reweighting_decay": 1.0,
-        "reweighting_data": "all", "weight_decay": 0.0, "schedule": "constant", "student_clip": 0.0,
+        "reweighting_data": "perturbed", "weight_decay": 0.0, "schedule": "constant", "student_clip": 0.0,
+        "ensemble": "sum",
         "generator_reset": "never", "pool_precision": "float32", "difficulty": "differentiated",
     },
 }  # fmt: skip

@@ -18,6 +18,7 @@ from strategies.combiners.combiners import (
     TwoClassMean,
     TwoClassTwoLayers,
     Weighted,
+    WeightedSum,
     build_combiner,
     weighted_mean_gradient,
 )
@@ -70,6 +71,7 @@ BUILT: dict[str, nn.Module] = {
     "mean": Mean(),
     "mean-probability": MeanProbability(),
     "weighted": Weighted([1.0, 3.0]),
+    "weighted-sum": WeightedSum([1.0, 3.0]),
     "label-count": LabelCount([[3, 0, 0], [1, 4, 0]]),
     "linear": Linear(torch.tensor([2.0, -1.0]), torch.tensor([1.0])),
     "per-class": PerClass(torch.tensor([[1.0, 2, 0], [0, 1, -1]])),
@@ -114,6 +116,7 @@ def drawn(name: str, seed: int = 1, members: int = 2) -> tuple[Tensor, ...]:
         # Both say (1, e, e^2) / (1 + e + e^2).
         ("mean-probability", [n - math.log(1 + math.e + math.e**2) for n in range(3)]),
         ("weighted", [4.0, 5.0, 6.0]),
+        ("weighted-sum", [16.0, 20.0, 24.0]),
         ("label-count", [2.0, 6.0, 0.0]),
         ("linear", [-2.0, -1.0, 0.0]),
         ("per-class", [1.0, 10.0, -7.0]),
