@@ -18,6 +18,7 @@ from fl_app.models.features_config import FeaturesConfig
 from fl_app.node_config import PLACEHOLDERS, has_known_placeholders
 from fl_app.privacy import PrivacyConfig
 from strategies.core.errors import OptionError
+from strategies.core.facts import HEADLINES
 from strategies.core.options import (
     ADOPTION,
     ANYWHERE,
@@ -138,6 +139,9 @@ class AppConfig(StageOptions):
         "comparison. A method without the preset has its published values",
         choices=PRESET_NAMES,
         free=(REPLAY, ADOPTION),
+    )
+    metric: str = option(
+        "accuracy", "score that heads the tables; results hold all of them", choices=HEADLINES, free=ANYWHERE
     )
     seed: int = option(0, "seed of every random draw of the run", low=0, free=(REPLAY,))
     scale: float = option(

@@ -14,7 +14,7 @@ from rich.table import Table
 from server_app.launch.console import Format
 from server_app.report.communication import moved_lines
 from server_app.report.gatekeeping import attack_lines
-from server_app.report.tables import refusal_lines
+from server_app.report.tables import headline, headline_cells, refusal_lines, scale_of, titled
 from server_app.settings.read import scaled_line
 from strategies.core.errors import printable
 
@@ -30,12 +30,17 @@ def print_result(result: Mapping[str, Any], format: Format) -> None:  # noqa: A0
     table = Table()
     table.add_column("model")
     table.add_column("kind")
-    table.add_column("accuracy, %", justify="right")
-    for row in _summarised(result["table"]):
-        table.add_row(printable(row["name"]), printable(row["kind"]), f"{row['accuracy']:.2f}")
+    metric = result.get("metric", "accuracy")
+    table.add_column(titled(metric), justify="right")
+    table.add_column("95 % interval", justify="right")
+    for row in _summarised(result["table"], metric):
+        table.add_row(printable(row["name"]), printable(row["kind"]), *headline_cells(row, metric))
     if result["table"]:
         # A separate line, because a table's title would be wrapped to the table's width.
-        console.print(f"accuracy on held-out examples ({result['method']}, seed {result['seed']})", highlight=False)
+        console.print(
+            f"{titled(metric).split(',')[0]} on held-out examples ({result['method']}, seed {result['seed']})",
+            highlight=False,
+        )
         console.print(table)
     # Clients that answer round by round upload nothing.
     counted = result["uploads"] or result["refused"]
@@ -52,12 +57,17 @@ def print_result(result: Mapping[str, Any], format: Format) -> None:  # noqa: A0
         console.print(printable(line), highlight=False, soft_wrap=True)
 
 
-def _summarised(table: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def _summarised(table: Sequence[Mapping[str, Any]], metric: str) -> list[Mapping[str, Any]]:
     """Return the rows to print: of more than two clients the best one and their mean."""
     clients = [row for row in table if row["kind"] == "client"]
-    if len(clients) <= 2:
+    found = [value for row in clients if (value := headline(row, metric)) is not None]
+    if len(clients) <= 2 or not found:
         return list(table)
-    found = [row["accuracy"] for row in clients]
-    best = {"name": f"best of {len(clients)} clients", "kind": "client", "accuracy": max(found)}
-    mean = {"name": f"mean of {len(clients)} clients", "kind": "client", "accuracy": fmean(found)}
-    return [best, mean, *(row for row in table if row["kind"] != "client")]
+    best = min(found) if metric == "log-loss" else max(found)
+    rows = [(f"best of {len(clients)} clients", best), (f"mean of {len(clients)} clients", fmean(found))]
+    return [*(_row(name, metric, value) for name, value in rows), *(row for row in table if row["kind"] != "client")]
+
+
+def _row(name: str, metric: str, value: float) -> dict[str, Any]:
+    scores = {metric: {"value": value / scale_of(metric)}}
+    return {"name": name, "kind": "client", "accuracy": value, "scores": scores}

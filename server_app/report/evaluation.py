@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -113,15 +113,31 @@ EXACT = ", members in float32"  # suffix of an ensemble's name where it is score
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the result table: accuracy in % on the held-out images."""
+    """One line of the result table.
+
+    Attributes:
+        name: The model.
+        kind: Its kind: client, baseline, ensemble or student.
+        accuracy: In %, on the held-out examples.
+        scores: All scores with their intervals, by name.
+        details: What else is known of the answers, see :func:`strategies.scores.values.describe`.
+    """
 
     name: str
     kind: str
     accuracy: float
+    scores: Mapping[str, Any] = field(default_factory=dict)
+    details: Mapping[str, Any] = field(default_factory=dict)
 
-    def as_json(self) -> dict[str, str | float]:
+    @classmethod
+    def of(cls, name: str, kind: str, found: Mapping[str, Any]) -> Row:
+        """Return the row of a model, given its scores as :meth:`.HeldOut.scored` describes them."""
+        details = {key: value for key, value in found.items() if key not in ("accuracy", "scores")}
+        return cls(name, kind, found["accuracy"], found["scores"], details)
+
+    def as_json(self) -> dict[str, Any]:
         """Return the row for result.json."""
-        return asdict(self)
+        return {"name": self.name, "kind": self.kind, "accuracy": self.accuracy, "scores": dict(self.scores)}
 
 
 def evaluate(
@@ -179,43 +195,43 @@ def result_table(report: StageReport, method_name: str, held_out: Scorer, *, kee
     job, method, spec = report.job, CHOICES[method_name], report.outcome.ensemble
     if not job.uploads:  # clients that answered round by round leave no uploads
         title = method.titled(job.config)
-        return [Row(title, method.kind, held_out.accuracy(load_model(report.outcome, job)))]
-    rows, together = [], 0.0
+        return [Row.of(title, method.kind, held_out.scored(load_model(report.outcome, job)))]
+    rows, together = list[Row](), dict[str, Any]()
     if method.uploads in PREDICTING:
         used = spec if spec and _is_of_all(method) else PLAIN
         what = f"members, {used.combiner} {weights_sha256(used.weights)}"
         alone, together = keep(what, lambda: _members(job, used, held_out))
-        rows = [Row(upload.client, "client", score) for upload, score in zip(job.uploads, alone, strict=True)]
+        rows = [Row.of(upload.client, "client", score) for upload, score in zip(job.uploads, alone, strict=True)]
     for name in ("fedavg", "fedens") if method.uploads == CLASSIFIER else ():
         if name != method_name:
             score = together if name == "fedens" else keep("fedavg", lambda: _fedavg(job, held_out))
-            rows += [] if score is None else [Row(METHODS[name].title, METHODS[name].kind, score)]
+            rows += [] if score is None else [Row.of(METHODS[name].title, METHODS[name].kind, score)]
     if _is_of_all(method):
-        rows.append(Row(method.titled(job.config), method.kind, together))
+        rows.append(Row.of(method.titled(job.config), method.kind, together))
     elif report.outcome.ensemble is not None:
         both = replace(report.outcome, student=None)
         title = method.titled(job.config) if report.outcome.student is None else f"{method.title} ensemble"
         if spec is not None and spec.precision != PLAIN.precision:  # shows the cost of quantisation
             exact = replace(both, ensemble=replace(spec, precision=PLAIN.precision))
-            rows.append(Row(f"{title}{EXACT}", "ensemble", held_out.accuracy(load_model(exact, job))))
-        rows.append(Row(title, "ensemble", held_out.accuracy(load_model(both, job))))
+            rows.append(Row.of(f"{title}{EXACT}", "ensemble", held_out.scored(load_model(exact, job))))
+        rows.append(Row.of(title, "ensemble", held_out.scored(load_model(both, job))))
     if report.outcome.student is not None:
         kind = method.kind if method.kind != "ensemble" else "student"
-        rows.append(Row(method.titled(job.config), kind, held_out.accuracy(load_model(report.outcome, job))))
+        rows.append(Row.of(method.titled(job.config), kind, held_out.scored(load_model(report.outcome, job))))
     return rows
 
 
-def _members(job: Job, spec: EnsembleSpec, held_out: Scorer) -> tuple[list[float], float]:
+def _members(job: Job, spec: EnsembleSpec, held_out: Scorer) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     combiner = build_combiner(spec.combiner, spec.weights)
-    return held_out.member_accuracies(Ensemble.from_uploads(job.uploads, job.builders, combiner))
+    return held_out.member_scores(Ensemble.from_uploads(job.uploads, job.builders, combiner))
 
 
-def _fedavg(job: Job, held_out: Scorer) -> float | None:
+def _fedavg(job: Job, held_out: Scorer) -> dict[str, Any] | None:
     if not _fits_fedavg(job):
         return None
     method = METHODS["fedavg"]
     averaged = method.fit(replace(job, config=method.config(), device="cpu"), Silent())
-    return held_out.accuracy(load_model(averaged, job))
+    return held_out.scored(load_model(averaged, job))
 
 
 def _is_of_all(method: Choice) -> bool:

@@ -17,9 +17,9 @@ from server_app.report.evaluation import Row, best_accuracy, evaluate
 from server_app.report.gatekeeping import attack_facts, attack_lines, plot_verdict, verdict_facts, verdict_lines
 from server_app.report.load_code import load_code
 from server_app.report.page import PAGE_FILE, write_page
-from server_app.report.plots import client_weights, model_card, run_plots
+from server_app.report.plots import client_weights, model_card, run_plots, score_plots
 from server_app.report.run_page import run_page, run_setting
-from server_app.report.tables import privacy_facts, privacy_lines
+from server_app.report.tables import headline_cells, privacy_facts, privacy_lines
 from server_app.report.tracking import track
 from server_app.settings.choices import Choice
 from server_app.settings.read import Settings, scaled_line
@@ -63,9 +63,10 @@ def front_matter(method: Choice, job: Job, info: Mapping[str, Any], rows: Sequen
     data = str(info.get("settings", {}).get("data.name", ""))
     named = bool(data) and data not in _NO_NAMES and not is_own(data)
     task = _task(job.input_shape)
-    scores = (
-        [{"type": "accuracy", "name": "accuracy on held-out examples, %", "value": rows[-1].accuracy}] if rows else []
-    )
+    scores = [
+        {"type": name, "name": f"{name} on held-out examples", "value": score["value"]}
+        for name, score in (rows[-1].scores.items() if rows else ())
+    ]
     of_data = (
         {"type": ON_HUB.get(data, data), "name": data} if named else {"type": "own", "name": "the clients' own data"}
     )
@@ -76,7 +77,7 @@ def front_matter(method: Choice, job: Job, info: Mapping[str, Any], rows: Sequen
         "pipeline_tag": task,
         "tags": ["federated-learning", "one-shot-federated-learning", "flower", method.name],
         **({"datasets": [ON_HUB[data]]} if data in ON_HUB else {}),
-        "metrics": ["accuracy"],
+        "metrics": list(rows[-1].scores) if rows else [],
         "version": _version(),
         "date": str(info.get("created", ""))[:10],
         "model-index": [
@@ -133,6 +134,9 @@ def finish(
         **({"scaled": settings.scaled} if settings.scaled else {}),
         "accuracy": accuracy,
         "best_accuracy": best_accuracy(own_epochs(report.outcome, _metrics(folder)), accuracy),
+        "metric": settings.app.metric,
+        "scores": dict(rows[-1].scores),
+        "details": dict(rows[-1].details),
         "table": [row.as_json() for row in rows],
         "uploads": len(pinned_clients(last_round(folder)) or report.job.uploads),
         "refused": len(refused),
@@ -190,11 +194,13 @@ def _reported(
 ) -> list[str]:
     """Write the model card and the plots; return the names of the plots."""
     facts, setting, metrics = _facts(settings, result), run_setting(folder.info, result), _metrics(folder)
+    details = result.get("details", {})
     card = model_card(settings.choice, report, rows, {**facts, "metrics": metrics, "setting": setting})
     head = front_matter(settings.choice, report.job, folder.info, rows)
     atomic_write(folder.path / CARD_FILE, f"{head}{card}".encode())
     points = points_of(settings.choice, rows, metrics, cost) if cost is not None else []
     plots = run_plots(report, rows, own_epochs(report.outcome, metrics), points, classes=facts["classes"])
+    plots |= score_plots(report.job, details)
     plots["gatekeeper"] = partial(plot_verdict, facts["gatekeeper"])
     return save_all(folder.path / "report", plots, setting, log)
 
@@ -260,8 +266,15 @@ def describe_failure(folder: RunFolder, settings: Settings, error: Exception) ->
 def table_lines(result: Mapping[str, Any]) -> list[str]:
     """Return the result as plain lines."""
     width = max((len(str(row["name"])) for row in result["table"]), default=0)
-    lines = [f"{row['name']:<{width}}  {row['kind']:<8}  {row['accuracy']:6.2f} %" for row in result["table"]]
+    metric = result.get("metric", "accuracy")
+    lines = [f"{row['name']:<{width}}  {row['kind']:<8}  {_headline_text(row, metric)}" for row in result["table"]]
     lines += [f"scaled: {scaled_line(result['scaled'])}"] if "scaled" in result else []
     lines += attack_lines(result.get("attack", {})) + privacy_lines(result.get("privacy", {}))
     lines += verdict_lines(result.get("gatekeeper", {}))
     return [*lines, *moved_lines(result), f"run folder: {result['run_dir']}"]
+
+
+def _headline_text(row: Mapping[str, Any], metric: str) -> str:
+    value, interval = headline_cells(row, metric)
+    unit = "nats" if metric == "log-loss" else "%"
+    return f"{value:>6} {unit}" + ("" if interval == "-" else f"  ({interval})")

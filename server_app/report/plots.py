@@ -13,6 +13,7 @@ from server_app.report.drawing import COLOURS, legend_beside, new_figure, row_fi
 from server_app.report.evaluation import Row
 from server_app.report.gatekeeping import card_section
 from server_app.report.load_code import features_section, load_code, plot_choice
+from server_app.report.tables import headline_cells, titled
 from server_app.settings.choices import Choice
 from strategies.core.facts import Normalization, holds_images
 from strategies.method import Job, Outcome
@@ -165,6 +166,80 @@ def plot_curve(curve: Sequence[tuple[int, float]], rows: Sequence[Row], *, round
     return figure
 
 
+def score_plots(job: Job, details: Mapping[str, Any]) -> dict[str, Callable[[], Figure | None]]:
+    """Return the plots of the result's own answers: confusion matrix, reliability, recall of each class.
+
+    Args:
+        job: The job, whose uploads tell who held which classes.
+        details: See :func:`strategies.scores.values.describe`; what is missing has no plot.
+    """
+    plots: dict[str, Callable[[], Figure | None]] = {}
+    if "confusion" in details:
+        names = [row["class"] for row in details["classes"]]
+        plots["confusion"] = partial(plot_confusion, details["confusion"], names)
+        if len(names) <= 40:
+            counts = [upload.label_counts for upload in job.uploads if upload.label_counts is not None]
+            plots["recall"] = partial(plot_recall, details["classes"], counts)
+    if "calibration" in details:
+        plots["reliability"] = partial(plot_reliability, details["calibration"], details["calibration-error"])
+    return plots
+
+
+def plot_confusion(table: Sequence[Sequence[int]], names: Sequence[str]) -> Figure:
+    """Draw a confusion matrix [C][C], each true class as shares of its examples."""
+    counts = np.array(table, float)
+    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    size = 2.5 + min(7.0, max(2.0, 0.45 * len(names)))
+    figure, axes = new_figure(size + 1.0, size)
+    image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    figure.colorbar(image, ax=axes, label="share of the true class", shrink=0.8)
+    if len(names) <= LEGEND_MOST:
+        for row, column in np.ndindex(*counts.shape):
+            colour = "white" if shares[row, column] > 0.5 else "black"
+            axes.text(column, row, f"{counts[row, column]:.0f}", ha="center", va="center", fontsize=7, color=colour)
+        shown = [short(name) for name in names]
+        axes.set_xticks(range(len(names)), shown, rotation=0 if max(map(len, shown)) < 4 else 60, fontsize="small")
+        axes.set_yticks(range(len(names)), shown, fontsize="small")
+    axes.set_xlabel("predicted class")
+    axes.set_ylabel("true class")
+    axes.set_title("Confusion matrix of the result")
+    return figure
+
+
+def plot_reliability(table: Sequence[Sequence[float]], errors: Mapping[str, float]) -> Figure:
+    """Draw the share of correct answers over the confidence, a point per bin, as large as its examples are many."""
+    counts, right, confidence = (np.array(row, float) for row in table)
+    used = counts > 0
+    figure, axes = new_figure(5.5, 4.5)
+    axes.plot([0, 1], [0, 1], color=COLOURS["client"], linestyle="--", linewidth=1.2, label="calibrated")
+    sizes = 15 + 200 * counts[used] / counts.sum()
+    axes.scatter(confidence[used] / counts[used], right[used] / counts[used], s=sizes, color=COLOURS["student"],
+                 label="result", clip_on=False)  # fmt: skip
+    axes.set_xlim(0, 1)
+    axes.set_ylim(0, 1)
+    axes.set_xlabel("mean confidence of a bin")
+    axes.set_ylabel("share of correct answers")
+    error, calibrated = errors["value"], errors["calibrated"]
+    axes.set_title(f"Calibration error {error:.3f}; a calibrated model would show {calibrated:.3f}", fontsize="medium")
+    legend_beside(axes)
+    return figure
+
+
+def plot_recall(rows: Sequence[Mapping[str, Any]], counts: Sequence[Sequence[int]]) -> Figure:
+    """Draw the recall of each class with its interval, and in its label how many clients held the class."""
+    held = [sum(own[place] > 0 for own in counts) for place in range(len(rows))] if counts else []
+    names = [row["class"] + (f", {held[place]} clients" if held else "") for place, row in enumerate(rows)]
+    figure, axes, _ = row_figure(names)
+    known = [(place, row["recall"]) for place, row in enumerate(rows) if row["recall"] is not None]
+    places, values = [place for place, _ in known], [100 * recall["value"] for _, recall in known]
+    reach = [[100 * abs(recall["value"] - recall[end]) for _, recall in known] for end in ("low", "high")]
+    axes.barh(places, values, xerr=reach, color=COLOURS["student"], ecolor=COLOURS["client"], capsize=2)
+    axes.set_xlim(0, 100)
+    axes.set_xlabel("recall, % (95 % interval)")
+    axes.set_title("Recall of every class, and how many clients trained on it" if held else "Recall of every class")
+    return figure
+
+
 def plot_images(images: np.ndarray[Any, Any]) -> Figure:
     """Draw the first 64 of synthetic images [N, ch, H, W], uint8 or pixels in [0, 1], as a grid.
 
@@ -196,7 +271,8 @@ def model_card(method: Choice, report: StageReport, rows: Sequence[Row], facts: 
     results += [f"an ensemble of {len(outcome.ensemble.clients)} models"] if outcome.ensemble is not None else []
     own = {job.student} if outcome.student is not None else set()
     own |= {upload.architecture for upload in job.uploads} if outcome.ensemble is not None else set()
-    table = "\n".join(f"| {row.name} | {row.kind} | {row.accuracy:.2f} |" for row in rows)
+    table = "\n".join(f"| {row.name} | {row.kind} | {' | '.join(_cells(row))} |" for row in rows)
+    names = list(rows[-1].scores) if rows else []
     options = "\n".join(f"- `{key}` = {value!r}" for key, value in sorted(facts.get("options", {}).items()))
     notes = "".join(f"{note[0].upper()}{note[1:]}.\n" for note in facts.get("notes", ()))
     how = f"one-shot federated learning from {len(job.uploads)} uploads" if job.uploads else "rounds of training"
@@ -208,12 +284,12 @@ Architecture: {", ".join(sorted(own))}.
 Input: {_input_of(job)}. Output: logits of {job.num_classes} classes{_names_of(facts.get("classes", ()))}.
 Weights (sha256): {facts["weights_sha256"]}. Seed: {job.seed}.
 
-## Accuracy on held-out examples, %
+## Scores on held-out examples
 
-| name | kind | accuracy |
-|---|---|---|
+| name | kind | {" | ".join(map(titled, names))} |
+|---|---|{"---|" * len(names)}
 {table}
-{features_section(job, own, facts.get("metrics", ()))}{card_section(facts.get("gatekeeper", {}))}
+{_intervals(rows)}{features_section(job, own, facts.get("metrics", ()))}{card_section(facts.get("gatekeeper", {}))}
 ## Load
 
 After `pip install oneshot-fl`, in this folder:
@@ -231,6 +307,25 @@ After `pip install oneshot-fl`, in this folder:
 The server never saw a client's data. This model may still contain what a client's model learned from its data.
 The scores hold for images like the held-out ones of this run.
 {notes}"""
+
+
+def _cells(row: Row) -> list[str]:
+    return [headline_cells(row.as_json(), name)[0] for name in row.scores]
+
+
+def _intervals(rows: Sequence[Row]) -> str:
+    """Return the intervals of the result's scores, its calibration and its notes, as lines of a card."""
+    if not rows:
+        return ""
+    found = [(name, headline_cells(rows[-1].as_json(), name)[1]) for name in rows[-1].scores]
+    known = ", ".join(f"{titled(name)} {interval}" for name, interval in found if interval != "-")
+    lines = [f"95 % intervals of the result: {known}."] if known else []
+    if errors := rows[-1].details.get("calibration-error"):
+        lines.append(
+            f"Calibration error {errors['value']:.3f}; a calibrated model would show {errors['calibrated']:.3f}."
+        )
+    lines += [f"{note[0].upper()}{note[1:]}." for note in rows[-1].details.get("notes", ())]
+    return "".join(f"\n{line}\n" for line in lines)
 
 
 def _names_of(classes: Sequence[str]) -> str:

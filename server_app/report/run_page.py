@@ -10,7 +10,17 @@ from typing import Any
 from server_app.report.communication import size_text
 from server_app.report.gatekeeping import attack_lines, verdict_lines
 from server_app.report.page import Page, known_facts, plots_of, software_facts
-from server_app.report.tables import Table, privacy_lines, refusal_lines, setting_line
+from server_app.report.tables import (
+    Table,
+    headline,
+    headline_cells,
+    places_of,
+    privacy_lines,
+    refusal_lines,
+    scale_of,
+    setting_line,
+    titled,
+)
 from server_app.settings.choices import CHOICES
 from server_app.settings.read import default_settings, scaled_line
 from server_app.settings.text import to_toml
@@ -42,7 +52,13 @@ def run_page(folder: RunFolder, result: Mapping[str, Any], code: str, fitting: S
         figures=_figures(result),
         facts=_facts(info, settings, result),
         warnings=_warnings(result),
-        tables=[_results(result), *_classes(folder, result.get("classes", ())), *_bytes(result), *_verdict(result)],
+        tables=[
+            _results(result),
+            *_scores(result),
+            *_classes(folder, result.get("classes", ())),
+            *_bytes(result),
+            *_verdict(result),
+        ],
         plots=plots_of(folder.path / "report", result["plots"]),
         code=code,
         commands=_commands(info, settings, result, fitting),
@@ -56,10 +72,17 @@ def run_setting(info: Mapping[str, Any], result: Mapping[str, Any]) -> str:
 
 
 def _figures(result: Mapping[str, Any]) -> list[tuple[str, str]]:
-    alone = max((row["accuracy"] for row in result["table"] if row["kind"] == "client"), default=None)
+    metric = result.get("metric", "accuracy")
+    found = [headline(row, metric) for row in result["table"] if row["kind"] == "client"]
+    known = [value for value in found if value is not None]
+    alone = (min if metric == "log-loss" else max)(known, default=None)
     seconds = result["seconds"]
-    figures = [(f"{result['accuracy']:.2f} %", "on held-out examples")]
-    figures += [] if alone is None else [(f"{alone:.2f} %", "best client alone")]
+    name, _, unit = titled(metric).partition(", ")
+    unit = f" {unit}" if unit else ""
+    value, interval = headline_cells({"accuracy": result["accuracy"], "scores": result.get("scores", {})}, metric)
+    within = "" if interval == "-" else f", 95 % within {interval}"
+    figures = [(f"{value}{unit}", f"{name} on held-out examples{within}")]
+    figures += [] if alone is None else [(f"{alone:.{places_of(metric)}f}{unit}", "best client alone")]
     figures += [(str(result["uploads"]), f"uploads, {result['refused']} refused")] if result["uploads"] else []
     figures += [(size_text(result["mib_up_per_client"]), "sent per client")]
     return [*figures, (duration(seconds.get("server", 0.0)), "server stage")]
@@ -98,13 +121,35 @@ def _warnings(result: Mapping[str, Any]) -> list[str]:
 
 
 def _results(result: Mapping[str, Any]) -> Table:
-    table = result["table"]
-    rows = [(row["name"], row["kind"], f"{row['accuracy']:.2f}") for row in table]
-    bars = [row["accuracy"] / 100 for row in table]
+    table, metric = result["table"], result.get("metric", "accuracy")
+    rows = [(row["name"], row["kind"], *reversed(headline_cells(row, metric))) for row in table]
+    bars = [min(1.0, (headline(row, metric) or 0.0) / scale_of(metric)) for row in table]
     return Table(
-        "Accuracy on held-out examples", ("model", "kind", "%"), rows, texts=2, bars=bars,
+        f"{titled(metric)[0].upper()}{titled(metric)[1:].split(',')[0]} on held-out examples",
+        ("model", "kind", "95 % interval", titled(metric).rpartition(", ")[2]), rows, texts=2, bars=bars,
         strong=frozenset({len(rows) - 1}),
     )  # fmt: skip
+
+
+def _scores(result: Mapping[str, Any]) -> list[Table]:
+    """Return the table of all scores of the result, and that of its classes; none where only its accuracy is known."""
+    scores, details, found = result.get("scores", {}), result.get("details", {}), []
+    row = {"accuracy": result["accuracy"], "scores": scores}
+    if len(scores) > 1:
+        rows = [(titled(name), *headline_cells(row, name)) for name in scores]
+        notes = [f"{note[0].upper()}{note[1:]}." for note in details.get("notes", ())]
+        if errors := details.get("calibration-error"):
+            rows.append(("calibration error", f"{errors['value']:.3f}", "-"))
+            notes.append(f"A calibrated model would show a calibration error of {errors['calibrated']:.3f} here.")
+        found.append(Table("Scores of the result", ("score", "value", "95 % interval"), rows, notes=notes))
+    if 0 < len(classes := details.get("classes", ())) <= CLASSES_MOST:
+        cells = [[each[key] for key in ("recall", "precision", "auroc")] for each in classes]
+        shown = [[("-" if score is None else f"{100 * score['value']:.1f} ({100 * score['low']:.0f} to "
+                   f"{100 * score['high']:.0f})") for score in scores] for scores in cells]  # fmt: skip
+        rows = [(each["class"], str(each["examples"]), *texts) for each, texts in zip(classes, shown, strict=True)]
+        columns = ("class", "examples", "recall, %", "precision, %", "AUROC, %")
+        found.append(Table("Every class", columns, rows, notes=["In brackets 95 % intervals."]))
+    return found
 
 
 def _classes(folder: RunFolder, names: Sequence[str]) -> list[Table]:

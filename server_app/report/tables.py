@@ -19,6 +19,40 @@ _FILE_WIDTH = 112  # letters per line outside a terminal
 _LONG_WORD = 16
 
 
+def headline(row: Mapping[str, Any], metric: str) -> float | None:
+    """Return the headline score of a row of a result: in %, a log loss in nats; None if the row lacks it."""
+    if metric == "accuracy":  # runs of earlier versions have no other score
+        return None if row["accuracy"] is None else float(row["accuracy"])
+    score = row.get("scores", {}).get(metric)
+    return None if score is None else float(score["value"]) * scale_of(metric)
+
+
+def headline_cells(row: Mapping[str, Any], metric: str) -> tuple[str, str]:
+    """Return the headline score of a row and its 95 % interval as texts; ``-`` where one is unknown."""
+    value, score = headline(row, metric), row.get("scores", {}).get(metric, {})
+    shown = "-" if value is None else f"{value:.{places_of(metric)}f}"
+    if score.get("low") is None:
+        return shown, "-"
+    low, high = (score[end] * scale_of(metric) for end in ("low", "high"))
+    return shown, f"{low:.{places_of(metric) - 1}f} to {high:.{places_of(metric) - 1}f}"
+
+
+def scale_of(metric: str) -> float:
+    """Return the factor from a score to the number that tables show."""
+    return 1.0 if metric == "log-loss" else 100.0
+
+
+def places_of(metric: str) -> int:
+    """Return the decimal places of a score in tables."""
+    return 3 if metric == "log-loss" else 2
+
+
+def titled(metric: str) -> str:
+    """Return the name of a score with its unit: ``balanced accuracy, %``."""
+    words = metric.replace("-", " ").replace("auroc", "AUROC").replace("f1", "F1")
+    return words if metric == "log-loss" else f"{words}, %"
+
+
 def output_console() -> Console:
     """Return the console of standard output, which marks, colours and draws no words of its own accord."""
     return Console(markup=False, emoji=False, highlight=False, width=None if sys.stdout.isatty() else _FILE_WIDTH)

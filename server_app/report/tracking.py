@@ -51,6 +51,8 @@ def track(
         return
     os.environ.update(_AT_HOME)
     summary = {"accuracy": result["accuracy"], **{f"table/{row['name']}": row["accuracy"] for row in result["table"]}}
+    for score, found in result.get("scores", {}).items():
+        summary |= {f"scores/{score}/{end}": number for end, number in found.items() if number is not None}
     try:
         place = _WRITERS[name](folder, [*scalars_of(metrics)], summary, settings)
     except FAILURES as error:

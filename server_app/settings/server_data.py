@@ -20,6 +20,8 @@ from strategies.core.durable import MIB
 from strategies.core.errors import OptionError
 from strategies.core.places import state_root
 from strategies.method import Need, Normalization
+from strategies.scores.sums import Answers
+from strategies.scores.values import describe
 from strategies.teacher.ensemble import Ensemble
 
 if TYPE_CHECKING:
@@ -164,20 +166,32 @@ class HeldOut:
         model.train(was_training)
         return percent(hits, len(self.data.labels))
 
+    def scored(self, model: nn.Module) -> dict[str, Any]:
+        """Return all scores of a model, as :func:`strategies.scores.values.describe`; its mode is restored."""
+        was_training, found = model.training, []
+        model.eval()
+        with torch.no_grad():
+            for images, _ in self.batches(next(model.parameters()).device):
+                found.append(model(images).float().cpu())
+                self._count(_models_of(model))
+        model.train(was_training)
+        return self._described(torch.cat(found))
+
     @torch.no_grad()
-    def member_accuracies(self, ensemble: Ensemble) -> tuple[list[float], float]:
-        """Return every member's accuracy and the ensemble's, in %, from one pass over the images."""
-        device = next(ensemble.parameters()).device
-        alone, together = torch.zeros(len(ensemble.members), dtype=torch.long), 0
-        for images, labels in self.batches(device):
+    def member_scores(self, ensemble: Ensemble) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        """Return every member's scores and the ensemble's, from one pass over the images."""
+        alone, together = [], []
+        for images, _ in self.batches(next(ensemble.parameters()).device):
             logits = ensemble.member_logits(images)
             combined = ensemble.combine(logits, images)
             # A member's output "unknown" comes after the classes, and is left out.
-            alone += (logits[..., : combined.shape[1]].argmax(2) == labels).sum(1).cpu()
-            together += int((combined.argmax(1) == labels).sum())
+            alone.append(logits[..., : combined.shape[1]].float().cpu())
+            together.append(combined.float().cpu())
             self._count(len(ensemble.members))
-        total = len(self.data.labels)
-        return [percent(int(hits), total) for hits in alone], percent(together, total)
+        return [self._described(logits) for logits in torch.cat(alone, dim=1)], self._described(torch.cat(together))
+
+    def _described(self, logits: torch.Tensor) -> dict[str, Any]:
+        return describe(Answers.of(logits, self.data.labels).sums(), self.classes)
 
 
 def percent(hits: int, total: int) -> float:
@@ -252,11 +266,17 @@ class OwnScores:
             self.passed(len(model.members) if isinstance(model, Ensemble) else 1)
         return round(score, 2)
 
-    def member_accuracies(self, ensemble: Ensemble) -> tuple[list[float], float]:
-        """Return every member's accuracy and the ensemble's, in %."""
+    def scored(self, model: nn.Module) -> dict[str, Any]:
+        """Return the accuracy of a model in the form of :meth:`HeldOut.scored`, without an interval."""
+        accuracy = self.accuracy(model)
+        score = {"value": round(accuracy / 100, 6), "low": None, "high": None}
+        return {"accuracy": accuracy, "scores": {"accuracy": score}, "notes": []}
+
+    def member_scores(self, ensemble: Ensemble) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        """Return every member's scores and the ensemble's."""
         members = ensemble.members
-        alone = [self.accuracy(member) for member in members] if isinstance(members, nn.ModuleList) else []
-        return alone, self.accuracy(ensemble)
+        alone = [self.scored(member) for member in members] if isinstance(members, nn.ModuleList) else []
+        return alone, self.scored(ensemble)
 
 
 Scorer = HeldOut | OwnScores

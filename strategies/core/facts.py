@@ -348,6 +348,9 @@ STATISTICS = "statistics"
 HEAD = "head+"  # before the name of a backbone
 # The second moments of sums of features: Gram matrices, sums of squares per class, or both.
 GRAM, SQUARES = "gram", "squares"
+# The scores that can head a table; of a log loss less is better.
+HEADLINES = ("accuracy", "balanced-accuracy", "macro-f1", "auroc", "log-loss")
+
 # The kinds that answer an example with logits, and so have an accuracy of their own; others may follow the C logits.
 PREDICTING = (CLASSIFIER, OPEN_SET, PROTOTYPES)
 # The kinds whose architectures are classifiers' with a suffix.

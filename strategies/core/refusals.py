@@ -490,6 +490,22 @@ def no_part(reason: str) -> UploadError:
     return UploadError(f"{reason}: it takes no part in the rounds")
 
 
+def too_few_test_examples(least: int) -> UploadError:
+    """The client has fewer test examples than its node evaluates on; the number itself stays there."""
+    least = max(1, least)
+    return UploadError(f"the client's test examples are too few: must be at least {least} ('min-test-examples')")
+
+
+def asked_too_often(most: int) -> UploadError:
+    """Another question about the client's test examples; each answer tells a little more of them."""
+    return UploadError(f"the client has answered {most} evaluations of this run: must be asked no other one")
+
+
+def evaluation_not_permitted() -> UploadError:
+    """The node's config does not permit evaluation."""
+    return UploadError("this node takes no part in evaluations: its 'may-evaluate' is false")
+
+
 def bad_labels(shape: Sequence[int], count: int) -> UploadError:
     """A project's own function returns labels that are not one per input."""
     return UploadError(f"the client's labels have shape {list(shape)}: must be [{count}], one for each input")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..core.options import flatten
 from ..method import METHODS
@@ -23,7 +23,7 @@ def write_card(
     outcome: Outcome,
     *,
     makers: Mapping[str, str],
-    scores: Mapping[str, float],
+    scores: Mapping[str, Mapping[str, Any]],
     reported: Mapping[str, object] | None = None,
 ) -> str:
     """Return the card of a merge, or of a run in a Flower project, as Markdown.
@@ -33,7 +33,7 @@ def write_card(
         job: Its whole input.
         outcome: Its result.
         makers: Architecture -> the import name of what builds it, ``module:attribute``; may lack some.
-        scores: Accuracies in %, by ``student`` and ``ensemble``; may be empty.
+        scores: Those of :meth:`.merge.Result.evaluate`, by ``student`` and ``ensemble``; may be empty.
         reported: Scores that a project's own code and its clients returned, by their names; None for none.
     """
     title, source = METHODS[method].titled(job.config), METHODS[method].source
@@ -78,13 +78,18 @@ def _examples(job: Job) -> list[str]:
     ]
 
 
-def _results(outcome: Outcome, scores: Mapping[str, float]) -> list[str]:
+def _results(outcome: Outcome, scores: Mapping[str, Mapping[str, Any]]) -> list[str]:
     found = {}
     if outcome.student is not None:
         found["student"] = f"one model, `{STUDENT_FILE}`, sha256 {weights_sha256(outcome.student)}"
     if outcome.ensemble is not None:
         found["ensemble"] = f"an ensemble of {len(outcome.ensemble.clients)} models, `{FOLDER_NAME}/`"
-    return [f"- {what}{f', accuracy {scores[name]:.2f} %' if name in scores else ''}" for name, what in found.items()]
+    return [f"- {what}{_accuracy(scores[name]) if name in scores else ''}" for name, what in found.items()]
+
+
+def _accuracy(found: Mapping[str, Any]) -> str:
+    score = found["scores"]["accuracy"]
+    return f", accuracy {found['accuracy']:.2f} % (95 % within {100 * score['low']:.1f} to {100 * score['high']:.1f})"
 
 
 def _code(job: Job, outcome: Outcome, makers: Mapping[str, str]) -> list[str]:

@@ -41,6 +41,8 @@ from ..run.files import save_weights
 from ..run.journal import Journal
 from ..run.run_folder import STUDENT_FILE
 from ..run.stage import check_finite
+from ..scores.sums import Answers
+from ..scores.values import describe
 from ..uploads.builders import check_described, check_student, choose_config, choose_student, named_builders
 from ..uploads.checks import Signatures, check_arrays, check_measured, check_upload
 from ..uploads.tensors import tensor_form
@@ -219,31 +221,40 @@ class Result:
         """The merged LoRA adapter; None if the models were none."""
         return describe_merge(self.method, self.job, self.outcome)
 
-    def evaluate(self, loader: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> dict[str, float]:
-        """Return the accuracies of ``student`` and ``ensemble``, those that there are, in %.
+    def evaluate(self, loader: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> dict[str, dict[str, Any]]:
+        """Return the scores of ``student`` and ``ensemble``, those that there are.
 
         Args:
             loader: Batches of normalised examples [B, ...] and labels [B] or [B, 1].
+
+        Returns:
+            Of each model ``accuracy`` in %, ``scores`` with 95 % intervals, the confusion matrix and more; see
+            :func:`strategies.scores.values.describe`.
 
         Raises:
             OptionError: The loader yields no example, or not one label per example.
         """
         models = {name: model for name in ("student", "ensemble") if (model := getattr(self, name)) is not None}
-        right, total = dict.fromkeys(models, 0), 0
+        answered: dict[str, list[torch.Tensor]] = {name: [] for name in models}
+        truth = list[torch.Tensor]()
         with torch.no_grad():
             for examples, labels in loader:
                 wanted = torch.as_tensor(labels).reshape(-1)  # [B, 1] would be compared with each of B answers
                 if len(wanted) != len(examples):
                     shape = list(torch.as_tensor(labels).shape)
                     raise OptionError(f"labels have shape {shape}: must be one per example, [{len(examples)}]")
-                total += len(examples)
+                truth.append(wanted)
                 for name, model in models.items():
-                    right[name] += int((model(examples).argmax(dim=1) == wanted).sum())
-        if not total:
+                    answered[name].append(model(examples).float())
+        if not sum(map(len, truth)):
             raise OptionError("loader yields no example: must yield at least one batch of examples and labels")
-        return {name: 100.0 * count / total for name, count in right.items()}
+        labels = torch.cat(truth).long()
+        if not 0 <= int(labels.min()) <= int(labels.max()) < self.job.num_classes:
+            raise OptionError(f"labels are {int(labels.min())} to {int(labels.max())}: must be 0 to "
+                              f"{self.job.num_classes - 1}")  # fmt: skip
+        return {name: describe(Answers.of(torch.cat(parts), labels).sums()) for name, parts in answered.items()}
 
-    def save(self, folder: str | Path, scores: Mapping[str, float] | None = None) -> None:
+    def save(self, folder: str | Path, scores: Mapping[str, Mapping[str, Any]] | None = None) -> None:
         """Write ``student.safetensors`` and ``ensemble/``, those that there are, and ``model_card.md``.
 
         Of merged adapters it is the folder that :meth:`.adapters.MergedAdapter.save` writes.

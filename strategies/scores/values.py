@@ -24,12 +24,11 @@ from .sums import ONE, PairSums, Sums, binned_pairs
 
 Array = npt.NDArray[np.float64]
 
-HEADLINES = ("accuracy", "balanced-accuracy", "macro-f1", "auroc", "log-loss")
 LOWER_IS_BETTER = frozenset({"log-loss"})
 FEW = 200  # examples below which a resampled interval may be too narrow
 _Z = 1.959963984540054
 _DELONG = 50
-_DRAWS = 1000
+_MOST_CLASSES = 100  # of a confusion matrix and a table of classes in a result
 
 
 @dataclass(frozen=True)
@@ -300,10 +299,11 @@ def _f1_score(confusion: npt.NDArray[np.int64], share: float) -> Score:
     present = confusion.sum(1) > 0
     cells = share * confusion + np.where(present[:, None], 2 / (present.sum() * len(confusion)), 0.0)
     used = np.flatnonzero(cells)
-    tables = np.zeros((_DRAWS, cells.size))
-    tables[:, used] = np.random.default_rng(0).dirichlet(cells.ravel()[used], size=_DRAWS)
+    draws = max(200, min(1000, 10**6 // cells.size))
+    tables = np.zeros((draws, cells.size))
+    tables[:, used] = np.random.default_rng(0).dirichlet(cells.ravel()[used], size=draws)
     value = float(_macro_f1(confusion.astype(float)[None])[0])
-    low, high = np.percentile(_macro_f1(tables.reshape(_DRAWS, *confusion.shape)), [2.5, 97.5])
+    low, high = np.percentile(_macro_f1(tables.reshape(draws, *confusion.shape)), [2.5, 97.5])
     return Score(value, min(value, float(low)), max(value, float(high)))
 
 
@@ -316,3 +316,46 @@ def _macro_f1(tables: Array) -> Array:
 def as_json(scores: Mapping[str, Score]) -> dict[str, dict[str, float]]:
     """Return scores as JSON values."""
     return {name: score.as_json() for name, score in scores.items()}
+
+
+def describe(sums: Sums, names: Sequence[str] = ()) -> dict[str, Any]:
+    """Return everything that a report shows of a model's sums, as JSON values.
+
+    Args:
+        sums: Of at least one example.
+        names: The classes' names; empty for their numbers.
+
+    Returns:
+        ``accuracy`` in %, ``examples``, ``scores`` by name; where the sums hold them also ``calibration-error`` with
+        what a ``calibrated`` model would show, ``calibration``, three rows of bins, ``confusion`` and ``classes``,
+        these two for at most 100 classes; ``notes``, what a reader must know of the figures.
+    """
+    found: dict[str, Any] = {
+        "accuracy": round(100 * sums.correct / sums.examples, 2),
+        "examples": sums.examples,
+        "scores": as_json(scores_of(sums)),
+        "notes": _notes(sums, names),
+    }
+    if (errors := calibration_error(sums)) is not None and sums.calibration is not None:
+        found["calibration-error"] = dict(
+            zip(("value", "calibrated"), (round(each, 6) for each in errors), strict=True)
+        )
+        counts, right, confidence = sums.calibration.tolist()
+        found["calibration"] = [counts, right, [round(value / ONE, 3) for value in confidence]]
+    if sums.confusion is not None and len(sums.confusion) <= _MOST_CLASSES:
+        found |= {"confusion": sums.confusion.tolist(), "classes": per_class(sums, names)}
+    return found
+
+
+def _notes(sums: Sums, names: Sequence[str]) -> list[str]:
+    absent, notes = [names[label] if names else str(label) for label in absent_classes(sums)], []
+    if absent:
+        shown = ", ".join(absent[:10]) + (f" and {len(absent) - 10} more" if len(absent) > 10 else "")
+        notes.append(f"no example is of class {shown}: it has no recall and no AUROC, and enters no mean over classes")
+    if sums.confusion is not None and sums.examples < FEW:
+        notes.append(f"the interval of macro F1 is too narrow for {sums.examples} examples of many classes")
+    if sums.confusion is None:
+        notes.append("only the accuracy is known: answers hold NaN or Inf, or nodes share no more")
+    if (bound := auroc_bound(sums)) > 0:
+        notes.append(f"AUROC is exact to {bound:.1g}, the width of the bins that clients count in")
+    return notes

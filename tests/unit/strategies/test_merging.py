@@ -59,7 +59,10 @@ def test_ten_lines_end_with_a_student_and_an_ensemble_and_leave_the_models_alone
 
     assert result.clients == ("client-000", "client-001", "client-002")
     assert scores.keys() == {"student", "ensemble"}
-    assert all(score in (0.0, pytest.approx(100 / 3), pytest.approx(200 / 3), 100.0) for score in scores.values())
+    for found in scores.values():
+        accuracy = found["scores"]["accuracy"]
+        assert found["accuracy"] in (0.0, 33.33, 66.67, 100.0)
+        assert accuracy["low"] <= accuracy["value"] == pytest.approx(found["accuracy"] / 100, abs=1e-4)
     assert result.student is not None
     stored = load_file(tmp_path / "merged/student.safetensors")
     assert all(torch.equal(value, stored[key]) for key, value in result.student.state_dict().items())
@@ -197,7 +200,11 @@ def test_the_card_says_what_was_merged_and_loads_it(
 ) -> None:
     named = {"clinic-a": NETS[0], "clinic-b": NETS[1]}
     result = merge(named, label_counts=COUNTS[:2], config=SMALL, model=model, **SHAPE)
-    result.save(tmp_path, {"student": 71.25, "ensemble": 80.0})
+    scores = {
+        name: {"accuracy": value, "scores": {"accuracy": {"value": value / 100, "low": 0.6, "high": 0.9}}}
+        for name, value in (("student", 71.25), ("ensemble", 80.0))
+    }
+    result.save(tmp_path, scores)
 
     text = (tmp_path / "model_card.md").read_text()
     for part in (

@@ -14,12 +14,14 @@ import yaml
 from server_app.report.finish import describe_failure, finish
 from server_app.settings.read import read_settings
 from strategies.core.errors import QuorumError
+from strategies.core.facts import HEADLINES
 from strategies.run.files import read_json
 from strategies.run.run_folder import RunFolder
 from strategies.run.stage import keep_outcome
 
 KEYS = [
-    "status", "run_dir", "method", "seed", "accuracy", "best_accuracy", "table", "uploads", "refused", "refusals",
+    "status", "run_dir", "method", "seed", "accuracy", "best_accuracy", "metric", "scores", "details",
+    "table", "uploads", "refused", "refusals",
     "mib_up_per_client", "mib_down_per_client", "communication", "seconds", "work", "threads", "weights_sha256",
     "resumed_at", "plots",
 ]  # fmt: skip
@@ -62,7 +64,7 @@ def test_a_plot_that_cannot_be_drawn_is_one_line_of_the_log(
         keep_outcome(folder, report, 1)
         result = finish(folder, settings, report, images, seconds={}, log=lines.append)
 
-    assert result["plots"] == ["labels.png"]
+    assert result["plots"] == ["labels.png", "confusion.png", "recall.png", "reliability.png"]
     assert [line for line in lines if "plot" in line] == ["plot accuracy: not drawn, ValueError: no such colour"]
 
 
@@ -78,7 +80,7 @@ def test_a_finished_run_has_a_result_file_with_exactly_the_agreed_keys(
     assert stored == json.loads(json.dumps(result))
     assert list(stored) == KEYS
     assert (stored["status"], stored["method"], stored["seed"], stored["run_dir"]) == ("finished", method, 0, str(path))
-    assert all(row.keys() == {"name", "kind", "accuracy"} for row in stored["table"])
+    assert all(row.keys() == {"name", "kind", "accuracy", "scores"} for row in stored["table"])
     assert {row["kind"] for row in stored["table"]} <= {"client", "baseline", "ensemble", "student"}
     assert stored["accuracy"] == stored["table"][-1]["accuracy"] <= stored["best_accuracy"]
     assert (stored["uploads"], stored["refused"], stored["resumed_at"]) == (3, 1, 0)
@@ -100,13 +102,15 @@ def test_a_finished_run_has_a_result_file_with_exactly_the_agreed_keys(
         "library_name": "oneshot-fl",
         "pipeline_tag": "image-classification",
         "tags": ["federated-learning", "one-shot-federated-learning", "flower", stored["method"]],
-        "metrics": ["accuracy"],
+        "metrics": list(stored["scores"]),
         "version": version("oneshot-fl"),
         "date": json.loads((path / "run.json").read_text())["created"][:10],
     }
     (scored,) = model["results"]
     assert scored["dataset"] == {"type": "digits", "name": "digits"}
-    assert scored["metrics"][0]["value"] == stored["accuracy"]
+    assert scored["metrics"][0]["value"] == pytest.approx(stored["accuracy"] / 100, abs=1e-4)
+    assert stored["scores"].keys() == set(HEADLINES)
+    assert all(score["low"] <= score["value"] <= score["high"] for score in stored["scores"].values())
     assert sorted(stored["plots"]) == sorted(file.name for file in (path / "report").iterdir())
 
 

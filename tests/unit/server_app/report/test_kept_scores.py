@@ -37,7 +37,7 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(comparison, "run_cell", here)
     monkeypatch.setattr(comparing, "jobs_for", lambda *_: 1)  # cells in one process take turns
-    for name in ("accuracy", "member_accuracies"):
+    for name in ("scored", "member_scores"):
         whole = getattr(HeldOut, name)
 
         def counted(self: HeldOut, model: Any, name: str = name, whole: Any = whole) -> Any:
@@ -64,8 +64,8 @@ def test_cells_on_the_same_uploads_have_the_rows_of_fresh_replays_and_score_the_
     assert tables == [result["table"] for result in alone]
     assert len({row["accuracy"] for row in tables[0]}) >= 3
     # One pass for all clients and FedENS, one for FedAvg, one for each of three methods' own results.
-    assert in_cells == ["accuracy"] * 4 + ["member_accuracies"]
-    assert sorted(passes) == ["accuracy"] * 6 + ["member_accuracies"] * 4
+    assert in_cells == ["member_scores"] + ["scored"] * 4
+    assert sorted(passes) == ["member_scores"] * 4 + ["scored"] * 6
 
 
 @pytest.fixture
