@@ -90,6 +90,23 @@ def fens(msg: Message, context: Context) -> Message:
     return answer(msg, local)
 
 
+@app.train("evaluate")
+def evaluate(msg: Message, context: Context) -> Message:
+    """Answer with the scores of a result on this client's own test examples."""
+    import torch
+
+    from client_app.evaluating import EvaluatingClient
+    from strategies.client.evaluation import answer
+
+    torch.set_num_threads(1)
+    try:
+        facts = node_facts(context.node_config, context.run_config)
+        side = EvaluatingClient(context.run_config, facts, node_policy(context.node_config, facts)).side()
+    except OneShotError as error:
+        return answer_question(msg, {"client": client_name(context.node_config), "error": str(error)}, ArrayRecord())
+    return answer(msg, side)
+
+
 @app.train("fusefl")
 def fusefl(msg: Message, context: Context) -> Message:
     """Answer a question of FuseFL: train the next block on top of all clients' blocks, or send moments of features."""

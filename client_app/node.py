@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fl_app.node_config import checkpoint_path, client_name
 from fl_app.node_policy import FREE, NodePolicy
 from strategies.core import refusals
-from strategies.core.clients import read_float, read_int
+from strategies.core.clients import read_float, read_int, read_share
 from strategies.core.facts import CLIENT_NAME
 
 if TYPE_CHECKING:
@@ -98,6 +98,7 @@ class TrainRequest:
         seed: The run's seed.
         holdout: Share of the client's examples held out of training for requests after the upload, in [0, 1).
         per_class: Whether the held-out share is stratified by class.
+        test_share: Share of each class that is never trained on, and scored at the end, in [0, 0.5].
         calibrate: Whether the client sends the ranges of its activations with its model.
         task: The kind of model to train and send: a key of :data:`client_app.tasks.TASKS`.
         sums: What the client measures for a merge of weights: "fisher", "gram", or empty for nothing.
@@ -111,6 +112,7 @@ class TrainRequest:
     calibrate: bool = False
     task: str = "classifier"
     sums: str = ""
+    test_share: float = 0.0
 
     @classmethod
     def read(cls, said: Mapping[str, Any], seed: int) -> TrainRequest:
@@ -128,6 +130,7 @@ class TrainRequest:
             bool(said.get("calibrate", False)),
             str(said.get("task", "classifier")),
             str(said.get("sums", "")),
+            read_share(said, "test-share"),
         )
 
 

@@ -36,7 +36,7 @@ from fl_app.node_config import checkpoint_path
 from fl_app.node_policy import NodePolicy
 from strategies.client import start_digest
 from strategies.client.calibration import calibrate
-from strategies.client.holdout import held_out
+from strategies.client.holdout import held_out, split_test
 from strategies.client.merging import MOST, fisher_diagonal, gram_matrices
 from strategies.core import refusals
 from strategies.core.checkpoints import read_checkpoint
@@ -69,11 +69,13 @@ class LocalExamples:
         split: The training half of the data set.
         train: Positions in it that the client trains on.
         held: Positions that are held out for requests after the upload.
+        test: Positions that results are scored on at the end.
     """
 
     split: Split
     train: torch.Tensor
     held: torch.Tensor
+    test: torch.Tensor
 
     @property
     def label_counts(self) -> tuple[int, ...]:
@@ -103,10 +105,15 @@ def load_examples(config: AppConfig, node: Node, request: TrainRequest) -> Local
         node.policy.check_backbone(config.features.backbone, config.features.weights)
         split = as_read(split, config.features)
     positions = own_positions(split, config, partition_id=node.partition_id, num_partitions=node.num_partitions)
+    groups = None if split.groups is None else split.groups[positions].numpy()
+    kept, tested = split_test(
+        split.labels[positions].numpy(), client=node.client, share=request.test_share, groups=groups
+    )
+    test, positions = positions[torch.from_numpy(tested)], positions[torch.from_numpy(kept)]
     labels = split.labels[positions].numpy() if request.per_class else None
     parts = held_out(len(positions), client=node.client, seed=request.seed, share=request.holdout, labels=labels)
     train, held = (positions[torch.from_numpy(part)] for part in parts)
-    return LocalExamples(split, train, held)
+    return LocalExamples(split, train, held, test)
 
 
 def _read(policy: NodePolicy, what: str, read: Read, positions: torch.Tensor) -> torch.Tensor:

@@ -99,6 +99,10 @@ class ClientConfig:
         "", "upload this file and train nothing; {client} and {partition} are filled in", path=True,
         private=("", "a checkpoint has no privacy guarantee"),
     )  # fmt: skip
+    test_share: float = option(
+        0.1, "share of each class that a client keeps from training where clients evaluate the result", above=0.0,
+        high=0.5,
+    )  # fmt: skip
     max_ensemble_mib: float = option(
         0.0, "largest ensemble that a client accepts, and most logits of it, MiB; 0 = any ensemble", low=0.0,
         free=(RESUME, ADOPTION),
@@ -121,6 +125,23 @@ class ClientConfig:
             raise OptionError(f"setting 'client.final-lr' is {self.final_lr}: must be at most 'client.lr', {self.lr}")
         if not has_known_placeholders(self.checkpoint):
             raise OptionError(f"setting 'client.checkpoint' is {self.checkpoint[:200]!r}: {PLACEHOLDERS}")
+
+
+@dataclass(frozen=True)
+class EvaluateConfig:
+    """Where results are scored."""
+
+    on: str = option(
+        "auto",
+        "where the result is scored: on the server's held-out examples, on the clients' own ones, both or none; auto: "
+        "on the server if it has such examples",
+        choices=("auto", "server", "clients", "both", "none"),
+        free=(ADOPTION,),
+    )
+
+    def __post_init__(self) -> None:
+        """Check every value."""
+        check(self, "evaluate")
 
 
 NO_TRACKER = "none"
@@ -182,6 +203,7 @@ class AppConfig(StageOptions):
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     client: ClientConfig = field(default_factory=ClientConfig)
+    evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     attack: AttackConfig = field(default_factory=AttackConfig)
     privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
     features: FeaturesConfig = field(default_factory=FeaturesConfig)

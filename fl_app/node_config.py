@@ -39,13 +39,16 @@ KEYS: Mapping[str, type] = {
     "label-counts": str,
     "architectures": str,
     "data-sources": str,
+    "may-evaluate": bool,
+    "min-test-examples": int,
+    "share": str,
 }
 PATHS = ("data-root", "checkpoint", "state-dir")
 # The keys that Flower itself gives a simulated node; a node whose config holds more is a deployed one.
 PARTITION = frozenset({"partition-id", "num-partitions"})
 _PLACEHOLDER = re.compile(r"client:|partition:(0?[0-9]{1,2}d?)?")  # of a checkpoint's path, with its width
 PLACEHOLDERS = "its placeholders must be {client} and {partition}, or with digits {partition:03d}"
-WORDS = {str: "a text", int: "a whole number", float: "a number"}
+WORDS = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
 
 # `oneshot run` sets it for the processes that it starts: the number of simulated clients.
 SUPERNODES_VARIABLE = "ONESHOT_NUM_SUPERNODES"
@@ -140,7 +143,7 @@ def checked_facts(facts: Mapping[str, Any], where: str) -> dict[str, Any]:
         if key not in KEYS:
             raise OptionError(f"{where} has {key[:80]!r}: must be one of {', '.join(KEYS)}")
         kind = KEYS[key]
-        if not isinstance(value, (int, float) if kind is float else kind) or isinstance(value, bool):
+        if not isinstance(value, (int, float) if kind is float else kind) or isinstance(value, bool) != (kind is bool):
             raise OptionError(f"{where}: {key} is {str(value)[:80]!r}: must be {WORDS[kind]}")
     check_device(facts.get("device") or "auto", f"{where}: device")
     NodePolicy.of(facts)

@@ -24,6 +24,7 @@ from strategies.core.options import listed
 from strategies.core.places import expand_user
 
 LABEL_COUNTS = ("numbers", "presence", "none")
+SHARES = ("sums", "confusion", "accuracy")  # of an evaluation, most first
 LARGEST = sys.float_info.max  # of a whole number that a float can hold
 CACHE_MIB = 1024.0  # the default of features.cache-mib
 DELTA = 1e-4  # the sum of ten runs with the default of privacy.delta
@@ -48,6 +49,9 @@ class NodePolicy:
         architectures: The architectures that are trained and built; empty for all of the zoo.
         sources: The data sources of own code, ``module:attribute``, that ``data.name`` may name.
         max_cache_mib: The most features that are kept on the disk, MiB, over all runs.
+        may_evaluate: Whether results are scored on the node's own test examples.
+        min_test_examples: Fewer test examples are not scored on.
+        share: What is sent of the scores' sums, one of :data:`SHARES`.
     """
 
     deployed: bool = False
@@ -59,6 +63,9 @@ class NodePolicy:
     architectures: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()
     max_cache_mib: float = math.inf
+    may_evaluate: bool = True
+    min_test_examples: int = 1
+    share: str = "sums"
 
     @classmethod
     def of(cls, facts: Mapping[str, Any], *, deployed: bool = False) -> NodePolicy:
@@ -79,6 +86,9 @@ class NodePolicy:
             architectures=tuple(listed(facts.get("architectures", ""))),
             sources=tuple(listed(facts.get("data-sources", ""))),
             max_cache_mib=float(facts.get("max-cache-mib", CACHE_MIB if deployed else math.inf)),
+            may_evaluate=bool(facts.get("may-evaluate", True)),
+            min_test_examples=int(facts.get("min-test-examples", 1)),
+            share=str(facts.get("share", "sums")),
         )
 
     @property
@@ -232,13 +242,24 @@ def _check(facts: Mapping[str, Any]) -> None:
             raise OptionError(
                 f"the node's config: {key} is {facts[key]!r:.80}: must be at least 0 and below {LARGEST:g}"
             )
-    if facts.get("label-counts", "numbers") not in LABEL_COUNTS:
-        raise OptionError(
-            f"the node's config: label-counts is {facts['label-counts'][:80]!r}: must be one of "
-            f"{', '.join(LABEL_COUNTS)}"
-        )
+    _check_shared(facts)
     for folder in listed(facts.get("read", "")):
         if not expand_user(folder).is_absolute():
             raise OptionError(
                 f"the node's config: read has {folder[:200]!r}: must be absolute paths, divided by commas"
             )
+
+
+def _check_shared(facts: Mapping[str, Any]) -> None:
+    """Check what the config says of label counts and evaluations; see :func:`_check`."""
+    if facts.get("label-counts", "numbers") not in LABEL_COUNTS:
+        raise OptionError(
+            f"the node's config: label-counts is {facts['label-counts'][:80]!r}: must be one of "
+            f"{', '.join(LABEL_COUNTS)}"
+        )
+    if facts.get("share", "sums") not in SHARES:
+        raise OptionError(f"the node's config: share is {facts['share'][:80]!r}: must be one of {', '.join(SHARES)}")
+    if not 1 <= facts.get("min-test-examples", 1) < 2**31:
+        raise OptionError(
+            f"the node's config: min-test-examples is {facts['min-test-examples']}: must be at least 1 and below 2**31"
+        )

@@ -10,7 +10,7 @@ from logging import ERROR, INFO, WARNING
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flwr.app import Context
+from flwr.app import ConfigRecord, Context
 from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 from flwr.supercore.run import RunNotRunningException
@@ -18,20 +18,22 @@ from flwr.supercore.run import RunNotRunningException
 from fl_app.node_config import SUPERNODES_VARIABLE
 from server_app.launch.run_command import how_to_go_on, leave_resume_file
 from server_app.replay.forget import adopt_uploads
+from server_app.report.client_scores import client_lines, evaluation_facts
 from server_app.report.finish import describe_failure, finish, table_lines
 from server_app.report.gatekeeping import attack_line
-from server_app.settings.build import build_job, build_strategy, held_out
+from server_app.settings.build import build_job, build_strategy, held_out, where_scored
 from server_app.settings.checks import check_needs_of_settings
 from server_app.settings.read import Settings, read_settings, scaled_line
 from server_app.settings.settled import check_adopted, check_same_run
+from strategies.core.clients import TEST_SHARE
 from strategies.core.durable import store_errors
 from strategies.core.errors import ComputeError, OneShotError, StoreError
 from strategies.core.processor import flush_subnormals
+from strategies.flower.one_shot import OneShot
 from strategies.flower.run import log_info
 from strategies.run.run_folder import RunFolder
 
 if TYPE_CHECKING:
-    from strategies.flower.one_shot import OneShot
     from strategies.flower.rounds.iterative import Iterative
 
 app = ServerApp()
@@ -70,10 +72,20 @@ def _run(grid: Grid, given: dict[str, Any]) -> None:
             return
         with _resumable(strategy, settings):
             adopt_uploads(folder, settings.app.uploads, settings.app.forget, min_uploads=settings.app.min_uploads)
-            strategy.start(grid, timeout=settings.app.deadline_s)
+            where = where_scored(settings, has_examples=images is not None or bool(len(split.labels)))
+            asked = {TEST_SHARE: settings.app.client.test_share} if where in ("clients", "both") else {}
+            strategy.start(grid, timeout=settings.app.deadline_s, train_config=ConfigRecord(dict(asked)))
+            evaluation = None
+            if asked and isinstance(strategy, OneShot):
+                found = strategy.score_on_clients(grid, timeout=settings.app.deadline_s, classes=split.classes)
+                evaluation = evaluation_facts(found, where, settings.app.metric, split.classes)
+                for line in client_lines(evaluation):
+                    log_info(line)
             with RunFolder.open(folder.path) as finished, store_errors(folder.path):
                 seconds = {**strategy.account.seconds, "app": time.monotonic() - began}
-                result = finish(finished, settings, strategy.report, images, seconds=seconds, log=log_info)
+                result = finish(
+                    finished, settings, strategy.report, images, seconds=seconds, log=log_info, evaluation=evaluation
+                )
     if SUPERNODES_VARIABLE not in os.environ:  # `oneshot run` prints the table itself
         for line in table_lines(result):
             log_info(line)

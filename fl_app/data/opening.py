@@ -192,6 +192,34 @@ def open_data(data: DataConfig, half: str, *, root: str | None = None, download:
     )
 
 
+def open_facts(data: DataConfig) -> Split | None:
+    """Return the test half of a server without held-out examples: no example, and the facts that all parties share.
+
+    Args:
+        data: The settings.
+
+    Returns:
+        None if the server has a test half, or if its data set tells no facts without examples.
+
+    Raises:
+        OptionError: The schema of tables is missing or wrong.
+    """
+    folder = data_root(data.root)
+    nothing = torch.zeros(0, dtype=torch.int64)
+    if data.tables and not (folder / f"test.{data.name}").exists():
+        schema = schema_of(folder, label=data.label, sha256=data.schema_sha256)
+        shape = (schema.features, 1, 1)
+        bare = unchanged(nothing, lambda _: torch.zeros(0, *shape), num_classes=len(schema.classes), shape=shape)
+        return replace(bare, classes=tuple(schema.classes), columns=tuple(column.words for column in schema.columns))
+    if data.classes and data.image_size and not (folder / "test").exists():
+        size, names = data.image_size, listed(data.classes)
+        bare = pixels(
+            nothing, lambda _: torch.zeros(0, 3, size, size, dtype=torch.uint8), num_classes=len(names), shape=(3, size)
+        )
+        return replace(bare, classes=tuple(names))
+    return None
+
+
 def _own(data: DataConfig, half: str, root: str) -> Split:
     found, what = open_own(data.name, half, root), f"data source {data.name!r}, {half} half,"
     classes = num_classes_of(found, data.num_classes, what)

@@ -50,6 +50,7 @@ class Split:
         by_client: Whether a domain is what one client holds: then no other division makes sense.
         classes: The names of the classes, in the order of their numbers; empty where numbers are their names.
         columns: How each column of a table becomes features, one text per column; empty for other examples.
+        groups: The group of each example, such as its patient, int64 [N]; None if each example is its own.
         named: Whether the classes are known to all parties by name or number; not those of a user's own code.
     """
 
@@ -62,6 +63,7 @@ class Split:
     domains: torch.Tensor | None = None
     texts: Sequence[str] | None = None
     by_client: bool = False
+    groups: torch.Tensor | None = None
     classes: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
     named: bool = True

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fl_app.data import TABLE_FORMS
+from server_app.report.client_scores import client_lines, client_plots, client_rows
 from server_app.report.communication import Cost, cost_of, moved_in, moved_lines, points_of, rounds_in
 from server_app.report.drawing import save_all
 from server_app.report.evaluation import Row, best_accuracy, evaluate
@@ -101,15 +102,16 @@ def _version() -> str:
         return ""
 
 
-def finish(
+def finish(  # noqa: PLR0913  everything that a result consists of
     folder: RunFolder,
     settings: Settings,
     report: StageReport,
-    held_out: Scorer,
+    held_out: Scorer | None,
     *,
     seconds: Mapping[str, float],
     log: Callable[[str], None],
     kept: Path | None = None,
+    evaluation: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Score a finished server stage and write its result, model card and plots.
 
@@ -117,16 +119,25 @@ def finish(
         folder: The run folder, open for writing.
         settings: The run's settings.
         report: The server stage.
-        held_out: The held-out images, which no client holds.
+        held_out: The held-out images, which no client holds; None for a server without any.
         seconds: Wall time per phase; the time of this function is added to "evaluation" and "app".
         log: Takes a line for the user.
         kept: The file of scores that methods on the same uploads share; None without one.
+        evaluation: The scores on the clients' own examples, see :mod:`.client_scores`; None where none were asked.
 
     Returns:
         The result, as written to result.json.
     """
     began = time.monotonic()
-    rows = evaluate(report, settings.choice.name, held_out, log=log, kept=kept)
+    if held_out is not None:
+        rows = evaluate(report, settings.choice.name, held_out, log=log, kept=kept)
+    else:
+        rows = client_rows(evaluation or {}, settings.choice.titled(report.job.config), settings.choice.kind)
+    if not rows:
+        bare = bare_result(folder, settings.choice.name, report, seconds)
+        bare |= {"evaluation": evaluation} if evaluation else {}
+        _keep(folder, settings, bare, log=log)
+        return bare
     accuracy = rows[-1].accuracy  # the last row is the method's own result: the student, if it has both outcomes
     refused, cost = [refusal for each in rounds_in(folder) for refusal in each.refused()], cost_of(folder)
     result: dict[str, Any] = {
@@ -142,6 +153,7 @@ def finish(
         "refused": len(refused),
         "refusals": refused,
         **_of_clients(settings, report, held_out),
+        **({"evaluation": dict(evaluation)} if evaluation else {}),
     }
     result["plots"] = _reported(folder, settings, report, rows, result=result, cost=cost, log=log)
     spent = dict.fromkeys(("evaluation", "app"), time.monotonic() - began)
@@ -165,10 +177,10 @@ def _rounded(seconds: Mapping[str, float]) -> dict[str, float]:
     return {phase: round(value, 2) for phase, value in seconds.items()}
 
 
-def _of_clients(settings: Settings, report: StageReport, held_out: Scorer) -> dict[str, Any]:
+def _of_clients(settings: Settings, report: StageReport, held_out: Scorer | None) -> dict[str, Any]:
     """Return a result's entries on classes, attackers and privacy, without the empty ones."""
     found = {
-        "classes": list(held_out.classes),
+        "classes": [] if held_out is None else list(held_out.classes),
         "attack": attack_facts(settings.app.attack, report, held_out) if isinstance(held_out, HeldOut) else {},
         "privacy": privacy_facts(settings.app.privacy, sums=settings.choice.uploads == STATISTICS),
     }
@@ -201,6 +213,7 @@ def _reported(
     points = points_of(settings.choice, rows, metrics, cost) if cost is not None else []
     plots = run_plots(report, rows, own_epochs(report.outcome, metrics), points, classes=facts["classes"])
     plots |= score_plots(report.job, details)
+    plots |= client_plots(result.get("evaluation", {}))
     plots["gatekeeper"] = partial(plot_verdict, facts["gatekeeper"])
     return save_all(folder.path / "report", plots, setting, log)
 
@@ -268,6 +281,7 @@ def table_lines(result: Mapping[str, Any]) -> list[str]:
     width = max((len(str(row["name"])) for row in result["table"]), default=0)
     metric = result.get("metric", "accuracy")
     lines = [f"{row['name']:<{width}}  {row['kind']:<8}  {_headline_text(row, metric)}" for row in result["table"]]
+    lines += client_lines(result["evaluation"]) if "evaluation" in result else []
     lines += [f"scaled: {scaled_line(result['scaled'])}"] if "scaled" in result else []
     lines += attack_lines(result.get("attack", {})) + privacy_lines(result.get("privacy", {}))
     lines += verdict_lines(result.get("gatekeeper", {}))

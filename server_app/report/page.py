@@ -155,6 +155,7 @@ CAPTIONS = {
     "images.",
     "labels": "Who held which classes: the training examples of each client, by class.",
     "server_curve": "Accuracy while the server works. Held-out images choose nothing: the last epoch is the result.",
+    "clients": "What each client gains on its own examples: from its own model to the result.",
     "confusion": "How many held-out examples of each true class the result takes for which class.",
     "recall": "The share of each class that the result finds, with its 95 % interval.",
     "reliability": "How often the result is right where it is how confident; a calibrated model lies on the line.",

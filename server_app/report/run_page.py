@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from server_app.report.client_scores import client_table, confusion_tables
 from server_app.report.communication import size_text
 from server_app.report.gatekeeping import attack_lines, verdict_lines
 from server_app.report.page import Page, known_facts, plots_of, software_facts
@@ -54,6 +55,7 @@ def run_page(folder: RunFolder, result: Mapping[str, Any], code: str, fitting: S
         warnings=_warnings(result),
         tables=[
             _results(result),
+            *_clients(result),
             *_scores(result),
             *_classes(folder, result.get("classes", ())),
             *_bytes(result),
@@ -81,7 +83,10 @@ def _figures(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     unit = f" {unit}" if unit else ""
     value, interval = headline_cells({"accuracy": result["accuracy"], "scores": result.get("scores", {})}, metric)
     within = "" if interval == "-" else f", 95 % within {interval}"
-    figures = [(f"{value}{unit}", f"{name} on held-out examples{within}")]
+    where = "on held-out examples"
+    if result.get("evaluation", {}).get("on") == "clients":
+        where = "on the clients' own examples, all together"
+    figures = [(f"{value}{unit}", f"{name} {where}{within}")]
     figures += [] if alone is None else [(f"{alone:.{places_of(metric)}f}{unit}", "best client alone")]
     figures += [(str(result["uploads"]), f"uploads, {result['refused']} refused")] if result["uploads"] else []
     figures += [(size_text(result["mib_up_per_client"]), "sent per client")]
@@ -129,6 +134,13 @@ def _results(result: Mapping[str, Any]) -> Table:
         ("model", "kind", "95 % interval", titled(metric).rpartition(", ")[2]), rows, texts=2, bars=bars,
         strong=frozenset({len(rows) - 1}),
     )  # fmt: skip
+
+
+def _clients(result: Mapping[str, Any]) -> list[Table]:
+    """Return the tables of the scores on the clients' own examples; none where none were asked."""
+    if (facts := result.get("evaluation")) is None:
+        return []
+    return [*client_table(facts), *confusion_tables(facts, result.get("classes", ()), CLASSES_MOST)]
 
 
 def _scores(result: Mapping[str, Any]) -> list[Table]:

@@ -149,16 +149,51 @@ def _check_clients(app: AppConfig, train: Split, num_clients: int) -> None:
     )
 
 
-def held_out(settings: Settings) -> tuple[HeldOut, Split]:
+def held_out(settings: Settings) -> tuple[HeldOut | None, Split]:
     """Open the held-out images, which no client holds, and the facts of their data set.
+
+    Returns:
+        None in place of the images where the server has none, or where results are not scored on them.
 
     Raises:
         DataError: The data set is missing; the error names the remedy.
     """
     split = open_half(settings, "test")
+    if where_scored(settings, has_examples=bool(len(split.labels))) in ("clients", "none"):
+        return None, split
     data = split.take(half_of(split.labels, settings.app.data.held_out))
     functions = functions_of(settings, split)
     return HeldOut(data, split.normalization, functions=functions, classes=split.classes), split
+
+
+def where_scored(settings: Settings, *, has_examples: bool) -> str:
+    """Return where a result is scored: ``"server"``, ``"clients"``, ``"both"`` or ``"none"``.
+
+    Args:
+        settings: The settings.
+        has_examples: Whether the server has held-out examples.
+
+    Raises:
+        OptionError: The setting needs examples that the server lacks, or clients that are not asked.
+    """
+    on, app = settings.app.evaluate.on, settings.app
+    if on == "auto":
+        on = "server" if has_examples else "clients"
+    if on in ("server", "both") and not has_examples:
+        raise OptionError(
+            f"setting 'evaluate.on' is {on!r}: must be 'clients', 'none' or 'auto' on a server without examples"
+        )
+    if on in ("clients", "both") and app.privacy.on:
+        raise OptionError(
+            f"setting 'evaluate.on' is {app.evaluate.on!r}, which means {on!r} here: must be 'server' or 'none' with "
+            "'privacy.epsilon', because scores carry no noise"
+        )
+    if on in ("clients", "both") and settings.method is None:
+        raise OptionError(
+            f"setting 'evaluate.on' is {app.evaluate.on!r}, which means {on!r} here: must be 'server' or 'none' with "
+            "method 'iterative'"
+        )
+    return on
 
 
 def functions_of(settings: Settings, split: Split) -> tuple[FeatureFunction, ...]:
@@ -274,6 +309,11 @@ def _check_simulated_device(name: str) -> None:
     resolve_device(name, "'client.device'")
 
 
+def _hold_their_own(app: AppConfig) -> bool:
+    """Return whether every node of a rehearsal has a data root of its own."""
+    return bool(app.client.nodes) and all("data-root" in facts for facts in read_nodes(Path(app.client.nodes)))
+
+
 def check_before_start(settings: Settings, num_supernodes: int) -> None:
     """Refuse settings before any process starts, instead of half a minute later in the simulation.
 
@@ -293,10 +333,13 @@ def check_before_start(settings: Settings, num_supernodes: int) -> None:
         resolve_device(app.device)
     if not app.uploads:  # of another run, whose clients have trained
         _check_simulated_device(app.client.device)
-    train, test = open_half(settings, "train"), open_half(settings, "test")
-    check_division(app, train, num_supernodes)
+    test = open_half(settings, "test")
+    where_scored(settings, has_examples=bool(len(test.labels)))
+    if len(test.labels) or not _hold_their_own(app):  # else the server may lack training examples, too
+        train = open_half(settings, "train")
+        check_division(app, train, num_supernodes)
+        check_halves(app.data.name, train, test)
     check_checkpoints(app, num_supernodes)
-    check_halves(app.data.name, train, test)
     job = build_job(settings, test, None)
     if settings.method is not None:
         check_needs(settings.method, job)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from fl_app.data import ImageData, Split, images_in, images_of, normalize, open_data, server_share
+from fl_app.data import ImageData, Split, images_in, images_of, normalize, open_data, open_facts, server_share
 from fl_app.data import Normalization as FromData
 from fl_app.feature_cache import PASS, FeatureCache, FeatureSource
 from fl_app.models.feature_heads import memory_of
@@ -33,11 +33,14 @@ if TYPE_CHECKING:
 def open_half(settings: Settings, half: str) -> Split:
     """Open the training or the test half of the configured data set.
 
+    The test half of a server without held-out examples has none, and the facts that all parties share.
+
     Raises:
         DataError: The data set is missing; the error names the remedy.
         OptionError: The backbone of texts is unknown or not installed.
     """
-    return as_read(open_data(settings.app.data, half), settings.app.features)
+    facts = open_facts(settings.app.data) if half == "test" else None
+    return as_read(open_data(settings.app.data, half) if facts is None else facts, settings.app.features)
 
 
 def proxy_images(settings: Settings, input_shape: tuple[int, int, int], seed: int) -> torch.Tensor | None:

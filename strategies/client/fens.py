@@ -29,7 +29,7 @@ from flwr.clientapp import ClientApp
 from ..aggregation.steps import Sgd, hidden_units, round_steps
 from ..combiners.voting import vote_counts
 from ..core import refusals
-from ..core.clients import read_float, read_int
+from ..core.clients import read_float, read_int, read_share
 from ..core.durable import MIB
 from ..core.errors import OneShotError, OptionError, UploadError
 from ..core.processor import flush_subnormals
@@ -133,9 +133,11 @@ class _Question:
             share=self.real("holdout"),
             per_class=bool(facts["per-class"]),
             num_classes=self.number("num-classes", counts=True),
+            test_share=read_share(facts, "test-share"),
         )
         # These three settings determine the held examples, and so their logits.
         held = f"{self.holdout.seed}/{self.holdout.share}/{self.holdout.per_class}"
+        held += f"/{self.holdout.test_share}" if self.holdout.test_share else ""
         self.cache = LogitCache(self.local.state_dir, self.holdout.run_id, self.local.client, held)
 
     def fact(self, key: str) -> Any:

@@ -23,6 +23,7 @@ class HoldoutRequest:
         share: Share of the client's examples that it held out.
         per_class: Whether it held out that share of every class.
         num_classes: C.
+        test_share: Share of every class that it keeps for the evaluation of the result, see :func:`split_test`.
     """
 
     run_id: str
@@ -30,6 +31,7 @@ class HoldoutRequest:
     share: float
     per_class: bool
     num_classes: int
+    test_share: float = 0.0
 
 
 def held_out(
@@ -58,3 +60,42 @@ def held_out(
     groups = [order] if labels is None else [order[labels[order] == kind] for kind in np.unique(labels)]
     kept = np.concatenate([group[: int(share * len(group))] for group in groups]) if count else order
     return np.setdiff1d(order, kept), np.sort(kept)
+
+
+def split_test(
+    labels: npt.NDArray[np.integer],
+    *,
+    client: str,
+    share: float,
+    groups: npt.NDArray[np.integer] | None = None,
+) -> tuple[Positions, Positions]:
+    """Divide a client's examples: positions to train on, and test positions to score results on; both ascending.
+
+    The draw depends on no seed of a run, so that a server cannot learn of single examples by asking for other draws; a
+    larger share holds all of a smaller one. A class keeps at least one example, or one group, for training.
+
+    Args:
+        labels: The class of each example [n].
+        client: The client's name.
+        share: Share of every class to test on, in [0, 0.5]; at least one example of a class with two or more.
+        groups: The group of each example [n], such as a patient's number, which is never cut; None if each is its own.
+
+    Returns:
+        No test positions where the share is 0.
+    """
+    everything = np.arange(len(labels))
+    if not share or not len(labels):
+        return everything, everything[:0]
+    units = everything if groups is None else np.unique(groups, return_inverse=True)[1]
+    count = int(units.max()) + 1
+    kinds = np.empty(count, np.int64)  # a group counts by the class of its first example
+    kinds[units[::-1]] = labels[::-1]
+    order = np.random.default_rng(derive_seed(0, "test", client)).permutation(count)
+    chosen = np.zeros(count, bool)
+    for kind in np.unique(kinds):
+        own = order[kinds[order] == kind]
+        chosen[own[: max(1, round(share * len(own))) if len(own) > 1 else 0]] = True
+    test = chosen[units]
+    for kind in np.setdiff1d(labels[test], labels[~test]):  # groups of several classes may take a whole class
+        test[units == units[labels == kind][0]] = False
+    return everything[~test], everything[test]

@@ -37,6 +37,9 @@ class Answer:
     arrays: Mapping[str, np.ndarray[Any, Any]] = field(default_factory=dict)
 
 
+TEST_SHARE = "test-share"  # of requests: the share of each class that a client keeps for the result's evaluation
+
+
 class Clients(Protocol):
     """The clients, for a method that continues with them after their upload."""
 
@@ -101,6 +104,18 @@ def read_int(said: Mapping[str, Any], key: str, usual: int | None = None) -> int
     value = said.get(key, usual)
     if type(value) is not int:
         raise refusals.bad_request(key, value, "a whole number of 64 bits")
+    return value
+
+
+def read_share(said: Mapping[str, Any], key: str) -> float:
+    """Return a share from 0 to one half of a request's config; 0 if it has none.
+
+    Raises:
+        UploadError: The server has sent something else.
+    """
+    value = read_float(said, key, 0.0)
+    if not 0.0 <= value <= 0.5:
+        raise refusals.bad_request(key, value, "a number from 0 to 0.5")
     return value
 
 

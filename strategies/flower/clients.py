@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 SIMULATION_POLL_S = 0.005
 JOIN_S = 1.0
 SAVE_EVERY_S = 5.0
-ALLOWED_DTYPES = ("float32", "int64")
+ALLOWED_DTYPES = ("float32", "int64", "uint32")
 # After this many failures in a row, a client gets no more questions.
 MOST_FAILURES = 3
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from logging import INFO, WARNING
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,14 +17,15 @@ from flwr.serverapp.strategy import Result, Strategy
 from ..combiners.outcomes import load_model
 from ..compute import choose
 from ..core.errors import OptionError
-from ..core.facts import UNKNOWN_SHAPE, choose_normalization, holds_images
+from ..core.facts import CLASSIFIER, UNKNOWN_SHAPE, choose_normalization, holds_images
 from ..core.options import QUICK
 from ..core.places import expand_user
-from ..method import ASSUMED, Job, Method, Normalization
+from ..method import ASSUMED, METHODS, Job, Method, Normalization, Silent
 from ..run.identity import open_run
 from ..run.quarantine import guarded_replay
 from ..run.run_folder import RunFolder, default_run_dir
-from ..run.stage import StageReport
+from ..run.stage import StageReport, pinned_clients
+from ..scores.exchange import FEDAVG, RESULT, Evaluation, ask, question_of
 from ..uploads.builders import check_described, check_task, choose_config, choose_student, named_builders
 from .arguments import (
     FlowerArguments,
@@ -357,6 +359,41 @@ class OneShot(Strategy):
         log(INFO, "run folder: %s", self.folder.path)
 
     # The result's scores.
+
+    def score_on_clients(self, grid: Grid, *, timeout: float, classes: Sequence[str] = ()) -> Evaluation:
+        """Have the clients score the result on their own test examples, after :meth:`start`.
+
+        Each client that kept such examples (``test-share`` in the ``train_config`` of :meth:`start`) gets the result,
+        and one-shot FedAvg if the uploads have one architecture, and answers with integer sums.
+
+        Args:
+            grid: Flower's grid.
+            timeout: Seconds to wait for answers.
+            classes: The classes' names.
+
+        Returns:
+            The sums of the clients that answered, and why others did not.
+        """
+        began, server_round = time.monotonic(), self.method.plan(self.job.config).rounds
+        outcome, job = self.report.outcome, self.report.job
+        models = {RESULT: outcome}
+        alike = self.method.uploads == CLASSIFIER and self.method.name != "fedavg"
+        if alike and {each.architecture for each in job.uploads} == {job.student}:
+            average = METHODS["fedavg"]
+            models[FEDAVG] = average.fit(replace(job, config=average.config(), device="cpu"), Silent())
+        try:
+            folder = self.folder.round(server_round)
+            clients = self.rounds.clients(self.folder, server_round, grid, timeout)
+
+            def why(name: str) -> str:
+                reasons = [row["reason"] for row in folder.refused() if row["client"] == name]
+                return reasons[-1] if reasons else "no answer"
+
+            question = question_of(models, job, classes)
+            return ask(clients, question, wanted=pinned_clients(folder) or (), why=why)
+        finally:
+            self.rounds.account.spend("evaluation", began)
+            self.close()
 
     def _evaluate_on_server(self, start: ArrayRecord, result: Result, evaluate_fn: EvaluateFn | None) -> None:
         server_round, scores = self.method.plan(self.job.config).rounds, MetricRecord()

@@ -15,6 +15,7 @@ from flwr.serverapp import Grid
 from ..compute import choose
 from ..compute.in_process import InProcess
 from ..core import refusals
+from ..core.clients import TEST_SHARE
 from ..core.durable import MIB
 from ..core.errors import OptionError
 from ..core.facts import CLASSIFIER, weights_alone
@@ -130,6 +131,7 @@ class Rounds:
         self.compute = compute
         self._start: str | None = None
         self._names = Names()
+        self._test_share: dict[str, Any] = {}  # of the clients' examples, as the uploads were asked for
         self._method = method
         self._job = job
         self.min_uploads = min_uploads
@@ -157,6 +159,7 @@ class Rounds:
             QuorumError: Too few uploads.
             OptionError: The method's needs are not met.
         """
+        self._test_share = {key: value for key, value in train_config.items() if key == TEST_SHARE}
         done, rounds = last_finished_round(folder), self._method.plan(self._job.config).rounds
         if done:
             log(INFO, "round %d of %d is finished: its result is read from the run folder", done, rounds)
@@ -274,6 +277,10 @@ class Rounds:
         """Return the place of the server stage: this process, if the method sends the clients questions."""
         if self._method.client_phase is None:
             return self._chosen(owns_ray=not has_engine(grid))
+        return InProcess(self.clients(folder, server_round, grid, timeout))
+
+    def clients(self, folder: RunFolder, server_round: int, grid: Grid, timeout: float) -> GridClients:
+        """Return the clients of a round's server stage, for questions after their upload."""
         round_folder = folder.round(server_round)
         # The files on the clients' own disks bear the id of the run that they uploaded to.
         forgotten = tuple(folder.info.get("forgotten", ()))
@@ -281,16 +288,16 @@ class Rounds:
             "run-id": str(folder.info.get("uploads-id", folder.id)),
             "seed": self._job.seed,
             "forget-others": bool(forgotten),
+            **self._test_share,
         }
         uploaded, nodes = pinned_clients(round_folder) or (), self.nodes(round_folder, grid)
-        clients = GridClients(
+        return GridClients(
             nodes,
             common=common,
             limits=Limits(timeout, nodes.max_bytes),
             left_out=(*forgotten, *quarantined_clients(round_folder)),
             members=None if any(map(is_anonymous, uploaded)) else uploaded,
         )
-        return InProcess(clients)
 
     def _run_stage(
         self,

@@ -239,6 +239,7 @@ def test_a_resumed_run_when_only_places_and_patience_differ_goes_on() -> None:
         "fens.ensemble-patience-s": 5.0,
         "checkpoint-s": 1.0,
         "tracker": "mlflow",
+        "metric": "auroc",
     }
 
     check_same_run({"settings": default_settings()}, {**default_settings(), **changed})

@@ -1,0 +1,208 @@
+"""The scores of a result on the clients' own examples: facts, table, plot, and who gains and who loses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from statistics import fmean, median
+from typing import TYPE_CHECKING, Any
+
+from server_app.report.drawing import COLOURS, legend_beside, row_figure
+from server_app.report.evaluation import Row
+from server_app.report.tables import Table, places_of, scale_of, titled
+from strategies.scores.exchange import FEDAVG, OWN, RESULT, ClientScores, Evaluation
+from strategies.scores.values import as_json, describe, gain, scores_of, verdict
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Facts = Mapping[str, Any]
+
+
+def evaluation_facts(evaluation: Evaluation, where: str, metric: str, classes: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the entry "evaluation" of a result.
+
+    Args:
+        evaluation: The clients' answers.
+        where: ``"clients"`` or ``"both"``.
+        metric: The headline score, which the gains are in.
+        classes: The classes' names.
+    """
+    pooled = {}
+    for model in (OWN, FEDAVG, RESULT):
+        if (sums := evaluation.pooled(model)) is not None:
+            pooled[model] = {name: round(score.value, 6) for name, score in scores_of(sums).items()}
+    if "auroc" in pooled.get(OWN, {}):  # each client's own model has a scale of its own, so their scores do not pool
+        own = [scores_of(client.sums[OWN]).get("auroc") for client in evaluation.clients if OWN in client.sums]
+        pooled[OWN]["auroc"] = round(fmean(score.value for score in own if score is not None), 6)
+    return {
+        "on": where,
+        "metric": metric,
+        "clients": [_client_facts(client, metric, classes) for client in evaluation.clients],
+        "pooled": pooled,
+        "described": {
+            model: describe(sums, classes)
+            for model in (FEDAVG, RESULT)
+            if (sums := evaluation.pooled(model)) is not None
+        },
+        "refused": [{"client": name, "reason": reason} for name, reason in evaluation.refused.items()],
+    }
+
+
+def client_rows(facts: Facts, title: str, kind: str) -> list[Row]:
+    """Return the rows of the result table of a server without held-out examples: all clients' examples together.
+
+    Args:
+        facts: See :func:`evaluation_facts`; empty, or without clients: no rows.
+        title: The method's title.
+        kind: The kind of its result.
+    """
+    models = [(FEDAVG, "FedAvg (one shot)", "baseline"), (RESULT, title, kind)]
+    described = facts.get("described", {})
+    return [Row.of(name, of, described[model]) for model, name, of in models if model in described]
+
+
+def _client_facts(client: ClientScores, metric: str, classes: Sequence[str]) -> dict[str, Any]:
+    values = {
+        model: {name: round(score.value, 6) for name, score in scores_of(sums).items()}
+        for model, sums in client.sums.items()
+    }
+    result, found = describe(client.sums[RESULT], classes), None
+    if OWN in client.sums:
+        found = gain(client.sums[OWN], client.sums[RESULT], client.pairs.get(OWN), metric)
+    better = None if found is None else {"metric": metric, **found.as_json(), "verdict": verdict(found)}
+    return {
+        "client": client.client,
+        "examples": client.examples,
+        "own": values.get(OWN),
+        "fedavg": values.get(FEDAVG),
+        "result": values[RESULT],
+        "scores": as_json(scores_of(client.sums[RESULT])),
+        "gain": better,
+        **{key: result[key] for key in ("confusion", "calibration-error", "notes") if key in result},
+    }
+
+
+def summary_line(facts: Facts) -> str:
+    """Return who gains and who loses, in one sentence; empty where no client has compared its own model."""
+    known = [client for client in facts["clients"] if client["gain"] is not None]
+    if not known:
+        return ""
+    metric = facts["metric"]
+    gains = [client for client in known if client["gain"]["verdict"] == "gains"]
+    losses = [client for client in known if client["gain"]["verdict"] == "loses"]
+    middle = _points(median(client["gain"]["value"] for client in known), metric)
+    line = f"Joining helps {len(gains)} of {len(known)} clients; the median client gains {middle}"
+    for client in losses[:3]:
+        line += f"; {client['client']} loses {_points(-client['gain']['value'], metric)}"
+    line += f"; {len(losses) - 3} more lose" if len(losses) > 3 else ""
+    ties = len(known) - len(gains) - len(losses)
+    line += f"; for {ties} the difference is within its interval" if ties else ""
+    return f"{line}."
+
+
+def client_lines(facts: Facts) -> list[str]:
+    """Return the evaluation as lines of a log: the sentence, and the clients without scores."""
+    lines = [f"{client['client']}: {_cells(client, facts['metric'])}" for client in facts["clients"]]
+    if line := summary_line(facts):
+        lines.append(line)
+    return [*lines, *(f"not evaluated: {row['client']}: {row['reason']}" for row in facts["refused"])]
+
+
+def _cells(client: Facts, metric: str) -> str:
+    found = client["gain"]
+    parts = [f"own model {_number(client['own'], metric)}"] if client["own"] else []
+    parts.append(f"result {_number(client['result'], metric)}")
+    parts += [] if found is None else [f"gain {_gain(found)}"]
+    return f"{titled(metric)} on {client['examples']} own examples: {', '.join(parts)}"
+
+
+def client_table(facts: Facts) -> list[Table]:
+    """Return the table with a row per client and those of the federation; none without scores of clients."""
+    clients, metric = facts["clients"], facts["metric"]
+    if not clients:
+        return []
+    rows = []
+    for client in clients:
+        found = client["gain"]
+        numbers = [_number(client[model], metric) for model in (OWN, FEDAVG, RESULT)]
+        rows.append((client["client"], str(client["examples"]), *numbers, "-" if found is None else _gain(found)))
+    pooled = facts["pooled"]
+    together = [_number(pooled.get(model), metric) for model in (OWN, FEDAVG, RESULT)]
+    rows.append(("all examples", str(sum(client["examples"] for client in clients)), *together, "-"))
+    for name, choose in (("mean of clients", fmean), ("worst client", max if metric == "log-loss" else min)):
+        cells = [_over(clients, model, metric, choose) for model in (OWN, FEDAVG, RESULT)]
+        rows.append((name, "", *cells, "-"))
+    notes = [
+        "Gains have 95 % intervals of the same examples under both models.",
+        "The server cannot verify what a client reports; an attacker moves the row of all examples by its share of "
+        "them, and the mean of clients is not the score of all examples.",
+    ]
+    notes += [summary_line(facts)] if summary_line(facts) else []
+    notes += [f"Not evaluated: {row['client']}, {row['reason']}." for row in facts["refused"]]
+    columns = ("client", "examples", "own model", "FedAvg", "result", "gain in points")
+    return [
+        Table(f"On the clients' own examples: {titled(metric)}", columns, rows, notes=notes,
+              strong=frozenset({len(clients)}))
+    ]  # fmt: skip
+
+
+def confusion_tables(facts: Facts, classes: Sequence[str], most: int) -> list[Table]:
+    """Return the confusion matrix of the result at each client, where it is shared and small enough."""
+    found = []
+    for client in facts["clients"]:
+        table = client.get("confusion", ())
+        if not 0 < len(table) <= most:
+            continue
+        names = classes or [str(label) for label in range(len(table))]
+        rows = [(name, *map(str, row)) for name, row in zip(names, table, strict=True)]
+        accuracy = client["scores"]["accuracy"]
+        ends = f"{100 * accuracy['low']:.1f} to {100 * accuracy['high']:.1f}"
+        notes = [f"Accuracy {100 * accuracy['value']:.1f} %, 95 % within {ends}.", *client.get("notes", ())]
+        found.append(Table(f"{client['client']}: true classes (rows) and predictions", ("", *names), rows, notes=notes))
+    return found
+
+
+def client_plots(facts: Facts) -> dict[str, Callable[[], Figure | None]]:
+    """Return the dumbbell plot; none without scores of clients."""
+    return {"clients": partial(plot_clients, facts)} if facts.get("clients") else {}
+
+
+def plot_clients(facts: Facts) -> Figure:
+    """Draw a line per client from the score of its own model to that of the result."""
+    clients, metric = facts["clients"], facts["metric"]
+    figure, axes, _ = row_figure([client["client"] for client in clients])
+    for place, client in enumerate(clients):
+        ends = [client[model].get(metric) if client[model] else None for model in (OWN, RESULT)]
+        shown = [None if end is None else end * scale_of(metric) for end in ends]
+        own, result = shown
+        if own is not None and result is not None:
+            axes.plot([own, result], [place, place], color=COLOURS["client"], linewidth=2.5, zorder=1)
+        for value, colour, name in ((own, "baseline", "own model"), (result, "student", "result")):
+            if value is not None:
+                axes.scatter([value], [place], color=COLOURS[colour], label=name, zorder=2, clip_on=False)
+    axes.set_xlabel(f"{titled(metric)} on the client's own examples")
+    axes.set_title("What each client gains")
+    legend_beside(axes)
+    return figure
+
+
+def _number(values: Mapping[str, float] | None, metric: str) -> str:
+    value = (values or {}).get(metric)
+    return "-" if value is None else f"{value * scale_of(metric):.{places_of(metric) - 1}f}"
+
+
+def _over(clients: Sequence[Facts], model: str, metric: str, choose: Callable[[list[float]], float]) -> str:
+    values = [client[model][metric] for client in clients if client[model] and metric in client[model]]
+    return _number({metric: choose(values)}, metric) if values else "-"
+
+
+def _points(value: float, metric: str) -> str:
+    unit = "nats" if metric == "log-loss" else "points"
+    return f"{value * scale_of(metric):.{places_of(metric) - 1}f} {unit}"
+
+
+def _gain(found: Facts) -> str:
+    scale, places = scale_of(found["metric"]), places_of(found["metric"]) - 1
+    value, low, high = (found[key] * scale for key in ("value", "low", "high"))
+    return f"{value:+.{places}f} ({low:+.{places}f} to {high:+.{places}f})"

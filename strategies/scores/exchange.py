@@ -1,0 +1,165 @@
+"""The server's side of an evaluation on the clients' own examples, after the server stage.
+
+Each client gets the result, and one-shot FedAvg if there is one, and answers with the integer sums of :mod:`.sums`: of
+its own model, of FedAvg and of the result. The server checks them, and adds them up.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from operator import add
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..combiners.outcomes import find_members
+from ..core import refusals
+from ..core.clients import Answer, Clients, Question
+from ..uploads.packed import PackedMember, pack_member, to_wire
+from .sums import SHARES, PairSums, Sums, unpack, unpack_pair
+
+if TYPE_CHECKING:
+    from ..method import Job, Outcome
+
+KIND = "evaluate"  # of the question, and of the client's handler
+PHASE = "evaluation"
+OWN, FEDAVG, RESULT = "own", "fedavg", "result"
+MODELS = (OWN, FEDAVG, RESULT)
+
+
+@dataclass(frozen=True)
+class ClientScores:
+    """One client's sums of its own model, of FedAvg and of the result, those that it has, on its own examples.
+
+    Attributes:
+        client: Its name.
+        sums: The sums by model; always of the result.
+        pairs: The result compared with the other models, by their names.
+    """
+
+    client: str
+    sums: Mapping[str, Sums]
+    pairs: Mapping[str, PairSums] = field(default_factory=dict)
+
+    @property
+    def examples(self) -> int:
+        """The client's test examples."""
+        return self.sums[RESULT].examples
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What the clients have answered.
+
+    Attributes:
+        clients: In the order of their names.
+        refused: Client -> why its scores are missing.
+    """
+
+    clients: tuple[ClientScores, ...]
+    refused: Mapping[str, str]
+
+    def pooled(self, model: str) -> Sums | None:
+        """Return the sums of a model over the examples of all clients that have it; None if none has."""
+        found = [client.sums[model] for client in self.clients if model in client.sums]
+        return reduce(add, found) if found else None
+
+
+def classes_digest(num_classes: int, names: Sequence[str]) -> str:
+    """Return the digest of the classes, which server and client must share."""
+    return hashlib.sha256("\n".join([str(num_classes), *names]).encode()).hexdigest()
+
+
+def question_of(models: Mapping[str, Outcome], job: Job, classes: Sequence[str] = ()) -> Question:
+    """Return the question that has clients score these models.
+
+    Args:
+        models: The outcomes of ``result``, and of ``fedavg`` if there is one; of one with a student and an ensemble the
+            student.
+        job: The job with its uploads.
+        classes: The classes' names.
+    """
+    facts: dict[str, Any] = {"num-classes": job.num_classes, "classes": classes_digest(job.num_classes, classes)}
+    arrays: dict[str, np.ndarray[Any, Any]] = {}
+    packed: dict[str, PackedMember] = {}  # equal members travel once
+    for name, outcome in models.items():
+        spec = outcome.ensemble
+        if outcome.student is not None:
+            members = [pack_member(job.student, outcome.student, precision="float32")]
+            combiner, weights = "", {}
+        elif spec is not None:
+            precision = "int8" if spec.precision == "int8" else "float32"
+            uploads = find_members(job, spec)
+            members = [
+                pack_member(each.architecture, each.read(), precision=precision, ranges=each.ranges) for each in uploads
+            ]
+            combiner, weights = spec.combiner, dict(spec.weights)
+        else:
+            continue
+        packed |= {member.digest: member for member in members}
+        places = {digest: place for place, digest in enumerate(packed)}
+        facts[f"{name}-members"] = [places[member.digest] for member in members]
+        facts[f"{name}-combiner"] = combiner
+        arrays |= {f"{name}/{key}": value.detach().cpu().numpy() for key, value in weights.items()}
+    for number, member in enumerate(packed.values()):
+        sent, layers = to_wire(number, member)
+        arrays |= sent
+        facts |= layers
+    facts["architectures"] = [member.architecture for member in packed.values()]
+    facts["precisions"] = [member.precision for member in packed.values()]
+    facts["models"] = [name for name in models if f"{name}-members" in facts]
+    return Question(KIND, facts, arrays)
+
+
+def ask(clients: Clients, question: Question, *, wanted: Sequence[str], why: Callable[[str], str]) -> Evaluation:
+    """Ask the clients, and return what those answer whose sums fit.
+
+    Args:
+        clients: The clients.
+        question: See :func:`question_of`.
+        wanted: The clients of the server stage.
+        why: A client's name -> why its answer is missing.
+    """
+    found: dict[str, ClientScores] = {}
+
+    def check(answer: Answer) -> None:
+        found[answer.client] = read_answer(answer, question)
+
+    answers = clients.ask(question, phase=PHASE, check=check)
+    scores = tuple(found[name] for name in sorted(answers))
+    missing = [name for name in wanted if name not in answers]
+    return Evaluation(scores, {name: why(name) for name in missing})
+
+
+def read_answer(answer: Answer, question: Question) -> ClientScores:
+    """Read one client's answer.
+
+    Raises:
+        UploadError: It contradicts itself or the question, in one line.
+    """
+    facts, classes = answer.facts, int(question.facts["num-classes"])
+    if facts.get("classes") != question.facts["classes"]:
+        raise refusals.contradicting_sums("all models", "is about other classes")
+    if facts.get("share") not in SHARES:
+        raise refusals.contradicting_sums("all models", f"shares {str(facts.get('share'))[:40]!r}")
+    arrays: dict[str, dict[str, np.ndarray[Any, Any]]] = {}
+    for key, value in answer.arrays.items():
+        arrays.setdefault(key.rpartition("/")[0], {})[key.rpartition("/")[2]] = value
+    known = {*MODELS, *(f"{RESULT}-{model}" for model in (OWN, FEDAVG))}
+    if unknown := sorted(set(arrays) - known):
+        raise refusals.contradicting_sums("all models", f"has {unknown[0][:80]!r}")
+    models = [model for model in MODELS if model in arrays]
+    if RESULT not in models or (missing := set(question.facts["models"]) - set(models)):
+        raise refusals.contradicting_sums("all models", f"lacks {RESULT if RESULT not in models else missing.pop()!r}")
+    sums = {model: unpack(arrays[model], classes, f"model {model!r}") for model in models}
+    if len({each.examples for each in sums.values()}) > 1 or not sums[RESULT].examples:
+        raise refusals.contradicting_sums("all models", "has different numbers of examples, or none")
+    pairs = {}
+    for model in models:
+        if model != RESULT:
+            key = f"{RESULT}-{model}"
+            pairs[model] = unpack_pair(arrays.get(key, {}), sums[model], sums[RESULT], f"models {model!r}, {RESULT!r}")
+    return ClientScores(answer.client, sums, pairs)

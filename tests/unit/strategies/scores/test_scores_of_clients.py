@@ -1,0 +1,231 @@
+"""An evaluation on clients' own examples: three in memory, one that refuses, and one that answers falsely."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from strategies.client.evaluation import Local, OwnExamples, respond
+from strategies.client.holdout import split_test
+from strategies.core.clients import Answer, Question
+from strategies.core.errors import UploadError
+from strategies.core.facts import UploadFacts, default_normalization
+from strategies.method import METHODS, EnsembleSpec, Job, Outcome, Upload
+from strategies.scores.exchange import FEDAVG, OWN, RESULT, Evaluation, ask, question_of
+from strategies.scores.sums import Answers
+from strategies.scores.values import scores_of
+
+SHAPE, RUN = (4, 1, 1), "0" * 32
+
+
+class Net(nn.Module):
+    """A linear classifier of rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return logits [B, 3]."""
+        return self.head(rows.flatten(1))  # type: ignore[no-any-return]
+
+
+def net(seed: int) -> Net:
+    """Return a net with weights of its own."""
+    torch.manual_seed(seed)
+    return Net()
+
+
+NAMES = ("a", "b", "c")
+MODELS = {name: net(seed) for seed, name in enumerate(NAMES)}
+STUDENT = net(7)
+
+
+def examples(name: str, count: int = 25) -> OwnExamples:
+    """Return a client's rows."""
+    rng = torch.Generator().manual_seed(NAMES.index(name))
+    return OwnExamples(torch.randn(count, *SHAPE, generator=rng), torch.randint(0, 3, (count,), generator=rng), 3)
+
+
+def local(name: str, place: Path, **more: Any) -> Local:
+    """Return a client's side."""
+    known: dict[str, Any] = {"examples": lambda facts: examples(name), "build": lambda _: Net()}
+    own = {"own": lambda facts: MODELS[name]}
+    return Local(**{"client": name, "state_dir": str(place / name), **known, **own, **more})
+
+
+def job() -> Job:
+    """Return the server's job."""
+    uploads = tuple(
+        Upload(UploadFacts(name, "net"), partial(dict, model.state_dict())) for name, model in MODELS.items()
+    )
+    return Job(
+        uploads, {"net": Net}, "net", num_classes=3, input_shape=SHAPE, normalization=default_normalization(SHAPE),
+        config=METHODS["fedens"].config(), seed=0, clients_seed=0, threads=1,
+    )  # fmt: skip
+
+
+class Party:
+    """Clients in memory; what a client's ``change`` returns arrives in place of its arrays."""
+
+    mib_per_client = 0.0
+
+    def __init__(
+        self, locals_: list[Local], change: Mapping[str, Callable[[dict[str, Any]], Any]] | None = None
+    ) -> None:
+        self.locals, self.change, self.reasons = locals_, change or {}, dict[str, str]()
+
+    def ask(self, questions: Any, *, check: Any, **_: Any) -> dict[str, Answer]:
+        """Answer as GridClients does."""
+        found = {}
+        for side in self.locals:
+            try:
+                if side.refusal:
+                    raise UploadError(side.refusal)
+                facts, arrays = respond({**questions.facts, "run-id": RUN}, questions.arrays, side)
+                arrays = self.change.get(side.client, lambda arrays: arrays)(dict(arrays))
+                check(answer := Answer(side.client, {**facts}, arrays))
+            except UploadError as error:
+                self.reasons[side.client] = str(error)
+            else:
+                found[side.client] = answer
+        return dict(sorted(found.items()))
+
+
+def evaluated(party: Party, outcome: Outcome | None = None, **more: Outcome) -> Evaluation:
+    """Ask the clients about a result."""
+    models = {RESULT: outcome or Outcome(student=STUDENT.state_dict()), **more}
+    asked = question_of(models, job())
+    return ask(party, asked, wanted=NAMES, why=lambda name: party.reasons.get(name, "no answer"))
+
+
+def test_sums_of_clients_are_the_scores_on_all_their_examples(tmp_path: Path) -> None:
+    average = Outcome(student=net(9).state_dict())
+    found = evaluated(Party([local(name, tmp_path) for name in NAMES]), **{FEDAVG: average})
+
+    assert [client.client for client in found.clients] == list(NAMES)
+    assert not found.refused
+    data = [examples(name) for name in NAMES]
+    rows, labels = torch.cat([each.inputs for each in data]), torch.cat([each.labels for each in data])
+    with torch.no_grad():
+        whole = Answers.of(STUDENT(rows), labels).sums()
+    pooled = found.pooled(RESULT)
+    assert pooled is not None
+    assert np.array_equal(pooled.confusion, whole.confusion)
+    assert pooled.loss == whole.loss
+    assert scores_of(pooled)["accuracy"] == scores_of(whole)["accuracy"]
+    for client, each in zip(found.clients, data, strict=True):
+        with torch.no_grad():
+            own = Answers.of(MODELS[client.client](each.inputs), each.labels)
+        assert client.sums[OWN].correct == own.sums().correct
+        assert set(client.pairs) == {OWN, FEDAVG}
+
+
+@pytest.mark.parametrize("precision", ["float32", "int8"])
+def test_an_ensemble_is_scored_as_the_server_builds_it(tmp_path: Path, precision: str) -> None:
+    spec = EnsembleSpec(NAMES, "weighted", {"weights": torch.tensor([1.0, 2.0, 1.0])}, precision=precision)
+    found = evaluated(Party([local("a", tmp_path)]), Outcome(ensemble=spec))
+
+    from strategies.combiners.outcomes import build_ensemble
+
+    data = examples("a")
+    with torch.no_grad():
+        here = Answers.of(build_ensemble(job(), spec)(data.inputs), data.labels).sums()
+    assert np.array_equal(found.clients[0].sums[RESULT].confusion, here.confusion)
+    assert found.refused == {"b": "no answer", "c": "no answer"}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda arrays: {**arrays, "result/count": -arrays["result/count"]},
+        lambda arrays: {**arrays, "result/count": arrays["result/count"] + 2**62},
+        lambda arrays: {**arrays, "own/confusion": arrays["own/confusion"].T + 1},
+        lambda arrays: {**arrays, "result-own/discordant": arrays["result-own/discordant"][:2]},
+        lambda arrays: {**arrays, "other/count": arrays["own/count"]},
+        lambda arrays: {key: value for key, value in arrays.items() if not key.startswith("result/")},
+        lambda arrays: {**arrays, "result/loss": arrays["result/loss"] * np.nan},
+    ],
+)  # fmt: skip
+def test_a_hostile_and_a_refusing_client_move_only_their_own_rows(
+    tmp_path: Path, change: Callable[[dict[str, Any]], Any]
+) -> None:
+    honest = evaluated(Party([local("c", tmp_path / "honest")]))
+    sides = [local("a", tmp_path), local("b", tmp_path, refusal="this node takes no part"), local("c", tmp_path)]
+    found = evaluated(Party(sides, {"a": change}))
+
+    assert [client.client for client in found.clients] == ["c"]
+    assert found.refused["b"] == "this node takes no part"
+    assert "evaluation of" in found.refused["a"]
+    assert "\n" not in found.refused["a"]
+    mine, theirs = found.pooled(RESULT), honest.pooled(RESULT)
+    assert mine is not None
+    assert theirs is not None
+    assert np.array_equal(mine.confusion, theirs.confusion)
+
+
+def test_a_client_repeats_its_answer_and_gives_no_third_one(tmp_path: Path) -> None:
+    drawn = list[int]()
+
+    def counted(facts: Mapping[str, Any]) -> OwnExamples:
+        drawn.append(len(drawn))
+        return examples("a", 25 + len(drawn))  # a patient more each time
+
+    side = local("a", tmp_path, examples=counted)
+    questions = [question_of({RESULT: Outcome(student=net(seed).state_dict())}, job()) for seed in (1, 1, 2, 3)]
+
+    def answered(question: Question) -> Any:
+        return respond({**question.facts, "run-id": RUN}, question.arrays, side)
+
+    first, second, other = map(answered, questions[:3])
+    assert first[0] == second[0]
+    assert all(np.array_equal(first[1][key], second[1][key]) for key in first[1])
+    assert int(other[1]["result/count"][0]) == int(first[1]["result/count"][0]) + 1
+    with pytest.raises(UploadError, match="answered 2 evaluations"):
+        answered(questions[3])
+
+
+def test_a_client_keeps_to_its_limits(tmp_path: Path) -> None:
+    asked = question_of({RESULT: Outcome(student=STUDENT.state_dict())}, job())
+    facts = {**asked.facts, "run-id": RUN}
+    for more, line in (
+        ({"min_examples": 26}, "at least 26"),
+        ({"max_mib": 1e-6}, "at most 1e-06 MiB"),
+        ({"examples": lambda _: replace(examples("a"), classes=("x", "y", "z"))}, "classes"),
+    ):
+        with pytest.raises(UploadError, match=line):
+            respond(facts, asked.arrays, local("a", tmp_path, **more))
+    _, arrays = respond(facts, asked.arrays, local("a", tmp_path, share="accuracy"))
+    assert {key: value.size for key, value in arrays.items()} == {
+        "own/count": 2, "result/count": 2, "result-own/discordant": 2,
+    }  # fmt: skip
+    confusion = evaluated(Party([local("b", tmp_path, share="confusion")])).clients[0]
+    assert scores_of(confusion.sums[RESULT]).keys() == {"accuracy", "balanced-accuracy", "macro-f1"}
+
+
+def test_test_examples_are_stratified_nested_and_leave_every_class_for_training() -> None:
+    labels = np.array([0] * 40 + [1] * 5 + [2])
+    train, test = split_test(labels, client="a", share=0.1)
+    assert sorted([*train, *test]) == list(range(46))
+    assert np.bincount(labels[test], minlength=3).tolist() == [4, 1, 0]
+    assert set(test) <= set(split_test(labels, client="a", share=0.3)[1])
+    assert not np.array_equal(test, split_test(labels, client="b", share=0.1)[1])
+    assert not len(split_test(labels, client="a", share=0.0)[1])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_group_is_cut_and_no_class_is_lost(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    groups, labels = rng.integers(0, 12, 60), rng.integers(0, 3, 60)
+    train, test = split_test(labels, client="a", share=0.3, groups=groups)
+    assert not set(groups[train]) & set(groups[test])
+    assert set(labels[train]) == set(labels)
+    assert sorted([*train, *test]) == list(range(60))
