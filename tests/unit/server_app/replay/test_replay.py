@@ -52,7 +52,7 @@ QUICK = {"fedavg", "fedens", "fens", "dense", "tally"}
     [
         pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
         for name in METHODS
-        if METHODS[name].uploads == "classifier"
+        if METHODS[name].uploads == "classifier" and not METHODS[name].plan(METHODS[name].config()).asks.sums
     ],
 )
 def test_every_method_when_replayed_leaves_its_result_beside_the_run_and_the_run_as_it_was(
@@ -298,6 +298,12 @@ def test_a_run_without_classes_is_replayed_by_methods_that_merge_weights_alone(f
     assert all(torch.allclose(student[name], second[name]) for name in second)
     with pytest.raises(OptionError, match="'dense' needs num_classes and input_shape"):
         replayed(run, "dense", model="foreign_net:Net")
+
+
+@pytest.mark.parametrize("method", ["fisher", "regmean"])
+def test_a_replay_that_weighs_by_what_no_client_measured_is_refused(run_folder: MakeRun, method: str) -> None:
+    with pytest.raises(OptionError, match=f"client-002 lack: must be of a run with method={method}"):
+        replayed(run_folder(), method)
 
 
 @pytest.mark.parametrize(
