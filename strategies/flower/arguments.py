@@ -151,6 +151,28 @@ def refuse_argument(strategy: str, name: str, elsewhere: str = "") -> NoReturn:
     raise OptionError(f"{strategy} does not take {name!r}: {hint}")
 
 
+def choose_task(
+    strategy: str, num_classes: int | None, input_shape: tuple[int, ...] | None, *, needed: bool
+) -> tuple[int, tuple[int, ...]]:
+    """Return the number of classes and the shape of an example; 0 and (1, 1, 1) where they may be missing and are.
+
+    Args:
+        strategy: The name of the class that they were given to.
+        num_classes: C, or None.
+        input_shape: The shape, or None.
+        needed: Whether the method uses the models' outputs; an average of weights needs neither.
+
+    Raises:
+        OptionError: One is missing and needed.
+    """
+    if needed and (num_classes is None or input_shape is None):
+        raise OptionError(
+            f"{strategy} needs num_classes and input_shape, as in {strategy}(Net, num_classes=10, input_shape=(3, 32, "
+            "32)); rows are (F, 1, 1), and texts are (1, 1, L)"
+        )
+    return 0 if num_classes is None else num_classes, (1, 1, 1) if input_shape is None else input_shape
+
+
 def check_arguments(input_shape: Any, *, seed: Any, min_uploads: Any, fraction_evaluate: Any = 0.0) -> Shape:
     """Refuse arguments of a strategy that are out of their range.
 

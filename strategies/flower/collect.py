@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ..core.facts import UploadFacts
     from ..method import State
     from ..run.run_folder import RoundFolder
+    from ..uploads.parts import Part
 
 
 # Seconds that a resumed deployed run with its quorum of uploads waits for a first node, where it cannot know whether
@@ -51,6 +52,7 @@ class Collector:
         names: The clients' names from earlier rounds; this round adds its own.
         agreement: The server's classes and preprocessing, which uploads must share.
         participation: Which nodes are asked, and how their numbers are combined.
+        part: The arrays that uploads have, if these are not all of their model's.
         probe: (facts, weights) -> a warning, or an empty text; raises UploadError where the model's outputs are not
             finite.
 
@@ -71,13 +73,14 @@ class Collector:
         agreement: Agreement = UNNAMED,
         probe: Callable[[UploadFacts, State], str] | None = None,
         participation: Participation = Participation(),  # noqa: B008  it is frozen
+        part: Part | None = None,
     ) -> None:
         self._folder = folder
         self._signatures = signatures
         self._num_classes = num_classes
         self._max_bytes = max_bytes
         self._names = Names() if names is None else names
-        self._probe, self._participation = probe, participation
+        self._probe, self._participation, self._part = probe, participation, part
         self._agreed = Agreed(agreement)
         for record in folder.records():
             self._agreed.add(record.client, record.facts.agreement)
@@ -239,6 +242,7 @@ class Collector:
             max_bytes=most,
             sender=sender,
             examples_key=self._participation.weighted_by_key,
+            part=self._part,
             agreed=self._agreed,
         )
         name = checked.facts.client

@@ -32,6 +32,7 @@ from .decoding import array_form
 
 if TYPE_CHECKING:
     from ..method import Job, Method, State
+    from ..uploads.parts import Part
 
 V = TypeVar("V")
 H = TypeVar("H", bound=Hashable)
@@ -120,7 +121,7 @@ class Reply:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
-def read_reply(
+def read_reply(  # noqa: PLR0913  everything that an answer is compared with
     content: RecordDict,
     signatures: Mapping[str, Signature],
     *,
@@ -128,6 +129,7 @@ def read_reply(
     max_bytes: int,
     sender: str,
     examples_key: str = EXAMPLES,
+    part: Part | None = None,
     agreed: Agreed | None = None,
 ) -> Reply:
     """Check a client's answer and decode it.
@@ -139,6 +141,7 @@ def read_reply(
         max_bytes: Largest allowed size of the weights in bytes.
         sender: How to call the client in errors as long as it has not named itself.
         examples_key: The metric with the number of training examples.
+        part: The arrays that travel; None for all of the model.
         agreed: What all uploads must share, which is compared before anything else; None to compare nothing.
 
     Returns:
@@ -156,9 +159,13 @@ def read_reply(
         if said.get("held") is not True:
             if agreed is not None:
                 agreed.check(read_agreement(said))
-            return _check_facts(
-                content, client, signatures, num_classes=num_classes, max_bytes=max_bytes, examples_key=examples_key
-            )
+            facts: dict[str, Any] = {
+                "num_classes": num_classes,
+                "max_bytes": max_bytes,
+                "examples_key": examples_key,
+                "part": part,
+            }
+            return _check_facts(content, client, signatures, **facts)
         if "client" not in said:
             raise refusals.held_without_name()
     return Reply(UploadFacts(client), held=True)
@@ -172,6 +179,7 @@ def _check_facts(
     num_classes: int,
     max_bytes: int,
     examples_key: str,
+    part: Part | None,
 ) -> Reply:
     arrays, said = content.array_records[arrays_name(content)], content.config_records.get("upload", ConfigRecord())
     check_size(sum(len(array.data) for array in arrays.values()), max_bytes, "arrays")
@@ -184,8 +192,7 @@ def _check_facts(
     record = {**{key: value for key, value in said.items() if value != []}, "num-examples": metrics.get(examples_key)}
     return Reply(
         UploadFacts.from_record(record, num_classes, client=client, architecture=architecture),
-        check_upload(weights_alone(arrays), architecture, signatures[architecture], array_form("arrays"))
-        | check_measured(arrays, architecture, signatures[architecture], array_form("arrays")),
+        _check_state(arrays, architecture, signatures[architecture], part),
         anonymous="client" not in said,
         metrics={
             key: float(value)
@@ -193,6 +200,15 @@ def _check_facts(
             if isinstance(value, (int, float)) and math.isfinite(value) and key != examples_key
         },
     )
+
+
+def _check_state(arrays: ArrayRecord, architecture: str, whole: Signature, part: Part | None) -> State:
+    form = array_form("arrays")
+    if part is None or arrays.keys() != part.names.keys():
+        return check_upload(weights_alone(arrays), architecture, whole, form) | check_measured(
+            arrays, architecture, whole, form
+        )
+    return part.complete(check_upload(arrays, architecture, part.signature(whole), form))
 
 
 def count_bytes(content: RecordDict) -> int:

@@ -27,6 +27,8 @@ from ..run.run_folder import RunFolder, default_run_dir
 from ..run.stage import StageReport, pinned_clients
 from ..scores.exchange import FEDAVG, RESULT, Evaluation, ask, question_of
 from ..uploads.builders import check_described, check_task, choose_config, choose_student, named_builders
+from ..uploads.forms import FormedBuilder, formed_builders
+from ..uploads.needs import check_needs
 from .arguments import (
     FlowerArguments,
     Participation,
@@ -96,7 +98,7 @@ class OneShot(Strategy):
         model: Model,
         *,
         num_classes: int | None = None,
-        input_shape: tuple[int, int, int] | None = None,
+        input_shape: tuple[int, ...] | None = None,
         student: str | None = None,
         normalization: Normalization | None = None,
         config: Any = None,
@@ -141,6 +143,9 @@ class OneShot(Strategy):
             store_images=options.store_images,
             agreement=check_task(num_classes, classes),
         )
+        check_needs(method, job)
+        if method.uploads == CLASSIFIER and not method.any_model:
+            job = replace(job, builders=formed_builders(job))
         self._set_up(method, job, compute, run_dir, min_uploads, options, facts, participation)
         self.evaluate_model, self._evaluation = evaluate_model, ClientEvaluation(fraction_evaluate, seed, participation)
         self._assumed = normalization is None and holds_images(shape)
@@ -256,13 +261,9 @@ class OneShot(Strategy):
         """
         check_start(self, OneShot, timeout)
         evaluate_fn = keep_plain_scores(evaluate_fn)
-        if self._assumed:
-            log(INFO, "%s", ASSUMED)
-        if num_rounds not in (self.method.plan(self.job.config).rounds, FLOWER_DEFAULT_ROUNDS):
-            own = "config.rounds is the number of its own" if hasattr(self.job.config, "rounds") else "it has no rounds"
-            line = "num_rounds=%s is ignored: %s asks every client for one model, and %s"
-            log(INFO, line, num_rounds, type(self).__name__, own)
         arrays = start = initial_arrays if initial_arrays is not None else ArrayRecord()
+        self.rounds.start_from(start)
+        self._log_assumptions(num_rounds)
         result = Result()
         if evaluate_fn and arrays:
             scores = evaluate_fn(0, arrays)
@@ -282,7 +283,7 @@ class OneShot(Strategy):
             if self._reports and outcome.ensemble is not None:
                 log_ensemble(self.folder, self.report, outcome.ensemble)
                 if outcome.student is None:
-                    result.arrays = single_model(self.folder, self.report, outcome.ensemble)
+                    result.arrays = single_model(self.folder, self.report, outcome.ensemble, self.rounds.as_sent)
             self._evaluate_on_server(start, result, evaluate_fn)
             self._evaluate_on_clients(grid, result, evaluate_config or ConfigRecord(), timeout)
             self.rounds.account.spend("evaluation", began)
@@ -357,6 +358,18 @@ class OneShot(Strategy):
         result = f", student {self.job.student}" if self.method.kind == "student" else ""
         log(INFO, "%s (%s)%s", self.method.titled(self.job.config), self.method.source, result)
         log(INFO, "run folder: %s", self.folder.path)
+
+    def _log_assumptions(self, num_rounds: int) -> None:
+        """Log what was assumed about the models, and a number of rounds that has no effect."""
+        if self._assumed:
+            log(INFO, "%s", ASSUMED)
+        if num_rounds not in (self.method.plan(self.job.config).rounds, FLOWER_DEFAULT_ROUNDS):
+            own = "config.rounds is the number of its own" if hasattr(self.job.config, "rounds") else "it has no rounds"
+            line = "num_rounds=%s is ignored: %s asks every client for one model, and %s"
+            log(INFO, line, num_rounds, type(self).__name__, own)
+        for name, build in self.job.builders.items():
+            if isinstance(build, FormedBuilder):
+                log(INFO, "model %s %s", name, build.form)
 
     # The result's scores.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from logging import INFO
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -89,14 +90,16 @@ def log_ensemble(folder: RunFolder, report: StageReport, spec: EnsembleSpec) -> 
     log(INFO, "%s ensemble of %d models in %s; load it with: %s", what, len(spec.clients), place, load)
 
 
-def single_model(folder: RunFolder, report: StageReport, spec: EnsembleSpec) -> ArrayRecord:
+def single_model(
+    folder: RunFolder, report: StageReport, spec: EnsembleSpec, as_sent: Callable[[State], ArrayRecord]
+) -> ArrayRecord:
     """Return the arrays of a result that is an ensemble: the average of its members, see :class:`NoArrays`."""
     state = average_members(report.job, spec)
     if state is None:
         reason = "the result is an ensemble of several architectures, and no single model: result.arrays has no arrays"
         return NoArrays(f"{reason}. Load the ensemble with: {how_to_load(folder, report)}")
     log(INFO, "result.arrays is the average of these models, a single model, and usually less accurate than they are")
-    return ArrayRecord(dict(state))
+    return as_sent(state)
 
 
 def show_result(folder: RunFolder, result: Result) -> None:

@@ -39,6 +39,7 @@ from ..teacher.weight_space import common_start
 from ..uploads.builders import accepted_builders, builders_of_kind, check_student
 from ..uploads.checks import Signature, Signatures, check_outputs
 from ..uploads.needs import check_needs
+from ..uploads.parts import Part, find_part
 from ..uploads.tensors import weights_sha256
 from .arguments import Participation
 from .clients import GridClients
@@ -120,7 +121,7 @@ class Rounds:
         # All checks that are possible before a client has worked; an upload is checked when it arrives.
         check_needs(method, job)
         if job.num_classes and (method.uploads == CLASSIFIER or method.kind == "student"):
-            check_student(job, trained=method.kind == "student")
+            check_student(job, trained=method.kind == "student", classifies=not method.any_model)
         if not job.num_classes and options.gatekeeper.policy != OFF:
             raise OptionError("the gatekeeper runs the models: needs num_classes and input_shape")
         if isinstance(compute, str):
@@ -138,6 +139,7 @@ class Rounds:
         self.gatekeeper = Gatekeeper(options.gatekeeper, min_uploads, log_info)
         self._options, self._participation = options, participation
         self._signatures = Signatures(job.builders)
+        self._part: Part | None = None
         self._sendable = Signatures(accepted_builders(builders_of_kind(job.builders, method.uploads), options.accepted))
 
     def run(
@@ -176,6 +178,21 @@ class Rounds:
             arrays = self.student_arrays() or arrays
         return arrays
 
+    def start_from(self, arrays: ArrayRecord) -> None:
+        """Compare initial arrays with the model that clients upload: uploads have the same names.
+
+        Raises:
+            OptionError: They are neither the model's nor a part of them.
+        """
+        self._part = None
+        if not arrays or self._method.uploads != CLASSIFIER or len(self._sendable) != 1:
+            return
+        ((name, whole),) = self._sendable.items()
+        self._part = find_part(signature_of(arrays), whole, self._job.builders[name], name)
+        if self._part is not None and self._part.rest:
+            line = "uploads have the %d of %d arrays of %s that initial_arrays have; the model loads the others itself"
+            log(INFO, line, len(self._part.names), len(whole), name)
+
     @property
     def keys(self) -> dict[str, str]:
         """The names of the records of a request."""
@@ -197,8 +214,17 @@ class Rounds:
     def student_arrays(self) -> ArrayRecord | None:
         """Return the last student's weights; None without a student."""
         student = self.report.outcome.student if self.report is not None else None
+        return None if student is None else self.as_sent(student)
+
+    def as_sent(self, state: State) -> ArrayRecord:
+        """Return the arrays of a model in the order and under the names of a client's upload."""
+        part = None if self._part is None else self._part.of(dict(state))
+        if part is not None:
+            return ArrayRecord(part)
+        if self._part is not None:
+            log(INFO, "the result has all arrays of its model: those that initial_arrays lack were trained too")
         # A stored student has its names in the order of a hash, and projects zip the arrays with those of a model.
-        return None if student is None else ArrayRecord(in_order(student, self._signatures[self._job.student]))
+        return ArrayRecord(in_order(state, self._signatures[self._job.student]))
 
     def nodes(self, folder: RoundFolder, grid: Grid) -> Nodes:
         """Return the nodes as a round knows them after its uploads: by their names, and in its account of bytes."""
@@ -249,6 +275,7 @@ class Rounds:
             agreement=self._job.agreement,
             probe=self._probe,
             participation=self._participation,
+            part=self._part,
         )
         self.account.traffic = collector.traffic
         return collector
@@ -322,6 +349,8 @@ class Rounds:
 
     def _student_start(self, arrays: ArrayRecord) -> State | None:
         wanted = dict(self._signatures[self._job.student])
+        if self._part is not None and arrays.keys() == self._part.names.keys():
+            return self._part.complete(dict(arrays.to_torch_state_dict()))
         return dict(arrays.to_torch_state_dict()) if signature_of(arrays) == wanted else None
 
 

@@ -14,6 +14,7 @@ from ..core.errors import StoreError
 from ..core.facts import UploadFacts
 from ..method import EnsembleSpec, Upload
 from ..teacher.ensemble import Ensemble
+from ..uploads.forms import with_forms
 from .files import read_json, read_weights, save_weights, write_json
 from .uploads import StoredWeights, verify
 
@@ -109,6 +110,9 @@ def load_ensemble_module(path: Path, builders: Mapping[str, ModelBuilder], *, de
         StoreError: There is no ensemble, a file is damaged, or an architecture is unknown.
     """
     spec, members = load_ensemble(path, builders)
+    folder = Path(path).absolute()
+    facts = read_json(next(place for place in (folder, folder / FOLDER_NAME) if (place / _FACTS).exists()) / _FACTS)
+    builders = with_forms(builders, facts["architectures"])
     combiner = build_combiner(spec.combiner, spec.weights, builders[members[0].architecture])
     return Ensemble.from_uploads(members, builders, combiner, device=device, precision=spec.precision)
 

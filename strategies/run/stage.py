@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +17,7 @@ from ..core.facts import CLASSIFIER, kind_of
 from ..method import Need, Outcome
 from ..statistics.groups import with_heads
 from ..uploads.checks import Agreed
+from ..uploads.forms import forms_of
 from ..uploads.tensors import weights_sha256
 from .ensembles import FOLDER_NAME, save_ensemble
 from .files import read_equal_weights, read_json, save_weights, write_json
@@ -186,7 +187,7 @@ def keep_outcome(folder: RunFolder, report: StageReport, server_round: int = 1) 
     # Round 1 lives in the run folder itself. A later round must not touch its files before this one's facts are
     # written: a crash in between would mix the two.
     place = folder.round(server_round).path
-    _write_weights(place, outcome, job.uploads)
+    _write_weights(place, outcome, job)
     digest = ensemble_sha256(job.uploads, outcome.ensemble) if outcome.ensemble is not None else ""
     if outcome.student is not None:
         digest = weights_sha256(outcome.student)
@@ -205,7 +206,7 @@ def keep_outcome(folder: RunFolder, report: StageReport, server_round: int = 1) 
     }
     write_json(folder.path / OUTCOME_FILE, facts)
     if server_round > 1:
-        _write_weights(folder.path, outcome, job.uploads)
+        _write_weights(folder.path, outcome, job)
     folder.round(server_round).clear_checkpoint()
     return digest
 
@@ -247,17 +248,17 @@ def load_report(folder: RunFolder, job: Job) -> StageReport:
         images=images["images"] if images else None,
     )
     if facts["round"] > 1:  # the copy in the run folder may be incomplete after a crash
-        _write_weights(folder.path, outcome, uploads)
+        _write_weights(folder.path, outcome, replace(job, uploads=uploads))
     job = replace(job, uploads=uploads, device="cpu", threads=outcome.threads.get(0, job.threads))
     return StageReport(outcome, job, int(facts["resumed-at"]), float(facts["seconds"]))
 
 
-def _write_weights(place: Path, outcome: Outcome, uploads: Sequence[Upload]) -> None:
+def _write_weights(place: Path, outcome: Outcome, job: Job) -> None:
     """Write an outcome's images, ensemble and student into a folder."""
     if outcome.images is not None:
         save_weights(place / IMAGES_FILE, {"images": outcome.images})
     if outcome.ensemble is not None:
-        save_ensemble(place / FOLDER_NAME, outcome.ensemble, uploads)
+        save_ensemble(place / FOLDER_NAME, outcome.ensemble, job.uploads, forms_of(job.builders))
     if outcome.student is not None:
         save_weights(place / STUDENT_FILE, outcome.student)
 

@@ -86,6 +86,7 @@ def check_shape(input_shape: Any) -> Shape:
         OptionError: It is not three whole numbers above 0.
     """
     sizes = input_shape if isinstance(input_shape, tuple | list) else ()
+    sizes = (*sizes, 1, 1) if len(sizes) == 1 else sizes  # a row
     if len(sizes) != 3 or not all(isinstance(size, Integral) and size > 0 for size in sizes):  # type: ignore[operator]
         raise OptionError(
             f"input_shape is {input_shape!r:.80}: must be three whole numbers above 0, (channels, height, width); rows "
@@ -94,7 +95,7 @@ def check_shape(input_shape: Any) -> Shape:
     return int(sizes[0]), int(sizes[1]), int(sizes[2])
 
 
-def check_described(method: Method, num_classes: int | None, input_shape: tuple[int, int, int] | None) -> None:
+def check_described(method: Method, num_classes: int | None, input_shape: tuple[int, ...] | None) -> None:
     """Refuse missing classes and shapes of examples, unless the method merges weights alone.
 
     Raises:
@@ -112,12 +113,13 @@ def check_described(method: Method, num_classes: int | None, input_shape: tuple[
         raise OptionError(f"{missing} is missing: give num_classes and input_shape, or neither of them")
 
 
-def check_student(job: Job, *, trained: bool = True) -> None:
+def check_student(job: Job, *, trained: bool = True, classifies: bool = True) -> None:
     """Refuse a student that does not map images to logits, before the clients train in vain.
 
     Args:
         job: Its builders, student, classes and input shape.
         trained: Whether the server trains it.
+        classifies: Whether its outputs are used; an average of weights needs none.
 
     Raises:
         OptionError: It does not take images of the input shape, or its outputs are not one per class. Also: there is
@@ -125,7 +127,7 @@ def check_student(job: Job, *, trained: bool = True) -> None:
     """
     import torch
 
-    if job.num_classes < 2:
+    if classifies and job.num_classes < 2:
         raise OptionError(f"num_classes is {job.num_classes}: must be at least 2; a single logit z is the pair [0, z]")
     if torch.get_default_dtype() != torch.float32:
         raise OptionError(f"torch's default dtype is {torch.get_default_dtype()}: must be torch.float32 here")
@@ -142,7 +144,8 @@ def check_student(job: Job, *, trained: bool = True) -> None:
             raise OptionError(f"model {job.student!r} has {half[0]!r} of float16: must be float32 or bfloat16 to train")
         if extra := [name for name, value in model.state_dict().items() if not isinstance(value, torch.Tensor)]:
             raise OptionError(f"model {job.student!r} has {extra[0]!r} in its state_dict: must have tensors alone")
-        _check_outputs(model.eval(), job, "")
+        if classifies:
+            _check_outputs(model.eval(), job, "")
         if trained:
             _check_outputs(other.train(), job, " in training mode")
 

@@ -17,7 +17,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from ...combiners.outcomes import load_model
 from ...core.durable import MIB
 from ...core.errors import OptionError
-from ...core.facts import choose_normalization
+from ...core.facts import Agreement, choose_normalization
 from ...core.options import flatten
 from ...core.stage_options import OFF
 from ...method import Job, Normalization
@@ -26,11 +26,13 @@ from ...run.identity import open_run
 from ...run.run_folder import RunFolder, default_run_dir
 from ...run.stage import StageReport, last_finished_round, load_report
 from ...uploads.builders import check_student, check_task, choose_student, named_builders
+from ...uploads.forms import formed_builders
 from ..arguments import (
     FlowerArguments,
     absolute,
     check_arguments,
     check_start,
+    choose_task,
     keep_plain_scores,
     refuse_argument,
 )
@@ -66,8 +68,8 @@ class Iterative(Strategy):
 
     Args:
         model: A callable that returns an ``nn.Module``, or a dict of architecture name -> callable.
-        num_classes: C, the number of outputs of the model.
-        input_shape: (channels, height, width) of one image.
+        num_classes: C, the number of outputs of the model; needed, as ``input_shape``, with a refiner alone.
+        input_shape: (channels, height, width) of one image, (F, 1, 1) of a row, or (1, 1, L) of a text of L tokens.
         student: The architecture, if ``model`` is a dict of several.
         normalization: The model's input space; None for mean 0.5 and std 0.5 of images; rows and texts stay as is.
         config: Rounds, strategy and its numbers; None for the defaults.
@@ -98,8 +100,8 @@ class Iterative(Strategy):
         self,
         model: Model,
         *,
-        num_classes: int,
-        input_shape: tuple[int, int, int],
+        num_classes: int | None = None,
+        input_shape: tuple[int, ...] | None = None,
         student: str | None = None,
         normalization: Normalization | None = None,
         config: IterativeConfig | None = None,
@@ -120,13 +122,16 @@ class Iterative(Strategy):
             inside = f"it is an argument of the strategy inside, as in base=FedAvg({name}=...)"
             refuse_argument(type(self).__name__, name, inside if name in FlowerArguments.__annotations__ else "")
         options, builders = _in_rounds(options, refiner), named_builders(model)
+        strategy, refines = type(self).__name__, refiner is not None
+        num_classes, input_shape = choose_task(strategy, num_classes, input_shape, needed=refines)
+        shape = check_arguments(input_shape, seed=seed, min_uploads=min_uploads)
         job = Job(
             uploads=(),
             builders=builders,
             student=choose_student(student, builders),
             num_classes=num_classes,
-            input_shape=check_arguments(input_shape, seed=seed, min_uploads=min_uploads),
-            normalization=choose_normalization(normalization, input_shape),
+            input_shape=shape,
+            normalization=choose_normalization(normalization, shape),
             config=config or IterativeConfig(),
             seed=seed,
             threads=options.threads,
@@ -134,8 +139,10 @@ class Iterative(Strategy):
             proxy=proxy,
             teacher=options.job_teacher,
             observer=observer,
-            agreement=check_task(num_classes, classes),
+            agreement=check_task(num_classes, classes) if num_classes or refines else Agreement.of(classes),
         )
+        if refiner is not None:
+            job = replace(job, builders=formed_builders(job))
         self._set_up(job, base, refiner, compute, run_dir, min_uploads, options, facts)
 
     @classmethod
@@ -170,7 +177,7 @@ class Iterative(Strategy):
         facts: Mapping[str, Any] | None,
     ) -> None:
         self.job = job
-        check_student(job, trained=refiner is not None)
+        check_student(job, trained=refiner is not None, classifies=refiner is not None)
         self._base, self._min_uploads, self._max_bytes = base, min_uploads, int(options.max_upload_mib * MIB)
         self._refiner, self._compute, self._run_dir = refiner, compute, absolute(run_dir)
         self._rounds, self._facts = self._new_rounds(), dict(facts or {})

@@ -5,15 +5,20 @@ from __future__ import annotations
 import io
 import re
 import zipfile
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from flower_fakes import Client, FakeGrid, failing, records, stock, strategy, weights
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.cli.build import build_fab_from_disk
+from torch import Tensor, nn
 
-from strategies import METHODS, FedDF, FedENS, Iterative, Normalization, OneShotFedAvg
+from strategies import METHODS, FedDF, FedENS, Iterative, Normalization, OneShotFedAvg, load_ensemble_module
 from strategies.core.errors import OptionError, QuorumError
 from strategies.run.files import read_json
 from strategies.run.results import list_runs
@@ -178,7 +183,7 @@ def test_an_error_of_a_client_keeps_its_type_and_foreign_apps_are_named(
     ("kind", "settings", "wrong", "right"),
     [
         (OneShotFedAvg, {}, "option", "OneShotFedAvg asks every client for one model, and it has no rounds"),
-        (FedENS, {}, "student", "FedENS.*of model"),
+        (FedENS, {}, "student", "FedENS"),
     ],
 )
 def test_the_first_lines_are_true_of_the_method(
@@ -208,3 +213,178 @@ def test_methods_that_need_other_clients_are_not_recommended(tmp_path: Path) -> 
     named = str(refusal.value).partition("Choose another method: ")[2].split(", ")
     assert "dense" in named
     assert {METHODS[name].uploads for name in named} == {"classifier"}
+
+
+class Mlp(nn.Module):
+    """Reads rows [B, 6], and ends as its project likes."""
+
+    def __init__(self, outputs: int, end: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.layer, self.end = nn.Linear(6, outputs), end
+
+    def forward(self, x: Tensor) -> Any:
+        return self.end(self.layer(x))
+
+
+class Texts(nn.Module):
+    """Reads tokens [B, 5] under their names alone, and returns an object."""
+
+    def __init__(self, named: bool) -> None:
+        super().__init__()
+        self.embed, self.head, self.named = nn.Embedding(9, 4), nn.Linear(4, 3), named
+
+    def forward(self, batch: Any) -> Any:
+        tokens = batch["input_ids"] if self.named else batch
+        return SimpleNamespace(loss=None, logits=self.head(self.embed(tokens).mean(1)))
+
+
+def sigmoid_logits(x: Tensor) -> Tensor:
+    return torch.stack([torch.zeros(len(x)), x[:, 0]], dim=1)
+
+
+@pytest.mark.parametrize(
+    ("build", "shape", "classes", "expected", "said_of_it"),
+    [
+        (partial(Mlp, 3, lambda z: z), (6,), 3, lambda z: z, "rows"),
+        (partial(Mlp, 1, lambda z: z), (6, 1, 1), 2, sigmoid_logits, "one logit"),
+        (partial(Mlp, 1, torch.sigmoid), (6, 1, 1), 2, sigmoid_logits, "one probability"),
+        (partial(Mlp, 1, lambda z: torch.sigmoid(z).squeeze(1)), (6, 1, 1), 2, sigmoid_logits, "one probability"),
+        (partial(Mlp, 3, lambda z: z.softmax(1)), (6, 1, 1), 3, lambda z: z.log_softmax(1), "probabilities"),
+        (partial(Mlp, 3, torch.sigmoid), (6, 1, 1), 3, lambda z: z, "probability per class"),
+        (partial(Mlp, 3, lambda z: (z, z.sum())), (6, 1, 1), 3, lambda z: z, "larger output"),
+        (partial(Mlp, 3, lambda z: {"logits": z}), (6, 1, 1), 3, lambda z: z, "larger output"),
+    ],
+)
+def test_forms_of_rows_and_outputs_are_recognised(
+    tmp_path: Path, said: list[str], build: Any, shape: Any, classes: int, expected: Any, said_of_it: str
+) -> None:
+    """An ensemble predicts by the members' true logits, in this process and loaded from the disk."""
+    models = [build(), build()]
+    run = strategy(FedENS, tmp_path / "run", model=build, num_classes=classes, input_shape=shape)
+    result = run.start(uploading(models), ArrayRecord(build().state_dict()))  # type: ignore[arg-type]
+    assert sum(said_of_it in line for line in said if line.startswith("model ")) == 1
+    rows = torch.randn(4, 6)
+    logits = torch.stack([expected(model.layer(rows)) for model in models]).mean(0)
+    loaded = load_ensemble_module(tmp_path / "run", {"model": build})
+    for ensemble in (run.outcome, loaded):
+        found = ensemble(rows.view(4, 6, 1, 1))
+        torch.testing.assert_close(found.log_softmax(1), logits.log_softmax(1), atol=1e-4, rtol=1e-4)
+    build().load_state_dict(result.arrays.to_torch_state_dict())
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_texts_come_as_tokens_or_in_a_dict(tmp_path: Path, said: list[str], named: bool) -> None:
+    build = partial(Texts, named)
+    models = [build(), build()]
+    run = strategy(FedENS, tmp_path / "run", model=build, num_classes=3, input_shape=(1, 1, 5))
+    run.start(uploading(models))  # type: ignore[arg-type]
+    tokens = torch.randint(9, (4, 5))
+    given = {"input_ids": tokens} if named else tokens
+    expected = torch.stack([model(given).logits for model in models]).mean(0)
+    torch.testing.assert_close(run.outcome(tokens.view(4, 1, 1, 5)), expected)
+    assert sum(("a dict" if named else "tokens") in line for line in said if line.startswith("model ")) == 1
+
+
+def uploading(models: Sequence[nn.Module], names: Callable[[str], str | None] = str) -> FakeGrid:
+    """A grid whose stock clients send these models; ``names`` says under which name an array travels, if any."""
+
+    def client(model: nn.Module) -> Client:
+        state = {sent: value for name, value in model.state_dict().items() if (sent := names(name)) is not None}
+        return lambda message: Message(records(state), reply_to=message)
+
+    return FakeGrid({number: client(model) for number, model in enumerate(models, 1)})
+
+
+def test_an_average_asks_for_no_classes_and_no_logits(tmp_path: Path) -> None:
+    """An autoencoder, whose outputs are a picture and two vectors, is averaged."""
+    build = partial(Mlp, 6, lambda z: (z, z.mean(), z.var()))
+    models = [build(), build()]
+    run = OneShotFedAvg(build, run_dir=tmp_path / "run", compute="in-process")
+    result = run.start(uploading(models), ArrayRecord(build().state_dict()))  # type: ignore[arg-type]
+    mean = (models[0].layer.weight + models[1].layer.weight) / 2
+    torch.testing.assert_close(result.arrays.to_torch_state_dict()["layer.weight"], mean.detach())
+    with pytest.raises(OptionError, match="needs num_classes and input_shape"):
+        FedENS(build, run_dir=tmp_path / "other")
+
+
+class Pretrained(nn.Module):
+    """A frozen body that every party loads alike, under a head."""
+
+    def __init__(self, drawn: bool = False) -> None:
+        super().__init__()
+        self.body, self.heads = nn.Linear(6, 5), nn.Sequential(nn.Linear(5, 3))
+        if not drawn:
+            nn.init.constant_(self.body.weight, 0.5)
+            nn.init.constant_(self.body.bias, 0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.heads(self.body(x.flatten(1)))
+        return found
+
+
+PARTS: dict[str, Callable[[str], str | None]] = {
+    "a part by its own names": lambda name: name if name.startswith("heads") else None,
+    "the state dict of a submodule": lambda name: name.removeprefix("heads.") if name.startswith("heads") else None,
+    "a list of arrays": lambda name: str(list(Pretrained().state_dict()).index(name)),
+}
+
+
+@pytest.mark.parametrize("names", PARTS.values(), ids=PARTS)
+@pytest.mark.parametrize("kind", [OneShotFedAvg, FedENS])
+def test_a_part_of_the_arrays_is_an_upload(tmp_path: Path, kind: Any, names: Callable[[str], str | None]) -> None:
+    models = [Pretrained(), Pretrained()]
+    start = {sent: value for name, value in Pretrained().state_dict().items() if (sent := names(name)) is not None}
+    scored: list[int] = []
+    run = strategy(kind, tmp_path / "run", model=Pretrained, num_classes=3, input_shape=(6, 1, 1))
+    result = run.start(
+        uploading(models, names),  # type: ignore[arg-type]
+        ArrayRecord(start),
+        evaluate_fn=lambda number, arrays: scored.append(number),
+    )
+    arrays = result.arrays.to_torch_state_dict()
+    assert list(arrays) == list(start)
+    mean = {name: (value + models[1].state_dict()[name]) / 2 for name, value in models[0].state_dict().items()}
+    torch.testing.assert_close(arrays, type(arrays)({sent: mean[n] for n in mean if (sent := names(n)) is not None}))
+    assert scored == [0, 1]
+    rows = torch.randn(4, 6, 1, 1)
+    expected = torch.stack([model(rows) for model in models]).mean(0)  # of linear heads: the mean model's, too
+    torch.testing.assert_close(run.outcome(rows), expected)
+
+
+@pytest.mark.parametrize(
+    ("drawn", "arrays", "line"),
+    [
+        (True, {"heads.0.weight": torch.zeros(3, 5), "heads.0.bias": torch.zeros(3)}, "draws others anew: body.weight"),
+        (False, {"heads.0.weight": torch.zeros(4, 5), "heads.0.bias": torch.zeros(4)}, "heads.0.bias is .*expected is"),
+        (False, {"tail.weight": torch.zeros(3, 5)}, "not expected tail.weight"),
+    ],
+)
+def test_arrays_that_are_no_part_are_refused_before_a_client_trains(
+    tmp_path: Path, drawn: bool, arrays: dict[str, Tensor], line: str
+) -> None:
+    grid, build = uploading([Pretrained()] * 2), partial(Pretrained, drawn)
+    run = strategy(OneShotFedAvg, tmp_path / "run", model=build)
+    with pytest.raises(OptionError, match=f"^initial_arrays .*{line}"):
+        run.start(grid, ArrayRecord(arrays))  # type: ignore[arg-type]
+    assert grid.asked == []
+
+
+def test_lora_factors_are_a_part(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+
+    def build() -> nn.Module:
+        net = nn.Sequential(nn.Flatten(), nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3))
+        for parameter in net.parameters():
+            nn.init.constant_(parameter, 0.25)
+        config = peft.LoraConfig(r=2, target_modules=["1"], modules_to_save=["3"], init_lora_weights=False)
+        found: nn.Module = peft.get_peft_model(net, config)
+        return found
+
+    models = [build(), build()]
+    states = [peft.get_peft_model_state_dict(model) for model in models]
+    grid = FakeGrid({n: (lambda m, s=s: Message(records(s), reply_to=m)) for n, s in enumerate(states, 1)})
+    run = strategy(FedENS, tmp_path / "run", model=build, num_classes=3, input_shape=(6, 1, 1))
+    result = run.start(grid, ArrayRecord(peft.get_peft_model_state_dict(build())))  # type: ignore[arg-type]
+    assert set(result.arrays) == set(states[0])
+    rows = torch.randn(4, 6, 1, 1)
+    torch.testing.assert_close(run.outcome(rows), torch.stack([model.eval()(rows) for model in models]).mean(0))
