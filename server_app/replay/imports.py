@@ -50,12 +50,12 @@ class Entry:
     Attributes:
         path: The file.
         facts: The known facts of its upload, with its client name.
-        keys: Prefix of its tensors' names -> prefix of the architecture's own names.
+        keys: Prefix of its tensors' names -> prefix of the architecture's own names, or False to leave them out.
     """
 
     path: Path
     facts: UploadFacts
-    keys: Mapping[str, str] = field(default_factory=dict)
+    keys: Mapping[str, str | bool] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -168,13 +168,14 @@ def _client_name(path: Path, named: object, where: str) -> str:
     return named
 
 
-def _prefixes(keys: object, where: str) -> dict[str, str]:
+def _prefixes(keys: object, where: str) -> dict[str, str | bool]:
     if not isinstance(keys, dict):
         raise OptionError(f"{where} keys is {type(keys).__name__}: must be a table, old prefix -> new prefix")
     for old, new in keys.items():
-        if not isinstance(new, str):
+        if not isinstance(new, str) and new is not False:
             raise OptionError(
-                f"{where} keys has {old!r} = {type(new).__name__}: must be a text, old prefix -> new prefix; "
+                f"{where} keys has {old!r} = {type(new).__name__}: must be a text, old prefix -> new prefix, or false, "
+                "which leaves such tensors out; "
                 f'prefixes with dots are quoted, "{old}." = ""'
             )
     return keys
@@ -277,24 +278,30 @@ def import_lines(result: Mapping[str, Any]) -> list[str]:
 
 
 def fit(
-    state: Mapping[str, torch.Tensor], facts: UploadFacts, wanted: Signature, *, prefixes: Mapping[str, str]
+    state: Mapping[str, torch.Tensor],
+    facts: UploadFacts,
+    wanted: Signature,
+    *,
+    prefixes: Mapping[str, str | bool],
+    notes: list[str] | None = None,
 ) -> dict[str, torch.Tensor]:
     """Return weights in the architecture's form: its names, order and dtypes, with finite values.
 
-    Half and double precision become the architecture's; ``num_batches_tracked``, which older checkpoints lack, is 0.
+    Half and double precision become the architecture's; names fit by :func:`strategies.core.names.match_names`.
 
     Args:
         state: The weights of a checkpoint.
         facts: The upload's facts, which name the architecture.
         wanted: The architecture's signature.
-        prefixes: Prefix of a name -> prefix of the architecture's own names; the longest match counts.
+        prefixes: Prefix of a name -> prefix of the architecture's own names, or False to leave such tensors out; the
+            longest match counts.
+        notes: Takes a line for each way in which the names differ and were taken for the same.
 
     Raises:
         UploadError: The error names the first tensors that are missing, unexpected, or of another shape or kind.
     """
-    counters = {key: torch.zeros((), dtype=torch.long) for key in wanted if key.endswith("num_batches_tracked")}
-    named = {**counters, **_renamed(state, prefixes)}
-    return check_upload(named, facts.architecture, wanted, tensor_form("tensors", exact=False))
+    named = _renamed(state, prefixes)
+    return check_upload(named, facts.architecture, wanted, tensor_form("tensors", exact=False), notes)
 
 
 def _settings(request: ImportRequest) -> Settings:
@@ -357,7 +364,10 @@ def _store(
     signatures, refused = Signatures(job.builders), dict[str, str]()
     for entry in entries:
         try:
-            state = _read(entry, signatures, max_bytes)
+            notes = list[str]()
+            state = _read(entry, signatures, max_bytes, notes)
+            for note in notes:
+                log(f"checkpoint {entry.path}: {note}")
             name = entry.facts.architecture
             if kind_of(name) == STATISTICS or is_head(name):
                 with blaming(f"checkpoint {entry.path}"):
@@ -373,12 +383,14 @@ def _store(
     return refused
 
 
-def _read(entry: Entry, signatures: Mapping[str, Signature], max_bytes: int) -> dict[str, torch.Tensor]:
+def _read(
+    entry: Entry, signatures: Mapping[str, Signature], max_bytes: int, notes: list[str]
+) -> dict[str, torch.Tensor]:
     with blaming(f"checkpoint {entry.path}"):
         check_size(_unpacked_size(entry.path), max_bytes, "its contents")
     state = read_checkpoint(entry.path)
     with blaming(f"checkpoint {entry.path}"):
-        fitted = fit(state, entry.facts, signatures[entry.facts.architecture], prefixes=entry.keys)
+        fitted = fit(state, entry.facts, signatures[entry.facts.architecture], prefixes=entry.keys, notes=notes)
         check_size(sum(value.nbytes for value in fitted.values()), max_bytes, "its weights")
     return fitted
 
@@ -392,11 +404,13 @@ def _unpacked_size(path: Path) -> int:
         return checkpoint_bytes(path)
 
 
-def _renamed(state: Mapping[str, torch.Tensor], prefixes: Mapping[str, str]) -> dict[str, torch.Tensor]:
+def _renamed(state: Mapping[str, torch.Tensor], prefixes: Mapping[str, str | bool]) -> dict[str, torch.Tensor]:
     renamed, before = dict[str, torch.Tensor](), dict[str, str]()
     for key, value in state.items():
         old = max((prefix for prefix in prefixes if key.startswith(prefix)), key=len, default=None)
-        new = key if old is None else prefixes[old] + key.removeprefix(old)
+        if old is not None and prefixes[old] is False:
+            continue
+        new = key if old is None else f"{prefixes[old]}{key.removeprefix(old)}"
         if (other := before.setdefault(new, key)) != key:
             raise refusals.same_tensor_name(other, key, new)
         renamed[new] = value

@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 
 from . import refusals
 from .errors import shorten_list
+from .names import WRAPPERS
 from .scan import Scan, has_suffix, scan
 
 # What torch and safetensors read; compared without case.
@@ -40,9 +41,10 @@ _DAMAGES = (
     MemoryError, OSError, OverflowError, RuntimeError, TypeError, ValueError, zipfile.BadZipFile,
 )  # fmt: skip
 # Training scripts keep the state_dict under these keys, beside the optimizer's.
-_WRAPPERS = ("state_dict", "model_state_dict", "model", "net")
-# DataParallel and torch.compile prefix every name with these.
-_PREFIXES = ("module.", "_orig_mod.")
+_STATES = (
+    "state_dict", "model_state_dict", "model", "net", "network", "module", "weights", "params", "model_state",
+    "model_weights", "state_dict_ema", "model_ema", "ema_state_dict", "ema",
+)  # fmt: skip
 _CODE = re.compile(r"GLOBAL (\S+)")
 _BOMB = "it is an archive that unpacks to"
 _SHARDS = "its index names"
@@ -79,7 +81,7 @@ def read_checkpoint(path: Path) -> dict[str, torch.Tensor]:
             an index of shards, ``model.safetensors.index.json``, or a folder of Hugging Face's that holds one model.
 
     Returns:
-        Name -> tensor, on the CPU, of any dtype; names without the prefix of ``DataParallel`` or ``torch.compile``.
+        Name -> tensor, on the CPU, of any dtype; where what wraps a model stands before all names, it is left out.
 
     Raises:
         UploadError: The file is missing, damaged, or not a state_dict.
@@ -95,9 +97,11 @@ def read_checkpoint(path: Path) -> dict[str, torch.Tensor]:
     if not path.is_file():
         raise refusals.no_checkpoint(path, "does not exist", ALLOWED)
     try:
-        found = _unwrap(_read(path))
+        found = unwrap_state(_read(path))
     except _DAMAGES as error:
         raise refusals.no_checkpoint(path, f"cannot be read as weights: {_reason(error)}", ALLOWED) from error
+    if isinstance(found, Mapping):
+        found = {key: value for key, value in found.items() if not _is_extra_state(key, value)}
     if not isinstance(found, Mapping) or not found or not all(_is_tensor(*item) for item in found.items()):
         raise refusals.no_checkpoint(path, f"holds {_kind(found)}", "must be a state_dict, name -> tensor")
     return _strip_prefix(found)
@@ -195,11 +199,12 @@ def _refuse_bomb(path: Path) -> None:
             raise ValueError(f"{_BOMB} {unpacked} bytes")
 
 
-def _unwrap(found: Any) -> Any:
-    for _ in range(len(_WRAPPERS)):  # a limit, because a pickled dict may contain itself
+def unwrap_state(found: Any) -> Any:
+    """Return the state_dict in what a training script saved, under the first of its usual keys; without one, itself."""
+    for _ in range(len(_STATES)):  # a limit, because a pickled dict may contain itself
         if not isinstance(found, Mapping):
             break
-        inside = next((found[key] for key in _WRAPPERS if isinstance(found.get(key), Mapping)), None)
+        inside = next((found[key] for key in _STATES if isinstance(found.get(key), Mapping)), None)
         if inside is None:
             break
         found = inside
@@ -207,9 +212,15 @@ def _unwrap(found: Any) -> Any:
 
 
 def _strip_prefix(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    while (prefix := next((p for p in _PREFIXES if all(key.startswith(p) for key in state)), None)) is not None:
+    prefixes = tuple(f"{word}." for word in WRAPPERS)
+    while (prefix := next((p for p in prefixes if all(key.startswith(p) for key in state)), None)) is not None:
         state = {key.removeprefix(prefix): value for key, value in state.items()}
     return dict(state)
+
+
+def _is_extra_state(key: object, value: object) -> bool:
+    """Say whether an entry is what a module without extra state stores for it: nothing."""
+    return value is None and str(key).endswith("_extra_state")
 
 
 def _is_tensor(key: object, value: object) -> bool:

@@ -244,6 +244,14 @@ def other_keys(what: str, missing: Sequence[str], extra: Sequence[str]) -> Uploa
     return UploadError(f"{what}: missing {shorten_list(missing)}; not expected {shorten_list(extra)}")
 
 
+def several_prefixes(prefixes: Sequence[str]) -> UploadError:
+    """A file holds the model twice, such as itself and its average, under these prefixes."""
+    return UploadError(
+        f"the model's tensors are there under {shorten_list([repr(prefix) for prefix in prefixes])}: must be there "
+        "once; leave out the others, as with false in the 'keys' of an import's map"
+    )
+
+
 def misfits(what: str, wrong: Sequence[str]) -> UploadError:
     """Arrays have another shape or dtype than the architecture's; each entry says which."""
     return UploadError(f"{what}: {shorten_list(wrong, 160)}")

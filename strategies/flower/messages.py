@@ -27,7 +27,8 @@ from ..client import held_digest
 from ..core import refusals
 from ..core.errors import blaming
 from ..core.facts import CLIENT_NAME, UploadFacts, read_agreement, weights_alone
-from ..uploads.checks import Agreed, Signature, check_measured, check_size, check_upload
+from ..core.scan import LOG
+from ..uploads.checks import Agreed, Signature, check_measured, check_size, check_upload, fits
 from .decoding import array_form
 
 if TYPE_CHECKING:
@@ -190,9 +191,13 @@ def _check_facts(
         raise refusals.no_size(examples_key, list(metrics))
     # An empty list says nothing.
     record = {**{key: value for key, value in said.items() if value != []}, "num-examples": metrics.get(examples_key)}
+    facts, notes = UploadFacts.from_record(record, num_classes, client=client, architecture=architecture), list[str]()
+    state = _check_state(arrays, architecture, signatures[architecture], part, notes)
+    for note in notes:
+        LOG.info("upload of %s: %s", client, note)
     return Reply(
-        UploadFacts.from_record(record, num_classes, client=client, architecture=architecture),
-        _check_state(arrays, architecture, signatures[architecture], part),
+        facts,
+        state,
         anonymous="client" not in said,
         metrics={
             key: float(value)
@@ -202,13 +207,14 @@ def _check_facts(
     )
 
 
-def _check_state(arrays: ArrayRecord, architecture: str, whole: Signature, part: Part | None) -> State:
+def _check_state(
+    arrays: ArrayRecord, architecture: str, whole: Signature, part: Part | None, notes: list[str]
+) -> State:
     form = array_form("arrays")
     if part is None or arrays.keys() != part.names.keys():
-        return check_upload(weights_alone(arrays), architecture, whole, form) | check_measured(
-            arrays, architecture, whole, form
-        )
-    return part.complete(check_upload(arrays, architecture, part.signature(whole), form))
+        own = check_upload(weights_alone(arrays), architecture, whole, form, notes)
+        return own | check_measured(arrays, architecture, whole, form)
+    return part.complete(check_upload(arrays, architecture, part.signature(whole), form, notes))
 
 
 def count_bytes(content: RecordDict) -> int:
@@ -329,7 +335,7 @@ def _architecture(said: ConfigRecord, arrays: ArrayRecord, signatures: Mapping[s
     if len(signatures) == 1:
         return next(iter(signatures))
     shapes = {key: tuple(array.shape) for key, array in weights_alone(arrays).items()}
-    fitting = [name for name, wanted in signatures.items() if shapes == {k: shape for k, (shape, _) in wanted.items()}]
+    fitting = [name for name, wanted in signatures.items() if fits(shapes, wanted)]
     if len(fitting) != 1:
         raise refusals.no_architecture(fitting)
     return fitting[0]

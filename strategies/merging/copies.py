@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
+from torch.optim.swa_utils import AveragedModel
 
 from ..core.errors import OptionError
 from ..core.facts import CLASSIFIER, CVAE, MODEL_ERRORS, STATISTICS, SUFFIXES
@@ -31,6 +32,7 @@ _NAMES = {
 }  # fmt: skip
 # What every module has beside its own attributes: tensors, layers, hooks and the mode.
 _BARE = {*vars(nn.Module()), "_compiled_call_impl"}
+_WRAPPING = (nn.DataParallel, nn.parallel.DistributedDataParallel, AveragedModel)
 NEEDS_MODEL = "needs model=, a callable that returns its nn.Module"
 _IDENTITY: Any = object.__eq__
 # Pairs that count as alike, by their identities; the values keep them alive, so that no identity is used twice.
@@ -52,6 +54,23 @@ class Copies:
     difference: str
 
 
+def bare_module(module: nn.Module) -> nn.Module:
+    """Return a module without what wraps it or its layers; its tensors are shared.
+
+    DataParallel, DistributedDataParallel, averaged models of ``torch.optim.swa_utils`` and compiled modules answer as
+    the module inside.
+    """
+    inner = module
+    while isinstance(inner, _WRAPPING) or (type(inner).__name__ == "OptimizedModule" and hasattr(inner, "_orig_mod")):
+        inner = inner._orig_mod if hasattr(inner, "_orig_mod") else inner.module  # type: ignore[assignment]
+    layers = {name: None if layer is None else bare_module(layer) for name, layer in inner._modules.items()}
+    if all(layers[name] is layer for name, layer in inner._modules.items()):
+        return inner
+    own = copy.copy(inner)
+    own.__dict__["_modules"] = layers
+    return own
+
+
 def copies_of(named: Mapping[str, Any], kind: str) -> Copies:
     """Return builders that copy the modules' layers, one per architecture, in the order of clients' names.
 
@@ -63,6 +82,7 @@ def copies_of(named: Mapping[str, Any], kind: str) -> Copies:
     firsts: dict[str, str] = {}
     builders: dict[str, partial[nn.Module]] = {}
     architectures, differences = dict[str, str](), list[str]()
+    named = {client: bare_module(one) if isinstance(one, nn.Module) else one for client, one in named.items()}
     for client, module in sorted(named.items()):
         if not isinstance(module, nn.Module):
             raise OptionError(f"model {client!r} is {type(module).__name__}: {NEEDS_MODEL}")
@@ -70,6 +90,12 @@ def copies_of(named: Mapping[str, Any], kind: str) -> Copies:
         own = next((name for name, what in apart.items() if not what), None)
         if own is None:
             differences += [f"models {firsts[n]!r} and {client!r} differ in {what}" for n, what in apart.items()]
+            for name, what in apart.items():
+                if what in map(repr, unstored_buffers(module)):
+                    raise OptionError(
+                        f"models {firsts[name]!r} and {client!r} differ in buffer {what}, which no state_dict has, so that "
+                        "a saved model would lose it: must be registered with persistent=True, or be equal"
+                    )
             title = type(module).__name__
             own = _NAMES[kind].format(title)
             own = own if own not in builders else _NAMES[kind].format(f"{title}-{len(builders) + 1}")
@@ -80,6 +106,12 @@ def copies_of(named: Mapping[str, Any], kind: str) -> Copies:
     for name, builder in builders.items():
         _freeze_common(builder.args[0], [named[client] for client, own in architectures.items() if own == name])
     return Copies({**builders}, architectures, "".join(differences[:1]))
+
+
+def unstored_buffers(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the buffers of a module that its state_dict lacks."""
+    stored = module.state_dict()
+    return {name: value for name, value in module.named_buffers() if name not in stored}
 
 
 def difference(one: nn.Module, other: nn.Module) -> str:

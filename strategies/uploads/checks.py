@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..core import refusals
+from ..core.errors import UploadError
 from ..core.facts import (
     CVAE,
     FISHER_OF,
@@ -22,6 +23,7 @@ from ..core.facts import (
     kind_of,
     name_in,
 )
+from ..core.names import Names, match_names
 from ..core.seeds import generator, seeded_torch
 
 if TYPE_CHECKING:
@@ -35,6 +37,24 @@ Shape = tuple[int, ...]
 Signature = Mapping[str, tuple[Shape, str]]
 
 
+class ModelSignature(dict[str, tuple[Shape, str]]):
+    """The signature of a module's state_dict.
+
+    Attributes:
+        ties: Name -> an earlier name of the same tensor; a file may lack one of the two.
+    """
+
+    def __init__(self, state: Mapping[str, Any]) -> None:
+        super().__init__(
+            {key: (tuple(value.shape), str(value.dtype).removeprefix("torch.")) for key, value in state.items()}
+        )
+        firsts: dict[Any, str] = {}
+        places = {key: (value.data_ptr(), value.shape, value.stride()) for key, value in state.items() if value.numel()}
+        names = {key: firsts.setdefault(place, key) for key, place in places.items()}
+        self.ties = {key: first for key, first in names.items() if key != first}
+        self.ties |= {first: key for key, first in reversed(self.ties.items())}
+
+
 class Signatures(Mapping[str, Signature]):
     """The state_dict signature of every known architecture, each model built once, when first asked for."""
 
@@ -46,9 +66,7 @@ class Signatures(Mapping[str, Signature]):
         if name not in self._known:
             with seeded_torch(0):
                 state = self._builders[name]().state_dict()
-            self._known[name] = {
-                key: (tuple(value.shape), str(value.dtype).removeprefix("torch.")) for key, value in state.items()
-            }
+            self._known[name] = ModelSignature(state)
         return self._known[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -134,11 +152,27 @@ class Form:
     misfit: Callable[[Any, Shape, str], str] | None = None
 
 
-def check_upload(arrays: Mapping[str, Any], architecture: str, signature: Signature, form: Form) -> State:
-    """Return the weights of an upload as tensors; see :func:`check_arrays`."""
+def check_upload(
+    arrays: Mapping[str, Any], architecture: str, signature: Signature, form: Form, notes: list[str] | None = None
+) -> State:
+    """Return the weights of an upload as tensors, see :func:`check_arrays`; their names may differ as they usually do.
+
+    Args:
+        arrays: By name, in some form; see :func:`..core.names.match_names`.
+        architecture: The architecture's name, for messages.
+        signature: The shape and dtype of each of its arrays.
+        form: Reads the arrays.
+        notes: Takes a line for each way in which names were taken for the same; None for no lines.
+
+    Raises:
+        UploadError: See :func:`check_arrays`; or two prefixes of names fit.
+    """
     import torch
 
-    found = check_arrays(arrays, architecture, signature, form)
+    names = match_names(arrays, signature, getattr(signature, "ties", None))
+    found = check_arrays(arrays, architecture, signature, form, names)
+    if notes is not None:
+        notes += names.notes
     return {key: torch.from_numpy(array) for key, array in found.items()}
 
 
@@ -160,8 +194,22 @@ def check_measured(arrays: Mapping[str, Any], architecture: str, signature: Sign
     return check_upload(measured, architecture, wanted, form)
 
 
+def fits(shapes: Mapping[str, Shape], signature: Signature) -> bool:
+    """Say whether arrays of these names and shapes fit an architecture, by :func:`..core.names.match_names`."""
+    try:
+        names = match_names(shapes, signature, getattr(signature, "ties", None))
+    except UploadError:
+        return False
+    alike = all(shapes[found] == signature[name][0] for name, found in names.sources.items())
+    return alike and not (names.missing or names.extra)
+
+
 def check_arrays(
-    arrays: Mapping[str, Any], architecture: str, signature: Signature, form: Form
+    arrays: Mapping[str, Any],
+    architecture: str,
+    signature: Signature,
+    form: Form,
+    names: Names | None = None,
 ) -> dict[str, np.ndarray[Any, Any]]:
     """Check the names, shapes, dtypes and values of arrays, in this order, and return the values.
 
@@ -170,6 +218,7 @@ def check_arrays(
         architecture: The architecture's name, for messages.
         signature: The shape and dtype of each of its arrays.
         form: Reads the arrays.
+        names: The arrays' names in the signature; None where they must be the same.
 
     Returns:
         The values, in the order of the signature.
@@ -180,18 +229,25 @@ def check_arrays(
     """
     what = f"{form.what} do not fit architecture {architecture!r}"
     missing, extra = sorted(set(signature) - set(arrays)), sorted(set(arrays) - set(signature))
+    if names is not None:
+        missing, extra = sorted(names.missing), sorted(names.extra)
     if missing or extra:
         raise refusals.other_keys(what, missing, extra)
+    if names is not None:
+        arrays = {name: arrays[found] for name, found in names.sources.items()}
     misfits = [
         f"{key} is {found}, expected is {dtype}{list(shape)}"
         for key, (shape, dtype) in signature.items()
-        if form.misfit is not None and (found := form.misfit(arrays[key], shape, dtype))
+        if key in arrays and form.misfit is not None and (found := form.misfit(arrays[key], shape, dtype))
     ]
     if misfits:
         raise refusals.misfits(what, misfits)
     values = {}
     for key, (shape, dtype) in signature.items():
         what = form.one.format(key)
+        if key not in arrays:
+            values[key] = np.zeros(shape, dtype)
+            continue
         values[key] = form.read(arrays[key], shape, dtype, what)
         if not np.all(np.isfinite(values[key])):
             raise refusals.not_finite(what)
