@@ -90,12 +90,6 @@ def copies_of(named: Mapping[str, Any], kind: str) -> Copies:
         own = next((name for name, what in apart.items() if not what), None)
         if own is None:
             differences += [f"models {firsts[n]!r} and {client!r} differ in {what}" for n, what in apart.items()]
-            for name, what in apart.items():
-                if what in map(repr, unstored_buffers(module)):
-                    raise OptionError(
-                        f"models {firsts[name]!r} and {client!r} differ in buffer {what}, which no state_dict has, so that "
-                        "a saved model would lose it: must be registered with persistent=True, or be equal"
-                    )
             title = type(module).__name__
             own = _NAMES[kind].format(title)
             own = own if own not in builders else _NAMES[kind].format(f"{title}-{len(builders) + 1}")
@@ -108,10 +102,15 @@ def copies_of(named: Mapping[str, Any], kind: str) -> Copies:
     return Copies({**builders}, architectures, "".join(differences[:1]))
 
 
-def unstored_buffers(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Return the buffers of a module that its state_dict lacks."""
-    stored = module.state_dict()
-    return {name: value for name, value in module.named_buffers() if name not in stored}
+def lost_buffer(builders: Mapping[str, ModelBuilder]) -> str:
+    """Return a buffer that sets two copied architectures apart and that no state_dict has; empty if there is none."""
+    templates = [build.args[0] for build in builders.values() if isinstance(build, partial) and build.func is _fresh]
+    for number, one in enumerate(templates):
+        unstored = {repr(name) for name, _ in one.named_buffers()} - {repr(name) for name in one.state_dict()}
+        for other in templates[:number]:
+            if (what := difference(other, one)) in unstored:
+                return what
+    return ""
 
 
 def difference(one: nn.Module, other: nn.Module) -> str:

@@ -19,12 +19,13 @@ from torch.nn.parameter import is_lazy
 from ..combiners.outcomes import build_ensemble, load_model
 from ..compute.in_process import InProcess
 from ..core import refusals
-from ..core.checkpoints import OpenFile, read_checkpoint
+from ..core.checkpoints import OpenFile, read_checkpoint, unwrap_state
 from ..core.durable import atomic_write, make_folder, store_errors
 from ..core.errors import OptionError, StoreError, blaming
 from ..core.facts import (
     CLASSIFIER,
     CLIENT_NAME,
+    MODEL_ERRORS,
     UNKNOWN_SHAPE,
     UploadFacts,
     base_of,
@@ -43,12 +44,19 @@ from ..run.run_folder import STUDENT_FILE
 from ..run.stage import check_finite
 from ..scores.sums import Answers
 from ..scores.values import describe
-from ..uploads.builders import check_described, check_student, choose_config, choose_student, named_builders
-from ..uploads.checks import Signatures, check_arrays, check_measured, check_upload
+from ..uploads.builders import (
+    check_described,
+    check_shape,
+    check_student,
+    choose_config,
+    choose_student,
+    named_builders,
+)
+from ..uploads.checks import Signatures, check_arrays, check_measured, check_upload, fits
 from ..uploads.tensors import tensor_form
 from .adapters import MergedAdapter, describe_merge, open_adapters, open_start
 from .card import CARD_FILE, write_card
-from .copies import Copies, copies_of, maker_of
+from .copies import Copies, copies_of, lost_buffer, maker_of
 from .shared_base import SharedBase
 
 if TYPE_CHECKING:
@@ -130,13 +138,53 @@ def keep_weights(client: str, trained: Trained) -> State | str | Path:
     """
     if isinstance(trained, str | Path):
         return trained
-    state = trained.state_dict() if isinstance(trained, nn.Module) else trained
+    state = trained.state_dict() if isinstance(trained, nn.Module) else unwrap_state(trained)
     for key, value in state.items():
         if not (isinstance(key, str) and isinstance(value, torch.Tensor)):
             raise refusals.no_tensor(f"{key!r} of its state dict", _kind(value)).of(f"model {client!r}")
         if value.is_meta or is_lazy(value):
             raise refusals.no_tensor(f"tensor {key!r}", "without values yet").of(f"model {client!r}")
     return {key: value.detach().to("cpu", copy=True) for key, value in state.items()}
+
+
+EXAMPLES = ("image", "images", "img", "pixel_values", "input_ids", "features", "inputs", "input", "data", "x")
+LABELS = ("label", "labels", "fine_label", "target", "targets", "y")
+
+
+def read_batch(batch: Any, num_classes: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the examples [B, ...] and the labels [B] of a batch.
+
+    Args:
+        batch: A tuple or list that begins with both, or a dict that has them under one of :data:`EXAMPLES` and
+            :data:`LABELS`; tensors or arrays.
+        num_classes: C.
+
+    Raises:
+        OptionError: It is something else, there is not one label per example, or a label is not 0 to C - 1.
+    """
+    if isinstance(batch, Mapping):
+        names = [next((name for name in known if name in batch), None) for known in (EXAMPLES, LABELS)]
+        if None in names:
+            raise OptionError(
+                f"a batch is a dict of {', '.join(map(str, batch))[:200]}: must have examples under one of "
+                f"{', '.join(EXAMPLES)}, and labels under one of {', '.join(LABELS)}"
+            )
+        parts = [batch[name] for name in names]
+    else:
+        parts = list(batch[:2]) if isinstance(batch, tuple | list) else []
+    try:
+        examples, labels = map(torch.as_tensor, parts)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise OptionError(
+            f"a batch is a {type(batch).__name__}: must be a pair of examples and labels, as tensors or arrays"
+        ) from error
+    wanted = labels.reshape(-1)  # [B, 1] would be compared with each of B answers
+    if not examples.dim() or len(wanted) != len(examples):
+        raise OptionError(f"labels have shape {list(labels.shape)}: must be one per example, [{len(examples)}]")
+    odd = wanted[(wanted < 0) | (wanted >= num_classes) | (wanted != wanted.long())] if num_classes else wanted[:0]
+    if len(odd):
+        raise OptionError(f"a label is {odd[0].item()}: must be the number of a class, 0 to {num_classes - 1}")
+    return examples.float() if examples.dtype == torch.float64 else examples, wanted.long()
 
 
 class OneLine:
@@ -225,33 +273,37 @@ class Result:
         """Return the scores of ``student`` and ``ensemble``, those that there are.
 
         Args:
-            loader: Batches of normalised examples [B, ...] and labels [B] or [B, 1].
+            loader: Batches of normalised examples [B, ...] and labels [B] or [B, 1], as tensors or arrays: pairs, longer
+                tuples that begin with them, or dicts that have them under a usual name. Also a dataset of such pairs.
 
         Returns:
             Of each model ``accuracy`` in %, ``scores`` with 95 % intervals, the confusion matrix and more; see
             :func:`strategies.scores.values.describe`.
 
         Raises:
-            OptionError: The loader yields no example, or not one label per example.
+            OptionError: The loader yields no example, not one label per example, or a label that is no class.
         """
+        if isinstance(loader, torch.utils.data.Dataset) and not isinstance(loader, torch.utils.data.IterableDataset):
+            loader = torch.utils.data.DataLoader(loader, batch_size=256)
         models = {name: model for name in ("student", "ensemble") if (model := getattr(self, name)) is not None}
         answered: dict[str, list[torch.Tensor]] = {name: [] for name in models}
         truth = list[torch.Tensor]()
         with torch.no_grad():
-            for examples, labels in loader:
-                wanted = torch.as_tensor(labels).reshape(-1)  # [B, 1] would be compared with each of B answers
-                if len(wanted) != len(examples):
-                    shape = list(torch.as_tensor(labels).shape)
-                    raise OptionError(f"labels have shape {shape}: must be one per example, [{len(examples)}]")
+            for batch in loader:
+                examples, wanted = read_batch(batch, self.job.num_classes)
                 truth.append(wanted)
                 for name, model in models.items():
-                    answered[name].append(model(examples).float())
+                    try:
+                        answered[name].append(model(examples).float())
+                    except MODEL_ERRORS as error:
+                        shape = list(examples.shape)
+                        raise OptionError(
+                            f"the {name} does not take a batch of {examples.dtype} {shape}: must be like normalised "
+                            f"examples [B, {', '.join(map(str, self.job.input_shape))}]: {error!s:.200}"
+                        ) from error
         if not sum(map(len, truth)):
             raise OptionError("loader yields no example: must yield at least one batch of examples and labels")
         labels = torch.cat(truth).long()
-        if not 0 <= int(labels.min()) <= int(labels.max()) < self.job.num_classes:
-            raise OptionError(f"labels are {int(labels.min())} to {int(labels.max())}: must be 0 to "
-                              f"{self.job.num_classes - 1}")  # fmt: skip
         return {name: describe(Answers.of(torch.cat(parts), labels).sums()) for name, parts in answered.items()}
 
     def save(self, folder: str | Path, scores: Mapping[str, Mapping[str, Any]] | None = None) -> None:
@@ -271,6 +323,12 @@ class Result:
             return
         place = expand_user(folder)
         parts = {STUDENT_FILE: self.outcome.student, FOLDER_NAME: self.outcome.ensemble}
+        members = {up.architecture for up in self.job.uploads} if self.outcome.ensemble is not None else set()
+        if lost := lost_buffer({name: build for name, build in self.job.builders.items() if name in members}):
+            raise StoreError(
+                f"the models differ in buffer {lost}, which is not in their state_dict, so a saved ensemble would lose it: "
+                "must be registered with persistent=True"
+            )
         if other := [name for name, part in parts.items() if part is None and (place / name).exists()]:
             raise StoreError(f"{place / other[0]} is of another result: must be a folder without it")
         with store_errors(place):
@@ -324,9 +382,12 @@ def merge(
         UploadError: A model's weights are damaged, not finite, or of no known architecture.
         OneShotError: The method ended with a model of NaN or Inf.
     """
+    if not isinstance(method, str):
+        raise OptionError(f"method is {_kind(method)}: must be a name, one of {', '.join(METHODS)}")
     chosen = METHODS[method]
     _check_further(further, chosen)
     check_described(chosen, num_classes, input_shape)
+    input_shape = None if input_shape is None else check_shape(input_shape)
     num_classes, input_shape = num_classes or 0, UNKNOWN_SHAPE if input_shape is None else input_shape
     named = name_models(models)
     adapters = open_adapters(named)
@@ -340,6 +401,7 @@ def merge(
     kept = {client: keep_weights(client, one) for client, one in named.items()}
     start = further.pop("start", None)
     copies = _copies(named, model, chosen, config)
+    notes = list[str]()
     if adapters and chosen.any_model:
         num_classes, input_shape = 0, UNKNOWN_SHAPE  # the counts are checked, and no module says more
         began: Any = None if start is None else open_start(start)
@@ -349,7 +411,7 @@ def merge(
         )
     else:
         began = None if start is None else _open(keep_weights("start", start))
-        uploads = _uploads(kept, facts, copies) if num_classes else _open_uploads(kept, facts, copies, began)
+        uploads = _uploads(kept, facts, copies, notes) if num_classes else _open_uploads(kept, facts, copies, began)
     defaults = {"normalization": default_normalization(input_shape), "device": "auto"}
     given: dict[str, Any] = {
         **defaults,
@@ -368,6 +430,12 @@ def merge(
         and (chosen.uploads == CLASSIFIER or chosen.kind == "student")
     ):
         check_student(job, trained=chosen.kind == "student")
+        for name in sorted({upload.architecture for upload in uploads} - {job.student}):
+            if kind_of(name) == CLASSIFIER:
+                check_student(replace(job, student=name), trained=False)
+    for said in notes:
+        with OneLine() as note:
+            (log or note)(said)
     if further.get("normalization") is None and holds_images(input_shape):
         with OneLine() as note:  # a line of its own, which no progress is written over
             (log or note)(ASSUMED)
@@ -445,16 +513,21 @@ def _facts(
 
 
 def _uploads(
-    kept: Mapping[str, State | str | Path], facts: Mapping[str, UploadFacts], copies: Copies
+    kept: Mapping[str, State | str | Path], facts: Mapping[str, UploadFacts], copies: Copies, notes: list[str]
 ) -> tuple[Upload, ...]:
-    """Return the models as checked uploads, by name; files are read one at a time, and again at each use."""
+    """Return the models as checked uploads, by name; files are read one at a time, and again at each use.
+
+    ``notes`` takes a line for each way in which the names of a model's tensors were taken for the architecture's.
+    """
     uploads, signatures = [], Signatures(copies.builders)
     for client in sorted(kept):
         with blaming(f"model {client!r}"):
             own = copies.architectures.get(client) or _architecture(_state(kept[client]), signatures)
             known = replace(facts[client], architecture=own)
+            own_notes = list[str]()
+            _check(kept[client], known, signatures, own_notes)
+            notes += [f"model {client!r}: {said}" for said in own_notes]
             read = partial(_check, kept[client], known, signatures)
-            read()
         uploads.append(Upload(known, read, partial(_open, kept[client])))
     return tuple(uploads)
 
@@ -491,9 +564,11 @@ def _open_uploads(
     return tuple(uploads)
 
 
-def _check(kept: State | str | Path, facts: UploadFacts, signatures: Signatures) -> State:
+def _check(
+    kept: State | str | Path, facts: UploadFacts, signatures: Signatures, notes: list[str] | None = None
+) -> State:
     wanted = signatures[facts.architecture]
-    return check_upload(_state(kept), facts.architecture, wanted, tensor_form("tensors", exact=False))
+    return check_upload(_state(kept), facts.architecture, wanted, tensor_form("tensors", exact=False), notes)
 
 
 def _state(kept: State | str | Path) -> State:
@@ -518,7 +593,7 @@ def _no_module() -> nn.Module:
 def _architecture(state: State, signatures: Signatures) -> str:
     """Return the only architecture with these names and shapes; a single architecture is compared later, key by key."""
     shapes = {key: tuple(value.shape) for key, value in state.items()}
-    fitting = [name for name in signatures if {key: shape for key, (shape, _) in signatures[name].items()} == shapes]
+    fitting = [name for name in signatures if fits(shapes, signatures[name])]
     if len(fitting) == 1 or len(signatures) == 1:
         return next(iter(fitting or signatures))
     raise refusals.fits_no_architecture(fitting, signatures)

@@ -1,0 +1,122 @@
+"""What people give to merge() and evaluate(): usual forms are taken, others refused in a line before any work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from strategies import merge
+from strategies.core.errors import OneShotError, OptionError, StoreError
+from strategies.core.seeds import seeded_torch
+
+SHAPE: dict[str, Any] = {"num_classes": 4, "input_shape": (1, 8, 8)}
+IMAGES, LABELS = torch.zeros(3, 1, 8, 8), torch.tensor([0, 1, 3])
+
+
+def net(classes: int = 4) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, classes))
+
+
+def trained(seed: int) -> nn.Module:
+    with seeded_torch(seed):
+        return net()
+
+
+class Shifted(nn.Module):
+    def __init__(self, mean: float) -> None:
+        super().__init__()
+        self.head = nn.Linear(64, 4)
+        self.register_buffer("mean", torch.tensor(mean), persistent=False)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.head((images - self.mean).flatten(1))  # type: ignore[no-any-return, operator]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ({"num_classes": "4"}, "num_classes is '4': must be a whole number"),
+        ({"num_classes": True}, "num_classes is True: must be a whole number"),
+        ({"input_shape": (1, 8)}, r"input_shape is \(1, 8\): must be three whole numbers"),
+        ({"input_shape": 8}, "input_shape is 8: must be three whole numbers"),
+        ({"method": merge}, "method is function: must be a name, one of "),
+        ({"models": [net(4), net(4), net(3)]}, r"num_classes is 4, but model .* maps 2 images .* to \[2, 3\]"),
+        ({"models": [net(3), net(3)]}, r"num_classes is 4, but model .* maps 2 images .* to \[2, 3\]"),
+    ],
+)
+def test_arguments_that_cannot_be_are_refused_before_any_work(arguments: dict[str, Any], line: str) -> None:
+    with pytest.raises(OptionError, match=line):
+        merge(**{"models": [net(), net()], "method": "fedens", **SHAPE, **arguments})
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        (IMAGES, LABELS),
+        [IMAGES, LABELS, torch.ones(3)],
+        {"image": IMAGES, "label": LABELS},
+        {"pixel_values": IMAGES, "labels": LABELS[:, None], "ids": [1, 2, 3]},
+        (IMAGES.double(), LABELS.double()),
+        (IMAGES.numpy(), LABELS.numpy().astype(np.uint8)),
+    ],
+)
+def test_batches_are_taken_as_people_have_them(batch: Any) -> None:
+    result = merge([trained(1), trained(2)], "fedens", **SHAPE)
+    assert result.evaluate([batch]) == result.evaluate([(IMAGES, LABELS)])
+    assert result.evaluate(torch.utils.data.TensorDataset(IMAGES, LABELS)) == result.evaluate([(IMAGES, LABELS)])
+
+
+@pytest.mark.parametrize(
+    ("batch", "line"),
+    [
+        ((IMAGES, LABELS + 1), "a label is 4: must be the number of a class, 0 to 3"),
+        ((IMAGES, LABELS * 0 - 1), "a label is -1: must be the number of a class, 0 to 3"),
+        ((IMAGES, LABELS + 0.5), "a label is 0.5: must be the number"),
+        ((IMAGES, torch.eye(4)[:3]), r"labels have shape \[3, 4\]: must be one per example"),
+        ({"image": IMAGES, "mask": LABELS}, "a batch is a dict of image, mask: must have examples under one of"),
+        (IMAGES, "a batch is a Tensor: must be a pair of examples and labels"),
+        ((IMAGES, ["a", "b", "c"]), "a batch is a tuple: must be a pair of examples and labels"),
+        ((torch.zeros(3, 7), LABELS), "the ensemble does not take a batch of torch.float32 .* must be like"),
+    ],
+)
+def test_other_batches_are_refused_in_a_line(batch: Any, line: str) -> None:
+    with pytest.raises(OptionError, match=line):
+        merge([trained(1), trained(2)], "fedens", **SHAPE).evaluate([batch])
+
+
+def test_one_model_is_the_same_through_every_door(tmp_path: Path) -> None:
+    own = trained(2).state_dict()
+    expected = merge([trained(1), trained(2)], "fedavg", **SHAPE).student
+    assert expected is not None
+    (folder := tmp_path / "hf").mkdir()
+    save_file(own, folder / "model.safetensors")
+    torch.save({"state_dict": {f"model.{name}": value for name, value in own.items()}}, tmp_path / "lightning.ckpt")
+    doors: list[Any] = [
+        nn.DataParallel(trained(2)).state_dict(),
+        {"model": own, "epoch": 3},
+        {name: value for name, value in own.items() if "num_batches" not in name},
+        folder,
+        tmp_path / "lightning.ckpt",
+    ]
+    for door in doors:
+        lines: list[str] = []
+        found = merge([trained(1).state_dict(), door], "fedavg", model=net, log=lines.append, **SHAPE).student
+        assert found is not None
+        for name, value in found.state_dict().items():
+            assert torch.equal(value, expected.state_dict()[name]), (door, name)
+    assert any("names were taken without the prefix 'model.'" in line for line in lines)
+    with pytest.raises(OneShotError, match="is a folder, which holds lightning.ckpt, hf|is a folder, which holds hf"):
+        merge([own, tmp_path], "fedavg", model=net, **SHAPE)
+
+
+def test_a_buffer_that_no_state_dict_has_is_not_lost_in_a_saved_ensemble(tmp_path: Path) -> None:
+    result = merge([Shifted(0.0), Shifted(3.0)], "fedens", **SHAPE)
+    with pytest.raises(StoreError, match="the models differ in buffer 'mean', which is not in their state_dict"):
+        result.save(tmp_path)
+    merge([Shifted(3.0), Shifted(3.0)], "fedens", **SHAPE).save(tmp_path / "equal")
