@@ -129,7 +129,7 @@ def _prefix(names: Collection[str], needed: Collection[str]) -> tuple[str, str]:
         raise refusals.several_prefixes(fitting)
     if fitting:
         return fitting[0], ""
-    anchor = max(names, key=len)
+    anchor = max((name for name in names if _last(name) != COUNTER), key=len, default="")
     for prefix in _before(anchor, needed):
         if all(name.startswith(prefix) and name.removeprefix(prefix) in names for name in needed):
             return "", prefix

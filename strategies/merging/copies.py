@@ -31,7 +31,7 @@ _NAMES = {
     **{kind: "{}" + suffix for kind, suffix in SUFFIXES.items()},
 }  # fmt: skip
 # What every module has beside its own attributes: tensors, layers, hooks and the mode.
-_BARE = {*vars(nn.Module()), "_compiled_call_impl"}
+_BARE = {*vars(nn.Module()), "_compiled_call_impl", "_is_torch_compile"}
 _WRAPPING = (nn.DataParallel, nn.parallel.DistributedDataParallel, AveragedModel)
 NEEDS_MODEL = "needs model=, a callable that returns its nn.Module"
 _IDENTITY: Any = object.__eq__

@@ -273,8 +273,8 @@ class Result:
         """Return the scores of ``student`` and ``ensemble``, those that there are.
 
         Args:
-            loader: Batches of normalised examples [B, ...] and labels [B] or [B, 1], as tensors or arrays: pairs, longer
-                tuples that begin with them, or dicts that have them under a usual name. Also a dataset of such pairs.
+            loader: Batches of normalised examples [B, ...] and labels [B] or [B, 1], as tensors or arrays: pairs,
+                longer tuples that begin with them, or dicts that have them under a usual name. Also a dataset of pairs.
 
         Returns:
             Of each model ``accuracy`` in %, ``scores`` with 95 % intervals, the confusion matrix and more; see
@@ -326,8 +326,8 @@ class Result:
         members = {up.architecture for up in self.job.uploads} if self.outcome.ensemble is not None else set()
         if lost := lost_buffer({name: build for name, build in self.job.builders.items() if name in members}):
             raise StoreError(
-                f"the models differ in buffer {lost}, which is not in their state_dict, so a saved ensemble would lose it: "
-                "must be registered with persistent=True"
+                f"the models differ in buffer {lost}, which is not in their state_dict, so a saved ensemble would lose "
+                "it: must be registered with persistent=True"
             )
         if other := [name for name, part in parts.items() if part is None and (place / name).exists()]:
             raise StoreError(f"{place / other[0]} is of another result: must be a folder without it")

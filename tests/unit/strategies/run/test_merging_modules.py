@@ -170,7 +170,7 @@ class Telling(Net):
             "model 'client-000': tensor '1.weight' is without values yet",
         ),
         ([Telling()], "model 'client-000': '_extra_state' of its state dict is dict: must be a tensor"),
-        ([{"state_dict": Net().state_dict()}], "model 'client-000': 'state_dict' of its state dict is OrderedDict"),
+        ([{"optimizer": Net().state_dict()}], "model 'client-000': 'optimizer' of its state dict is OrderedDict"),
         ([{1: torch.ones(1)}], "model 'client-000': 1 of its state dict is Tensor: must be a tensor with a name"),
     ],
 )
