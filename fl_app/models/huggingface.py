@@ -154,5 +154,6 @@ def _tokenizer(name: str) -> Any:
 
 
 def _transformers() -> Any:
-    importlib.import_module("strategies.core.vision")  # transformers imports torchvision
+    from strategies.core import vision  # noqa: F401  transformers imports torchvision
+
     return importlib.import_module("transformers")

@@ -99,7 +99,7 @@ class _Api:
         from flwr.supercore.fab import Fab
         from flwr.supercore.utils import simulation_config_from_json
 
-        files = {path.relative_to(app).as_posix(): path for path in _shipped(app)}
+        files = {path.relative_to(app).as_posix(): path for path in shipped_files(app)}
         try:
             content, _ = build_fab_from_files(files)
         except (OSError, ValueError, KeyError) as error:
@@ -177,7 +177,7 @@ class _Commands:
 
     def start(self, app: Path, settings: Mapping[str, Scalar], simulation: Mapping[str, float]) -> str:
         copy = self._home / "app"
-        for path in _shipped(app):
+        for path in shipped_files(app):
             target = copy / path.relative_to(app)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(path, target)
@@ -214,8 +214,8 @@ class _Commands:
         return answer
 
 
-def _shipped(folder: Path) -> Iterator[Path]:
-    """Yield the files of an app that Flower packs, without those of run folders and of environments."""
+def shipped_files(folder: Path) -> Iterator[Path]:
+    """Yield the files of an app that Flower packs, without those of run folders, environments and folders of others."""
     for path in sorted(folder.iterdir()):
         if path.is_symlink():
             continue
@@ -223,7 +223,7 @@ def _shipped(folder: Path) -> Iterator[Path]:
             if path.suffix in _SHIPPED or path.name in {"LICENSE", ".gitignore"}:
                 yield path
         elif not path.name.startswith((".", "__pycache__")) and not _is_strange(path):
-            yield from _shipped(path)
+            yield from shipped_files(path)
 
 
 def _is_strange(folder: Path) -> bool:

@@ -65,7 +65,9 @@ class Traffic:
         """
         facts = read_json(path) if path.exists() else {"phases": {}}
         try:
-            return cls({name: _moved(phase) for name, phase in facts["phases"].items()}, path)
+            # Before phases existed, a file held those of the upload alone.
+            phases = facts.get("phases", {UPLOAD_PHASE: facts})
+            return cls({name: _moved(phase) for name, phase in phases.items()}, path)
         except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
             raise StoreError(f"{path} is no account of messages: it lacks bytes per client, up and down") from error
 

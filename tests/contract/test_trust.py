@@ -25,6 +25,7 @@ TRUSTED = {
     ("strategies/core/processor.py", "ctypes.CDLL"): "the C library of the process itself",
     ("fl_app/models/__init__.py", "importlib.import_module"): "names that stand in this file",
     ("fl_app/models/backbones.py", "importlib.import_module"): "the packaged backbone",
+    ("fl_app/models/huggingface.py", "importlib.import_module"): "the package transformers",
     ("fl_app/models/wordllama.py", "importlib.import_module"): "the package tokenizers",
     ("strategies/core/vision.py", "importlib.import_module"): "torchvision",
     ("fl_app/project.py", "importlib.import_module"): "what the user names, or a module that a node permits",

@@ -28,6 +28,9 @@ KEYS = {
     "mib_up_per_client", "mib_down_per_client", "communication", "seconds", "weights_sha256", "resumed_at", "plots",
     "work",
     "threads",
+    "metric",
+    "scores",
+    "details",
 }  # fmt: skip
 
 

@@ -70,10 +70,10 @@ def test_members_when_scored_together_have_the_scores_they_have_alone(seven: Hel
     members = [Brightest(), Brightest(-1.0), Brightest(3.0)]
     ensemble = Ensemble(members, Weighted([1.0, 2.0, 3.0]))
 
-    alone, together = seven.member_accuracies(ensemble)
+    alone, together = seven.member_scores(ensemble)
 
-    assert alone == [seven.accuracy(member) for member in members]
-    assert together == seven.accuracy(ensemble)
+    assert alone == [seven.scored(member) for member in members]
+    assert together == seven.scored(ensemble)
     assert alone[0] != alone[1]
 
 
