@@ -71,7 +71,8 @@ class RayActors:
             ComputeError: The method failed otherwise, a value cannot be pickled, the actor runs other code or died too
                 often. Without ``fallback`` also: Ray is missing or has no room.
         """
-        with self.kept() as kept:
+        # A merge of weights reads one tensor of every file at a time, and the files are here.
+        with InProcess().kept() if method.any_model else self.kept() as kept:
             return kept.run(method, job, progress)
 
     @contextmanager

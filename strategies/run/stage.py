@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..compute.in_process import InProcess
 from ..compute.threads import follow_threads
 from ..core.durable import store_errors
 from ..core.errors import OneShotError, OptionError, StoreError, blaming
@@ -80,9 +79,7 @@ def run_stage(
     job = join_sums(method, job, log)
     unit = "epoch" if method.client_phase is None else "round"
     with Journal(folder, log, label=method.name, unit=unit, interval_s=checkpoint_s, tick=tick) as journal:
-        # A merge of weights reads one tensor of every file at a time, and the files are here.
-        place = InProcess() if method.any_model else compute
-        outcome = check_finite(method, place.run(method, job, journal))
+        outcome = check_finite(method, compute.run(method, job, journal))
         resumed_at = journal.resumed_at
     # This process uses the outcome on the CPU, wherever the stage ran.
     job = replace(job, device="cpu", threads=outcome.threads.get(0, job.threads))

@@ -374,7 +374,7 @@ def test_a_comparison_when_interrupted_or_killed_leaves_no_process_and_goes_on_t
     run_folder: MakeRun, tmp_path: Path
 ) -> None:
     run, out = run_folder(), tmp_path / "out"
-    epochs = ["--set", "dense.epochs=30 checkpoint-s=0 threads=0"]  # all cores each, so the cells take turns
+    epochs = ["--set", "dense.epochs=30 checkpoint-s=0 threads=64"]  # all cores each, so the cells take turns
     words: list[str | Path] = ["compare", run, "--methods", "fedens,dense", *epochs, "--out", out]
 
     def steps() -> int:
