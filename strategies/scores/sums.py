@@ -162,16 +162,9 @@ def _moments(fixed: Counts) -> tuple[int, int]:
 
 
 def _confusion(predicted: Counts, labels: Counts, num_classes: int) -> Counts:
-    import torch
-
-    from ..core import vision  # noqa: F401  torchmetrics imports torchvision, which only this module can in every build
-
-    from torchmetrics.functional.classification import multiclass_confusion_matrix  # isort: skip  takes 0.7 CPU s
-
-    if not len(labels):
-        return np.zeros((num_classes, num_classes), np.int64)
-    both = torch.from_numpy(predicted), torch.from_numpy(labels)
-    return multiclass_confusion_matrix(*both, num_classes=num_classes).numpy().astype(np.int64)
+    both = (labels * num_classes + predicted).astype(np.int64)  # none have no integers
+    counts = np.bincount(both, minlength=num_classes**2)
+    return counts.reshape(num_classes, num_classes).astype(np.int64)
 
 
 def _calibration(probabilities: npt.NDArray[np.float32], right: npt.NDArray[np.bool_]) -> Counts:
@@ -207,14 +200,13 @@ def _twice_u(probabilities: npt.NDArray[np.float32], labels: Counts) -> tuple[in
     """Return twice the Mann-Whitney U of every class against the rest."""
     if not len(labels):
         return tuple([0] * probabilities.shape[1])
-    from scipy.stats import rankdata
-
-    doubled = np.rint(2 * rankdata(probabilities, axis=0)).astype(np.int64)  # midranks are halves
     found = []
     for label in range(probabilities.shape[1]):
         own = labels == label
         positives = int(own.sum())
-        found.append(int(doubled[own, label].sum()) - positives * (positives + 1))
+        _, place, ties = np.unique(probabilities[:, label], return_inverse=True, return_counts=True)
+        doubled = 2 * np.cumsum(ties) - ties + 1  # midranks are halves
+        found.append(int(doubled[place[own]].sum()) - positives * (positives + 1))
     return tuple(found)
 
 

@@ -107,8 +107,6 @@ class Blank:
 def _blank(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave plots blank, because drawing takes most of a small run; the mark ``plots`` draws them."""
     if request.node.get_closest_marker("plots") is None:
-        import matplotlib.pyplot  # noqa: F401  torchmetrics imports it, and it needs the true class
-
         monkeypatch.setattr("matplotlib.figure.Figure", lambda **_: Blank())
         monkeypatch.setattr("matplotlib.backends.backend_agg.FigureCanvasAgg", lambda _: None)
 

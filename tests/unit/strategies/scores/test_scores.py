@@ -96,8 +96,8 @@ def test_sums_of_clients_are_those_of_their_examples_together(clients: int) -> N
 
 @pytest.mark.parametrize("scale", [0.05, 1.0, 5.0, 20.0])
 @pytest.mark.parametrize("share", [0.001, 0.1])
-def test_auroc_is_within_its_bound_of_torchmetrics(scale: float, share: float) -> None:
-    from torchmetrics.functional.classification import binary_auroc
+def test_auroc_is_within_its_bound_of_torchmetrics_and_the_confusion_matrix_is_its(scale: float, share: float) -> None:
+    from torchmetrics.functional.classification import binary_auroc, multiclass_confusion_matrix
 
     logits, labels = drawn(3000, 2, seed=1, scale=scale, share=share)
     scores = logits.softmax(1)[:, 1].double()  # float32 scores, exact thresholds
@@ -105,6 +105,8 @@ def test_auroc_is_within_its_bound_of_torchmetrics(scale: float, share: float) -
     whole = sums_of(logits, labels)
     halves = sums_of(logits[:1500], labels[:1500]) + sums_of(logits[1500:], labels[1500:])
     assert scores_of(whole)["auroc"].value == pytest.approx(wanted, abs=1e-6)
+    assert whole.confusion is not None
+    assert (whole.confusion == multiclass_confusion_matrix(logits.argmax(1), labels, num_classes=2).numpy()).all()
     assert abs(scores_of(halves)["auroc"].value - wanted) <= auroc_bound(halves) + 1e-6
 
 
