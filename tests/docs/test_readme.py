@@ -93,10 +93,12 @@ def test_readme_merges_models_in_ten_lines() -> None:
 def test_readme_shows_the_table_as_the_command_prints_it(capsys: pytest.CaptureFixture[str]) -> None:
     [shown] = blocks(README, "text")
     alone = (72.4, 63.2, 64.8, 67.4, 57.2)
-    together = {"FedAvg (one shot)": ("baseline", 64.8), "FedENS": ("ensemble", 83.6)}
-    together |= {"Tally ensemble": ("ensemble", 88.6), "Tally": ("student", 88.0)}
+    together = {"FedAvg (one shot)": ("baseline", 64.8, 60.5, 68.9), "FedENS": ("ensemble", 83.6, 80.1, 86.6)}
+    together |= {"Tally ensemble": ("ensemble", 88.6, 85.5, 91.1), "Tally": ("student", 88.2, 85.1, 90.7)}
     table = [{"name": f"client-{k:03}", "kind": "client", "accuracy": value} for k, value in enumerate(alone)]
-    table += [{"name": name, "kind": kind, "accuracy": value} for name, (kind, value) in together.items()]
+    for name, (kind, *shares) in together.items():
+        score = dict(zip(("value", "low", "high"), (share / 100 for share in shares), strict=True))
+        table.append({"name": name, "kind": kind, "accuracy": shares[0], "scores": {"accuracy": score}})
     facts = {"method": "tally", "seed": 0, "uploads": 5, "refused": 0, "refusals": [], "seconds": {}, "run_dir": ""}
 
     print_result({**facts, "table": table, "mib_up_per_client": 0.2, "mib_down_per_client": 0.0}, "text")
