@@ -116,8 +116,8 @@ def test_notebook_merges_models_into_a_better_one(tmp_path: Path, monkeypatch: p
         if cell["cell_type"] == "code":
             exec("".join(cell["source"]), names)  # noqa: S102  our own notebook
 
-    assert names["scores"]["ensemble"] > max(names["alone"]) + 10
-    assert names["scores"]["student"] > max(names["alone"]) + 10
+    assert names["scores"]["ensemble"]["accuracy"] > max(names["alone"]) + 10
+    assert names["scores"]["student"]["accuracy"] > max(names["alone"]) + 10
     assert (tmp_path / "merged/student.safetensors").is_file()
 
 
@@ -342,8 +342,8 @@ def test_run_replay_and_resume_match_the_pages(tmp_path: Path) -> None:
     # It is the app's. No upload was refused or judged, costs are equal, one epoch is no curve, Tally weighs by class,
     # heads were none.
     assert absent == [
-        "refusals.jsonl", "flower_result.json", "communication.png", "server_curve.png", "client_weights.png",
-        "choice.png", "gatekeeper.png",
+        "refusals.jsonl", "flower_result.json", "clients.png", "communication.png", "server_curve.png",
+        "client_weights.png", "choice.png", "gatekeeper.png",
     ]  # fmt: skip
     replay = oneshot(*replayed.replace("$RUN", str(run)).split()[1:])
     assert [row["kind"] for row in replay["table"]][-1] == "ensemble"

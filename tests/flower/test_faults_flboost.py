@@ -73,5 +73,5 @@ def test_killed_in_a_refinement_and_in_a_round_it_goes_on_from_the_last_checkpoi
     assert status == 0
     nothing_left(tmp_path)
     assert result["resumed_at"] == 2
-    assert [row["round"] for row in written(tmp_path, "metrics.jsonl")] == [1, 2, 3, 4, 5]
+    assert [row["epoch"] for row in written(tmp_path, "metrics.jsonl")] == [1, 2, 3, 4, 5]
     assert "from zero" not in second.log.read_text()

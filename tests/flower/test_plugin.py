@@ -139,7 +139,7 @@ def main(grid, context):
 
     own, run_dir = {"num_classes": 10, "input_shape": (1, 8, 8)}, context.run_config["run-dir"]
     config = DenseConfig(epochs=3, generator_steps=2, latent=8, synthesis_batch_size=16, batch_size=16)
-    dense = Dense(Net, config=config, run_dir=f"{run_dir}/dense", **own)
+    dense = Dense(Net, config=config, run_dir=f"{run_dir}/dense", compute="ray", **own)
     result = start(dense, num_rounds=5, evaluate_fn=evaluate)
     Net().load_state_dict(result.arrays.to_torch_state_dict())
 
