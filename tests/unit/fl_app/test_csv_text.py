@@ -110,7 +110,7 @@ def zipped(data: bytes, *names: str) -> bytes:
     ("suffix", "data"),
     [
         (".csv", b"x"),
-        (".csv.gz", gzip.compress(b"x")),
+        (".csv.gz", gzip.compress(b"x", mtime=0)),
         (".CSV.BZ2", bz2.compress(b"x")),
         (".tsv.xz", lzma.compress(b"x")),
         (".csv.zip", zipped(b"x", "a.csv", "__MACOSX/._a.csv")),
@@ -124,7 +124,7 @@ def test_packed_files_are_unpacked(tmp_path: Path, suffix: str, data: bytes) -> 
 @pytest.mark.parametrize(
     ("suffix", "data"),
     [
-        (".csv.gz", gzip.compress(b"x" * 99)[:-9]),
+        (".csv.gz", gzip.compress(b"x" * 99, mtime=0)[:-9]),
         (".csv.gz", b"age,outcome"),
         (".csv.xz", lzma.compress(b"x" * 99)[:-9]),
         (".csv.zip", zipped(b"x", "a.csv", "b.csv")),
