@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ def pytest_configure() -> None:
 # The files whose tests take longest, which start first, so that two processes end together.
 LONGEST = (
     "test_deploy_tls.py", "test_faults_deployment.py", "test_wheel.py", "test_faults.py", "test_faults_fens.py",
-    "test_deploy_features.py", "test_compare.py", "test_launch.py", "test_local.py", "test_faults_flboost.py",
+    "test_deploy_features.py", "test_compare.py", "test_launch.py", "test_local_runs.py", "test_faults_flboost.py",
     "test_plugin.py", "test_replay.py", "test_plugin_flboost.py", "test_offline.py",
 )  # fmt: skip
 
@@ -36,6 +37,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """Spare the garbage collector the modules and tests, which live to the end."""
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def environment_as_before() -> Iterator[None]:
+    """Restore the environment, which the option --offline changes for the rest of a process."""
+    before = dict(os.environ)
+    yield
+    for name in set(os.environ) - set(before) - {"PYTEST_CURRENT_TEST"}:
+        del os.environ[name]
+    os.environ.update({name: value for name, value in before.items() if name != "PYTEST_CURRENT_TEST"})
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -1,7 +1,7 @@
 """DARE: random entries of the clients' updates are dropped and the others rescaled, before any rule merges them.
 
 Paper: Yu, Yu, Yu, Huang, Li, Language Models are Super Mario: Absorbing Abilities from Homologous Models as a Free
-    Lunch, ICML 2024, https://arxiv.org/abs/2311.03099. Read: the abstract, and descriptions of the rule.
+    Lunch, ICML 2024, https://arxiv.org/abs/2311.03099. Read version: the abstract, and descriptions of the rule.
 Symbols: delta^t -> Updates.updates; p -> drop; lambda -> scaling.
 Where: drop and rescale -> weights.rules.drop_and_rescale; the rules -> weights.rules.
 Deviations: each draw follows from the seed, the client and the tensor's name, so that no order matters. Statistics of

@@ -1,7 +1,7 @@
 """Fisher merging: each number of a model is averaged with the weight that its clients' examples give it.
 
 Paper: Matena, Raffel, Merging Models with Fisher-Weighted Averaging, NeurIPS 2022, https://arxiv.org/abs/2111.09832.
-    Read: the abstract, and descriptions of the rule.
+    Read version: the abstract, and descriptions of the rule.
 Symbols: theta_i -> Updates.updates, without a start; F_i -> Updates.measured of "fisher:"; lambda_i -> Updates.weights.
 Where: the closed form -> weights.rules.fisher; F_i -> client.merging.fisher_diagonal, on the clients; the loop over
     tensors -> weights.states.merge_states.

@@ -1,7 +1,7 @@
 """RegMean: each linear layer is the one that comes closest to all clients' layers on their own inputs.
 
 Paper: Jin, Ren, Preotiuc-Pietro, Cheng, Dataless Knowledge Fusion by Merging Weights of Language Models, ICLR 2023,
-    https://arxiv.org/abs/2212.09849. Read: the abstract, and descriptions of the rule.
+    https://arxiv.org/abs/2212.09849. Read version: the abstract, and descriptions of the rule.
 Symbols: W_i -> Updates.updates, without a start; G_i = X_i^T X_i -> Updates.measured of "gram:"; alpha -> off_diagonal.
 Where: the closed form -> weights.rules.regmean; G_i -> client.merging.gram_matrices, on the clients; the loop over
     tensors -> weights.states.merge_states.

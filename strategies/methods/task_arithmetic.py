@@ -1,7 +1,7 @@
 """Task arithmetic: the mean of the clients' updates, scaled, is added to the start.
 
 Paper: Ilharco, Ribeiro, Wortsman, Gururangan, Schmidt, Hajishirzi, Farhadi, Editing Models with Task Arithmetic, ICLR
-    2023, https://arxiv.org/abs/2212.04089. Read: the abstract, and descriptions of the rule.
+    2023, https://arxiv.org/abs/2212.04089. Read version: the abstract, and descriptions of the rule.
 Symbols: theta_0 -> common_start; tau_k = theta_k - theta_0 -> Updates.updates; the scaling term lambda -> scaling.
 Where: the sum of task vectors -> weights.rules.average; the loop over tensors -> weights.states.merge_states.
 Deviations: the updates are weighted by the clients' numbers of examples, which sum to 1, so that a scaling of 1 gives

@@ -1,7 +1,7 @@
 """TIES: small changes are reset, signs are elected, and the changes that agree are averaged.
 
 Paper: Yadav, Tam, Choshen, Raffel, Bansal, TIES-Merging: Resolving Interference When Merging Models, NeurIPS 2023,
-    https://arxiv.org/abs/2306.01708. Read: the abstract, and descriptions of the rule.
+    https://arxiv.org/abs/2306.01708. Read version: the abstract, and descriptions of the rule.
 Symbols: theta_init -> common_start; tau_t -> Updates.updates; k % -> density, as a share; lambda -> scaling.
 Where: Algorithm 1 -> weights.rules.ties and trim; the loop over tensors -> weights.states.merge_states.
     ``aligned``: Stoica et al., Model merging with SVD to tie the Knots, ICLR 2025, https://arxiv.org/abs/2410.19735,

@@ -14,16 +14,6 @@ from strategies.distillation import generators
 WIDTH = generators.WIDTH
 
 
-@pytest.fixture(autouse=True)
-def environment_as_before() -> Iterator[None]:
-    """Restore the environment, which the option --offline changes for the rest of a process."""
-    before = dict(os.environ)
-    yield
-    for name in set(os.environ) - set(before) - {"PYTEST_CURRENT_TEST"}:
-        del os.environ[name]
-    os.environ.update({name: value for name, value in before.items() if name != "PYTEST_CURRENT_TEST"})
-
-
 @pytest.fixture(autouse=True, scope="module")
 def narrow_generators() -> Iterator[None]:
     """Generate images by fewer channels, which takes a third of the time and asks the same questions."""
