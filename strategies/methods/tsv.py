@@ -1,7 +1,8 @@
 """TSV-Merge: the leading singular directions of the clients' updates, decorrelated and added.
 
 Paper: Gargiulo, Crisostomi, Bucarelli, Scardapane, Silvestri, Rodola, Task Singular Vectors: Reducing Task Interference
-    in Model Merging, CVPR 2025, https://arxiv.org/abs/2412.00081. Read version: the abstract, and descriptions of the rule.
+    in Model Merging, CVPR 2025, https://arxiv.org/abs/2412.00081. Read version: the abstract, and descriptions of the
+    rule.
 Symbols: Delta_i -> Updates.updates; T -> the number of uploads; alpha -> scaling.
 Where: TSV-Merge -> weights.rules.tsv; the loop over tensors -> weights.states.merge_states.
 Deviations: singular values of rounding are left out, so that equal clients count once and a client without change has
