@@ -210,7 +210,7 @@ def test_two_strategies_in_a_foreign_project_run_and_store(
         assert [upload.architecture for upload in uploads] == ["model"] * CLIENTS
         assert sum(upload.num_examples or 0 for upload in uploads) in range(1300, 1400)
         assert stored.round(1).refused() == []
-        assert [row["epoch"] for row in stored.round(1).metrics()] == [1, 2, 3]
+        assert [row["epoch"] for row in stored.round(1).metrics() if "epoch" in row] == [1, 2, 3]
         assert stored.student() is not None
         assert stored.images() is not None
 

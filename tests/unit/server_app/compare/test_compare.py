@@ -405,7 +405,7 @@ def test_a_comparison_when_interrupted_or_killed_leaves_no_process_and_goes_on_t
     result = json.loads(said.splitlines()[-1])
     assert [cell["resumed_at"] > 0 for cell in result["cells"]] == [False, True]
     assert "1 cell has finished before" in said
-    whole = replay_run(ReplayRequest(run, "dense", {"dense.epochs": 30, "threads": 0}), log=lambda _: None)
+    whole = replay_run(ReplayRequest(run, "dense", {"dense.epochs": 30, "threads": 64}), log=lambda _: None)
     assert result["cells"][1]["weights_sha256"] == whole["weights_sha256"]
     assert result["table"][1]["accuracy"] == whole["accuracy"]
 

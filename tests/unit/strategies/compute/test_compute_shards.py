@@ -114,7 +114,7 @@ class Book(Silent):
 def shards() -> list[Any]:
     """The shard actors that live: their addresses and process ids."""
     actors = ray._private.state.actors().values()
-    return [actor for actor in actors if actor["ActorClassName"].endswith("Shard") and actor["State"] == "ALIVE"]
+    return [actor for actor in actors if actor["ActorClassName"].endswith("ShardActor") and actor["State"] == "ALIVE"]
 
 
 def assert_close(found: Outcome, expected: Outcome) -> None:
