@@ -15,7 +15,7 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 # Tests start many processes, which share what one of them has compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test check unit slow lowest newest bench results soak fuzz config docs outdated lock clean
+.PHONY: help run test check unit slow lowest newest bench results soak fuzz config docs hub outdated lock clean
 
 help:  ## list these targets
 	@sed -n 's/^\([a-z]*\):.*  ## /\1\t/p' Makefile
@@ -72,6 +72,11 @@ docs: $(READY)  ## write the documentation as a site; open build/site/index.html
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps \
 		--requirement requirements-docs.lock
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
+hub:  ## write build/hub, the committed app without tests and pages, for `flwr app publish build/hub`
+	rm -rf build/hub && mkdir -p build/hub
+	git archive HEAD -- .gitignore LICENSE README.md pyproject.toml hatch_build.py oneshot_fl.py \
+		fl_app server_app client_app strategies conf | tar -x -C build/hub
 
 outdated: $(BIN)/uv  ## compare the versions of constraints.txt with the newest ones
 	@mkdir -p build && grep '==' constraints.txt | sort >build/tested

@@ -1,6 +1,7 @@
-"""The benchmark of the server stage and of local training: ``make bench``, ``make bench ARGS=--quick``.
+"""The benchmark: ``make bench``, ``make bench ARGS=--quick``.
 
-One process, one thread. Its last line is one JSON object: {method: {model: how many times less CPU time}}.
+One process, one thread, whole runs excepted. It ends with a table of every ratio, and the machine's load beside it; the
+last line is one JSON object: {part: {case: ratio}}, where larger is better.
 """
 
 from __future__ import annotations
@@ -8,20 +9,21 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported
 
 import torch
+import whole_runs
 from agreement import agreement
-from measure import say
+from measure import row, say
 from resources import memory, teacher_speed
-from server_stage import Scale, speed
+from server_stage import TARGETS, Scale, speed
 
 from strategies.distillation.synthesis import ARITHMETICS
 
-PARTS = ("speed", "agreement", "teachers", "memory", "local-training", "features")
+PARTS = ("speed", "agreement", "teachers", "memory", "local-training", "features", "whole-runs")
 
 
 def arguments() -> argparse.Namespace:
@@ -44,7 +46,7 @@ def main() -> None:
     scale = Scale(pool=given.pool, repetitions=repetitions, precision=given.precision)
     if quick:
         scale = replace(scale, clients=5, batch=64)
-    ratios: dict[str, dict[str, float]] = {}
+    ratios, begun = dict[str, dict[str, float]](), os.getloadavg()[0]
     if "speed" in parts:
         ratios |= speed(scale)
         say()
@@ -58,7 +60,21 @@ def main() -> None:
         memory((5, 10, 20) if quick else (5, 10, 20, 50, 100), batch=16 if quick else 64)
         say()
     ratios |= imported(parts, repetitions=repetitions)
+    if "whole-runs" in parts:
+        ratios["whole-runs"] = whole_runs.main()
+        say()
+    table(ratios, begun)
     say(json.dumps(ratios))
+
+
+def table(ratios: Mapping[str, Mapping[str, float]], begun: float) -> None:
+    """Print every ratio beside its target, and the load that the machine had."""
+    say(f"Every ratio. Load: {begun:.1f} before, {os.getloadavg()[0]:.1f} at the end (1 is the benchmark).")
+    widths = (16, 34, 8, 6)
+    row(["part", "case", "ratio", "target"], widths)
+    for part, cases in ratios.items():
+        for case, ratio in cases.items():
+            row([part, case, f"{ratio:.2f}x", f"{TARGETS[part]}x" if part in TARGETS else ""], widths)
 
 
 def imported(parts: Collection[str], *, repetitions: int) -> dict[str, dict[str, float]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import subprocess
 import tomllib
 import zipfile
 from pathlib import Path
@@ -51,12 +52,16 @@ def test_flower_builds_and_accepts_the_app_in_its_format_1(which: str, installed
         assert not [name for name in names if name.endswith(".py")]
 
 
-def test_flower_s_hub_takes_the_clone(capsys: pytest.CaptureFixture[str]) -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+@pytest.mark.parametrize("which", ["clone", "build/hub"])
+def test_flower_s_hub_takes_the_app(which: str, capsys: pytest.CaptureFixture[str]) -> None:
+    if which == "build/hub":
+        subprocess.run(["make", "hub"], cwd=ROOT, check=True, capture_output=True)
+    folder = ROOT if which == "clone" else ROOT / which
+    project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
 
     hub._validate_app_name(project["name"], "the app's name")
     hub._validate_description(project["description"])
-    hub._validate_files(hub._collect_file_paths(ROOT))
+    hub._validate_files(hub._collect_file_paths(folder))
 
     assert len(project["description"]) <= 200
     assert "Validation passed" in capsys.readouterr().out
