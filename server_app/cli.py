@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -36,6 +37,7 @@ from strategies.run import check_run_folder, runs_folder
 
 if TYPE_CHECKING:
     from server_app.launch.run_command import PlannedRun
+    from server_app.launch.superlink import Runtime
 
 RUN = "Run"  # the panels of help
 REUSE = "Reuse uploads"
@@ -87,15 +89,16 @@ def run(
         given = settings_of(settings, method=method, seed=seed)
         if local and app is not None:
             raise OptionError("--local runs the installed app: must be given without APP")
-        from server_app.launch.run_command import plan_run
+        with nullcontext() if local or dry_run else _runtime() as runtime:
+            from server_app.launch.run_command import plan_run
 
-        planned = plan_run(_in_process(given, local), num_supernodes)
-        if dry_run:
-            from server_app.launch.dry_run import print_plan
+            planned = plan_run(_in_process(given, local), num_supernodes)
+            if dry_run:
+                from server_app.launch.dry_run import print_plan
 
-            print_plan(planned, format)
-            return
-        _launch(app, planned, failing, local)
+                print_plan(planned, format)
+            else:
+                _launch(app, planned, failing, runtime)
 
 
 def _in_process(given: Mapping[str, Scalar], local: bool) -> Mapping[str, Scalar]:
@@ -103,12 +106,20 @@ def _in_process(given: Mapping[str, Scalar], local: bool) -> Mapping[str, Scalar
     return {"compute": "in-process", **given} if local else given
 
 
-def _launch(app: Path | None, planned: PlannedRun, failing: errors, local: bool) -> None:
+def _runtime() -> AbstractContextManager[Runtime]:
+    """Return the processes of a simulation, which import Flower while this one imports torch and reads the settings."""
+    from server_app.launch.superlink import prepare_runtime
+
+    return prepare_runtime()
+
+
+def _launch(app: Path | None, planned: PlannedRun, failing: errors, runtime: Runtime | None) -> None:
+    """Run the app in these processes; without them in this one."""
     from server_app.launch.run_command import app_folder, launch_run
 
-    if local:
+    if runtime is None:
         from server_app.local import launch_local
-    launch_run(app_folder(app), planned, failing, launch_local if local else None)
+    launch_run(app_folder(app), planned, failing, launch_local if runtime is None else None, runtime)
 
 
 @cli.command(name="resume", rich_help_panel=RUN)
@@ -122,9 +133,10 @@ def resume_run(
     """Resume an interrupted run with its original settings; for a finished run, print its result."""
     with errors(format) as failing:
         check_run_folder(folder)
-        from server_app.launch.run_command import plan_run
+        with nullcontext() if local else _runtime() as runtime:
+            from server_app.launch.run_command import plan_run
 
-        _launch(None, plan_run(_in_process({"resume": str(folder)}, local)), failing, local)
+            _launch(None, plan_run(_in_process({"resume": str(folder)}, local)), failing, runtime)
 
 
 @cli.command(rich_help_panel=REUSE)
@@ -231,13 +243,14 @@ def forget(
     with errors(format) as failing:
         changed = settings_of(changes)
         check_run_folder(folder)
-        from server_app.launch.run_command import plan_run, stored_settings
-        from server_app.replay.forget import forget_settings, what_is_left
-        from server_app.settings.read import overridden
+        with nullcontext() if local else _runtime() as runtime:
+            from server_app.launch.run_command import plan_run, stored_settings
+            from server_app.replay.forget import forget_settings, what_is_left
+            from server_app.settings.read import overridden
 
-        run_dir = str(changed.pop("run-dir", ""))
-        given = forget_settings(folder, client, overridden(stored_settings(folder), changed), run_dir=run_dir)
-        _launch(None, plan_run(_in_process(given, local)), failing, local)
+            run_dir = str(changed.pop("run-dir", ""))
+            given = forget_settings(folder, client, overridden(stored_settings(folder), changed), run_dir=run_dir)
+            _launch(None, plan_run(_in_process(given, local)), failing, runtime)
         say(what_is_left(folder, client), format)
 
 

@@ -40,7 +40,7 @@ from strategies.run.run_folder import RunFolder, default_run_dir
 from strategies.run.stage import pinned_clients
 
 if TYPE_CHECKING:
-    from server_app.launch.superlink import Launched
+    from server_app.launch.superlink import Launched, Runtime
 
 # Resumes an interrupted deployed run: the file that the run leaves, and the command that reads it.
 #
@@ -91,7 +91,7 @@ class PlannedRun:
     num_supernodes: int
 
     def check(self) -> None:
-        """Refuse the run before any of its processes starts.
+        """Refuse the run before Flower starts.
 
         Raises:
             OneShotError: A setting does not fit the method, the data, the clients, or the run whose uploads it takes.
@@ -101,7 +101,9 @@ class PlannedRun:
         check_before_start(self.settings, self.num_supernodes)
 
 
-def launch_run(app: Path, run: PlannedRun, failing: errors, local: Launcher | None = None) -> None:
+def launch_run(
+    app: Path, run: PlannedRun, failing: errors, local: Launcher | None = None, runtime: Runtime | None = None
+) -> None:
     """Run the app in simulation, or resume a run, and print its result.
 
     Args:
@@ -109,6 +111,7 @@ def launch_run(app: Path, run: PlannedRun, failing: errors, local: Launcher | No
         run: The run.
         failing: Prints the errors.
         local: Runs it in this process; None: Flower's simulation does.
+        runtime: The processes of that simulation; None: they start here.
 
     Raises:
         OneShotError: The run failed; the message has the command that resumes it.
@@ -131,7 +134,7 @@ def launch_run(app: Path, run: PlannedRun, failing: errors, local: Launcher | No
         named = {SUPERNODES_VARIABLE: str(num_supernodes), COMMIT_VARIABLE: commit_of(app)}
         try:
             with _environment(named), progress_bar(failing.format):
-                start = local or _launcher(partial(_is_finished, folder, written))
+                start = local or _launcher(partial(_is_finished, folder, written), runtime)
                 launched = start(app, settings=run.given, num_supernodes=num_supernodes, echo=echo_to(failing.format))
         except KeyboardInterrupt:
             sys.stderr.write(f"interrupted.{to_go_on()}\n")
@@ -150,10 +153,10 @@ def launch_run(app: Path, run: PlannedRun, failing: errors, local: Launcher | No
     print_result(result, failing.format)
 
 
-def _launcher(is_finished: Callable[[], bool]) -> Launcher:
+def _launcher(is_finished: Callable[[], bool], runtime: Runtime | None) -> Launcher:
     from server_app.launch.superlink import launch
 
-    return partial(launch, is_finished=is_finished)
+    return partial(launch, is_finished=is_finished, runtime=runtime)
 
 
 @contextmanager

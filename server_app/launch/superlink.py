@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import json
 import math
 import os
 import queue
 import socket
 import subprocess
+import sys
 import sysconfig
 import threading
 import time
@@ -26,9 +28,11 @@ from typing import Any
 
 import psutil
 
+from fl_app.node_config import SUPERNODES_VARIABLE
 from fl_app.project import FOLDER_VARIABLE, project_folder
 from server_app.launch.control import Control, connect
 from server_app.launch.guard import TOKEN_KEY, guarded, sigterm_as_interrupt
+from server_app.settings.commit import COMMIT_VARIABLE
 from strategies.core import offline
 from strategies.core.errors import ComputeError
 from strategies.core.options import Scalar
@@ -110,6 +114,20 @@ def _absolute_python_path(given: Mapping[str, str]) -> dict[str, str]:
 
 
 COMPLETED = "finished:completed"
+# Flower's own command, which waits between its imports and its work for its last variables and its arguments.
+_SUPERLINK = """
+import json, os, sys
+from importlib.metadata import entry_points
+(command,) = entry_points(group="console_scripts", name="flower-superlink")
+serve, line = command.load(), sys.stdin.readline()
+if line:
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    variables, arguments = json.loads(line)
+    os.environ.update(variables)
+    sys.argv = ["flower-superlink", *arguments]
+    sys.exit(serve())
+"""
+_LAST = (SUPERNODES_VARIABLE, COMMIT_VARIABLE)  # known once the settings are
 _START_S = 60.0  # time limit of the SuperLink's first answer
 _POLL_S = 0.5
 _SILENCE_S = 9.0  # after so long without a log line, one is printed
@@ -140,6 +158,7 @@ def launch(
     num_supernodes: int,
     echo: Callable[[str], None],
     is_finished: Callable[[], bool] = lambda: False,
+    runtime: Runtime | None = None,
 ) -> Launched:
     """Run an app in Flower's simulation and wait for its end; all started processes have ended when it returns.
 
@@ -153,6 +172,7 @@ def launch(
         num_supernodes: Number of simulated clients, at least 1.
         echo: Called with each line of the log, without its newline and with its colours.
         is_finished: Returns whether the result is there, and no process works on it any more.
+        runtime: Of :func:`prepare_runtime`, whose end then ends the processes; None: one of its own.
 
     Returns:
         How the run ended.
@@ -160,39 +180,48 @@ def launch(
     Raises:
         KeyboardInterrupt: SIGINT or SIGTERM came; all processes have been ended.
     """
-    stage, early = "not started", False
+    stage = "not started"
     echo(STARTING)
-    with sigterm_as_interrupt(), _collected() as started:
+    with sigterm_as_interrupt():
         try:
-            with guarded(awaited=lambda: not early) as (folder, token):
-                runtime = _Runtime(folder, run_environment(folder, token), started)
-                superlink, port = _start_superlink(runtime)
-                control = connect(port, folder, runtime.start)
+            with prepare_runtime() if runtime is None else contextlib.nullcontext(runtime) as own:
+                superlink, port = _start_superlink(own)
+                control = connect(port, own.folder, own.start)
                 run_id = _submit(control, app_dir, settings, num_supernodes)
                 stage = "lost"
-                early = _stream_log(control.lines(run_id), superlink, echo, is_finished)
-                if early:
+                own.ends_behind = _stream_log(control.lines(run_id), superlink, echo, is_finished)
+                if own.ends_behind:
                     return Launched(0, COMPLETED, "")
                 return _verdict(control, run_id, superlink)
         except (ComputeError, OSError) as error:
             return Launched(1, stage, " ".join(str(error).split()))
 
 
-@dataclass(frozen=True)
-class _Runtime:
-    """The folder and the environment of the commands of one run."""
+@dataclass
+class Runtime:
+    """The processes of one run.
+
+    Attributes:
+        folder: Flower's home.
+        environment: Of all of them.
+        superlink: Has imported Flower's SuperLink, or does so, and waits for :data:`_SUPERLINK`'s line.
+        started: Those that are children of this process.
+        ends_behind: Whether the guardian ends them after :func:`prepare_runtime`'s block, which does not wait.
+    """
 
     folder: Path
     environment: Mapping[str, str]
+    superlink: subprocess.Popen[str] = field(init=False)
     started: list[subprocess.Popen[str]] = field(default_factory=list)
+    ends_behind: bool = False
 
-    def start(self, *command: str, output: Any) -> subprocess.Popen[str]:
+    def start(self, *command: str, output: Any, given: int = subprocess.DEVNULL) -> subprocess.Popen[str]:
         """Start a command in the neutral working directory; standard error goes to ``output`` too."""
         process = subprocess.Popen(  # noqa: S603  Flower's own commands, beside this interpreter
             command,
             env=self.environment,
             cwd=self.folder / "cwd",
-            stdin=subprocess.DEVNULL,
+            stdin=given,
             stdout=output,
             stderr=subprocess.STDOUT,
             encoding="utf-8",
@@ -203,19 +232,37 @@ class _Runtime:
         return process
 
 
-def _start_superlink(runtime: _Runtime) -> tuple[psutil.Process, int]:
-    """Start a SuperLink, and return it and its port once it answers."""
-    for name in ("cwd", "tmp"):
-        (runtime.folder / name).mkdir()
+@contextlib.contextmanager
+def prepare_runtime() -> Iterator[Runtime]:
+    """Provide the processes of a run; at the block's end all have ended.
+
+    Importing Flower's SuperLink takes seconds, in which the caller can read and check its settings.
+    """
+    with _collected() as started, guarded(awaited=lambda: not runtime.ends_behind) as (folder, token):
+        runtime = Runtime(folder, run_environment(folder, token), started=started)
+        for name in ("cwd", "tmp"):
+            (folder / name).mkdir()
+        with (folder / "superlink.log").open("w", encoding="utf-8") as output:
+            command = [sys.executable, "-P", "-c", _SUPERLINK]
+            runtime.superlink = runtime.start(*command, output=output, given=subprocess.PIPE)
+        yield runtime
+
+
+def _start_superlink(runtime: Runtime) -> tuple[psutil.Process, int]:
+    """Let the SuperLink begin, and return it and its port once it answers."""
+    process = runtime.superlink
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    log = runtime.folder / "superlink.log"
-    command = ["flower-superlink", "--insecure", "--simulation", "--host", "127.0.0.1", "--port", str(port)]
-    with log.open("w", encoding="utf-8") as output:
-        process = runtime.start(*command, output=output)
+    words = ["--insecure", "--simulation", "--host", "127.0.0.1", "--port", str(port)]
+    last = {name: os.environ[name] for name in _LAST if name in os.environ}
+    with contextlib.suppress(BrokenPipeError):  # it has ended, which its log explains below
+        if process.stdin is not None:
+            process.stdin.write(json.dumps([last, words]) + "\n")
+            process.stdin.close()
     deadline = time.monotonic() + _START_S
     while not _answers(port):
         if process.poll() is not None or time.monotonic() > deadline:
+            log = runtime.folder / "superlink.log"
             tail = " | ".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-3:])
             raise ComputeError(f"Flower's SuperLink did not start on 127.0.0.1:{port}: {tail}")
         time.sleep(0.02)
@@ -333,5 +380,7 @@ def _collected() -> Iterator[list[subprocess.Popen[str]]]:
         for process in started:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(5.0)
-            if process.stdout is not None:
-                process.stdout.close()
+            for stream in (process.stdin, process.stdout):
+                if stream is not None:
+                    with contextlib.suppress(OSError):
+                        stream.close()
