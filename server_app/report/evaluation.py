@@ -141,7 +141,13 @@ class Row:
 
 
 def evaluate(
-    report: StageReport, method_name: str, held_out: Scorer, *, log: Callable[[str], None], kept: Path | None = None
+    report: StageReport,
+    method_name: str,
+    held_out: Scorer,
+    *,
+    log: Callable[[str], None],
+    kept: Path | None = None,
+    averaging: Any = None,
 ) -> list[Row]:
     """Return :func:`result_table` and log its progress; many large models on one core take minutes.
 
@@ -151,6 +157,7 @@ def evaluate(
         held_out: The held-out images, used for no training and no choice.
         log: Takes a line for the user.
         kept: The file of scores that methods on the same uploads share; None without one.
+        averaging: The config of the FedAvg that stands beside the method; None: its defaults.
     """
     outcome, uploads, method = report.outcome, len(report.job.uploads), CHOICES[method_name]
     averaged = method.uploads == CLASSIFIER and method_name != "fedavg" and _fits_fedavg(report.job)
@@ -168,7 +175,7 @@ def evaluate(
             journal.report(done, total)
 
         keep = fresh if kept is None else KeptScores(kept, report.job, held_out)
-        rows = result_table(report, method_name, replace(held_out, passed=count), keep=keep)
+        rows = result_table(report, method_name, replace(held_out, passed=count), keep=keep, averaging=averaging)
         journal.report(total, total)  # kept scores need no pass
     # Trained models are seldom so bad.
     if isinstance(held_out, OwnScores) and 0 < max(row.accuracy for row in rows) <= 1:
@@ -179,7 +186,9 @@ def evaluate(
     return rows
 
 
-def result_table(report: StageReport, method_name: str, held_out: Scorer, *, keep: ScoreCache = fresh) -> list[Row]:
+def result_table(
+    report: StageReport, method_name: str, held_out: Scorer, *, keep: ScoreCache = fresh, averaging: Any = None
+) -> list[Row]:
     """Compare the method's result with the baselines of the same uploads.
 
     Args:
@@ -187,6 +196,7 @@ def result_table(report: StageReport, method_name: str, held_out: Scorer, *, kee
         method_name: Its method.
         held_out: The held-out images, used for no training and no choice.
         keep: Returns the scores that depend on the uploads alone.
+        averaging: As :func:`evaluate` takes it.
 
     Returns:
         A row for every client whose upload is a classifier. For closed-set classifiers also the averaged ensemble, and
@@ -197,6 +207,9 @@ def result_table(report: StageReport, method_name: str, held_out: Scorer, *, kee
         title = method.titled(job.config)
         return [Row.of(title, method.kind, held_out.scored(load_model(report.outcome, job)))]
     rows, together = list[Row](), dict[str, Any]()
+    usual = METHODS["fedavg"].config()
+    averaging = averaging or usual
+    averaged = "fedavg" if averaging == usual else f"fedavg {averaging}"
     if method.uploads in PREDICTING:
         used = spec if spec and _is_of_all(method) else PLAIN
         what = f"members, {used.combiner} {weights_sha256(used.weights)}"
@@ -204,7 +217,7 @@ def result_table(report: StageReport, method_name: str, held_out: Scorer, *, kee
         rows = [Row.of(upload.client, "client", score) for upload, score in zip(job.uploads, alone, strict=True)]
     for name in ("fedavg", "fedens") if method.uploads == CLASSIFIER else ():
         if name != method_name:
-            score = together if name == "fedens" else keep("fedavg", lambda: _fedavg(job, held_out))
+            score = together if name == "fedens" else keep(averaged, lambda: _fedavg(job, averaging, held_out))
             rows += [] if score is None else [Row.of(METHODS[name].title, METHODS[name].kind, score)]
     if _is_of_all(method):
         rows.append(Row.of(method.titled(job.config), method.kind, together))
@@ -226,11 +239,10 @@ def _members(job: Job, spec: EnsembleSpec, held_out: Scorer) -> tuple[list[dict[
     return held_out.member_scores(Ensemble.from_uploads(job.uploads, job.builders, combiner))
 
 
-def _fedavg(job: Job, held_out: Scorer) -> dict[str, Any] | None:
+def _fedavg(job: Job, averaging: Any, held_out: Scorer) -> dict[str, Any] | None:
     if not _fits_fedavg(job):
         return None
-    method = METHODS["fedavg"]
-    averaged = method.fit(replace(job, config=method.config(), device="cpu"), Silent())
+    averaged = METHODS["fedavg"].fit(replace(job, config=averaging, device="cpu"), Silent())
     return held_out.scored(load_model(averaged, job))
 
 

@@ -27,9 +27,9 @@ from server_app.settings.read import Settings, scaled_line
 from server_app.settings.server_data import HeldOut, Scorer
 from strategies.core.durable import atomic_write
 from strategies.core.facts import STATISTICS, holds_images
-from strategies.core.options import is_own
+from strategies.core.options import is_own, parse
 from strategies.merging.card import CARD_FILE
-from strategies.method import Job, Outcome
+from strategies.method import METHODS, Job, Outcome
 from strategies.run.run_folder import RunFolder
 from strategies.run.stage import StageReport, last_round, pinned_clients, result_digest
 from strategies.uploads.needs import find_fitting_methods
@@ -130,7 +130,8 @@ def finish(  # noqa: PLR0913  everything that a result consists of
     """
     began = time.monotonic()
     if held_out is not None:
-        rows = evaluate(report, settings.choice.name, held_out, log=log, kept=kept)
+        averaging: Any = parse(METHODS["fedavg"].config, settings.flat, "fedavg", settings.app.preset)
+        rows = evaluate(report, settings.choice.name, held_out, log=log, kept=kept, averaging=averaging)
     else:
         rows = client_rows(evaluation or {}, settings.choice.titled(report.job.config), settings.choice.kind)
     if not rows:

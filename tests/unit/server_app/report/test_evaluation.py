@@ -11,7 +11,7 @@ from server_app.report.evaluation import result_table
 from server_app.settings.server_data import HeldOut
 from strategies.combiners.combiners import Mean
 from strategies.combiners.outcomes import load_model
-from strategies.method import METHODS, EnsembleSpec
+from strategies.method import METHODS, EnsembleSpec, Silent
 from strategies.teacher.ensemble import Ensemble
 
 Stage = Callable[..., Any]
@@ -46,6 +46,16 @@ def test_the_table_when_architectures_are_equal_has_clients_baselines_and_the_re
     assert rows[-1].accuracy == images.accuracy(load_model(report.outcome, report.job))
     averaged = next(row for row in rows if row.name == "FedENS")
     assert averaged.accuracy == images.accuracy(Ensemble.from_uploads(report.job.uploads, report.job.builders, Mean()))
+
+
+def test_fedavg_beside_another_method_is_the_one_that_the_settings_name(stage: Stage) -> None:
+    report, _, images = stage("fedens")
+    methods = {"examples": METHODS["fedavg"].config(), "uniform": METHODS["fedavg"].config(weights="uniform")}
+
+    for config in methods.values():
+        own = METHODS["fedavg"].fit(replace(report.job, config=config), Silent())
+        (row,) = (r for r in result_table(report, "fedens", images, averaging=config) if r.name == "FedAvg (one shot)")
+        assert row.scores == images.scored(load_model(own, report.job))["scores"]
 
 
 def test_the_table_when_architectures_differ_has_no_average_of_weights(stage: Stage) -> None:
