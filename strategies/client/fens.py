@@ -26,7 +26,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
 
-from ..aggregation.steps import Sgd, hidden_units, round_steps
+from ..combiners.aggregator_steps import Sgd, hidden_units, round_steps
 from ..combiners.voting import vote_counts
 from ..core import refusals
 from ..core.clients import read_float, read_int, read_share

@@ -6,7 +6,7 @@ Paper: Allouah, Dhasade, Guerraoui, Gupta, Kermarrec, Pinot, Pires, Sharma, Revi
 Symbols: theta_i -> Job.uploads; pi_i(x) -> member logits z [M, B, C]; f_lambda -> AGGREGATORS; lambda ->
     params; D_i^10 -> the share ``holdout`` that a client keeps from training; K -> local_steps; R -> rounds.
 Where: Algorithm 1, phase 1 -> the clients' upload, fens_clients.Dialogue.send; phase 2 -> _trained; the server's step
-    of Table 8 -> aggregation.fed_adam; the aggregators of section 3 -> combiners.aggregators.
+    of Table 8 -> combiners.aggregator_trainers; the aggregators of section 3 -> combiners.aggregators.
 Deviations: the last round is the result; the published code reports the best of all rounds on the test set. The
     aggregators have biases, as in the published code; those of appendix B.3 and B.4 have none. A client counts by the
     examples that its steps saw, as in the published code; line 13 of Algorithm 1 is a plain mean: preset "paper". INT8
@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..aggregation.trainers import Dialogue, FedAdam, ServersImages, Trainers, require_labelled
+from ..combiners.aggregator_trainers import Dialogue, FedAdam, ServersImages, Trainers, require_labelled
 from ..combiners.aggregators import AGGREGATORS, STATIC, Aggregator, choose_aggregator
 from ..combiners.forms import label_shares
 from ..core.errors import OptionError

@@ -11,7 +11,7 @@ from sources import SOURCES, imported, module_name, nodes, parsed
 # Where every file stands, from the ground up: it imports its own room and those below, for type checkers too.
 ROOMS = {
     "strategies": (
-        "core", "method", "uploads", "weights", "teacher", "combiners", "scores", "distillation", "aggregation",
+        "core", "method", "uploads", "weights", "teacher", "combiners", "scores", "distillation",
         "gatekeeper", "compute", "rounds", "statistics", "methods", "run", "merging", "client", "flower",
         "flower/rounds", "__init__",
     ),

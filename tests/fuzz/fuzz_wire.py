@@ -39,7 +39,7 @@ from fuzz_messages import (
 from hypothesis import strategies as st
 from wire_fakes import LEVELS, Link, Objects, deflated, grid_of, resealed
 
-from strategies.aggregation.trainers import Dialogue
+from strategies.combiners.aggregator_trainers import Dialogue
 from strategies.core.errors import UploadError
 from strategies.core.facts import UploadFacts
 from strategies.flower.asking import MOST_QUESTIONS, Exchange, to_each

@@ -7,7 +7,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from strategies.aggregation.steps import Sgd, local_steps
+from strategies.combiners.aggregator_steps import Sgd, local_steps
 from strategies.combiners.aggregators import AGGREGATORS, TORCH_ONLY, Array, Params
 from strategies.combiners.combiners import build_combiner
 

@@ -12,7 +12,7 @@ import torch
 from fens_fakes import CLASSES, RUN, TINY, DirectClients, changed, examples, fens_job, fitted, same, weights
 from method_fakes import BUILDERS, UPLOADS, Book, telling
 
-from strategies.aggregation import trainers
+from strategies.combiners import aggregator_trainers as trainers
 from strategies.combiners.aggregators import AGGREGATORS
 from strategies.combiners.forms import Params
 from strategies.combiners.outcomes import build_ensemble

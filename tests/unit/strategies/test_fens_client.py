@@ -17,12 +17,12 @@ from fens_fakes import CLASSES, RUN, DirectClients, fens_job, fitted
 from method_fakes import BUILDERS, UPLOADS, upload
 from torch import nn
 
-from strategies.aggregation import steps
-from strategies.aggregation import steps as gate_steps
 from strategies.client import logits as module
 from strategies.client.fens import OwnModel, respond
 from strategies.client.holdout import held_out
 from strategies.client.logits import ENSEMBLES_KEPT, LogitCache, Logits
+from strategies.combiners import aggregator_steps as gate_steps
+from strategies.combiners import aggregator_steps as steps
 from strategies.combiners.aggregators import AGGREGATORS
 from strategies.combiners.gate import start_gate
 from strategies.core.errors import UploadError

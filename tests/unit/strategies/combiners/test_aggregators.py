@@ -122,7 +122,7 @@ def test_a_step_and_a_vote_where_torch_is_blocked_work() -> None:
 import sys
 sys.modules["torch"] = None
 import numpy as np
-from strategies.aggregation.steps import Sgd, local_steps
+from strategies.combiners.aggregator_steps import Sgd, local_steps
 from strategies.combiners.aggregators import AGGREGATORS
 from strategies.combiners.voting import vote_counts
 z, y = np.ones((2, 6, 3), np.float32), np.arange(6) % 3

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from strategies.aggregation.steps import Sgd, round_steps
+from strategies.combiners.aggregator_steps import Sgd, round_steps
 from strategies.combiners.combiners import build_combiner
 from strategies.combiners.gate import NAMES, Gate, mixture, start_gate
 from strategies.core.seeds import seeded_torch

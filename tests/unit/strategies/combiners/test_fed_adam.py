@@ -8,7 +8,7 @@ from flwr.app import Array as Sent
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAdam as FlowerFedAdam
 
-from strategies.aggregation.trainers import FedAdam
+from strategies.combiners.aggregator_trainers import FedAdam
 from strategies.combiners.aggregators import Array, Params
 
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ..combiners.aggregators import AGGREGATORS, TORCH_ONLY, check_params
 from ..core.seeds import derive_seed, seeded_torch
+from .aggregators import AGGREGATORS, TORCH_ONLY, check_params
 
 if TYPE_CHECKING:
-    from ..combiners.forms import Params
+    from .forms import Params
 
 
 Array = np.ndarray[Any, Any]
@@ -132,7 +132,7 @@ def _fit_to_logits(
         return entry.start(None, members=members, classes=classes, hidden=hidden_units(given))
     if entry.kind != "torch":
         raise ValueError("it is not trained by gradients")
-    from ..combiners.gate import start_gate
+    from .gate import start_gate
 
     per_class = "layer3_bias" in given and given["layer3_bias"].size == members * classes
     return start_gate(None, members=members, classes=classes, input_shape=inputs.shape[1:], per_class=per_class)
@@ -157,7 +157,7 @@ def gate_steps(
     import torch  # the other aggregators are trained on clients without torch
     import torch.nn.functional as F
 
-    from ..combiners.gate import mixture
+    from .gate import mixture
 
     if len(labels) == 0:
         raise ValueError("no examples to train the aggregator on")

@@ -11,22 +11,22 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from ..combiners.aggregators import check_params, choose_aggregator
-from ..combiners.voting import sum_votes, vote_counts
 from ..core import refusals
 from ..core.bounds import Bound
 from ..core.clients import Question
 from ..core.errors import OptionError, QuorumError
 from ..core.seeds import derive_seed
 from ..uploads.packed import PackedMember, ensemble_digest, pack_member, to_wire
-from .steps import Sgd
+from .aggregator_steps import Sgd
+from .aggregators import check_params, choose_aggregator
+from .voting import sum_votes, vote_counts
 
 if TYPE_CHECKING:
     import torch
 
-    from ..combiners.forms import Params
     from ..core.clients import Answer, Clients
     from ..method import Job
+    from .forms import Params
 
 
 # FedAdam in the variant of FENS: the server's step on the clients' parameter changes, in numpy alone.
@@ -339,7 +339,7 @@ class ServersImages:
 
     def round(self, number: int, params: Params) -> list[tuple[Params, int]]:
         """Do the local steps of one round."""
-        from .steps import round_steps
+        from .aggregator_steps import round_steps
 
         inputs, logits, labels = self._seen
         config, seed = self._job.config, self._job.seed
@@ -386,8 +386,8 @@ def _normalize(job: Job, examples: torch.Tensor) -> torch.Tensor:
 
 
 def _plain_ensemble(job: Job) -> Any:
-    from ..combiners.outcomes import build_ensemble
     from ..method import EnsembleSpec
+    from .outcomes import build_ensemble
 
     clients = tuple(upload.client for upload in job.uploads)
     return build_ensemble(job, EnsembleSpec(clients, "mean", precision=job.config.precision))

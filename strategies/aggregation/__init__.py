@@ -1,1 +1,0 @@
-"""The training of FENS's aggregators, which needs numpy alone for all but torch-only forms."""
