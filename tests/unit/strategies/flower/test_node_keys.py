@@ -108,14 +108,14 @@ def test_without_a_file_names_are_the_clients_own(monkeypatch: pytest.MonkeyPatc
     ("text", "message"),
     [
         ("ssh-rsa nonsense alice", "line 1: must be a public key of ssh and a client's name"),
-        (f"{LINES['alice']} ../alice", "line 1: '../alice' is no client's name"),
-        (f"{LINES['alice']}", "line 1: '' is no client's name"),
-        (f"{LINES['alice']} a\n{LINES['alice']} b", "line 2: the key or the name 'b' stands twice"),
-        (f"{LINES['alice']} a\n{LINES['bob']} a", "line 2: the key or the name 'a' stands twice"),
+        ("{alice} ../alice", "line 1: '../alice' is no client's name"),
+        ("{alice}", "line 1: '' is no client's name"),
+        ("{alice} a\n{alice} b", "line 2: the key or the name 'b' stands twice"),
+        ("{alice} a\n{bob} a", "line 2: the key or the name 'a' stands twice"),
     ],
 )
 def test_a_file_with_a_mistake_is_one_line_that_names_its_place(file: Path, text: str, message: str) -> None:
-    file.write_text(text)
+    file.write_text(text.format(**LINES))
     with pytest.raises(OptionError, match=message):
         read_node_keys()
 
