@@ -6,6 +6,7 @@ import re
 import tomllib
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -57,18 +58,20 @@ def sources_of(words: list[str]) -> list[str]:
     return [str(ROOT / source) if source.endswith(".toml") else source for source in named]
 
 
-def runs_by(path: Path) -> Iterator[tuple[int, Settings]]:
-    """Yield the clients and the settings of every row that a file's commands run, compare or replay, in order."""
-    given, clients = {}, 0
+@cache
+def runs_by(path: Path) -> list[tuple[int, Settings]]:
+    """Return the clients and the settings of every row that a file's commands run, compare or replay, in order."""
+    given, clients, found = {}, 0, list[tuple[int, Settings]]()
     for words in commands(path):
         if words[1] == "run":
             given, clients = merge_settings(sources_of(words), KINDS), int(words[words.index("--num-supernodes") + 1])
-            yield clients, read_settings(given)
+            found.append((clients, read_settings(given)))
         if words[1] in ("compare", "replay"):
             named = [words[place + 1] for place, word in enumerate(words) if word in ("--methods", "--method")]
             for method in named[0].split(",") if named else [given["method"]]:
                 changes = {**merge_settings(sources_of(words), KINDS), "method": method}
-                yield clients, read_settings(overridden(given, changes))
+                found.append((clients, read_settings(overridden(given, changes))))
+    return found
 
 
 def name_of_row(settings: Settings) -> str:
@@ -99,7 +102,7 @@ def test_every_table_has_its_papers_values() -> None:
 
 @pytest.mark.parametrize("path", TABLES, ids=name_of)
 def test_every_row_that_a_table_s_commands_run_has_the_paper_s_values(path: Path) -> None:
-    found, wanted = list(runs_by(path)), list(wanted_rows(path.stem))
+    found, wanted = runs_by(path), list(wanted_rows(path.stem))
     assert [name_of_row(settings) for _, settings in found] == [name for name, _ in wanted]
     for (clients, settings), (name, values) in zip(found, wanted, strict=True):
         has = {"clients": clients, **flatten(settings.app), **settings.options}
@@ -154,7 +157,7 @@ def test_settings_that_a_header_names_in_its_text_exist(path: Path) -> None:
 
 @pytest.mark.parametrize("path", TABLES, ids=name_of)
 def test_table_file_names_architectures_that_take_its_images(path: Path) -> None:
-    app = next(settings for _, settings in runs_by(path)).app
+    app = runs_by(path)[0][1].app
     if known := KNOWN.get(app.data.name):
         classes, channels, size = known.num_classes, known.channels, known.image_size
     elif group := GROUPS.get(app.data.name):

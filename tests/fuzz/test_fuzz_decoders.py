@@ -6,6 +6,14 @@ import pytest
 from fuzz_all import DECODERS
 from fuzz_decoder import Tally
 from fuzz_runs import try_inputs
+from hypothesis.internal.conjecture import providers
+from hypothesis.internal.constants_ast import Constants
+
+
+@pytest.fixture(autouse=True)
+def _same_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inputs do not follow from the constants of all modules that are loaded, which hypothesis would parse first."""
+    monkeypatch.setattr(providers, "_get_local_constants", Constants)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -195,10 +195,10 @@ def test_a_clone_knows_the_installed_name_for_the_same_modules() -> None:
         import oneshot_fl.core.errors, oneshot_fl.server_app.cli
         import fl_app.config, strategies.core.errors, server_app.cli
         from oneshot_fl.fl_app.config import ClientConfig
-        from oneshot_fl import TallyConfig
+        from oneshot_fl import GatekeeperConfig
         from importlib.util import find_spec
 
-        assert oneshot_fl is strategies and TallyConfig is strategies.TallyConfig
+        assert oneshot_fl is strategies and GatekeeperConfig is strategies.GatekeeperConfig
         assert oneshot_fl.core.errors is strategies.core.errors
         assert strategies.core.errors.__spec__.name == "strategies.core.errors"
         assert ClientConfig is fl_app.config.ClientConfig
@@ -210,6 +210,7 @@ def test_a_clone_knows_the_installed_name_for_the_same_modules() -> None:
     subprocess.run([sys.executable, "-c", lines], cwd=ROOT, check=True, timeout=60)
 
 
+@pytest.mark.slow
 def test_installed_beside_a_foreign_package_of_the_old_name_both_work(python: Path, tmp_path: Path) -> None:
     code = """
         import json, sys
@@ -233,6 +234,7 @@ def test_installed_beside_a_foreign_package_of_the_old_name_both_work(python: Pa
     assert (ours, module, shape) == ([], "oneshot_fl.flower.strategies", [2, 3])
 
 
+@pytest.mark.slow
 def test_the_installed_command_helps_and_reads_settings_by_name(python: Path, tmp_path: Path) -> None:
     oneshot = python.with_name("oneshot")
 

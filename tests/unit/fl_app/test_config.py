@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import subprocess
 import sys
@@ -118,7 +119,7 @@ ROOT = Path(__file__).parents[3]
 # The settings at the import of torch; the test only watches for torch, which saves its seconds. Every module starts
 # from the same environment, with none of the app's modules loaded.
 PROGRAM = """
-import os, sys
+import json, os, sys
 
 class Watch:
     def find_spec(self, name, path=None, target=None):
@@ -128,9 +129,9 @@ class Watch:
 
 sys.meta_path.insert(0, Watch())
 given = dict(os.environ)
-for module in sys.argv[1:]:
+for own, module in ((own, module) for own in json.loads(sys.argv[1]) for module in sys.argv[2:]):
     os.environ.clear()
-    os.environ.update(given)
+    os.environ.update(given | own)
     for name in list(sys.modules):
         if name.split(".")[0] in {"strategies", "fl_app", "client_app", "server_app"}:
             del sys.modules[name]
@@ -142,26 +143,24 @@ for module in sys.argv[1:]:
 MODULES = ("server_app.launch.run_command", "server_app.app", "client_app.work")
 
 
-@pytest.mark.parametrize(
-    ("own", "spins", "kept"),
-    [
-        ({}, SPINS, KEPT),
-        ({"GOMP_SPINCOUNT": "7", "MALLOC_TRIM_THRESHOLD_": "9"}, "7", "9"),
-        ({"OMP_WAIT_POLICY": "passive", "MALLOC_ARENA_MAX": "1"}, None, None),
-    ],
-)
-def test_a_process_of_the_app_sets_what_its_environment_does_not(
-    own: dict[str, str], spins: str | None, kept: str | None
-) -> None:
+CASES: list[tuple[dict[str, str], str | None, str | None]] = [
+    ({}, SPINS, KEPT),
+    ({"GOMP_SPINCOUNT": "7", "MALLOC_TRIM_THRESHOLD_": "9"}, "7", "9"),
+    ({"OMP_WAIT_POLICY": "passive", "MALLOC_ARENA_MAX": "1"}, None, None),
+]
+
+
+def test_a_process_of_the_app_sets_what_its_environment_does_not() -> None:
     set_by_us = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "MALLOC_")
     given = {name: value for name, value in os.environ.items() if not name.startswith(set_by_us)}
 
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *MODULES],
-        cwd=ROOT, env=given | own, capture_output=True, text=True, check=True,
+        [sys.executable, "-c", PROGRAM, json.dumps([own for own, _, _ in CASES]), *MODULES],
+        cwd=ROOT, env=given, capture_output=True, text=True, check=True,
     )  # fmt: skip
 
-    assert done.stdout.split("\n")[:-1] == [f"{module} {spins} {kept}" for module in MODULES]
+    expected = [f"{module} {spins} {kept}" for _, spins, kept in CASES for module in MODULES]
+    assert done.stdout.split("\n")[:-1] == expected
 
 
 def test_an_attacker_obeys_its_own_name_and_everybody_else_is_honest() -> None:

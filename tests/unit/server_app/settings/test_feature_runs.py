@@ -69,7 +69,6 @@ def test_uploads_of_another_function_are_refused_with_the_part_that_differs(
         kept.sums(10).check_upload(state)
 
 
-@pytest.mark.plots
 def test_a_function_that_lies_about_its_fields_is_found_by_the_probe(
     sums: tuple[Sent, dict[str, UploadFacts]], tmp_path: Path
 ) -> None:

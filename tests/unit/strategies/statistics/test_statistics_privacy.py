@@ -80,7 +80,7 @@ def test_search_for_the_worst_neighbour_finds_the_sensitivity_and_no_more() -> N
 
 
 def test_noise_hides_the_worst_neighbour_as_far_as_the_budget_says_and_not_much_further() -> None:
-    epsilon, delta, draws = 0.5, 0.1, 1500
+    epsilon, delta, draws = 0.5, 0.1, 600
     (rows, labels), (_, added, label) = examples(0, 20), worst_neighbour(normalize_features)
     sums = [of(normalize_features(rows), labels)]
     more = normalize_features(torch.cat([rows, added[None]]))

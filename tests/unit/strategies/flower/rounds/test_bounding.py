@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +42,12 @@ def run(place: Path, name: str, *, mallory: Callable[[RecordDict], None] | None 
     return dict(result.arrays.to_torch_state_dict())
 
 
+@pytest.fixture(scope="module")
+def clean(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], State]:
+    """Return the function from a strategy to the model of a run in which everybody is honest."""
+    return cache(lambda name: run(tmp_path_factory.mktemp(name), name))
+
+
 def huge(content: RecordDict) -> None:
     """Move parameters, statistics and records of changes by 1e12, and shorten the travel as much."""
     for name, record in content.array_records.items():
@@ -60,34 +67,38 @@ def distance(one: State, other: State) -> float:
 
 @pytest.mark.parametrize("name", ["fedavg", "fednova", "feddyn", "scaffold", "stc"])
 def test_one_huge_answer_of_five_moves_the_model_no_further_than_the_bound(
-    tmp_path: Path, name: str, said: list[str]
+    tmp_path: Path, name: str, said: list[str], clean: Callable[[str], State]
 ) -> None:
-    clean, found = run(tmp_path / "clean", name), run(tmp_path / "struck", name, mallory=huge)
+    found = run(tmp_path / "struck", name, mallory=huge)
 
     assert all(bool(value.isfinite().all()) for value in found.values())
-    assert distance(clean, found) < 20
+    assert distance(clean(name), found) < 20
     assert any(line.startswith("mallory's change in round 1 is") for line in said)
 
 
 @pytest.mark.parametrize("travel", [1e-30, 1e30])
-def test_travel_makes_no_step_longer_than_five_median_changes(tmp_path: Path, travel: float) -> None:
+def test_travel_makes_no_step_longer_than_five_median_changes(
+    tmp_path: Path, travel: float, clean: Callable[[str], State]
+) -> None:
     def lie(content: RecordDict) -> None:
         next(iter(content.metric_records.values()))["travel"] = travel
 
-    clean, found = run(tmp_path / "clean", "fednova"), run(tmp_path / "struck", "fednova", mallory=lie)
+    found = run(tmp_path / "struck", "fednova", mallory=lie)
 
-    assert distance(clean, found) < 20
+    assert distance(clean("fednova"), found) < 20
 
 
 @pytest.mark.parametrize("travel", [1e45, 1e300, 10**400, 1e-31, 1e-300, 1e-310], ids=lambda travel: f"{travel}"[:6])
-def test_travel_that_no_client_goes_costs_its_sender_alone(tmp_path: Path, travel: float, said: list[str]) -> None:
+def test_travel_that_no_client_goes_costs_its_sender_alone(
+    tmp_path: Path, travel: float, said: list[str], clean: Callable[[str], State]
+) -> None:
     def lie(content: RecordDict) -> None:
         next(iter(content.metric_records.values()))["travel"] = travel
 
-    clean, found = run(tmp_path / "clean", "fednova"), run(tmp_path / "struck", "fednova", mallory=lie)
+    found = run(tmp_path / "struck", "fednova", mallory=lie)
 
     heard = "0.0" if travel == 1e-310 else "1"  # a subnormal number is zero to the server
-    assert distance(clean, found) < 0.3
+    assert distance(clean("fednova"), found) < 0.3
     assert any(
         f"metrics['travel'] is {heard}" in line and "must be a positive number from 1e-30 to 1e+30" in line
         for line in said
@@ -96,9 +107,9 @@ def test_travel_that_no_client_goes_costs_its_sender_alone(tmp_path: Path, trave
 
 @pytest.mark.parametrize("name", ["fedavg", "fednova", "scaffold"])
 def test_honest_run_has_the_same_bits_without_bounds(
-    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch, clean: Callable[[str], State]
 ) -> None:
-    bounded = run(tmp_path / "bounded", name)
+    bounded = clean(name)
     monkeypatch.setattr(bounds, "FEWEST", 99)
 
     assert equal(bounded, run(tmp_path / "free", name))
