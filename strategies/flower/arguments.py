@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from logging import WARNING
+from logging import INFO, WARNING
 from numbers import Integral
 from pathlib import Path
 from typing import Any, NoReturn, TypedDict
 
 from flwr.app import ArrayRecord, MetricRecord, RecordDict
 from flwr.common.logger import log
+from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from ..core.errors import OptionError
 from ..core.places import expand_user
+from ..core.seeds import derive_seed
 from ..uploads.builders import check_shape
 from .messages import EXAMPLES
 
+POLL_S = 0.1  # between two looks at the connected nodes
 Shape = tuple[int, int, int]
 Aggregate = Callable[[list[RecordDict], str], MetricRecord]
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
@@ -129,6 +134,21 @@ class Participation:
         """The number of nodes that must be connected before the first is asked."""
         share = 2 if self.min_train_nodes is None and self.fraction_train < 1.0 else self.min_train_nodes or 1
         return max(self.min_available_nodes or 1, share)
+
+    def choose(self, grid: Grid, seed: int, server_round: int) -> list[int]:
+        """Return the nodes that a round asks, in the order of their ids; waits for as many as must be connected."""
+        while len(nodes := sorted(grid.get_node_ids())) < self.least:
+            time.sleep(POLL_S)
+        if self.fraction_train == 1.0:
+            return nodes
+        return sorted(self.draw(nodes, seed, server_round))
+
+    def draw(self, nodes: Sequence[int], seed: int, server_round: int) -> list[int]:
+        """Draw the share of these nodes that a round asks."""
+        drawn = random.Random(derive_seed(seed, "train-nodes", server_round))
+        chosen = drawn.sample(nodes, self.sample_size(len(nodes)))
+        log(INFO, "fraction_train: %d of %d nodes are asked", len(chosen), len(nodes))
+        return chosen
 
     def sample_size(self, connected: int) -> int:
         """Return how many of the connected nodes are asked, as Flower's FedAvg reckons it."""

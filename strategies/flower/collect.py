@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import random
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -18,7 +17,6 @@ from ..core import refusals
 from ..core.durable import MIB
 from ..core.errors import QuorumError, UploadError, blaming, shorten_list
 from ..core.facts import UNNAMED, Agreement
-from ..core.seeds import derive_seed
 from ..run.files import weights_bytes
 from ..run.stage import TRAFFIC_FILE
 from ..run.traffic import UPLOAD_PHASE, Traffic
@@ -145,10 +143,7 @@ class Collector:
         if asked.fraction_train == 1.0:
             return present
         nodes.names.rank(present, nodes.grid)
-        drawn = random.Random(derive_seed(request.seed, "train-nodes", request.server_round))
-        chosen = set(drawn.sample(nodes.names.in_order(present), asked.sample_size(len(present))))
-        log(INFO, "fraction_train: %d of %d nodes are asked", len(chosen), len(present))
-        return chosen
+        return set(asked.draw(nodes.names.in_order(present), request.seed, request.server_round))
 
     def _is_complete(self, exchange: Exchange, nodes: Nodes, min_uploads: int) -> bool:
         """Return whether the phase may end before its deadline."""
@@ -208,7 +203,7 @@ class Collector:
         by_reason: dict[str, list[str]] = {}
         for client, reason in self._refusals.recorded:
             by_reason.setdefault(reason, []).append(client)
-        reasons = [f"{', '.join(clients)}: {reason}" for reason, clients in by_reason.items()]
+        reasons = [f"{', '.join(clients)}: {reason.rstrip('.')}" for reason, clients in by_reason.items()]
         if not asked and connected:
             reasons.append(f"only {connected} of min_available_nodes={self._participation.least} nodes connected")
         elif not asked:
@@ -217,8 +212,8 @@ class Collector:
             reasons.append(f"only {asked} of at least {min_uploads} nodes connected")
         raise QuorumError(
             f"{len(self.clients)} uploads arrived, min-uploads is {min_uploads}. "
-            f"Missing: {'; '.join(reasons) or 'no other client answered'}. "
-            f"The uploads that arrived are kept in {self._folder.path}"
+            f"Missing: {'; '.join(reasons) or 'no other client answered'}"
+            + (f". The uploads that arrived are kept in {self._folder.path}" if self.clients else "")
         )
 
     def mean_metrics(self) -> dict[str, Any]:

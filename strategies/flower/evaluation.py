@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from logging import WARNING
-from typing import cast
+from typing import Any, cast
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.common.logger import log
@@ -73,11 +73,19 @@ def _averages_as_flower(strategy: Strategy) -> bool:
 
 def mean_of_scores(contents: list[RecordDict], weight: str) -> MetricRecord:
     """Average the clients' scores as Flower does, but for an epsilon, see :func:`.messages.mean_metrics`."""
-    found = aggregate_metricrecords(contents, weight)
+    return MetricRecord(with_largest_epsilon(aggregate_metricrecords(contents, weight), contents))
+
+
+def averages_as_flower(strategy: Strategy) -> bool:
+    """Return whether a strategy averages the clients' numbers of a round of training as Flower's do by default."""
+    return getattr(strategy, "train_metrics_aggr_fn", aggregate_metricrecords) is aggregate_metricrecords
+
+
+def with_largest_epsilon(means: Mapping[str, Any], contents: Sequence[RecordDict]) -> dict[str, Any]:
+    """Return the means of the clients' numbers with the largest epsilon of all clients in place of its mean."""
     records = [{key: value for key, value in metrics_of(content).items() if is_epsilon(key)} for content in contents]
-    for key in filter(is_epsilon, list(found)):
-        del found[key]
-    return MetricRecord({**found, **mean_metrics(records, [1.0] * len(records))})
+    others = {key: value for key, value in means.items() if not is_epsilon(key)}
+    return {**others, **mean_metrics(records, [1.0] * len(records))}
 
 
 def _alike(replies: list[Message]) -> list[Message]:
@@ -127,10 +135,13 @@ def average_scores(strategy: Strategy, server_round: int, replies: Iterable[Mess
             log(WARNING, "refused node-%d: %s", reply.metadata.src_node_id, error.reason)
     if _averages_as_flower(strategy):
         usable = _alike(usable)
+    contents = [reply.content for reply in usable]
     try:
         scores = strategy.aggregate_evaluate(server_round, [*usable, *failed])  # Flower logs the reasons of the failed
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # of a project's own average, say
         raise AggregationError(f"{type(error).__name__}: {error}") from error
+    if scores is not None and _averages_as_flower(strategy):
+        scores = MetricRecord(with_largest_epsilon(scores, contents))
     return kept_scores(f"{type(strategy).__name__}.aggregate_evaluate", scores)
 
 

@@ -13,7 +13,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 
-from ..core.errors import OptionError, UploadError
+from ..core.errors import OptionError, QuorumError, UploadError
 from ..core.facts import UNKNOWN_SHAPE, Upload, UploadFacts, default_normalization
 from ..core.seeds import derive_seed
 from ..merging.adapters import describe_merge
@@ -22,6 +22,8 @@ from ..uploads.builders import choose_config
 from ..uploads.checks import check_arrays
 from ..weights.adapters import Adapter, clean_names, cut_adapter, is_adapter_state, plain_config
 from .decoding import array_form
+from .evaluation import mean_of_scores
+from .nodes import cause_of_failure
 
 _AVERAGE = {"average": "fedavg"}
 
@@ -69,38 +71,53 @@ class LoRAMerge(FedAvg):
             raise OptionError(f"rule is {rule!r}: must be one of {', '.join(known)}")
         if folder is not None and peft_config is None:
             raise OptionError("folder needs peft_config, the LoraConfig of the clients")
-        super().__init__(**fedavg)
+        super().__init__(
+            **{"train_metrics_aggr_fn": mean_of_scores, "evaluate_metrics_aggr_fn": mean_of_scores, **fedavg}
+        )
         self.method, self.config, self.seed = method, choose_config(config, method), seed
         self.folder = None if folder is None else Path(folder).absolute()
         self.peft_config = None if peft_config is None else plain_config(peft_config)
-        self._sent = ArrayRecord()
+        self._sent, self._merged = ArrayRecord(), False
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Ask the clients as FedAvg does, and keep what they are sent."""
+        """Ask the clients as FedAvg does, and keep what they are sent.
+
+        Raises:
+            OptionError: These are no LoRA factors.
+        """
+        if not is_adapter_state(arrays):
+            raise OptionError(
+                "initial_arrays hold no lora_A and lora_B: must be ArrayRecord(get_peft_model_state_dict(model))"
+            )
         self._sent = arrays
         return super().configure_train(server_round, arrays, config, grid)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Merge the clients' adapters; without a usable one there are no arrays."""
-        valid, _ = self._check_and_log_replies(replies, is_train=True)
+        """Merge the clients' adapters; without a usable one there are no arrays.
+
+        Raises:
+            QuorumError: No round has had a usable answer, so that the run would end without arrays.
+        """
+        valid, failed = self._check_and_log_replies(replies, is_train=True)
         sent = self._sent.to_torch_state_dict()
-        if not is_adapter_state(sent):
-            raise OptionError(
-                "initial_arrays hold no lora_A and lora_B: must be ArrayRecord(get_peft_model_state_dict(model))"
-            )
-        uploads, taken = [], []
+        uploads, taken, causes = [], [], [cause_of_failure(each) for each in failed]
         for message in sorted(valid, key=lambda each: each.metadata.src_node_id):
             try:
                 uploads.append(self._upload(message))
                 taken.append(message.content)
             except UploadError as error:
                 log(WARNING, "left out: %s", error)
+                causes.append(str(error))
+        if not uploads and not self._merged:
+            why = "; ".join(sorted(set(causes))[:2]) or "none answered"
+            raise QuorumError(f"no client sent an adapter: {why}")
         if not uploads:
             return None, None
+        self._merged = True
         start = Adapter("the start", clean_names(sent), self.peft_config)
         job = Job(
             tuple(uploads), {}, "adapter", 0, UNKNOWN_SHAPE, default_normalization(UNKNOWN_SHAPE), self.config,

@@ -28,7 +28,7 @@ from ..run.stage import StageReport, pinned_clients
 from ..scores.exchange import FEDAVG, RESULT, Evaluation, ask, question_of
 from ..uploads.builders import check_described, check_task, choose_config, choose_student, named_builders
 from ..uploads.forms import FormedBuilder, formed_builders
-from ..uploads.needs import check_needs
+from ..uploads.needs import check_needs, list_demands
 from .arguments import (
     FlowerArguments,
     Participation,
@@ -273,6 +273,8 @@ class OneShot(Strategy):
         self.summary()
         try:
             config = train_config or ConfigRecord()
+            if self._reports:
+                self.rounds.check_handler(self.folder, grid)
             arrays = self.rounds.run(self.folder, grid, arrays, timeout=timeout, train_config=config)
             result.train_metrics_clientapp |= {n: MetricRecord(dict(m)) for n, m in self.rounds.train_metrics.items()}
             for number, metrics in result.train_metrics_clientapp.items():
@@ -325,7 +327,16 @@ class OneShot(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Return one request for every connected node."""
+        """Return the requests of a round to the nodes that it asks; none after the method's last round.
+
+        As Flower's strategies do, it waits for ``min_available_nodes``.
+        """
+        if server_round > self._last_round:
+            line = "round %d asks no client: %s has its uploads and keeps its result"
+            log(INFO, line, server_round, type(self).__name__)
+            return []
+        if server_round == 1:
+            self.rounds.start_from(arrays)
         self._asked_with = arrays
         said = {
             **self.rounds.keys,
@@ -334,14 +345,25 @@ class OneShot(Strategy):
             "held": tuple(self.folder.round(server_round).held()),
         }
         request = Request.of(self.method, self.job, arrays, server_round, **said)
-        return [request.message(node_id) for node_id in sorted(grid.get_node_ids())]
+        nodes = self.rounds.participation.choose(grid, self.job.seed, server_round)
+        return [request.message(node_id) for node_id in nodes]
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Store the replies and run the server stage on them."""
+        """Store the replies and run the server stage on them; the arrays are those of the result of :meth:`start`."""
+        if server_round > self._last_round:
+            return None, None
         self.rounds.take(self.folder, server_round, replies, self._asked_with)
-        return self.rounds.student_arrays(), None
+        metrics, outcome = self.rounds.train_metrics[server_round], self.report.outcome
+        arrays = self.rounds.student_arrays()
+        if arrays is None and outcome.ensemble is not None:
+            arrays = single_model(self.folder, self.report, outcome.ensemble, self.rounds.as_sent)
+        return arrays, MetricRecord(dict(metrics)) if metrics else None
+
+    @property
+    def _last_round(self) -> int:
+        return self.method.plan(self.job.config).rounds
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -370,6 +392,8 @@ class OneShot(Strategy):
         for name, build in self.job.builders.items():
             if isinstance(build, FormedBuilder):
                 log(INFO, "model %s %s", name, build.form)
+        if self._reports and (demands := list_demands(self.method, self.job)):
+            log(INFO, "beyond a stock reply, every client must send %s", "; and ".join(demands))
 
     # The result's scores.
 

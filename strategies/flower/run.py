@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from logging import INFO, WARNING
 from typing import TYPE_CHECKING, Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
@@ -42,17 +42,20 @@ from ..uploads.needs import check_needs
 from ..uploads.parts import Part, find_part
 from ..uploads.tensors import weights_sha256
 from .arguments import Participation
+from .asking import Exchange
 from .clients import GridClients
 from .collect import Collector
 from .messages import Request, in_order, is_anonymous
 from .names import Names
-from .nodes import MAX_BYTES, Limits, Nodes, Refusals, has_engine
+from .nodes import MAX_BYTES, Limits, Nodes, Refusals, SentQuestion, has_engine
 
 if TYPE_CHECKING:
     from ..compute import ServerCompute
     from ..core.facts import UploadFacts
     from ..method import State
     from ..run.run_folder import RoundFolder, RunFolder
+
+PROBE_S = 60.0  # that a client has to say whether its app answers a method's questions; then the run begins anyway
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,7 @@ class Rounds:
         compute: Where the server stage runs.
         min_uploads: The quorum.
         gatekeeper: The tests that uploads have to pass.
+        participation: As given.
 
     Raises:
         OptionError: The job or ``compute`` is invalid.
@@ -137,7 +141,7 @@ class Rounds:
         self._job = job
         self.min_uploads = min_uploads
         self.gatekeeper = Gatekeeper(options.gatekeeper, min_uploads, log_info)
-        self._options, self._participation = options, participation
+        self._options, self.participation = options, participation
         self._signatures = Signatures(job.builders)
         self._part: Part | None = None
         self._sendable = Signatures(accepted_builders(builders_of_kind(job.builders, method.uploads), options.accepted))
@@ -192,11 +196,47 @@ class Rounds:
         if self._part is not None and self._part.rest:
             line = "uploads have the %d of %d arrays of %s that initial_arrays have; the model loads the others itself"
             log(INFO, line, len(self._part.names), len(whole), name)
+        if self._part is not None and self._part.dtypes:
+            sent, own = next(iter(self._part.dtypes.values()))
+            log(INFO, "%d arrays are %s in messages, and %s in %s", len(self._part.dtypes), sent, own, name)
+
+    def check_handler(self, folder: RunFolder, grid: Grid) -> None:
+        """Refuse ClientApps that answer no questions after the upload, if the method has any, before a client trains.
+
+        One client is asked; the others only if it has no function for such questions.
+
+        Raises:
+            OptionError: No client has one.
+        """
+        name, kept = self._method.name, folder.round(1)
+        if self._method.client_phase is None or pinned_clients(kept) is not None:
+            return
+        nodes, fine, lacking = self.nodes(kept, grid), set[int](), set[int]()
+        question = RecordDict({"config": ConfigRecord({"probe": True})})
+
+        def ask(node: int) -> Message | None:
+            asked = exchange.asked > len(lacking) or fine
+            return None if asked else Message(question, dst_node_id=node, message_type=f"train.{name}")
+
+        def receive(reply: Message, sent: SentQuestion) -> bool:
+            lacks = reply.has_error() and f"registered with name '{name}'" in str(reply.error.reason)
+            (lacking if lacks else fine).add(sent.node)
+            return True
+
+        exchange = Exchange(nodes, "probe", question=ask, receive=receive)
+        exchange.wait(
+            PROBE_S, lambda: bool(fine) or lacking >= nodes.present() != set(), lambda: "the first client's app"
+        )
+        if lacking and not fine:
+            raise OptionError(
+                f"method {name!r} asks clients again after their upload, and this ClientApp has no function for it: "
+                f"must have the line oneshot_fl.client.{name}.serve(app, ...), see help(oneshot_fl.client.{name})"
+            )
 
     @property
     def keys(self) -> dict[str, str]:
         """The names of the records of a request."""
-        return {"arrays_key": self._participation.arrayrecord_key, "config_key": self._participation.configrecord_key}
+        return {"arrays_key": self.participation.arrayrecord_key, "config_key": self.participation.configrecord_key}
 
     def take(self, folder: RunFolder, server_round: int, replies: Iterable[Message], arrays: ArrayRecord) -> None:
         """Store replies that the caller collected, and run the server stage on them."""
@@ -207,6 +247,7 @@ class Rounds:
         for reply in replies:
             collector.take(reply)
         collector.check_quorum(self.min_uploads, self.min_uploads, 0.0)
+        self.train_metrics[server_round] = collector.mean_metrics()
         self._pin(round_folder, collector.clients, tick=None)
         # The owner of the loop owns Ray: it is used where it runs.
         self._run_stage(folder, server_round, arrays, place=self._chosen(owns_ray=None), tick=None)
@@ -274,7 +315,7 @@ class Rounds:
             names=names,
             agreement=self._job.agreement,
             probe=self._probe,
-            participation=self._participation,
+            participation=self.participation,
             part=self._part,
         )
         self.account.traffic = collector.traffic

@@ -1,7 +1,8 @@
 """What a model takes and returns, found by trying it: its form makes one classifier of it, from examples to logits.
 
 The library's examples are images [B, ch, H, W], rows [B, F, 1, 1] and texts [B, 1, 1, L]. Many models take rows as
-[B, F], tokens as whole numbers [B, L], or a dict; and return one logit, probabilities, or an object with the logits.
+[B, F], tokens as whole numbers [B, L], sequences as [B, L, D], or a dict; and return one logit, probabilities, or an
+object with the logits.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ INPUTS = {
     "examples": "",
     "rows": "rows [B, F]",
     "tokens": "tokens [B, L] of whole numbers",
+    "sequences": "sequences [B, L, D], without a channel",
     "dict": "a dict of the batch under the usual names",
 }
 # How the logits are made of what it returns -> in words.
@@ -67,6 +69,8 @@ class Form:
             return examples.flatten(1)
         if self.inputs == "tokens":
             return examples.flatten(1).long()
+        if self.inputs == "sequences":
+            return examples.flatten(1, 2)
         if self.inputs == "dict":
             if examples.shape[1:3] != (1, 1):
                 return dict.fromkeys(IMAGE_NAMES, examples.flatten(1) if examples.shape[2:] == (1, 1) else examples)
@@ -174,7 +178,8 @@ def _first_form(name: str, model: nn.Module, job: Job) -> Form:
 
     shape, refused = job.input_shape, list[str]()
     blank, text = torch.zeros(2, *shape), shape[0] == 1 and shape[2] > 1 and not holds_images(shape)
-    others = ("tokens", "dict") if text else ("dict",) if holds_images(shape) else ("rows", "dict")
+    images = ("dict", "sequences")[: 1 + (shape[0] == 1)]
+    others = ("tokens", "dict") if text else images if holds_images(shape) else ("rows", "dict")
     tries = [("examples", blank), *([("examples", blank.long())] if text else []), *((kind, blank) for kind in others)]
     for inputs, given in tries:
         form = Form(inputs)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..core.errors import OptionError, shorten_list
-from ..core.facts import STATISTICS, base_of, holds_images, is_head, kind_of
+from ..core.facts import CLASSIFIER, STATISTICS, base_of, holds_images, is_head, kind_of
 from ..method import GIVEN, METHODS, TEACHERS, EnsembleSpec, Need
 from .builders import builders_of_kind
 
@@ -18,6 +18,30 @@ WITHOUT_GRADIENT = frozenset({"voting", "open-set"})
 
 # The needs of methods that make or change images.
 IMAGES_ONLY = frozenset({Need.IMAGES, Need.SIDES_OF_FOUR})
+
+
+# What a client uploads in place of a classifier -> in words.
+UPLOADED = {
+    STATISTICS: "sums of features",
+    "open-set": "a classifier with one more output, for unknown classes",
+    "prototypes": "an encoder with a parameter 'prototypes'",
+    "cvae": "a decoder of images",
+    "block": "blocks of a model, in this app's form",
+}
+# What a client measures for a merge of weights -> the function that does it.
+MEASURED_BY = {"fisher": "fisher_diagonal", "gram": "gram_matrices"}
+
+
+def list_demands(method: Method, job: Job) -> list[str]:
+    """Return in words what each client must send beyond a stock reply of Flower's, for a line before any trains."""
+    plan, found = method.plan(job.config), list[str]()
+    if method.uploads != CLASSIFIER:
+        found.append(UPLOADED.get(method.uploads, method.uploads))
+    if Need.LABEL_COUNTS in method.all_needs(job.config) and job.teacher is None:
+        found.append("its label counts (oneshot_fl.client.upload_facts(label_counts=[...]))")
+    if plan.asks.sums:
+        found.append(f"what oneshot_fl.client.merging.{MEASURED_BY[plan.asks.sums]}() measures, beside its weights")
+    return found
 
 
 def check_needs(method: Method, job: Job) -> None:
@@ -63,6 +87,7 @@ def check_needs(method: Method, job: Job) -> None:
         if silent:
             raise OptionError(
                 f"method {method.name!r} needs label counts, which these clients did not send: {', '.join(silent)}. "
+                "Their ClientApp sends them with oneshot_fl.client.upload_facts(label_counts=[...]). "
                 f"Choose another method: {list_fitting_methods(job)}"
             )
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..core.errors import OptionError, shorten_list
 from ..core.seeds import seeded_torch
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from ..core.facts import State
     from ..method import ModelBuilder
     from .checks import Signature
@@ -25,23 +27,35 @@ class Part:
     Attributes:
         names: Name of an array in messages -> its name in the model's state dict.
         rest: The other arrays of the model.
+        dtypes: Name of an array in messages -> its dtype there and in the model, where these differ.
     """
 
     names: Mapping[str, str]
     rest: State
+    dtypes: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
     def signature(self, whole: Signature) -> Signature:
         """Return the shapes and dtypes of the arrays that travel."""
-        return {sent: whole[name] for sent, name in self.names.items()}
+        own = {sent: whole[name] for sent, name in self.names.items()}
+        return {sent: (shape, self.dtypes.get(sent, (dtype, ""))[0]) for sent, (shape, dtype) in own.items()}
 
     def complete(self, sent: State) -> State:
         """Return the whole state of a model, given the arrays that travelled."""
-        return {**self.rest, **{name: sent[key] for key, name in self.names.items()}}
+        return {**self.rest, **{name: self._cast(sent[key], key, 1) for key, name in self.names.items()}}
+
+    def sent(self, state: State) -> State:
+        """Return the arrays of a whole state as they travel."""
+        return {sent: self._cast(state[name], sent, 0) for sent, name in self.names.items()}
 
     def of(self, state: State) -> State | None:
         """Return the arrays of a whole state that travel; None if the others are not those that every party builds."""
         equal = all(bool((state[name] == value).all()) for name, value in self.rest.items())
-        return {sent: state[name] for sent, name in self.names.items()} if equal else None
+        return self.sent(state) if equal else None
+
+    def _cast(self, value: Tensor, sent: str, side: int) -> Tensor:
+        import torch
+
+        return value.to(getattr(torch, self.dtypes[sent][side])) if sent in self.dtypes else value
 
 
 def find_part(arrays: Signature, whole: Signature, build: ModelBuilder, model: str) -> Part | None:
@@ -83,11 +97,21 @@ def find_part(arrays: Signature, whole: Signature, build: ModelBuilder, model: s
             f"model draws others anew: {shorten_list(drawn)}. Must be loaded from a file by the model, or be in "
             "initial_arrays"
         )
-    return Part(names, rest)
+    pairs = {sent: (arrays[sent][1], whole[name][1]) for sent, name in names.items()}
+    return Part(names, rest, {sent: pair for sent, pair in pairs.items() if pair[0] != pair[1]})
 
 
 def _fits(names: Mapping[str, str] | None, arrays: Signature, whole: Signature) -> bool:
-    return names is not None and all(arrays[sent] == whole.get(name) for sent, name in names.items())
+    """Say whether arrays fit those of a model that they are named after: by their shapes, and floats by any width."""
+    return names is not None and all(
+        name in whole and shape == whole[name][0] and (dtype == whole[name][1] or _are_floats(dtype, whole[name][1]))
+        for sent, name in names.items()
+        for shape, dtype in [arrays[sent]]
+    )
+
+
+def _are_floats(*dtypes: str) -> bool:
+    return all("float" in dtype for dtype in dtypes)
 
 
 def _namings(arrays: Signature, whole: Signature) -> Iterator[Mapping[str, str] | None]:

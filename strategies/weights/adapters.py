@@ -361,7 +361,7 @@ class Aligned:
         return merge_aligned(updates, lambda parts: self.rule(replace(one, updates=parts)))
 
 
-def is_adapter_state(state: Mapping[str, Tensor]) -> bool:
+def is_adapter_state(state: Mapping[str, object]) -> bool:
     """Say whether a state is that of an adapter: averaging its tensors one by one would be wrong."""
     return any(isinstance(key, str) and key.endswith((_A, _EMBEDDING_A)) for key in state)
 

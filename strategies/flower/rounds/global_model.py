@@ -22,6 +22,7 @@ from flwr.serverapp.exception import AggregationError, InconsistentMessageReplie
 from ...core.errors import OneShotError, shorten_list
 from ...core.seeds import seeded_torch
 from ...teacher.average import weighted_mean
+from ..evaluation import averages_as_flower, with_largest_epsilon
 from ..messages import in_order
 from ..surroundings import ShownNodes, seeded_strategy, within
 from .answers import CheckedAnswer, check_strategy_parts, show_to_strategy, to_numpy, to_record
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from ...method import Job, State
+    from ...uploads.parts import Part
 
 
 class GlobalModel:
@@ -46,7 +48,10 @@ class GlobalModel:
         state: The weights, buffers included, always in the order of ``start``; they may be replaced between two
             rounds, as a refinement does.
         message_type: The type of the last requests.
+        part: The arrays that travel, if these are not all of the model's; the others stay as every party builds them.
     """
+
+    part: Part | None = None
 
     def __init__(self, base: Base, job: Job, start: State) -> None:
         self._names = tuple(start)
@@ -71,6 +76,15 @@ class GlobalModel:
     def state(self, state: Mapping[str, torch.Tensor]) -> None:
         """Replace the weights, whose names a file or a strategy may give in any order."""
         self._state = in_order(state, self._names)
+
+    def begin_with(self, arrays: ArrayRecord, part: Part | None) -> None:
+        """Replace the weights by the arrays of a message, which are all of the model's or a part."""
+        sent, self.part = dict(arrays.to_torch_state_dict()), part
+        self.state = sent if part is None else dict(part.complete(sent))
+
+    def as_sent(self, state: State) -> ArrayRecord:
+        """Return the arrays of a state that travel, under their names in messages."""
+        return ArrayRecord(dict(state) if self.part is None else self.part.sent(state))
 
     def requests(self, server_round: int, config: Mapping[str, Any], nodes: Sequence[int]) -> dict[int, RecordDict]:
         """Return the requests to the nodes of a round: the strategy's, with the buffers added.
@@ -165,7 +179,12 @@ class GlobalModel:
         taken = {name: moved[name].to(self.state[name].dtype) for name in self._moved}
         state = {**self.state, **taken, **self._mean_buffers(answers)}
         self.state = {**state, **{name: state[first].clone() for name, first in self._tied.items()}}
-        return {key: float(value) for key, value in (metrics or {}).items() if isinstance(value, int | float)}
+        if self.part is not None:  # a mean of equal arrays may differ from them in its last bits
+            self.state = {**self.state, **self.part.rest}
+        found: Mapping[str, Any] = metrics or {}
+        if averages_as_flower(self._base.strategy):
+            found = with_largest_epsilon(found, [answer.content for answer in answers])
+        return {key: float(value) for key, value in found.items() if isinstance(value, int | float)}
 
     def snapshot(self) -> dict[str, Any]:
         """Return weights and strategy as a tree that a checkpoint can hold."""
@@ -197,10 +216,12 @@ class GlobalModel:
         if key not in content.array_records:
             fitting = [name for name, record in content.array_records.items() if list(record) == self._seen]
             key = fitting[0] if fitting else key
-        if not added or key not in content.array_records:
+        if key not in content.array_records or (not added and self.part is None):
             return content
-        arrays = in_order({**content.array_records[key], **added}, self._names)
-        return RecordDict({**content, key: ArrayRecord(arrays)})
+        arrays = ArrayRecord(in_order({**content.array_records[key], **added}, self._names))
+        if self.part is not None:
+            arrays = self.as_sent(arrays.to_torch_state_dict())
+        return RecordDict({**content, key: arrays})
 
     def _check(self, arrays: Mapping[str, Array], server_round: int) -> None:
         """Refuse a strategy's result that is not a model of this architecture.

@@ -235,7 +235,8 @@ class Iterative(Strategy):
 
         Args:
             grid: Flower's grid.
-            initial_arrays: Weights before the first round; empty or None: derived from the seed.
+            initial_arrays: Weights before the first round, all of the model's or the part that clients train and send;
+                empty or None: derived from the seed.
             num_rounds: Rounds; 0 for those of the config.
             timeout: Seconds that the clients have for each round.
             train_config: Sent to the clients with every request.
@@ -254,8 +255,8 @@ class Iterative(Strategy):
         if num_rounds:
             self.job = replace(self.job, config=replace(self.job.config, rounds=num_rounds))
         self._rounds, result = self._new_rounds(), Result()
-        if initial_arrays and not self._rounds.start_from(initial_arrays):
-            raise OptionError(f"initial_arrays have other names or shapes than model {self.job.student!r}")
+        if initial_arrays:
+            self._rounds.start_from(initial_arrays)
         self.summary()
         try:
             if last_finished_round(self.folder):
@@ -274,7 +275,8 @@ class Iterative(Strategy):
                 result.train_metrics_clientapp[number] = MetricRecord(dict(metrics))
             result.evaluate_metrics_clientapp.update(self._rounds.client_scores.found)
             result.evaluate_metrics_serverapp.update(self._rounds.scores)
-            result.arrays = ArrayRecord(in_order(self.report.outcome.student or {}, self._rounds.state))
+            student = self.report.outcome.student or {}
+            result.arrays = self._rounds.as_sent(in_order(student, self._rounds.state))
             if self._reports:
                 show_result(self.folder, result)
         finally:
@@ -287,8 +289,8 @@ class Iterative(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Return a request for each node of the round."""
-        if arrays and not self._rounds.start_from(arrays):
-            raise OptionError(f"the arrays have other names or shapes than model {self.job.student!r}")
+        if arrays:
+            self._rounds.start_from(arrays)
         trip = self._rounds.begin(self.folder, grid, DEADLINE_S)
         contents = self._rounds.requests(server_round, trip, config)
         kind = self._rounds.message_type
@@ -299,7 +301,9 @@ class Iterative(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Check the replies and return the next model; (None, None) without a quorum."""
         metrics = self._rounds.take(server_round, replies)
-        return (None, None) if metrics is None else (ArrayRecord(self._rounds.state), MetricRecord(dict(metrics)))
+        if metrics is None:
+            return None, None
+        return self._rounds.as_sent(self._rounds.state), MetricRecord(dict(metrics))
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

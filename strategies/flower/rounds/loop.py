@@ -21,7 +21,7 @@ from ...compute.in_process import torch_as_usual
 from ...compute.threads import steady_threads
 from ...core.bounds import Bound
 from ...core.durable import MIB
-from ...core.errors import OptionError, QuorumError
+from ...core.errors import OptionError, QuorumError, shorten_list
 from ...core.gpu import resolve_device
 from ...method import Job, Outcome, Snapshot
 from ...rounds.refinement import Refiner
@@ -30,8 +30,9 @@ from ...run.stage import TRAFFIC_FILE, StageReport, keep_outcome
 from ...run.traffic import Traffic
 from ...teacher.student import fresh_student, observe
 from ...uploads.checks import Signatures
+from ...uploads.parts import find_part
 from ..messages import metrics_of
-from ..nodes import Limits, Nodes, Refusals
+from ..nodes import FOREIGN_APPS, Limits, Nodes, Refusals
 from ..results import log_scores
 from ..run import Account, log_info, signature_of
 from .answers import CheckedAnswer, in_row, to_numpy, to_record
@@ -311,7 +312,9 @@ class IterativeRounds:
             self.account.traffic = Traffic.read(kept.path / TRAFFIC_FILE)
             nodes = Nodes(grid, Refusals(kept), self.account.traffic, max_bytes=self._max_bytes)
             limits = Limits(timeout, self._max_bytes)
-            terms = RoundTerms(self._min_uploads, limits, self._job.num_classes, self._job.agreement)
+            terms = RoundTerms(
+                self._min_uploads, limits, self._job.num_classes, self._job.agreement, part=self._model.part
+            )
             self._trip = RoundTrip(nodes, run_id=folder.id, signatures=self._signatures, terms=terms)
         return self._trip
 
@@ -336,12 +339,26 @@ class IterativeRounds:
             contents = self._refined.share_generator(server_round, contents, self._config_key)
         return self._attendance.with_last_rounds(contents, trip.name_of, self._config_key) if remember else contents
 
-    def start_from(self, arrays: ArrayRecord) -> bool:
-        """Replace the weights; False if the new ones are not of this architecture."""
-        if signature_of(arrays) != dict(self._signatures[self._job.student]):
-            return False
-        self._model.state = dict(arrays.to_torch_state_dict())
-        return True
+    def start_from(self, arrays: ArrayRecord) -> None:
+        """Replace the weights, by all arrays of the model or by the part of them that clients are to train and send.
+
+        Raises:
+            OptionError: They are neither, or a refiner would train the others.
+        """
+        name = self._job.student
+        part = find_part(signature_of(arrays), self._signatures[name], self._job.builders[name], name)
+        if part is not None and self._refined is not None:
+            trained = {key for key, value in self._module.named_parameters() if value.requires_grad}
+            if others := sorted(trained & part.rest.keys()):
+                raise OptionError(
+                    f"initial_arrays are a part of model {name!r}, and the refiner would train others too: "
+                    f"{shorten_list(others)}. Must be frozen by the model (requires_grad_(False)), or in initial_arrays"
+                )
+        self._model.begin_with(arrays, part)
+
+    def as_sent(self, state: State) -> ArrayRecord:
+        """Return the arrays of a state that travel, under their names in messages."""
+        return self._model.as_sent(state)
 
     def take(self, server_round: int, replies: Iterable[Message]) -> dict[str, float] | None:
         """Move to the next model by replies that the caller collected; None without a quorum: the model stays.
@@ -366,7 +383,7 @@ class IterativeRounds:
         began, values = time.monotonic(), {"answers": float(len(answers))}
         if len(answers) < (needed := self._quorum(trip)):
             line = f"round {number}: {len(answers)} usable answers, needs {needed}"
-            self._lose(line)
+            self._lose(line, trip.causes)
             log_info(f"{line}: the model stays unchanged")
         elif (moved := self._move(number, answers)) is None:  # which the log has noted, with the reason
             self._lose(f"round {number}: no model of {len(answers)} answers")
@@ -392,10 +409,13 @@ class IterativeRounds:
         self._model.state, losses = self._refined.run(number, answers, self.state)
         return {**self.train_metrics[number], **losses}
 
-    def _lose(self, line: str) -> None:
+    def _lose(self, line: str, causes: Sequence[str] = ()) -> None:
         self._lost += 1
         if self._lost >= LOST_MOST:
-            raise QuorumError(f"{line}, for the {LOST_MOST}rd time without a break. The run can be resumed")
+            why = f": {'; '.join(causes)}" if causes else ""
+            raise QuorumError(f"{line}, for the {LOST_MOST}rd time without a break{why}. The run can be resumed")
+        if any(cause in FOREIGN_APPS.values() for cause in causes) and not self.train_metrics:
+            raise QuorumError(f"{line}: {'; '.join(causes)}")
 
     def _quorum(self, trip: RoundTrip) -> int:
         share: int = math.ceil(self._job.config.fraction * trip.most - 1e-9)
@@ -404,7 +424,7 @@ class IterativeRounds:
     def _test(self, number: int, evaluate_fn: EvaluateFn | None) -> dict[str, float]:
         began = time.monotonic()
         theirs = self.client_scores.ask(number, self._trip) if number and self._trip is not None else {}
-        if evaluate_fn is not None and (scores := evaluate_fn(number, ArrayRecord(self.state))) is not None:
+        if evaluate_fn is not None and (scores := evaluate_fn(number, self.as_sent(self.state))) is not None:
             log_scores(f"round {number}: global evaluation", scores)
             self.scores[number] = scores
         self._module.load_state_dict(self._model.state)

@@ -19,6 +19,7 @@ from ...core.errors import QuorumError, UploadError, blaming
 from ...core.facts import UNNAMED, Agreement
 from ...core.seeds import generator
 from ...uploads.checks import Agreed, Signature
+from ...uploads.parts import Part
 from ..asking import POLL_S, Exchange, PollPace, to_each
 from ..evaluation import EVALUATION
 from ..messages import count_bytes, read_reply
@@ -41,12 +42,14 @@ class RoundTerms:
         limits: Of every answer.
         num_classes: C.
         agreement: The server's classes and preprocessing, which answers must share.
+        part: The arrays that travel; None for all of the model's.
     """
 
     quorum: int
     limits: Limits
     num_classes: int
     agreement: Agreement = UNNAMED
+    part: Part | None = None
 
 
 class RoundTrip:
@@ -82,6 +85,12 @@ class RoundTrip:
 
     def _clients(self, nodes: set[int]) -> int:
         return len({self._nodes.names.describe(node) for node in nodes - self._nodes.names.barred})
+
+    @property
+    def causes(self) -> list[str]:
+        """The last few reasons why answers were refused, each once."""
+        reasons = dict.fromkeys(reason for _, reason in self._nodes.refusals.recorded)
+        return [reason.rstrip(".") for reason in list(reasons)[-2:]]
 
     def restore(self, most: int) -> None:
         """Continue from an earlier process's :attr:`most`."""
@@ -202,6 +211,7 @@ class RoundTrip:
             num_classes=self._terms.num_classes,
             max_bytes=self._terms.limits.max_bytes,
             sender=sender,
+            part=self._terms.part,
             agreed=self._agreed,
         )
         check_trained(checked)

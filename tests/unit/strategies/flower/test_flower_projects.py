@@ -11,14 +11,31 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from flower_fakes import Client, FakeGrid, failing, records, stock, strategy, weights
+from flower_fakes import ONE_THREAD, SHAPE, Client, FakeGrid, equal, failing, net, records, stock, strategy, weights
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.cli.build import build_fab_from_disk
+from flwr.serverapp.strategy import FedAvg, Result
 from torch import Tensor, nn
 
-from strategies import METHODS, FedDF, FedENS, Iterative, Normalization, OneShotFedAvg, load_ensemble_module
+from strategies import (
+    METHODS,
+    FedDF,
+    FedENS,
+    FedOV,
+    Fens,
+    FisherMerging,
+    FLBoost,
+    Iterative,
+    IterativeConfig,
+    LabelCountEnsemble,
+    Normalization,
+    OneShotFedAvg,
+    Refiner,
+    load_ensemble_module,
+)
 from strategies.core.errors import OptionError, QuorumError
 from strategies.run.files import read_json
 from strategies.run.results import list_runs
@@ -367,6 +384,200 @@ def test_arrays_that_are_no_part_are_refused_before_a_client_trains(
     with pytest.raises(OptionError, match=f"^initial_arrays .*{line}"):
         run.start(grid, ArrayRecord(arrays))  # type: ignore[arg-type]
     assert grid.asked == []
+
+
+@pytest.mark.parametrize("around", [False, True], ids=["Iterative", "FLBoost"])
+@pytest.mark.parametrize("names", PARTS.values(), ids=PARTS)
+def test_rounds_train_a_part_of_the_arrays(tmp_path: Path, names: Callable[[str], str | None], around: bool) -> None:
+    """Requests and the result have the part alone, the clients' mean; the others stay as they are, bit by bit."""
+
+    def build() -> nn.Module:
+        found = Pretrained()
+        found.body.requires_grad_(requires_grad=False)
+        return found
+
+    def named(state: Any) -> dict[str, Tensor]:
+        return {sent: value for name, value in state.items() if (sent := names(name)) is not None}
+
+    models, scored = [build(), build()], list[set[str]]()
+    start, grid = named(build().state_dict()), uploading(models, names)
+    settings = {"num_classes": 3, "input_shape": (6, 1, 1), "run_dir": tmp_path / "run", "options": ONE_THREAD}
+    run: Any = Iterative(build, config=IterativeConfig(rounds=2), **settings)
+    if around:
+        run = FLBoost(build, base=FedAvg(), compute="in-process", refiner=Refiner.of("feddf", epochs=1),
+                      proxy=torch.zeros(4, 6, 1, 1), **settings)  # fmt: skip
+
+    def score(_: int, arrays: ArrayRecord) -> MetricRecord:
+        scored.append(set(arrays))
+        return MetricRecord({"accuracy": 0.5})
+
+    result = run.start(grid, ArrayRecord(start), num_rounds=2, evaluate_fn=score)
+    assert scored == [set(start)] * 3
+    assert all(set(message.content["arrays"]) == set(start) for message in grid.asked)
+    arrays = result.arrays.to_torch_state_dict()
+    assert list(arrays) == list(start)
+    if not around:
+        mean = {name: (value + models[1].state_dict()[name]) / 2 for name, value in models[0].state_dict().items()}
+        torch.testing.assert_close(dict(arrays), named(mean))
+    body = "body.weight"
+    assert equal({body: run.outcome.state_dict()[body]}, {body: build().state_dict()[body]})
+
+
+def test_a_refiner_that_would_train_what_no_client_gets_is_refused(tmp_path: Path) -> None:
+    names = PARTS["a part by its own names"]
+    grid = uploading([Pretrained()] * 2, names)
+    run = strategy(FLBoost, tmp_path / "run", model=Pretrained, base=FedAvg(), num_classes=3, input_shape=(6, 1, 1),
+                   refiner=Refiner.of("feddf", epochs=1), proxy=torch.zeros(4, 6, 1, 1))  # fmt: skip
+    start = {sent: value for name, value in Pretrained().state_dict().items() if (sent := names(name)) is not None}
+    with pytest.raises(OptionError, match="the refiner would train others too: body.bias, body.weight.*requires_grad_"):
+        run.start(grid, ArrayRecord(start))  # type: ignore[arg-type]
+    assert grid.asked == []
+
+
+@pytest.mark.parametrize("kind", [OneShotFedAvg, FedENS])
+def test_arrays_of_double_precision_without_names_fit_a_linear_layer(
+    tmp_path: Path, said: list[str], kind: Any
+) -> None:
+    """As the coefficients and intercepts of a scikit-learn model, whose precision requests and the result have."""
+    draw = np.random.default_rng(0)
+    fitted = [[draw.normal(size=(3, 6)), draw.normal(size=3)] for _ in range(2)]
+
+    def client(arrays: list[Any]) -> Client:
+        metrics = MetricRecord({"num-examples": 10})
+        content = RecordDict({"arrays": ArrayRecord(arrays), "metrics": metrics})
+        return lambda message: Message(content, reply_to=message)
+
+    grid = FakeGrid({number: client(arrays) for number, arrays in enumerate(fitted, 1)})
+    run = strategy(kind, tmp_path / "run", model=partial(nn.Linear, 6, 3), num_classes=3, input_shape=(6,))
+    found = run.start(grid, ArrayRecord([np.zeros((3, 6)), np.zeros(3)])).arrays.to_numpy_ndarrays()  # type: ignore[arg-type]
+    assert [array.dtype for array in grid.asked[0].content["arrays"].values()] == ["float64"] * 2
+    assert any("float64 in messages, and float32 in model" in line for line in said)
+    for place, array in enumerate(found):
+        assert array.dtype == np.float64
+        np.testing.assert_allclose(array, (fitted[0][place] + fitted[1][place]) / 2, rtol=1e-6)
+
+
+def own_loop(base: Any) -> Any:
+    """A project's strategy that has a loop of its own, and stands on a class of the library."""
+
+    class Own(base):  # type: ignore[misc]
+        def start(self, grid: Any, arrays: ArrayRecord, num_rounds: int = 3) -> Result:
+            result = Result()
+            for number in range(1, num_rounds + 1):
+                asked = self.configure_train(number, arrays, ConfigRecord({"lr": 0.1}), grid)
+                combined, metrics = self.aggregate_train(number, grid.send_and_receive(asked, timeout=5.0))
+                result.arrays = arrays = combined or arrays
+                if metrics is not None:
+                    result.train_metrics_clientapp[number] = metrics
+            self.close()
+            return result
+
+    return Own
+
+
+@pytest.mark.parametrize("kind", [OneShotFedAvg, FedENS])
+def test_a_loop_of_the_project_s_own_asks_once_and_has_the_result(tmp_path: Path, said: list[str], kind: Any) -> None:
+    names = PARTS["the state dict of a submodule"]
+    models = [Pretrained() for _ in range(4)]
+    start = {sent: value for name, value in Pretrained().state_dict().items() if (sent := names(name)) is not None}
+
+    def client(model: nn.Module) -> Client:
+        state = {sent: value for name, value in model.state_dict().items() if (sent := names(name)) is not None}
+        return lambda message: Message(records(state, train_loss=0.5), reply_to=message)
+
+    grid = FakeGrid({number: client(model) for number, model in enumerate(models)})
+    run: Any = strategy(own_loop(kind), tmp_path / "run", model=Pretrained, num_classes=3, input_shape=(6, 1, 1),
+                        fraction_train=0.5)  # fmt: skip
+    result = run.start(grid, ArrayRecord(start))
+    assert len(grid.of_type()) == 2
+    assert sum("asks no client" in line for line in said) == 2
+    assert result.train_metrics_clientapp == {1: {"train_loss": 0.5}}
+    asked = [models[node].heads[0].weight for node in grid.of_type()]  # type: ignore[index]
+    arrays = result.arrays.to_torch_state_dict()
+    assert list(arrays) == list(start)
+    torch.testing.assert_close(arrays["0.weight"], (asked[0] + asked[1]).detach() / 2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "demand"),
+    [
+        (LabelCountEnsemble, r"label counts .*upload_facts"),
+        (FisherMerging, "merging.fisher_diagonal"),
+        (FedOV, "one more output"),
+    ],
+)
+def test_what_a_stock_reply_lacks_is_said_before_a_client_trains(
+    tmp_path: Path, said: list[str], kind: Any, demand: str
+) -> None:
+    heard: list[str] = []
+
+    def client(message: Message) -> Message:
+        heard.extend(said)
+        return Message(records(weights(1)), reply_to=message)
+
+    with pytest.raises(OptionError):
+        strategy(kind, tmp_path / "run").start(FakeGrid({1: client, 2: client}))  # type: ignore[arg-type]
+    assert any(re.search(f"every client must send .*{demand}", line) for line in heard)
+
+
+def test_a_clientapp_without_the_lines_of_fens_is_refused_before_it_trains(tmp_path: Path) -> None:
+    def client(message: Message) -> Message:
+        asked = message.metadata.message_type
+        reason = f"ValueError: No train function registered with name '{asked.partition('.')[2]}'"
+        return failing(reason)(message) if asked != MessageType.TRAIN else stock(1)(message)  # type: ignore[return-value]
+
+    grid = FakeGrid({1: client, 2: client})
+    with pytest.raises(OptionError, match=r"'fens' asks clients again.*must have the line .*client.fens.serve"):
+        strategy(Fens, tmp_path / "run").start(grid)  # type: ignore[arg-type]
+    assert grid.of_type() == []
+
+
+def test_a_legacy_clientapp_ends_rounds_in_the_first_and_is_named(tmp_path: Path) -> None:
+    grid = FakeGrid({1: failing("KeyError: 'fitins.parameters'"), 2: failing("KeyError: 'fitins.parameters'")})
+    with pytest.raises(QuorumError, match="round 1: 0 usable answers.*NumPyClient.*must be a ClientApp with"):
+        Iterative(net, run_dir=tmp_path / "run", options=ONE_THREAD).start(grid)  # type: ignore[arg-type]
+    assert len(grid.asked) == 2
+
+
+@pytest.mark.parametrize("around", [False, True], ids=["Iterative", "FLBoost"])
+def test_rounds_report_no_mean_of_epsilons(tmp_path: Path, around: bool) -> None:
+    def client(seed: int) -> Client:
+        def answer(message: Message) -> Message:
+            state = weights(seed) if message.metadata.message_type == MessageType.TRAIN else None
+            return Message(records(state, epsilon=float(seed), steps=5.0), reply_to=message)
+
+        return answer
+
+    grid = FakeGrid({1: client(1), 2: client(3)})
+    run: Any = Iterative(net, run_dir=tmp_path / "run", options=ONE_THREAD, config=IterativeConfig(rounds=1))
+    if around:
+        run = strategy(FLBoost, tmp_path / "run", base=FedAvg(), proxy=torch.zeros(4, *SHAPE, dtype=torch.uint8),
+                       refiner=Refiner.of("feddf", epochs=1))  # fmt: skip
+    result = run.start(grid, num_rounds=1)
+    assert result.train_metrics_clientapp == {1: {"max-epsilon": 3.0, "steps": 5.0}}
+    assert result.evaluate_metrics_clientapp == ({1: {"max-epsilon": 3.0, "steps": 5.0}} if around else {})
+
+
+class Series(nn.Module):
+    """Reads sequences [B, 7, 5], as a head on a speech encoder does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv1d(7, 4, 1), nn.Flatten(), nn.Linear(20, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.layers(x)
+        return found
+
+
+def test_sequences_come_without_a_channel(tmp_path: Path, said: list[str]) -> None:
+    models = [Series(), Series()]
+    run = strategy(FedENS, tmp_path / "run", model=Series, num_classes=3, input_shape=(1, 7, 5))
+    run.start(uploading(models))  # type: ignore[arg-type]
+    rows = torch.randn(4, 7, 5)
+    expected = torch.stack([model(rows) for model in models]).mean(0)
+    torch.testing.assert_close(run.outcome(rows.unsqueeze(1)), expected)
+    assert any("sequences [B, L, D]" in line for line in said if line.startswith("model "))
 
 
 def test_lora_factors_are_a_part(tmp_path: Path) -> None:

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg, Result
 
 import strategies.core.vision  # noqa: F401  before transformers, which imports torchvision
 from strategies import TIES, LoRAMerge, OneShotFedAvg, SharedBase, simulate
-from strategies.core.errors import OptionError
+from strategies.core.errors import OptionError, QuorumError
 from strategies.methods.ties import TiesConfig
 from strategies.weights.rules import ties
 
@@ -150,3 +150,12 @@ def test_one_shot_strategies_merge_adapters_and_replay_them(tmp_path: Path) -> N
 def test_what_cannot_be_merged_is_refused_before_the_run(given: dict[str, str], line: str) -> None:
     with pytest.raises(OptionError, match=line):
         LoRAMerge(**given)  # type: ignore[arg-type]
+
+
+def test_a_run_of_whole_models_or_without_answers_ends_before_it_is_in_vain() -> None:
+    message = Message(RecordDict(), dst_node_id=1, message_type="train")
+    with pytest.raises(OptionError, match="hold no lora_A and lora_B: must be ArrayRecord"):
+        LoRAMerge().configure_train(1, ArrayRecord({"head.weight": torch.zeros(2, 2)}), ConfigRecord(), None)  # type: ignore[arg-type]
+    failed = Message(Error(2, "<class 'KeyError'>:<''fitins.parameters''>"), reply_to=message)
+    with pytest.raises(QuorumError, match="no client sent an adapter: .*NumPyClient.*must be a ClientApp"):
+        LoRAMerge().aggregate_train(1, [failed])

@@ -47,7 +47,7 @@ def test_start_with_different_stock_clients_distils_into_the_student(tmp_path: P
 def test_start_when_label_counts_are_missing_refuses_in_one_line_and_keeps_the_uploads(tmp_path: Path) -> None:
     grid = FakeGrid({1: GRID[1], 2: named("bob", 2), 3: stock(3)})
     with pytest.raises(
-        OptionError, match=r"needs label counts, which .* did not send: anonymous-\w+, bob\. Ch"
+        OptionError, match=r"needs label counts, which .* did not send: anonymous-\w+, bob\. .*upload_facts.*\. Ch"
     ) as caught:
         strategy(LabelCountEnsemble, tmp_path / "run").start(grid)
     assert "\n" not in str(caught.value)
