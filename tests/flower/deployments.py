@@ -22,6 +22,7 @@ from server_app.launch.guard import TOKEN_KEY, guarded, members
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
 PATIENCE_S = 480.0
+LOOPBACK = {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
 
 
 _GIVEN_PORTS: set[int] = set()

@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+from deployments import LOOPBACK, listening
 
 from server_app.launch import guard
 from server_app.launch.superlink import Scalar, launch
@@ -190,5 +191,8 @@ def test_launch_when_its_process_group_is_killed_leaves_nothing(facts: Path, lau
         assert name in names
     assert {client["pid"] for client in seen["clients"]} <= {process.pid for process in family}
     assert psutil.Process(seen["pid"]) in family
+    heard = set().union(*(listening(process) for process in family))
+    assert {"raylet", "gcs_server"} <= {name for name, _ in heard}
+    assert {address for _, address in heard} <= LOOPBACK, heard  # which no other machine reaches
     os.killpg(launcher.pid, signal.SIGKILL)
     assert within(15, lambda: is_gone(seen))
