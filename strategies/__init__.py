@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from .flower.local_grid import simulate as simulate
     from .flower.lora_merge import LoRAMerge as LoRAMerge
     from .flower.one_shot import OneShot as OneShot
+    from .flower.rounds.config import IterativeConfig as IterativeConfig
     from .flower.rounds.flboost import FLBoost as FLBoost
     from .flower.rounds.iterative import Iterative as Iterative
+    from .flower.rounds.refinement import Refiner as Refiner
     from .flower.run import RunOptions as RunOptions
     from .flower.strategies import DARE as DARE
     from .flower.strategies import FADI as FADI
@@ -82,8 +84,6 @@ if TYPE_CHECKING:
     from .methods.task_arithmetic import TaskArithmeticConfig as TaskArithmeticConfig
     from .methods.ties import TiesConfig as TiesConfig
     from .methods.tsv import TsvConfig as TsvConfig
-    from .rounds.config import IterativeConfig as IterativeConfig
-    from .rounds.refinement import Refiner as Refiner
     from .run.ensembles import load_ensemble_module as load_ensemble_module
     from .run.results import results as results
 
@@ -131,8 +131,8 @@ _NAMES = {
     ".methods.task_arithmetic": "TaskArithmeticConfig",
     ".methods.ties": "TiesConfig",
     ".methods.tsv": "TsvConfig",
-    ".rounds.config": "IterativeConfig",
-    ".rounds.refinement": "Refiner",
+    ".flower.rounds.config": "IterativeConfig",
+    ".flower.rounds.refinement": "Refiner",
     ".run.ensembles": "load_ensemble_module",
     ".run.results": "results",
 }

@@ -14,7 +14,7 @@ from server_app.settings.read import listed_settings
 from server_app.settings.settled import free_on
 from strategies.core.errors import OptionError
 from strategies.core.options import RESUME, Scalar
-from strategies.rounds.config import OWN_LR, IterativeConfig
+from strategies.flower.rounds.config import OWN_LR, IterativeConfig
 from strategies.run.run_folder import RunFolder
 from strategies.run.stage import last_round
 

@@ -26,8 +26,8 @@ from strategies.core.errors import OneShotError, OptionError, StoreError
 from strategies.core.options import flatten
 from strategies.core.processor import flush_subnormals
 from strategies.core.seeds import seeded_torch
+from strategies.flower.rounds.config import NEEDS_CLIENTS
 from strategies.method import METHODS, Job, Method
-from strategies.rounds.config import NEEDS_CLIENTS
 from strategies.run.quarantine import Gatekeeper, guarded_replay
 from strategies.run.run_folder import RunFolder, default_run_dir
 from strategies.run.stage import join_sums, last_finished_round, last_round, with_start

@@ -19,8 +19,8 @@ from strategies.core.errors import DataError, OptionError, UploadError
 from strategies.core.facts import CLASSIFIER, STATISTICS, kind_of
 from strategies.core.gpu import resolve_device
 from strategies.core.stage_options import OFF, GatekeeperConfig
+from strategies.flower.rounds.config import IterativeConfig
 from strategies.method import METHODS, TEACHERS, Method, Need
-from strategies.rounds.config import IterativeConfig
 
 # They divide by the length of the clients' steps, which is known for SGD.
 BY_TRAVEL = ("fednova", "scaffold")

@@ -9,9 +9,9 @@ from typing import Any
 from strategies.core.errors import OptionError
 from strategies.core.facts import CLASSIFIER, STATISTICS
 from strategies.core.options import Always, meant
+from strategies.flower.rounds.config import NAME as ITERATIVE
+from strategies.flower.rounds.config import IterativeConfig
 from strategies.method import METHODS, Method, Need, Plan
-from strategies.rounds.config import NAME as ITERATIVE
-from strategies.rounds.config import IterativeConfig
 
 PLAIN = "Clients train as usual and upload once"
 COUNTS = "Clients send their label counts"

@@ -17,7 +17,7 @@ from server_app.settings.read import default_settings, known_options
 from server_app.settings.text import to_toml
 from strategies.core.options import PUBLISHED, UNSET, Option, keys_of, moved_keys, options_of
 from strategies.core.renamed import RENAMED, RENAMED_VALUES
-from strategies.rounds.config import NEEDS_CLIENTS
+from strategies.flower.rounds.config import NEEDS_CLIENTS
 
 BEGIN = "# Written by `make config` from the dataclasses; change those."
 SECTION = re.compile(r"\[tool\.flwr\.app\.config\]\n.*?(?=\n\[|\Z)", re.DOTALL)

@@ -28,8 +28,8 @@ from strategies.core.options import (
 )
 from strategies.core.renamed import named_as_today
 from strategies.core.stage_options import OFF, GatekeeperConfig
+from strategies.flower.rounds.refinement import Refiner
 from strategies.method import METHODS, Method, Plan
-from strategies.rounds.refinement import Refiner
 from strategies.statistics.choice import limit_share
 
 

@@ -12,7 +12,7 @@ from sources import SOURCES, imported, module_name, nodes, parsed
 ROOMS = {
     "strategies": (
         "core", "method", "uploads", "weights", "teacher", "combiners", "scores", "distillation",
-        "gatekeeper", "compute", "rounds", "statistics", "methods", "run", "merging", "client", "flower",
+        "gatekeeper", "compute", "statistics", "methods", "run", "merging", "client", "flower",
         "flower/rounds", "__init__",
     ),
     "server_app": (

@@ -15,9 +15,9 @@ from strategies.core import offline
 from strategies.core.options import options_of
 from strategies.core.places import RUNS_KEPT
 from strategies.core.stage_options import POLICIES
+from strategies.flower.rounds.refinement import refines
 from strategies.method import METHODS, Need
 from strategies.methods.fens import FensConfig
-from strategies.rounds.refinement import refines
 
 PAGE = ROOT / "SECURITY.md"
 TABLE = {row[0]: row[1:] for row in rows(section(PAGE, "## What the server sees, by method"), "method")}

@@ -1,1 +1,1 @@
-"""Rounds of federated learning on Flower's grid: messages, strategies, and the loop around them."""
+"""Federated learning in rounds: settings, rules and refinement, without Flower; messages, strategies and the loop on it."""

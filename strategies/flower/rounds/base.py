@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedProx, FedYogi, Strategy
 
-from ...rounds.config import BETA1, BETA2, OWN_LR, TAU
 from ..surroundings import within
+from .config import BETA1, BETA2, OWN_LR, TAU
 from .stc import Stc
 from .stepped import FedDyn, FedNova, Scaffold
 
 if TYPE_CHECKING:
-    from ...rounds.config import IterativeConfig
+    from .config import IterativeConfig
 
 # The rounds choose the clients: a strategy sees the nodes of the round only, and asks all of them.
 EVERYONE: dict[str, Any] = {"fraction_train": 1.0, "min_train_nodes": 1, "min_available_nodes": 1}

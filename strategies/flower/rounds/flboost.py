@@ -31,12 +31,12 @@ from flwr.serverapp.strategy import (
 
 from ...core.errors import OptionError
 from ...core.options import option
-from ...rounds.config import REFINERS, IterativeConfig
-from ...rounds.refinement import Refiner
 from ..one_shot import FLOWER_DEFAULT_ROUNDS, OneShot
 from ..surroundings import within
 from .base import Base
+from .config import REFINERS, IterativeConfig
 from .iterative import DEADLINE_S, Iterative
+from .refinement import Refiner
 from .stc import Stc
 from .stepped import FedDyn, FedNova, Scaffold
 

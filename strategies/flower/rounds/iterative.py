@@ -21,7 +21,6 @@ from ...core.facts import Agreement, choose_normalization
 from ...core.options import flatten
 from ...core.stage_options import OFF
 from ...method import Job, Normalization
-from ...rounds.config import NAME, IterativeConfig
 from ...run.identity import open_run
 from ...run.run_folder import RunFolder, default_run_dir
 from ...run.stage import StageReport, last_finished_round, load_report
@@ -40,13 +39,14 @@ from ..messages import in_order
 from ..results import show_result
 from ..run import Account, RunOptions
 from .base import Base, identify_strategy
+from .config import NAME, IterativeConfig
 from .loop import IterativeRounds
 
 if TYPE_CHECKING:
     from ...compute import ServerCompute
     from ...method import Observer
-    from ...rounds.refinement import Refiner
     from ...uploads.builders import Model
+    from .refinement import Refiner
 
     EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 

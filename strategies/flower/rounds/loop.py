@@ -24,7 +24,6 @@ from ...core.durable import MIB
 from ...core.errors import OptionError, QuorumError, shorten_list
 from ...core.gpu import resolve_device
 from ...method import Job, Outcome, Snapshot
-from ...rounds.refinement import Refiner
 from ...run.journal import Journal
 from ...run.stage import TRAFFIC_FILE, StageReport, keep_outcome
 from ...run.traffic import Traffic
@@ -40,6 +39,7 @@ from .base import Base, configured_base
 from .client_scores import ClientScores
 from .global_model import GlobalModel
 from .refined import RefinedRounds
+from .refinement import Refiner
 from .round_trip import RoundTerms, RoundTrip
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from flwr.serverapp import Grid
 
 from ...compute import choose
 from ...method import Upload
-from ...rounds.refinement import Refinement, Refiner
 from ..nodes import has_engine
 from ..run import log_info
+from .refinement import Refinement, Refiner
 
 if TYPE_CHECKING:
     import torch

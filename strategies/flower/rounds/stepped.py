@@ -13,9 +13,9 @@ from flwr.serverapp.strategy import FedAvg
 
 from ...core import refusals
 from ...core.bounds import MOST, shorten_step
-from ...rounds.rules import add_step, feddyn_step, fednova_change, next_control, scaffold_step, subtract_models
 from ..messages import arrays_name, metrics_of
 from .answers import answers_of, decode_record, to_numpy, to_record
+from .rules import add_step, feddyn_step, fednova_change, next_control, scaffold_step, subtract_models
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
@@ -84,7 +84,7 @@ def zeros_like(arrays: ArrayRecord) -> Arrays:
 
 
 class Scaffold(SteppedFedAvg):
-    """Stochastic controlled averaging; see :mod:`strategies.rounds.rules`.
+    """Stochastic controlled averaging; see :mod:`strategies.flower.rounds.rules`.
 
     Args:
         server_lr: eta_g.
@@ -141,7 +141,7 @@ class Scaffold(SteppedFedAvg):
 
 
 class FedDyn(SteppedFedAvg):
-    """Federated learning with dynamic regularisation; see :func:`strategies.rounds.rules.feddyn_step`.
+    """Federated learning with dynamic regularisation; see :func:`strategies.flower.rounds.rules.feddyn_step`.
 
     The next model is the start of the clients' next round: the plain mean of their models, moved by the mean drift. It
     is also the result; published code of FedFTG tests the plain mean.
@@ -188,7 +188,7 @@ LEAST_TRAVEL, MOST_TRAVEL = 1e-30, 1e30
 
 
 class FedNova(SteppedFedAvg):
-    """Federated learning with normalised averaging; see :func:`strategies.rounds.rules.fednova_change`.
+    """Federated learning with normalised averaging; see :func:`strategies.flower.rounds.rules.fednova_change`.
 
     Args:
         server_lr: The factor of the server's step.

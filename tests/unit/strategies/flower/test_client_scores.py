@@ -12,7 +12,7 @@ from flwr.serverapp.strategy import FedAvg, Result, Strategy
 
 from strategies import FLBoost
 from strategies.flower.evaluation import ClientEvaluation
-from strategies.rounds.refinement import Refiner
+from strategies.flower.rounds.refinement import Refiner
 
 HUGE = 10**400  # a whole number beyond every float
 

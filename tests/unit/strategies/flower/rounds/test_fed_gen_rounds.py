@@ -16,7 +16,7 @@ from strategies.client import upload_facts
 from strategies.client.corrections import LocalUpdate, read_round
 from strategies.client.round_state import RoundState
 from strategies.distillation.generator_spec import GeneratorSpec
-from strategies.rounds.refinement import Refiner
+from strategies.flower.rounds.refinement import Refiner
 
 State = dict[str, torch.Tensor]
 SMALL: dict[str, Any] = {

@@ -36,8 +36,8 @@ from strategies.client.corrections import LocalUpdate, read_round
 from strategies.client.round_state import RoundState
 from strategies.core.errors import OptionError, QuorumError
 from strategies.flower.nodes import Limits, Nodes, Refusals
+from strategies.flower.rounds.config import TITLES
 from strategies.flower.rounds.round_trip import RoundTerms, RoundTrip
-from strategies.rounds.config import TITLES
 from strategies.run.traffic import Traffic
 from strategies.teacher.average import weighted_mean
 

@@ -18,8 +18,8 @@ from torch import nn
 
 from strategies import FLBoost, Iterative, IterativeConfig, Refiner
 from strategies.core.errors import OptionError
+from strategies.flower.rounds.config import REFINERS
 from strategies.method import METHODS, Need
-from strategies.rounds.config import REFINERS
 
 State = Mapping[str, torch.Tensor]
 # As little work as each method does at all; a rate of nearly 0 leaves the student where it starts.

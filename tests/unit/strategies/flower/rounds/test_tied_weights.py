@@ -14,7 +14,7 @@ from strategies import Iterative, IterativeConfig
 from strategies.client import upload_facts
 from strategies.client.corrections import LocalUpdate, read_round
 from strategies.client.round_state import RoundState
-from strategies.rounds.config import TITLES
+from strategies.flower.rounds.config import TITLES
 
 
 class Tied(nn.Module):

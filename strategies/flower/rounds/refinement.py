@@ -11,16 +11,16 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ..core.errors import OptionError
-from ..core.seeds import derive_seed
-from ..method import METHODS, Job, Method, Outcome, Silent, Upload
-from ..uploads.needs import check_needs
+from ...core.errors import OptionError
+from ...core.seeds import derive_seed
+from ...method import METHODS, Job, Method, Outcome, Silent, Upload
+from ...uploads.needs import check_needs
 
 if TYPE_CHECKING:
     import torch
 
-    from ..compute import ServerCompute
-    from ..method import State
+    from ...compute import ServerCompute
+    from ...method import State
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,9 @@ from torch import nn
 from strategies.compute import InProcess
 from strategies.core.errors import OptionError
 from strategies.core.facts import UploadFacts
-from strategies.method import METHODS, InRounds, Job, Method, Normalization, Outcome, Progress, Upload
-from strategies.rounds.config import REFINERS
-from strategies.rounds.refinement import Refinement, Refiner, refines
-from strategies.rounds.rules import (
+from strategies.flower.rounds.config import REFINERS
+from strategies.flower.rounds.refinement import Refinement, Refiner, refines
+from strategies.flower.rounds.rules import (
     add_step,
     feddyn_step,
     fednova_change,
@@ -25,6 +24,7 @@ from strategies.rounds.rules import (
     scaffold_step,
     weighted_mean,
 )
+from strategies.method import METHODS, InRounds, Job, Method, Normalization, Outcome, Progress, Upload
 
 
 def arrays(*values: float) -> dict[str, np.ndarray[Any, Any]]:

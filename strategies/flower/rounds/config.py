@@ -23,10 +23,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..core.errors import OptionError
-from ..core.options import check, option
-from ..method import METHODS
-from ..uploads.ternary import LEAST_DENSITY, VALUES
+from ...core.errors import OptionError
+from ...core.options import check, option
+from ...method import METHODS
+from ...uploads.ternary import LEAST_DENSITY, VALUES
 
 TITLES = {
     "fedavg": "FedAvg",

@@ -1,1 +1,0 @@
-"""Federated learning in rounds, without Flower: settings, rules, ternary updates, refinement."""
