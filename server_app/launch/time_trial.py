@@ -8,13 +8,10 @@ at work.
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from time import process_time
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,21 +24,15 @@ from fl_app.division import own_positions
 from server_app.settings.build import build_job, held_out
 from server_app.settings.read import Settings
 from server_app.settings.server_data import open_half
-from strategies.compute.in_process import InProcess, torch_as_usual
-from strategies.core.errors import OneShotError
-from strategies.core.facts import CLASSIFIER, UploadFacts, is_head, kind_of
+from strategies.compute.in_process import torch_as_usual
+from strategies.core.facts import CLASSIFIER, is_head, kind_of
 from strategies.core.processor import all_cores
 from strategies.core.seeds import seeded_torch
-from strategies.method import Method, Part, Silent, Upload
-from strategies.run.journal import Pace
+from strategies.method import Method
+from strategies.run.trial import trial_stage, untrained_uploads
 
-CLIENT_S, SERVER_S = 0.7, 3.0  # the processor's seconds of each trial
-LIMIT_S = 8.0  # of the server's, if its reports do not show the time before
+CLIENT_S = 0.7  # the processor's seconds of the clients' trial
 BATCHES = 4  # a pass of the trial's client
-
-
-class _TimeUp(BaseException):
-    """Ends a trial; no handler of errors stops it."""
 
 
 def trial(settings: Settings, num_supernodes: int) -> dict[str, float]:
@@ -116,56 +107,6 @@ def _server(method: Method, settings: Settings, split: Split, parts: Sequence[Te
         return None  # the clients answer again
     images, tested = held_out(settings)
     job = build_job(settings, tested, images)
-    with seeded_torch(0, "trial"):
-        states = {name: job.builders[name]().state_dict() for name in set(names)}
-    uploads = []
-    for number, part in enumerate(parts):
-        counts = tuple(torch.bincount(split.labels[part], minlength=split.num_classes).tolist())
-        name = names[number % len(names)]
-        facts = UploadFacts(f"client-{number:03d}", name, len(part), counts)
-        uploads.append(Upload(facts, partial(dict, states[name])))
-    watch = _Watch()
-    try:
-        with _at_most(LIMIT_S):
-            InProcess().run(method, replace(job, uploads=tuple(uploads), threads=1), watch)
-    except _TimeUp:
-        left = watch.pace.left(process_time())
-        return None if left is None else times * (watch.seconds + left)
-    except OneShotError:  # a method may refuse models that know nothing
-        return None
-    return times * watch.seconds
-
-
-class _Watch(Silent):
-    """Follows a trial's reports."""
-
-    def __init__(self) -> None:
-        self._began = process_time()
-        self.pace = Pace(0, self._began)
-
-    @property
-    def seconds(self) -> float:
-        """Seconds since the begin."""
-        return process_time() - self._began
-
-    def report(self, step: int, total: int, values: Mapping[str, float] | None = None, part: Part = (0, 0)) -> None:  # noqa: ARG002
-        """Take a report."""
-        self.pace.note(process_time(), step, total, part)
-        if self.seconds >= SERVER_S and self.pace.left(process_time()) is not None:
-            raise _TimeUp
-
-
-@contextmanager
-def _at_most(seconds: float) -> Iterator[None]:
-    """End a block after some time of the processor by :class:`_TimeUp`; in the main thread only."""
-
-    def end(*_: Any) -> None:
-        raise _TimeUp
-
-    before = signal.signal(signal.SIGPROF, end)
-    signal.setitimer(signal.ITIMER_PROF, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0.0)
-        signal.signal(signal.SIGPROF, before)
+    counts = [torch.bincount(split.labels[part], minlength=split.num_classes).tolist() for part in parts]
+    seconds, _ = trial_stage(method, replace(job, uploads=untrained_uploads(job, counts, names)))
+    return None if seconds is None else times * seconds

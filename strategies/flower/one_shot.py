@@ -25,6 +25,7 @@ from ..run.identity import open_run
 from ..run.quarantine import guarded_replay
 from ..run.run_folder import RunFolder, default_run_dir
 from ..run.stage import StageReport, pinned_clients
+from ..run.trial import describe_cost
 from ..scores.exchange import FEDAVG, RESULT, Evaluation, ask, question_of
 from ..uploads.builders import check_described, check_task, choose_config, choose_student, named_builders
 from ..uploads.forms import FormedBuilder, formed_builders
@@ -272,6 +273,7 @@ class OneShot(Strategy):
                 result.evaluate_metrics_serverapp[0] = scores
         self.summary()
         try:
+            self._log_cost(grid)
             config = train_config or ConfigRecord()
             if self._reports:
                 self.rounds.check_handler(self.folder, grid)
@@ -394,6 +396,18 @@ class OneShot(Strategy):
                 log(INFO, "model %s %s", name, build.form)
         if self._reports and (demands := list_demands(self.method, self.job)):
             log(INFO, "beyond a stock reply, every client must send %s", "; and ".join(demands))
+
+    def _log_cost(self, grid: Grid) -> None:
+        """Log what the server stage will take, before a client trains; the app of this library has a dry run for it."""
+        if not self._reports or pinned_clients(self.folder.round(1)) is not None:
+            return
+        clients = max(self.rounds.min_uploads, self.rounds.participation.sample_size(len(list(grid.get_node_ids()))))
+        try:
+            line = describe_cost(self.method, self.job, clients)
+        except Exception as error:  # noqa: BLE001  a project's own code; the run matters more than its estimate
+            line = f"the cost of the server stage is not known: {type(error).__name__}: {error}"
+        if line:
+            log(INFO, "%s", line)
 
     # The result's scores.
 

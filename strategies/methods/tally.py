@@ -117,8 +117,9 @@ def fit(job: Job, progress: Progress) -> Outcome:
     def table() -> dict[str, Tensor]:
         tick = partial(progress.report, 0, config.epochs)
         moved = _move_into_spans(job, pool, images, progress, tick) if config.spanned else images[:0]
-        shown.append(moved)
-        noise = learner.with_logits({"images": torch.cat(shown)}, tick=tick)
+        if len(moved):  # else they are not copied: large ones take gigabytes
+            shown[0] = torch.cat([images, moved])
+        noise = learner.with_logits({"images": shown[0]}, tick=tick)
         made = _invert(job, learner, pool, tick) if config.inverted else {}
         return {name: torch.cat([column, *2 * [made[name]]]) if made else column for name, column in noise.items()}
 
@@ -126,7 +127,7 @@ def fit(job: Job, progress: Progress) -> Outcome:
     spec = EnsembleSpec(tuple(upload.client for upload in job.uploads), name_of(pool), copy_weights(pool))
     if not holds_images(job.input_shape):
         return replace(outcome, student=to_image_space(outcome.student or {}), ensemble=spec)
-    return replace(outcome, ensemble=spec, images=sample_images(torch.cat(shown), job.store_images))
+    return replace(outcome, ensemble=spec, images=sample_images(shown[0], job.store_images))
 
 
 def _gate(job: Job, pool: OpinionPool, progress: Progress) -> OpinionPool:

@@ -1,18 +1,23 @@
 """A run on disk and in progress: its folder, uploads, checkpoints, journal and server stage."""
 
 import os
+import tomllib
 from pathlib import Path
 
 from ..core.errors import StoreError
 
 RUNS_VARIABLE = "ONESHOT_RUNS"  # the environment variable that names the folder of the runs
+OWN_SERVER_APP = "server_app.app:app"  # of this library's own Flower app
 FACTS_FILE = "run.json"  # written first; the file that makes a folder a run folder
 RESULT_FILE = "result.json"  # written last
 
 
 def runs_folder(chosen: str = "") -> Path:
-    """Return the folder of a command's runs: ``chosen``, else $ONESHOT_RUNS, else ``runs`` here; absolute."""
-    return _folder(chosen, "runs")
+    """Return the folder of a command's runs: ``chosen``, else $ONESHOT_RUNS, else ``runs`` here; absolute.
+
+    In the folder of another Flower app it is that of a ServerApp's runs, see :func:`app_runs_folder`.
+    """
+    return app_runs_folder(chosen) if _is_in_other_app() else _folder(chosen, "runs")
 
 
 def app_runs_folder(chosen: str = "") -> Path:
@@ -27,6 +32,17 @@ def _folder(chosen: str, *default: str) -> Path:
     from ..core.places import expand_user  # late: every method reads this module
 
     return expand_user(chosen or os.environ.get(RUNS_VARIABLE, "") or os.path.join(*default)).absolute()  # noqa: PTH118
+
+
+def _is_in_other_app() -> bool:
+    """Return whether this process works in the folder of a Flower app that is not the one of this library."""
+    here = Path.cwd()
+    file = next((each for folder in (here, *here.parents) if (each := folder / "pyproject.toml").is_file()), None)
+    try:
+        app = tomllib.loads(file.read_text(encoding="utf-8"))["tool"]["flwr"]["app"] if file is not None else {}
+    except (OSError, ValueError, KeyError, TypeError):  # no Flower app, or a file that Flower cannot read either
+        return False
+    return bool(app) and app.get("components", {}).get("serverapp") != OWN_SERVER_APP
 
 
 def is_run_folder(path: Path) -> bool:

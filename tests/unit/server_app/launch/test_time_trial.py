@@ -15,6 +15,7 @@ from server_app.settings.choices import Choice
 from server_app.settings.read import Settings, read_settings
 from strategies.core.processor import all_cores
 from strategies.method import METHODS, Job, Outcome, Progress
+from strategies.run import trial as stage_trial
 
 QUICK = {"device": "cpu", "client.epochs": 4}
 
@@ -23,7 +24,8 @@ QUICK = {"device": "cpu", "client.epochs": 4}
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The processor's time, which only the test moves."""
     now = [0.0]
-    monkeypatch.setattr(time_trial, "process_time", lambda: now[0])
+    for module in (time_trial, stage_trial):
+        monkeypatch.setattr(module, "process_time", lambda: now[0])
     return now
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import re
+import threading
 import zipfile
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +16,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flower_fakes import ONE_THREAD, SHAPE, Client, FakeGrid, equal, failing, net, records, stock, strategy, weights
+from flower_fakes import (
+    CLASSES,
+    ONE_THREAD,
+    SHAPE,
+    TINY,
+    Client,
+    FakeGrid,
+    equal,
+    failing,
+    net,
+    records,
+    stock,
+    strategy,
+    weights,
+)
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.cli.build import build_fab_from_disk
 from flwr.serverapp.strategy import FedAvg, Result
@@ -22,6 +38,8 @@ from torch import Tensor, nn
 
 from strategies import (
     METHODS,
+    Dense,
+    DenseConfig,
     FedDF,
     FedENS,
     FedOV,
@@ -37,6 +55,8 @@ from strategies import (
     load_ensemble_module,
 )
 from strategies.core.errors import OptionError, QuorumError
+from strategies.method import Job, Outcome, Progress
+from strategies.run import runs_folder, trial
 from strategies.run.files import read_json
 from strategies.run.results import list_runs
 from strategies.run.run_folder import RunFolder
@@ -68,6 +88,61 @@ def test_a_run_does_not_travel_with_the_project(tmp_path: Path, monkeypatch: pyt
     with zipfile.ZipFile(io.BytesIO(build_fab_from_disk(project))) as fab:
         assert sorted(fab.namelist()) == [".info/CONTENT", "pyproject.toml", "task.py"]
     assert (tmp_path / "state" / "oneshot-fl" / "runs") == run.folder.path.parent
+
+
+def test_commands_in_another_flower_app_keep_their_runs_outside_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (inside := tmp_path / "project" / "notebooks").mkdir(parents=True)
+    monkeypatch.delenv("ONESHOT_RUNS", raising=False)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(inside)
+    assert runs_folder() == inside / "runs"
+    (tmp_path / "project" / "pyproject.toml").write_text(PROJECT)
+    assert runs_folder() == tmp_path / "state" / "oneshot-fl" / "runs"
+    (tmp_path / "project" / "pyproject.toml").write_text(PROJECT.replace("task:server", "server_app.app:app"))
+    assert runs_folder() == inside / "runs"
+
+
+def test_the_cost_is_said_before_a_client_trains(
+    tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The steps, the time of a trial that ends early, the memory, and what is shorter."""
+    monkeypatch.setattr(trial, "TRIAL_S", 0.2)
+    heard: list[str] = []
+
+    def build() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 160), nn.ReLU(), nn.Linear(160, CLASSES))
+
+    def client(message: Message) -> Message:
+        heard.extend(said)
+        raise KeyboardInterrupt
+
+    config = DenseConfig(**{**TINY, "epochs": 100_000})
+    run = strategy(Dense, tmp_path / "run", model=build, config=config)
+    with pytest.raises(KeyboardInterrupt):
+        run.start(FakeGrid({1: client, 2: client}))  # type: ignore[arg-type]
+    (line,) = [each for each in heard if "server stage will take" in each]
+    found = re.search(r"take 100000 epochs, about (?:(\d+) h )?(\d+) (?:min|s).*, at least 0.0 GiB of memory", line)
+    assert found is not None
+    assert "preset='quick' is shorter, with" in line
+
+
+def test_a_trial_without_reports_ends_in_any_thread_and_costs_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flower's simulation runs a ServerApp in a thread of its own, which no signal reaches."""
+    monkeypatch.setattr(trial, "LIMIT_S", 0.1)
+
+    def fit(job: Job, progress: Progress) -> Outcome:
+        while True:
+            torch.zeros(9).sum()
+
+    found: list[Any] = []
+    method = replace(METHODS["fedavg"], fit=fit)
+    job = strategy(OneShotFedAvg, None).job
+    thread = threading.Thread(target=lambda: found.append(trial.trial_stage(method, job)))
+    thread.start()
+    thread.join(30.0)
+    assert found == [(None, 0)]
 
 
 def test_scores_are_logged_and_kept_as_flower_does(tmp_path: Path, said: list[str]) -> None:
