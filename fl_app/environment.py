@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
+
+from strategies.core.offline import unusable_proxies, without_proxy
 
 # Turns of GNU OpenMP's waiting loop before a thread sleeps. With its default, 300,000, those that wait keep the cores
 # from the one that they wait for: two threads take up to forty times as long beside other work as on idle cores.
@@ -14,7 +17,9 @@ BLOCK, KEPT = str(32 * 2**20), str(512 * 2**20)
 
 
 def prepare() -> None:
-    """Set what the caller's environment does not set: the length of OpenMP's waiting loop, and what glibc keeps.
+    """Set the length of OpenMP's waiting loop, what glibc keeps, and that no proxy is for addresses of this machine.
+
+    What the caller's environment sets stays, but for a proxy that Flower cannot use: a line names it.
 
     OpenMP reads it once, when torch is loaded: call this before. Child processes inherit it. glibc reads it when a
     process starts, so that it holds for child processes alone: Ray's, those of ``oneshot compare``, and Flower's.
@@ -23,3 +28,7 @@ def prepare() -> None:
         os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
     if not any(name.startswith("MALLOC_") for name in os.environ):
         os.environ.update(MALLOC_MMAP_THRESHOLD_=BLOCK, MALLOC_TRIM_THRESHOLD_=KEPT)
+    if any(name.lower().endswith("_proxy") for name in os.environ):
+        for name, reason in unusable_proxies(os.environ).items():
+            logging.getLogger(__name__).warning("%s %s: it is not used", name, reason)
+        os.environ.update(without_proxy(os.environ))

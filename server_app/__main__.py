@@ -4,13 +4,26 @@ import errno
 import io
 import os
 import sys
+import warnings
 
 # A full disk, a quota, and a reader that has gone, which needs no line.
 _OUTPUT = (errno.ENOSPC, errno.EDQUOT, errno.EPIPE)
 
 
+def _warn_only() -> None:
+    """Let warnings of other people's libraries be warnings, here and in child processes, with PYTHONWARNINGS=error."""
+    if not any(option.startswith("e") for option in sys.warnoptions):
+        return
+    for entry in list(warnings.filters):
+        if entry[0] == "error":
+            warnings.filters.remove(entry)  # type: ignore[attr-defined]
+    given = os.environ.get("PYTHONWARNINGS", "").split(",")
+    os.environ["PYTHONWARNINGS"] = ",".join(option for option in given if not option.startswith("e"))
+
+
 def main() -> None:
     """Run the command line."""
+    _warn_only()
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by the program that starts this one
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115, PTH123  for as long as the process lives

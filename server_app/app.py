@@ -27,7 +27,7 @@ from server_app.settings.read import Settings, read_settings, scaled_line
 from server_app.settings.settled import check_adopted, check_same_run
 from strategies.core.clients import TEST_SHARE
 from strategies.core.durable import store_errors
-from strategies.core.errors import ComputeError, OneShotError, StoreError
+from strategies.core.errors import ComputeError, OneShotError, StoreError, describe, has_remedy, with_remedy
 from strategies.core.processor import flush_subnormals
 from strategies.flower.one_shot import OneShot
 from strategies.flower.run import log_info
@@ -100,7 +100,8 @@ def _resumable(strategy: OneShot | Iterative, settings: Settings) -> Iterator[No
         leave_resume_file(folder, settings.flat)
         log_info(f"if this run is interrupted, resume it with: {how_to_go_on(folder)}")
     try:
-        yield
+        with _translated():
+            yield
     except OneShotError as error:
         strategy.close()
         _note_failure(folder, settings, error)
@@ -117,6 +118,19 @@ def _resumable(strategy: OneShot | Iterative, settings: Settings) -> Iterator[No
         if isinstance(error, RunNotRunningException):
             raise ComputeError(reason) from error
         raise
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    """Raise what the machine or a library lacks, such as memory, as an error with its remedy."""
+    try:
+        yield
+    except OneShotError:
+        raise
+    except Exception as error:
+        if not has_remedy(error):
+            raise
+        raise ComputeError(with_remedy(f"in the ServerApp: {describe(error)}")) from error
 
 
 def _note_failure(folder: Path, settings: Settings, error: Exception) -> None:

@@ -14,7 +14,7 @@ from server_app.app import app as server_app
 from server_app.launch.guard import sigterm_as_interrupt
 from server_app.launch.superlink import Launched
 from server_app.settings.read import default_settings
-from strategies.core.errors import OneShotError
+from strategies.core.errors import OneShotError, describe, with_remedy
 from strategies.core.options import Scalar
 from strategies.flower.local_grid import run_locally
 
@@ -50,7 +50,7 @@ def launch_local(
         except Exception as error:  # noqa: BLE001  of the user's code, say: reported as a simulation's is
             for line in traceback.format_exception(error):
                 echo(line.rstrip("\n"))
-            return Launched(1, "finished:failed", " ".join(f"{type(error).__name__}: {error}".split()))
+            return Launched(1, "finished:failed", with_remedy(describe(error)))
     return Launched(0, "finished:completed", "")
 
 

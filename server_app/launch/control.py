@@ -89,8 +89,8 @@ class _Api:
     def __init__(self, port: int) -> None:
         from flwr.supercore.control import ControlHttpClient
 
-        with _no_proxies():  # no interceptor: Flower's check of versions would end this process
-            self._client = ControlHttpClient.from_server_address(f"127.0.0.1:{port}", True, None, [])
+        # No interceptor: Flower's check of versions would end this process.
+        self._client = ControlHttpClient.from_server_address(f"127.0.0.1:{port}", True, None, [])
 
     def start(self, app: Path, settings: Mapping[str, Scalar], simulation: Mapping[str, float]) -> str:
         from flwr.cli.build import build_fab_from_files
@@ -155,16 +155,6 @@ def _translated(what: str) -> Iterator[None]:
         raise ComputeError(f"Flower did not {what}: {' '.join(reason.split())}") from error
     except httpx.HTTPError as error:
         raise ComputeError(f"Flower did not {what}: its SuperLink gave no answer ({type(error).__name__})") from error
-
-
-@contextlib.contextmanager
-def _no_proxies() -> Iterator[None]:
-    """Take the proxies out of the environment for a block: httpx reads them all, whatever address it shall reach."""
-    kept = {key: os.environ.pop(key) for key in list(os.environ) if key.lower().endswith("_proxy")}
-    try:
-        yield
-    finally:
-        os.environ.update(kept)
 
 
 class _Commands:

@@ -21,7 +21,8 @@ import sys
 import sysconfig
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,11 +31,12 @@ import psutil
 
 from fl_app.node_config import SUPERNODES_VARIABLE
 from fl_app.project import FOLDER_VARIABLE, project_folder
+from server_app.launch.console import ACTOR, ANSI
 from server_app.launch.control import Control, connect
 from server_app.launch.guard import TOKEN_KEY, guarded, sigterm_as_interrupt
 from server_app.settings.commit import COMMIT_VARIABLE
 from strategies.core import offline
-from strategies.core.errors import ComputeError
+from strategies.core.errors import ComputeError, causing_error, with_remedy
 from strategies.core.options import Scalar
 from strategies.core.places import expand_user
 from strategies.core.processor import all_cores
@@ -48,6 +50,7 @@ _PATHS = (
 )  # made absolute: the run has another working directory than the caller
 # Ray's switch for a cluster of this machine alone: with it Ray listens on 127.0.0.1, without it on every interface.
 _ALONE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+CLUSTER = "RAY_ADDRESS"
 _PARTS = 10_000  # of a GPU, in which Ray counts
 
 
@@ -59,6 +62,8 @@ def run_environment(folder: Path, token: str) -> dict[str, str]:
         token: Marks the run's processes; see :func:`server_app.launch.guard.guarded`.
     """
     given = {**os.environ, **_absolute_python_path(os.environ)}
+    # Flower would join the cluster with arguments that a cluster refuses; its nodes lack the app and this folder.
+    given.pop(CLUSTER, None)
     return {
         # Flower polls for a run to start at this interval, in seconds; its default is 1.
         "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25",
@@ -77,12 +82,11 @@ def run_environment(folder: Path, token: str) -> dict[str, str]:
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",  # a client without a share of a GPU sees none
         **offline.QUIET,
-        **({} if given.get("RAY_ADDRESS") else _ALONE),
+        **_ALONE,
         **offline.ray_token(given),
         "PYTHONUNBUFFERED": "1",  # log lines arrive at once
         "PYTHONIOENCODING": "utf-8",  # as they are read
         "PYTHONWARNINGS": ",".join(filter(None, [given.get("PYTHONWARNINGS"), "ignore:Tip:FutureWarning"])),
-        **offline.without_proxy(given),
         "PATH": os.pathsep.join([sysconfig.get_path("scripts"), given.get("PATH", os.defpath)]),
         **offline.environment(given),
         TOKEN_KEY: token,
@@ -128,8 +132,11 @@ if line:
     sys.exit(serve())
 """
 _LAST = (SUPERNODES_VARIABLE, COMMIT_VARIABLE)  # known once the settings are
+_LOG = "superlink.log"
 _START_S = 60.0  # time limit of the SuperLink's first answer
 _POLL_S = 0.5
+_TAIL = 400  # lines of the log in which the reason of a failure is sought
+_NO_DETAILS = "An error was encountered"
 _SILENCE_S = 9.0  # after so long without a log line, one is printed
 STARTING = "starting Flower and Ray: about 15 s on two idle cores"
 _GRACE_S = 10.0  # wait for the last log lines after the simulation's process has ended; a busy machine is slow
@@ -181,6 +188,10 @@ def launch(
         KeyboardInterrupt: SIGINT or SIGTERM came; all processes have been ended.
     """
     stage = "not started"
+    if os.environ.get(CLUSTER):
+        echo(
+            f"{CLUSTER} is set: a simulation has its own Ray all the same; --local --set compute=ray joins the cluster"
+        )
     echo(STARTING)
     with sigterm_as_interrupt():
         try:
@@ -189,12 +200,18 @@ def launch(
                 control = connect(port, own.folder, own.start)
                 run_id = _submit(control, app_dir, settings, num_supernodes)
                 stage = "lost"
-                own.ends_behind = _stream_log(control.lines(run_id), superlink, echo, is_finished)
+                last = deque[str](maxlen=_TAIL)
+
+                def show(line: str) -> None:
+                    last.append(ACTOR.sub("", ANSI.sub("", line)))
+                    echo(line)
+
+                own.ends_behind = _stream_log(control.lines(run_id), superlink, show, is_finished)
                 if own.ends_behind:
                     return Launched(0, COMPLETED, "")
-                return _verdict(control, run_id, superlink)
+                return _verdict(control, run_id, superlink, [*own.log(), *last])
         except (ComputeError, OSError) as error:
-            return Launched(1, stage, " ".join(str(error).split()))
+            return Launched(1, stage, with_remedy(str(error)))
 
 
 @dataclass
@@ -214,6 +231,10 @@ class Runtime:
     superlink: subprocess.Popen[str] = field(init=False)
     started: list[subprocess.Popen[str]] = field(default_factory=list)
     ends_behind: bool = False
+
+    def log(self) -> list[str]:
+        """Return the last lines of the SuperLink's own log."""
+        return (self.folder / _LOG).read_text(encoding="utf-8", errors="replace").splitlines()[-_TAIL:]
 
     def start(self, *command: str, output: Any, given: int = subprocess.DEVNULL) -> subprocess.Popen[str]:
         """Start a command in the neutral working directory; standard error goes to ``output`` too."""
@@ -242,7 +263,7 @@ def prepare_runtime() -> Iterator[Runtime]:
         runtime = Runtime(folder, run_environment(folder, token), started=started)
         for name in ("cwd", "tmp"):
             (folder / name).mkdir()
-        with (folder / "superlink.log").open("w", encoding="utf-8") as output:
+        with (folder / _LOG).open("w", encoding="utf-8") as output:
             command = [sys.executable, "-P", "-c", _SUPERLINK]
             runtime.superlink = runtime.start(*command, output=output, given=subprocess.PIPE)
         yield runtime
@@ -262,8 +283,8 @@ def _start_superlink(runtime: Runtime) -> tuple[psutil.Process, int]:
     deadline = time.monotonic() + _START_S
     while not _answers(port):
         if process.poll() is not None or time.monotonic() > deadline:
-            log = runtime.folder / "superlink.log"
-            tail = " | ".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-3:])
+            log = runtime.log()
+            tail = causing_error(log) or " | ".join(log[-3:])
             raise ComputeError(f"Flower's SuperLink did not start on 127.0.0.1:{port}: {tail}")
         time.sleep(0.02)
     return psutil.Process(process.pid), port
@@ -339,17 +360,28 @@ def _echo_rest(lines: queue.Queue[str | None], echo: Callable[[str], None]) -> N
         echo(line)
 
 
-def _verdict(control: Control, run_id: str, superlink: psutil.Process) -> Launched:
-    """Wait until Flower reports an end or the run's process has ended, and return how the run ended."""
+def _verdict(control: Control, run_id: str, superlink: psutil.Process, log: Sequence[str]) -> Launched:
+    """Wait until Flower reports an end or the run's process has ended, and return how the run ended.
+
+    Args:
+        control: Of the run.
+        run_id: The run.
+        superlink: Its SuperLink.
+        log: The last lines of the SuperLink and the run. Where Flower says that an error was met, they say which.
+    """
+    cause = causing_error(log)
     while True:
         over = _is_over(superlink)  # read first, because the process reports its status before it ends
         status = control.status(run_id)
         if status.name == COMPLETED:
             return Launched(0, COMPLETED, "")
         if status.name.startswith("finished"):
-            return Launched(1, status.name, status.details or "Flower gives no reason")
+            known = cause and (not status.details or _NO_DETAILS in status.details)
+            reason = f"in the simulation: {cause}" if known else status.details or "Flower gives no reason"
+            return Launched(1, status.name, with_remedy(reason))
         if over:
-            return Launched(1, "killed", "the simulation's process was killed, by hand or for lack of memory")
+            killed = "the simulation's process was killed, by hand or for lack of memory"
+            return Launched(1, "killed", with_remedy(f"the simulation's process ended: {cause}") if cause else killed)
         time.sleep(_POLL_S)
 
 

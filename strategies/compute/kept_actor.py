@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from ..core.errors import ComputeError
+from ..core.errors import ComputeError, describe, with_remedy
 from ..core.facts import UploadFacts
 from ..method import Job, Method, Outcome, Upload
 from .ray_shards import Loading, ShardActors, ShardLostError, ShardPlan, method_share, plan_shards
@@ -74,13 +74,13 @@ class KeptActor:
                 deaths += 1
                 if deaths > most:
                     raise ComputeError(
-                        f"method {method.name!r}: {deaths} Ray actors died, the last: {error}"
+                        with_remedy(f"method {method.name!r}: {deaths} Ray actors died, the last: {describe(error)}")
                     ) from error
                 who = "a shard of the teachers" if isinstance(error, ShardLostError) else "the Ray actor"
                 _log.warning("%s died; restart %d of %d from the last checkpoint", who, deaths, most)
             except ray.exceptions.RayError as error:
                 cause = getattr(error, "cause", None) or error
-                raise ComputeError(f"method {method.name!r} in a Ray actor: {type(cause).__name__}: {cause}") from error
+                raise ComputeError(with_remedy(f"method {method.name!r} in a Ray actor: {describe(cause)}")) from error
 
     def reachable(self) -> bool:
         """Return whether its Ray still runs; a dead actor would be replaced."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core import offline
-from ..core.errors import ComputeError
+from ..core.errors import ComputeError, with_remedy
 from .task import LIBRARY
 from .worker import code_digest
 
@@ -59,7 +59,7 @@ def start_ray(ray: Any, cluster: str) -> None:
         if not isinstance(error, expected) and type(error) is not Exception:
             raise
         state = f"at {cluster} does not answer" if cluster else "does not start"
-        raise NoRoomError(f"Ray {state}: {error}") from error
+        raise NoRoomError(with_remedy(f"Ray {state}: {error}")) from error
 
 
 def _reach(cluster: str) -> None:

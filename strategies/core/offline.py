@@ -10,9 +10,11 @@ This module imports neither torch nor Flower nor Ray, which read the variables w
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import secrets
 from collections.abc import Mapping
+from urllib.parse import urlsplit
 
 VARIABLE = "ONESHOT_OFFLINE"
 
@@ -34,6 +36,7 @@ _NO_DOWNLOADS: Mapping[str, str] = {
 # heeds a proxy.
 _DEAD_PROXY = "http://127.0.0.1:9"
 _PROXIES = ("http_proxy", "https_proxy", "ftp_proxy", "all_proxy")
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _OFF = ("", "0", "false", "no", "off")
 
 
@@ -49,8 +52,47 @@ def ray_token(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def without_proxy(given: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables by which no proxy stands between processes of this machine, beside the exceptions there."""
-    return {key: ",".join(filter(None, [given.get(key), "127.0.0.1,localhost"])) for key in ("NO_PROXY", "no_proxy")}
+    """Return the variables by which no proxy stands between processes of this machine.
+
+    Flower's HTTP client reads all of them when it is made, whatever address it is for, and fails with what it cannot
+    read. So a proxy that it cannot use is emptied (:func:`unusable_proxies`), and so are IPv6 networks in ``NO_PROXY``.
+
+    Args:
+        given: The environment. Other proxies, and the exceptions in ``NO_PROXY``, stay.
+    """
+    made = dict.fromkeys(unusable_proxies(given), "")
+    for key in ("NO_PROXY", "no_proxy", "no_grpc_proxy"):
+        named = (host.strip() for host in given.get(key, "").split(","))
+        kept = [host for host in named if host and not _is_ipv6_network(host)]
+        made[key] = ",".join([*kept, *(host for host in _LOOPBACK if host not in kept)])
+    return made
+
+
+def unusable_proxies(given: Mapping[str, str]) -> dict[str, str]:
+    """Return the proxies of an environment that Flower's HTTP client cannot use: variable -> why."""
+    found = {}
+    for key, value in given.items():
+        if key.lower() in _PROXIES and value and (reason := _unusable(value)):
+            found[key] = reason
+    return found
+
+
+def _unusable(proxy: str) -> str:
+    # No reason quotes the proxy, which may hold a password.
+    try:
+        address = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+        scheme, _ = address.scheme, address.port
+    except ValueError:
+        return "is no URL of a proxy such as http://proxy.example.org:3128"
+    if scheme not in ("http", "https", "socks5", "socks5h"):
+        return f"is a proxy of the kind {scheme}://, must be http://, https:// or socks5://"
+    if scheme.startswith("socks") and importlib.util.find_spec("socksio") is None:
+        return "is a SOCKS proxy, which needs: pip install 'httpx[socks]'"
+    return ""
+
+
+def _is_ipv6_network(host: str) -> bool:
+    return "/" in host and ":" in host.partition("/")[0] and "://" not in host
 
 
 def wanted(environ: Mapping[str, str] | None = None) -> bool:

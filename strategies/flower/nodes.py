@@ -15,7 +15,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from ..core import refusals
-from ..core.errors import OneShotError, UploadError, one_line
+from ..core.errors import OneShotError, UploadError, one_line, with_remedy
 from .local_grid import LocalGrid
 from .names import Names
 from .pulling import Puller
@@ -248,12 +248,12 @@ def cause_of_failure(reply: Message) -> str:
             return meaning
     wrapped = _WRAPPED.fullmatch(reason.strip())
     if wrapped is None:
-        return _last_line(reason)
+        return with_remedy(_last_line(reason))
     kind, text = wrapped["kind"].rpartition(".")[2], wrapped["text"]
     if _BY_FLOWER not in f"{kind} {text}":
-        return f"{kind}: {_last_line(text)}"
+        return with_remedy(f"{kind}: {_last_line(text)}")
     first, direct, _ = text.partition("The above exception was the direct cause")
-    return _last_line(first if direct else text.rpartition("Message: ")[2])
+    return with_remedy(_last_line(first if direct else text.rpartition("Message: ")[2]))
 
 
 def _last_line(reason: str) -> str:

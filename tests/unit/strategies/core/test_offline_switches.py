@@ -40,9 +40,9 @@ def test_environment_switches_off_telemetry_downloads_and_every_proxy() -> None:
 
     assert made.items() >= {**offline.QUIET, offline.VARIABLE: "1", "UV_OFFLINE": "1"}.items()
     assert {
-        value for name, value in made.items() if name.lower().endswith("_proxy") and name.lower() != "no_proxy"
+        value for name, value in made.items() if name.lower().endswith("_proxy") and not name.lower().startswith("no_")
     } == {"http://127.0.0.1:9"}
-    assert made["NO_PROXY"] == "b.example,127.0.0.1,localhost"
+    assert made["NO_PROXY"] == "b.example,127.0.0.1,localhost,::1"
 
 
 @pytest.mark.parametrize("value", ["", "0", "false", "No", "off"])
