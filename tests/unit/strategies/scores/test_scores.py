@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from strategies.core import vision  # noqa: F401  torchmetrics imports torchvision
 from strategies.core.errors import UploadError
 from strategies.scores.sums import ONE, Answers, Sums, pack, pack_pair, unpack, unpack_pair
 from strategies.scores.values import auroc_bound, calibration_error, gain, per_class, scores_of, verdict
@@ -96,17 +95,17 @@ def test_sums_of_clients_are_those_of_their_examples_together(clients: int) -> N
 
 @pytest.mark.parametrize("scale", [0.05, 1.0, 5.0, 20.0])
 @pytest.mark.parametrize("share", [0.001, 0.1])
-def test_auroc_is_within_its_bound_of_torchmetrics_and_the_confusion_matrix_is_its(scale: float, share: float) -> None:
-    from torchmetrics.functional.classification import binary_auroc, multiclass_confusion_matrix
+def test_auroc_is_within_its_bound_of_scikit_learn_and_the_confusion_matrix_is_its(scale: float, share: float) -> None:
+    from sklearn.metrics import confusion_matrix, roc_auc_score
 
     logits, labels = drawn(3000, 2, seed=1, scale=scale, share=share)
     scores = logits.softmax(1)[:, 1].double()  # float32 scores, exact thresholds
-    wanted = float(binary_auroc(scores, labels))
+    wanted = float(roc_auc_score(labels, scores))
     whole = sums_of(logits, labels)
     halves = sums_of(logits[:1500], labels[:1500]) + sums_of(logits[1500:], labels[1500:])
     assert scores_of(whole)["auroc"].value == pytest.approx(wanted, abs=1e-6)
     assert whole.confusion is not None
-    assert (whole.confusion == multiclass_confusion_matrix(logits.argmax(1), labels, num_classes=2).numpy()).all()
+    assert (whole.confusion == confusion_matrix(labels, logits.argmax(1), labels=[0, 1])).all()
     assert abs(scores_of(halves)["auroc"].value - wanted) <= auroc_bound(halves) + 1e-6
 
 

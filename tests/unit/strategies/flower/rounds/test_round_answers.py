@@ -84,8 +84,11 @@ def clean(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
     return run
 
 
-@pytest.mark.parametrize("change", CHANGES, ids=lambda change: str(change.__name__))
-@pytest.mark.parametrize("name", ["fedavg", "scaffold", "stc"])
+# SCAFFOLD has every kind of record; the others have fewer, of other forms.
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [*(("scaffold", change) for change in CHANGES), ("fedavg", two_metrics), ("stc", surplus), ("stc", renamed_arrays)],
+)
 def test_answer_in_another_form_counts_or_is_refused_alone(
     tmp_path: Path, name: str, change: Change, clean: Callable[[str], Any]
 ) -> None:
