@@ -41,6 +41,7 @@ from ..uploads.checks import Signature, Signatures, check_outputs
 from ..uploads.needs import check_needs
 from ..uploads.parts import Part, find_part
 from ..uploads.tensors import weights_sha256
+from ..weights.adapters import is_adapter_state
 from .arguments import Participation
 from .asking import Exchange
 from .clients import GridClients
@@ -193,6 +194,11 @@ class Rounds:
             return
         ((name, whole),) = self._sendable.items()
         self._part = find_part(signature_of(arrays), whole, self._job.builders[name], name)
+        if self._part is not None and self._part.rest and self._method.any_model and is_adapter_state(arrays):
+            raise OptionError(
+                "initial_arrays are LoRA factors, and the means of A and of B apart are another matrix than the mean "
+                "of the updates: the model must be SharedBase(get_model()), or the strategy LoRAMerge()"
+            )
         if self._part is not None and self._part.rest:
             line = "uploads have the %d of %d arrays of %s that initial_arrays have; the model loads the others itself"
             log(INFO, line, len(self._part.names), len(whole), name)

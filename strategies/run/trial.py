@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 TRIAL_S = 3.0  # the processor's seconds of a trial
 LIMIT_S = 8.0  # of the clock, if the reports do not show the time before
 LOOK_S = 0.05
-SMALL = 10_000  # parameters; a student below trains in about the time that a trial takes
+# A stage of so few epochs with a student of so few parameters takes about as long as a trial.
+FEW, SMALL = 5, 10_000
 
 
 class _TimeUp(BaseException):
@@ -116,7 +117,8 @@ def describe_cost(method: Method, job: Job, clients: int) -> str:
     uploads = untrained_uploads(job, counts, names)
     sizes = [sum(value.nbytes for value in upload.read().values()) for upload in uploads]
     student = job.builders[job.student]()
-    if sum(value.numel() for value in student.parameters()) < SMALL:
+    few = all(getattr(job.config, name, 0) <= FEW for name in LENGTHS)
+    if few and sum(value.numel() for value in student.parameters()) < SMALL:
         return ""
     images = getattr(job.config, "images", 0)
     held = int(images) * math.prod(job.input_shape) if isinstance(images, int) else 0

@@ -1,1 +1,1 @@
-"""Federated learning in rounds: settings, rules and refinement, without Flower; messages, strategies and the loop on it."""
+"""Federated learning in rounds: settings, rules and refinement without Flower; messages, strategies and loop on it."""

@@ -30,6 +30,7 @@ from ...run.traffic import Traffic
 from ...teacher.student import fresh_student, observe
 from ...uploads.checks import Signatures
 from ...uploads.parts import find_part
+from ...weights.adapters import is_adapter_state
 from ..messages import metrics_of
 from ..nodes import FOREIGN_APPS, Limits, Nodes, Refusals
 from ..results import log_scores
@@ -354,6 +355,11 @@ class IterativeRounds:
                     f"initial_arrays are a part of model {name!r}, and the refiner would train others too: "
                     f"{shorten_list(others)}. Must be frozen by the model (requires_grad_(False)), or in initial_arrays"
                 )
+        if is_adapter_state(arrays) and self._model.part is None:
+            line = (
+                "the strategy averages LoRA factors A and B apart, which is not the mean of the updates: LoRAMerge is"
+            )
+            log(WARNING, "%s", line)
         self._model.begin_with(arrays, part)
 
     def as_sent(self, state: State) -> ArrayRecord:

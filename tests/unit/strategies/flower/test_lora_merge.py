@@ -159,3 +159,13 @@ def test_a_run_of_whole_models_or_without_answers_ends_before_it_is_in_vain() ->
     failed = Message(Error(2, "<class 'KeyError'>:<''fitins.parameters''>"), reply_to=message)
     with pytest.raises(QuorumError, match="no client sent an adapter: .*NumPyClient.*must be a ClientApp"):
         LoRAMerge().aggregate_train(1, [failed])
+
+
+def test_factors_that_would_be_averaged_apart_are_refused_before_a_client_trains(tmp_path: Path) -> None:
+    seen.clear()
+    start = ArrayRecord(peft.get_peft_model_state_dict(get_model()))
+    with pytest.raises(
+        OptionError, match=r"LoRA factors.*must be SharedBase\(get_model\(\)\), or the strategy LoRAMerge"
+    ):
+        OneShotFedAvg(get_model, run_dir=tmp_path / "run").start(None, start)  # type: ignore[arg-type]
+    assert not seen
