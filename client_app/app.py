@@ -107,6 +107,26 @@ def evaluate(msg: Message, context: Context) -> Message:
     return answer(msg, side)
 
 
+@app.train("head")
+def head(msg: Message, context: Context) -> Message:
+    """Answer with the sums of the last layer's inputs in the server's model."""
+    import torch
+
+    from client_app.last_layer import SummingClient
+
+    said = dict(msg.content.config_records.get("config", ConfigRecord()))
+    record, sums = {"client": client_name(context.node_config)}, dict[str, torch.Tensor]()
+    torch.set_num_threads(1)
+    try:
+        facts = node_facts(context.node_config, context.run_config)
+        record["client"] = client_name(facts)
+        sent = read_arrays(msg.content.array_records.get("arrays", ArrayRecord()), torch.from_numpy)
+        sums = SummingClient(context.run_config, facts, node_policy(context.node_config, facts)).sums(said, sent)
+    except OneShotError as error:
+        record["error"] = str(error)
+    return answer_question(msg, record, ArrayRecord(sums))
+
+
 @app.train("fusefl")
 def fusefl(msg: Message, context: Context) -> Message:
     """Answer a question of FuseFL: train the next block on top of all clients' blocks, or send moments of features."""

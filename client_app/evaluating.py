@@ -30,14 +30,14 @@ class EvaluatingClient(FensClient):
         asked: list[HoldoutRequest] = []
 
         def examples(facts: Mapping[str, Any]) -> OwnExamples:
-            asked.append(_holdout(facts))
+            asked.append(holdout_of(facts))
             return self._test_examples(asked[-1])
 
         return Local(
             client=client_name(self.facts),
             examples=examples,
             build=lambda architecture: self._build(architecture, asked[-1]),
-            own=lambda facts: self._own(_holdout(facts)),
+            own=lambda facts: self._own(holdout_of(facts)),
             state_dir=self._state_dir(),
             max_mib=float(limit),
             min_examples=self.policy.min_test_examples,
@@ -80,7 +80,8 @@ class EvaluatingClient(FensClient):
         return model
 
 
-def _holdout(facts: Mapping[str, Any]) -> HoldoutRequest:
+def holdout_of(facts: Mapping[str, Any]) -> HoldoutRequest:
+    """Return which examples a question is about."""
     return HoldoutRequest(
         run_id=str(facts.get("run-id", "")),
         seed=read_int(facts, "seed", 0),

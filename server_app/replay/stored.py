@@ -26,6 +26,7 @@ from strategies.core.errors import OneShotError, OptionError, StoreError
 from strategies.core.options import flatten
 from strategies.core.processor import flush_subnormals
 from strategies.core.seeds import seeded_torch
+from strategies.core.stage_options import NONE, RIDGE
 from strategies.flower.rounds.config import NEEDS_CLIENTS
 from strategies.method import METHODS, Job, Method
 from strategies.run.quarantine import Gatekeeper, guarded_replay
@@ -73,6 +74,7 @@ def replay_run(
                 compute=compute or choose(place_name(request.compute, settings.app.shards)),
                 target=target,
                 checkpoint_s=settings.app.checkpoint_s,
+                finish=settings.app.finish,
             )
         except KeyboardInterrupt:
             own = ["--model", request.model] if request.model else []
@@ -242,6 +244,9 @@ def _settings(request: ReplayRequest, info: Mapping[str, Any]) -> Settings | Non
     # The run's own method may have had a teacher that this method does not accept.
     if request.method in METHODS and stored.get("teacher") not in METHODS[request.method].teachers:
         wanted = {"teacher": "method", **wanted}
+    # The clients' sums are those of the run's own result.
+    if request.method not in ("", stored["method"]) and stored.get("finish") == RIDGE:
+        wanted = {"finish": NONE, **wanted}
     settings = read_settings(overridden(stored, {"resume": "", "run-dir": "", **wanted}))
     if request.resume is not None:
         check_same_run(info, settings.flat)

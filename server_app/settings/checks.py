@@ -18,7 +18,7 @@ from strategies.compute import place_name
 from strategies.core.errors import DataError, OptionError, UploadError
 from strategies.core.facts import CLASSIFIER, STATISTICS, kind_of
 from strategies.core.gpu import resolve_device
-from strategies.core.stage_options import OFF, GatekeeperConfig
+from strategies.core.stage_options import NONE, OFF, GatekeeperConfig
 from strategies.flower.rounds.config import IterativeConfig
 from strategies.method import METHODS, TEACHERS, Method, Need
 
@@ -43,6 +43,7 @@ def check_needs_of_settings(settings: Settings) -> None:
         )
     _check_heads(app, method)
     _check_privacy(settings)
+    _check_last_layer(app, method)
     needs = method.needs | settings.plan.needs
     if Need.LABEL_COUNTS in needs and app.teacher not in TEACHERS and not app.client.share_label_counts:
         raise OptionError(
@@ -58,6 +59,26 @@ def check_needs_of_settings(settings: Settings) -> None:
         _check_rounds(app, settings.method_config, settings.gatekeeper)
     if place_name(app.compute, app.shards) == "in-process":
         resolve_device(app.device)
+
+
+def _check_last_layer(app: AppConfig, method: Choice) -> None:
+    """Refuse a solved start that clients would not take, or would not share; and a last layer made anew in rounds.
+
+    Raises:
+        OptionError: The error names the setting, its value and the reason.
+    """
+    reasons = {
+        f"with 'uploads' {app.uploads!r}: the start holds what every client of that run sent": bool(app.uploads),
+        "with 'client.init' 'different'": app.client.init == "different",
+        f"with 'client.checkpoint' {app.client.checkpoint!r}, because no client trains": bool(app.client.checkpoint),
+        "where 'model.per-client' names several architectures": set(app.model.mix()) != {app.model.of_student()},
+    }
+    for why, found in reasons.items():
+        if app.start != NONE and found:
+            raise OptionError(f"setting 'start' is {app.start!r}: must be {NONE!r} {why}")
+    for key, value in (("start", app.start), ("finish", app.finish)):
+        if value != NONE and method.method is None:
+            raise OptionError(f"setting {key!r} is {value!r}: must be {NONE!r} with method {method.name!r}")
 
 
 def _check_heads(app: AppConfig, method: Choice) -> None:

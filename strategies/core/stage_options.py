@@ -11,6 +11,7 @@ OFF = "off"
 WARN = "warn"
 EXCLUDE = "exclude"
 POLICIES = (OFF, WARN, EXCLUDE)
+NONE, COUNTS, RIDGE = "none", "counts", "ridge"  # what is done with the last linear layer
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,21 @@ class StageOptions:
         "teacher-run (replay only); else all uploads, as this method combines them",
         choices=("method", "run", *TEACHER_HOMES),
         free=(REPLAY, ADOPTION),
+    )
+    start: str = option(
+        NONE,
+        "the last linear layer that clients start from: none, an untrained one; ridge, one that is solved from sums of "
+        "its inputs, in a first exchange",
+        choices=(NONE, RIDGE),
+        private=(NONE, "the sums carry no noise"),
+    )
+    finish: str = option(
+        NONE,
+        "the result's last linear layer: none, as the method leaves it; counts, each class's row averaged by the "
+        "clients' examples of the class; ridge, solved from sums of its inputs, in a last exchange",
+        choices=(NONE, COUNTS, RIDGE),
+        free=(REPLAY, ADOPTION),
+        private=(NONE, "the sums and the counts carry no noise"),
     )
     gatekeeper: GatekeeperConfig = field(default_factory=GatekeeperConfig)
 

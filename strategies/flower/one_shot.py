@@ -321,6 +321,7 @@ class OneShot(Strategy):
                 compute=choose(compute) if isinstance(compute, str) else compute,
                 target=folder,
                 checkpoint_s=self._options.checkpoint_s,
+                finish=self._options.finish,
             )
         return self.outcome
 

@@ -20,8 +20,9 @@ from ..core.durable import MIB
 from ..core.errors import OptionError
 from ..core.facts import CLASSIFIER, weights_alone
 from ..core.options import option
-from ..core.stage_options import OFF, StageOptions
+from ..core.stage_options import NONE, OFF, RIDGE, StageOptions
 from ..method import Job, Method, Need
+from ..run.finish import Finish
 from ..run.quarantine import Gatekeeper, quarantined_clients
 from ..run.stage import (
     TRAFFIC_FILE,
@@ -35,6 +36,8 @@ from ..run.stage import (
     unpin_clients,
 )
 from ..run.traffic import Traffic
+from ..statistics.last_layer import ask_sums, check_solvable, solve_layer
+from ..teacher.student import start_model
 from ..teacher.weight_space import common_start
 from ..uploads.builders import accepted_builders, builders_of_kind, check_student
 from ..uploads.checks import Signature, Signatures, check_outputs
@@ -129,6 +132,7 @@ class Rounds:
             check_student(job, trained=method.kind == "student", classifies=not method.any_model)
         if not job.num_classes and options.gatekeeper.policy != OFF:
             raise OptionError("the gatekeeper runs the models: needs num_classes and input_shape")
+        _check_last_layer(method, job, options)
         if isinstance(compute, str):
             choose(compute)
         self.report: StageReport | None = None
@@ -174,12 +178,14 @@ class Rounds:
             arrays = self.student_arrays() or arrays
         for server_round in range(done + 1, rounds + 1):
             if server_round == 1:
+                arrays = self._solved_start(folder, grid, arrays, timeout)
                 self._fix_start(folder, arrays)
             said = {"config": train_config, "run_id": folder.id, **self.keys}
             request = Request.of(self._method, self._job, arrays, server_round, **said)
             tick = self._collect(folder.round(server_round), grid, request, timeout)
             place = self._place(folder, server_round, grid, timeout)
-            self._run_stage(folder, server_round, arrays, place=place, tick=tick)
+            finish = self._finish(folder, server_round, grid, timeout)
+            self._run_stage(folder, server_round, arrays, place=place, tick=tick, finish=finish)
             arrays = self.student_arrays() or arrays
         return arrays
 
@@ -246,6 +252,8 @@ class Rounds:
 
     def take(self, folder: RunFolder, server_round: int, replies: Iterable[Message], arrays: ArrayRecord) -> None:
         """Store replies that the caller collected, and run the server stage on them."""
+        if RIDGE in (self._options.start, self._options.finish):
+            raise OptionError("options 'start' and 'finish' ask the clients: 'ridge' needs strategy.start()")
         round_folder = folder.round(server_round)
         if server_round == 1:
             self._fix_start(folder, arrays)
@@ -256,7 +264,14 @@ class Rounds:
         self.train_metrics[server_round] = collector.mean_metrics()
         self._pin(round_folder, collector.clients, tick=None)
         # The owner of the loop owns Ray: it is used where it runs.
-        self._run_stage(folder, server_round, arrays, place=self._chosen(owns_ray=None), tick=None)
+        self._run_stage(
+            folder,
+            server_round,
+            arrays,
+            place=self._chosen(owns_ray=None),
+            tick=None,
+            finish=self._finish(folder, server_round),
+        )
 
     def student_arrays(self) -> ArrayRecord | None:
         """Return the last student's weights; None without a student."""
@@ -335,6 +350,31 @@ class Rounds:
         if Need.COMMON_START in self._method.needs:
             self._start = weights_sha256(common_start(replace(self._job, start=start)))
 
+    def _solved_start(self, folder: RunFolder, grid: Grid, arrays: ArrayRecord, timeout: float) -> ArrayRecord:
+        """Return the arrays that the clients start from: those given, or with a last layer that their sums give."""
+        if self._options.start == NONE:
+            return arrays
+        if (stored := folder.start()) is None:
+            log(INFO, "the clients send sums of the last layer's inputs, of which their start is solved")
+            began, job = time.monotonic(), replace(self._job, start=self._student_start(arrays))
+            state = start_model(job).state_dict()
+            clients = self.clients(folder, 1, grid, timeout)
+            stored = solve_layer(job, state, ask_sums(clients, job, state, phase="start", quorum=self.min_uploads))
+            self.account.spend("clients", began)
+        return ArrayRecord(in_order(stored, self._signatures[self._job.student]))
+
+    def _finish(self, folder: RunFolder, server_round: int, grid: Grid | None = None, timeout: float = 0.0) -> Finish:
+        def ask(job: Job, state: State) -> dict[str, State]:
+            assert grid is not None  # noqa: S101  `take` refuses to ask
+            log(
+                INFO,
+                "the clients send sums of the last layer's inputs in the result, of which its last layer is solved",
+            )
+            clients = self.clients(folder, server_round, grid, timeout)
+            return ask_sums(clients, job, state, phase="finish", quorum=self.min_uploads)
+
+        return Finish(self._options.finish, folder.round(server_round).path, None if grid is None else ask)
+
     def _probe(self, facts: UploadFacts, state: State) -> str:
         if self._start is not None and facts.start not in (None, self._start):
             raise refusals.other_start(facts.start, self._start)
@@ -370,7 +410,7 @@ class Rounds:
             common=common,
             limits=Limits(timeout, nodes.max_bytes),
             left_out=(*forgotten, *quarantined_clients(round_folder)),
-            members=None if any(map(is_anonymous, uploaded)) else uploaded,
+            members=None if not uploaded or any(map(is_anonymous, uploaded)) else uploaded,
         )
 
     def _run_stage(
@@ -381,14 +421,16 @@ class Rounds:
         *,
         place: ServerCompute,
         tick: Callable[[], None] | None,
+        finish: Finish,
     ) -> None:
         began, round_folder = time.monotonic(), folder.round(server_round)
         clients = pinned_clients(round_folder) or ()
         uploads = tuple(upload for upload in round_folder.uploads() if upload.client in clients)
         job = replace(self._job, uploads=uploads, start=self._student_start(arrays))
         check_needs(self._method, job)
+        checkpoint_s = self._options.checkpoint_s
         self.report = run_stage(
-            self._method, job, place, round_folder, log=log_info, tick=tick, checkpoint_s=self._options.checkpoint_s
+            self._method, job, place, round_folder, log=log_info, tick=tick, checkpoint_s=checkpoint_s, finish=finish
         )
         self.account.traffic.save(lambda line: log(WARNING, "%s", line))
         keep_outcome(folder, self.report, server_round)
@@ -399,6 +441,25 @@ class Rounds:
         if self._part is not None and arrays.keys() == self._part.names.keys():
             return self._part.complete(dict(arrays.to_torch_state_dict()))
         return dict(arrays.to_torch_state_dict()) if signature_of(arrays) == wanted else None
+
+
+def _check_last_layer(method: Method, job: Job, options: RunOptions) -> None:
+    """Refuse a last layer made anew where it has no meaning, before a client has worked.
+
+    Raises:
+        OptionError: The error names the setting.
+    """
+    for setting, how in (("start", options.start), ("finish", options.finish)):
+        if how == NONE:
+            continue
+        if method.uploads != CLASSIFIER or (setting == "finish" and method.kind == "ensemble"):
+            ends = "trains no classifiers" if method.uploads != CLASSIFIER else "ends with an ensemble"
+            raise OptionError(
+                f"setting {setting!r} is {how!r}: must be {NONE!r} with method {method.name!r}, which {ends}"
+            )
+        if (rounds := method.plan(job.config).rounds) > 1:
+            raise OptionError(f"setting {setting!r} is {how!r}: must be {NONE!r} in {rounds} rounds of uploads")
+        check_solvable(job, setting, how)
 
 
 def signature_of(arrays: ArrayRecord) -> Signature:

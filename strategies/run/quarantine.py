@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import ComputeError, QuorumError
-from ..core.stage_options import EXCLUDE, OFF, GatekeeperConfig
+from ..core.stage_options import EXCLUDE, NONE, OFF, GatekeeperConfig
 from ..uploads.needs import check_alone
 from .files import read_json, write_json
 from .run_folder import RunFolder
@@ -136,7 +136,7 @@ def quarantined_clients(folder: RoundFolder) -> tuple[str, ...]:
     return () if verdict is None else tuple(verdict["quarantined"])
 
 
-def guarded_replay(
+def guarded_replay(  # noqa: PLR0913  what a replay needs
     gatekeeper: Gatekeeper,
     method: Method,
     job: Job,
@@ -145,6 +145,7 @@ def guarded_replay(
     compute: ServerCompute,
     target: RunFolder,
     checkpoint_s: float = CHECKPOINT_S,
+    finish: str = NONE,
 ) -> StageReport:
     """Judge the stored uploads of a run, keep the verdict in the replay's folder, and replay: :func:`.stage.replay`.
 
@@ -160,7 +161,10 @@ def guarded_replay(
             check_alone(method, replace(job, uploads=uploads))
             out = gatekeeper.admit(target.round(1), job, uploads, records)
             pin_clients(target.round(1), [upload.client for upload in uploads], out)
-    return replay(method, job, source, compute=compute, target=target, log=gatekeeper.log, checkpoint_s=checkpoint_s)
+    log = gatekeeper.log
+    return replay(
+        method, job, source, compute=compute, target=target, log=log, checkpoint_s=checkpoint_s, finish=finish
+    )
 
 
 def _reason(row: Mapping[str, Any]) -> str:

@@ -13,6 +13,7 @@ from ..compute.threads import follow_threads
 from ..core.durable import store_errors
 from ..core.errors import OneShotError, OptionError, StoreError, blaming
 from ..core.facts import CLASSIFIER, kind_of
+from ..core.stage_options import NONE
 from ..method import Need, Outcome
 from ..statistics.groups import with_heads
 from ..uploads.checks import Agreed
@@ -20,6 +21,7 @@ from ..uploads.forms import forms_of
 from ..uploads.tensors import weights_sha256
 from .ensembles import FOLDER_NAME, save_ensemble
 from .files import read_equal_weights, read_json, save_weights, write_json
+from .finish import Finish
 from .journal import Journal
 from .run_folder import IMAGES_FILE, STUDENT_FILE, RoundFolder, RunFolder, load_ensemble
 from .run_folder import OUTCOME_FILE as OUTCOME_FILE
@@ -50,7 +52,7 @@ class StageReport:
     seconds: float
 
 
-def run_stage(
+def run_stage(  # noqa: PLR0913  what a stage needs
     method: Method,
     job: Job,
     compute: ServerCompute,
@@ -59,6 +61,7 @@ def run_stage(
     log: Callable[[str], None],
     tick: Callable[[], None] | None = None,
     checkpoint_s: float = CHECKPOINT_S,
+    finish: Finish | None = None,
 ) -> StageReport:
     """Run ``method`` on ``job``, journalled in ``folder`` so that a later call resumes where this one was interrupted.
 
@@ -70,6 +73,7 @@ def run_stage(
         log: Takes a line for the user.
         tick: Called now and then, for the caller's other duties.
         checkpoint_s: Seconds between two checkpoints, at least.
+        finish: What is done with the last layer of the result; None for nothing.
 
     Raises:
         OneShotError: The method refuses the job, failed, or ended with a model of NaN or Inf.
@@ -80,6 +84,8 @@ def run_stage(
     unit = "epoch" if method.client_phase is None else "round"
     with Journal(folder, log, label=method.name, unit=unit, interval_s=checkpoint_s, tick=tick) as journal:
         outcome = check_finite(method, compute.run(method, job, journal))
+        if finish is not None:
+            outcome = check_finite(method, finish(replace(job, device="cpu"), outcome))
         resumed_at = journal.resumed_at
     # This process uses the outcome on the CPU, wherever the stage ran.
     job = replace(job, device="cpu", threads=outcome.threads.get(0, job.threads))
@@ -270,7 +276,7 @@ def ensemble_sha256(uploads: tuple[Upload, ...], spec: EnsembleSpec) -> str:
     return digest.hexdigest()
 
 
-def replay(
+def replay(  # noqa: PLR0913  what a replay needs
     method: Method,
     job: Job,
     source: Path,
@@ -279,6 +285,7 @@ def replay(
     target: RunFolder,
     log: Callable[[str], None],
     checkpoint_s: float = CHECKPOINT_S,
+    finish: str = NONE,
 ) -> StageReport:
     """Run a server method on the stored uploads of an earlier run; asks no client and needs no Flower.
 
@@ -290,13 +297,14 @@ def replay(
         target: The run folder of the replay; resumed if it was interrupted.
         log: Takes a line for the user.
         checkpoint_s: Seconds between two checkpoints, at least.
+        finish: What is done with the last layer of the result, a value of the option ``finish``.
 
     Raises:
         StoreError: ``source`` holds no uploads, or a damaged one.
         OptionError: An upload is of an architecture that the job cannot build.
     """
     with RunFolder.open(source, write=False) as run:
-        uploads = usable_uploads(last_round(run))
+        uploads, held = usable_uploads(last_round(run)), last_round(run).path
         if run.info.get("method") == method.name:
             job = follow_threads(job, run.outcome() or {})
         job = with_start(method, job, run)
@@ -313,6 +321,8 @@ def replay(
     if last_finished_round(target):
         return load_report(target, replace(job, uploads=uploads))
     job = replace(job, uploads=uploads)
-    report = run_stage(method, job, compute, target.round(1), log=log, checkpoint_s=checkpoint_s)
+    report = run_stage(
+        method, job, compute, target.round(1), log=log, checkpoint_s=checkpoint_s, finish=Finish(finish, held)
+    )
     keep_outcome(target, report)
     return report

@@ -1,0 +1,113 @@
+"""Measures a last layer that is solved before the clients train, or after the merge, on skewed clients.
+
+    python tests/bench/last_layer.py --root DATA --out docs/results/last_layer.json
+
+Ten clients share 4,000 examples of Fashion-MNIST. They train a whole LeNet-5, from weights that were trained on MNIST
+or from drawn ones. The last way solves the last layer and trains nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+from measure import say
+from torch import nn
+from typer.testing import CliRunner
+
+from fl_app.data import normalize, open_data
+from fl_app.data.config import DataConfig
+from fl_app.models import build
+from server_app.cli import cli
+from server_app.settings.text import toml_table
+from strategies.core.seeds import seeded_torch
+from strategies.run.files import write_json
+from strategies.teacher.heads import head_keys
+
+EPOCHS, IMAGES = 2, 10000  # of the training on MNIST
+WEIGHTS = "LAST_LAYER_WEIGHTS"  # the file of these weights, for the processes of a run
+SKEWS = (0.1, 0.05)
+WAYS = {
+    "method=fedavg": {},
+    "finish=counts": {"finish": "counts"},
+    "start=ridge": {"start": "ridge"},
+    "finish=ridge": {"finish": "ridge"},
+    "start=ridge finish=ridge": {"start": "ridge", "finish": "ridge"},
+    "method=ties": {"method": "ties"},
+    "method=ties finish=ridge": {"method": "ties", "finish": "ridge"},
+    "start=ridge, no training": {"start": "ridge", "client.lr": 1e-12},
+}
+
+
+def trained_elsewhere(num_classes: int, input_shape: tuple[int, int, int]) -> nn.Module:
+    """Return LeNet-5 with the weights of the file, but for its last layer, which is drawn."""
+    model = build("lenet5", num_classes=num_classes, input_shape=input_shape)
+    known = torch.load(os.environ[WEIGHTS], weights_only=True)
+    last = head_keys(model, num_classes)
+    model.load_state_dict({name: model.state_dict()[name] if name in last else value for name, value in known.items()})
+    return model
+
+
+def train_elsewhere(root: Path, file: Path) -> None:
+    """Train LeNet-5 on MNIST, and keep its weights."""
+    split = open_data(DataConfig(name="mnist", root=str(root)), "train")
+    with seeded_torch(0, "elsewhere"):
+        model = build("lenet5", num_classes=10, input_shape=split.input_shape)
+        optimizer = torch.optim.SGD(model.parameters(), 0.02, 0.9)
+        for _ in range(EPOCHS):
+            for part in torch.split(torch.randperm(IMAGES), 32):
+                data = split.take(part)
+                optimizer.zero_grad()
+                images = normalize(data.images, *split.normalization)
+                nn.functional.cross_entropy(model(images), data.labels).backward()
+                optimizer.step()
+    torch.save(model.state_dict(), file)
+
+
+def score(folder: Path, settings: dict[str, Any]) -> float:
+    """Return the accuracy in % of one run's result on the test images."""
+    (folder / "settings.toml").write_text(toml_table(settings))
+    words = ["run", "--local", "--set", str(folder / "settings.toml"), "--clients", "10", "--format", "json"]
+    done = CliRunner().invoke(cli, words, catch_exceptions=False)
+    result = json.loads(done.stdout.splitlines()[-1])
+    if "table" not in result:
+        raise RuntimeError(result)
+    return round(float(result["table"][-1]["accuracy"]), 2)
+
+
+def main() -> None:
+    """Measure every way at every skew and seed, and write the figures after each."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--root", type=Path, required=True, help="folder of MNIST and Fashion-MNIST")
+    parser.add_argument("--out", type=Path, required=True)
+    given = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        os.environ |= {WEIGHTS: str(folder / "mnist.pt"), "ONESHOT_PROJECT": str(Path(__file__).parent)}
+        os.environ |= {"ONESHOT_RUNS": str(folder / "runs"), "ONESHOT_CLIENT_STATE": str(folder / "clients")}
+        train_elsewhere(given.root, folder / "mnist.pt")
+        images = {"data.name": "fashion-mnist", "data.root": str(given.root)}
+        kinds: dict[str, dict[str, Any]] = {
+            "LeNet-5 trained on MNIST": {"model.name": "last_layer:trained_elsewhere", **images},
+            "LeNet-5": {"model.name": "lenet5", **images},
+        }  # fmt: skip
+        common = {
+            "method": "fedavg", "data.limit": 4000, "data.partition": "dirichlet-classes", "client.epochs": 3,
+            "client.lr": 0.01, "device": "cpu",
+        }  # fmt: skip
+        for alpha, (model, own), (way, changes) in product(SKEWS, kinds.items(), WAYS.items()):
+            accuracy = score(folder, {**common, **own, "data.alpha": alpha, **changes})
+            rows.append({"model": model, "way": way, "alpha": alpha, "accuracy": accuracy})
+            say("  ".join(map(str, rows[-1].values())))
+            write_json(given.out, {"torch": torch.__version__, "rows": rows})
+
+
+if __name__ == "__main__":
+    main()
