@@ -10,27 +10,29 @@ import warnings
 import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from logging import WARNING
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
 from . import refusals
-from .errors import shorten_list
-from .names import WRAPPERS
-from .scan import Scan, has_suffix, scan
+from .errors import blaming, shorten_list
+from .names import WRAPPERS, is_average
+from .scan import Scan, has_suffix, log_once, scan
 
-# What torch and safetensors read; compared without case.
+# What torch, safetensors and numpy read; compared without case.
 SUFFIXES = (
     ".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".th", ".pkl", ".pickle", ".tar", ".pth.tar", ".pt.tar",
-    ".ckpt.tar",
+    ".ckpt.tar", ".npz",
 )  # fmt: skip
 # The files of a model in a folder of Hugging Face's, the first that there is; an index names the shards of one model.
 _OF_FOLDER = (
     "model.safetensors.index.json", "model.safetensors", "adapter_model.safetensors",
-    "diffusion_pytorch_model.safetensors", "pytorch_model.bin.index.json", "pytorch_model.bin",
+    "diffusion_pytorch_model.safetensors", "pytorch_model.bin.index.json", "pytorch_model.bin", "adapter_model.bin",
 )  # fmt: skip
 _INDEX = ".index.json"
 ALLOWED = "must be a .safetensors file, or a file that torch.save(model.state_dict()) wrote"
@@ -40,11 +42,13 @@ _DAMAGES = (
     SafetensorError, pickle.UnpicklingError, struct.error, AssertionError, AttributeError, EOFError, LookupError,
     MemoryError, OSError, OverflowError, RuntimeError, TypeError, ValueError, zipfile.BadZipFile,
 )  # fmt: skip
-# Training scripts keep the state_dict under these keys, beside the optimizer's.
+# Training scripts keep the state_dict under these keys, beside the optimizer's; else under one that is none of
+# :data:`_NO_MODELS`.
 _STATES = (
     "state_dict", "model_state_dict", "model", "net", "network", "module", "weights", "params", "model_state",
     "model_weights", "state_dict_ema", "model_ema", "ema_state_dict", "ema",
 )  # fmt: skip
+_NO_MODELS = ("optim", "sched", "lr_", "scaler", "rng", "random", "loss", "criterion")
 _CODE = re.compile(r"GLOBAL (\S+)")
 _BOMB = "it is an archive that unpacks to"
 _SHARDS = "its index names"
@@ -76,9 +80,9 @@ def read_checkpoint(path: Path) -> dict[str, torch.Tensor]:
     """Read a state_dict; a torch file is opened with ``weights_only=True``, so it cannot run code.
 
     Args:
-        path: A ``.safetensors`` file, or a file that ``torch.save(model.state_dict())`` wrote. The state_dict may lie
-            under one of a training script's usual keys (``state_dict``, ``model_state_dict``, ``model``, ``net``). Also
-            an index of shards, ``model.safetensors.index.json``, or a folder of Hugging Face's that holds one model.
+        path: A ``.safetensors`` file, a file that ``torch.save(model.state_dict())`` wrote, or an ``.npz`` of arrays
+            by name. The state_dict may lie under a key of a training script's, see :func:`unwrap_state`. Also an index
+            of shards, ``model.safetensors.index.json``, or a folder of Hugging Face's that holds one model.
 
     Returns:
         Name -> tensor, on the CPU, of any dtype; where what wraps a model stands before all names, it is left out.
@@ -97,9 +101,11 @@ def read_checkpoint(path: Path) -> dict[str, torch.Tensor]:
     if not path.is_file():
         raise refusals.no_checkpoint(path, "does not exist", ALLOWED)
     try:
-        found = unwrap_state(_read(path))
+        content = _read(path)
     except _DAMAGES as error:
         raise refusals.no_checkpoint(path, f"cannot be read as weights: {_reason(error)}", ALLOWED) from error
+    with blaming(f"checkpoint {path}"):
+        found = unwrap_state(content, f"checkpoint {path}")
     if isinstance(found, Mapping):
         found = {key: value for key, value in found.items() if not _is_extra_state(key, value)}
     if not isinstance(found, Mapping) or not found or not all(_is_tensor(*item) for item in found.items()):
@@ -177,12 +183,24 @@ class OpenFile(Mapping[str, torch.Tensor]):
 def _read(path: Path) -> Any:
     if has_suffix(path, (_INDEX,)):
         return _read_shards(path)
-    if path.suffix.lower() == ".safetensors":
+    if is_safetensors(path):
         return load_file(path)
     _refuse_bomb(path)
+    if has_suffix(path, (".npz",)):
+        with np.load(path, allow_pickle=False) as arrays:
+            return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the error names a file of another format
         return torch.load(path, weights_only=True, map_location="cpu")
+
+
+def is_safetensors(path: Path) -> bool:
+    """Say whether a file is one of safetensors, by its begin rather than its name; a damaged one is, by its name."""
+    with path.open("rb") as file:
+        head = file.read(9)
+    if has_suffix(path, (".safetensors",)):
+        return not zipfile.is_zipfile(path)
+    return head[8:] == b"{" and int.from_bytes(head[:8], "little") < path.stat().st_size
 
 
 def _refuse_bomb(path: Path) -> None:
@@ -199,16 +217,52 @@ def _refuse_bomb(path: Path) -> None:
             raise ValueError(f"{_BOMB} {unpacked} bytes")
 
 
-def unwrap_state(found: Any) -> Any:
-    """Return the state_dict in what a training script saved, under the first of its usual keys; without one, itself."""
+def unwrap_state(found: Any, where: str) -> Any:
+    """Return the state_dict in what a training script saved; without one, itself.
+
+    It is what lies under one of the usual keys, such as ``state_dict``, ``model_state_dict``, ``model`` and ``net``,
+    else under the only key that holds name -> tensor. Of a model and its average over the training, as under
+    ``model_ema``, it is the model; a line of the log says so, and what else is left out.
+
+    Args:
+        found: What was saved.
+        where: It, in the line of the log.
+
+    Raises:
+        UploadError: It holds several models.
+    """
     for _ in range(len(_STATES)):  # a limit, because a pickled dict may contain itself
-        if not isinstance(found, Mapping):
+        if not isinstance(found, Mapping) or _is_state(found):
             break
-        inside = next((found[key] for key in _STATES if isinstance(found.get(key), Mapping)), None)
-        if inside is None:
+        inside = [key for key in found if _may_be_model(key, found[key])]
+        if not inside:  # what the usual key holds instead is named later
+            inside = [key for key in _STATES if isinstance(found.get(key), Mapping)][:1]
+        own = [key for key in inside if not is_average(key)] or inside
+        own = [key for key in own if key in _STATES] or own
+        if not own:
             break
-        found = inside
+        if len(own) > 1:
+            raise refusals.several_models(own)
+        if others := [repr(key) for key in inside if key != own[0]]:
+            log_once(WARNING, f"{where}: the model is that under {own[0]!r}; left out are {shorten_list(others)}")
+        found = found[own[0]]
     return found
+
+
+def _may_be_model(key: object, value: object) -> bool:
+    """Say whether an entry of a training script's checkpoint is a model, or a dict that holds one."""
+    if not isinstance(key, str) or not isinstance(value, Mapping):
+        return False
+    if key in _STATES and any(isinstance(value.get(name), Mapping) for name in _STATES):
+        return True
+    return _is_state(value) and not key.lower().startswith(_NO_MODELS)
+
+
+def _is_state(value: Mapping[Any, Any]) -> bool:
+    """Say whether a dict is name -> tensor, with numbers that a model may learn."""
+    tensors = [each for key, each in value.items() if not _is_extra_state(key, each)]
+    alike = all(isinstance(key, str) for key in value) and all(isinstance(each, torch.Tensor) for each in tensors)
+    return alike and any(each.is_floating_point() or each.is_complex() for each in tensors)
 
 
 def _strip_prefix(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -6,6 +6,7 @@ own tensors under such names, and says in a line for each what it took for the s
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -15,8 +16,13 @@ from .errors import shorten_list
 COUNTER = "num_batches_tracked"
 # The names that DataParallel, DistributedDataParallel, an averaged model and torch.compile put before a module's own.
 WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
-# Names of tensors that belong to no model: an average's counter, and buffers that older versions of a library stored.
-_NO_WEIGHTS = ("n_averaged", "position_ids", "inv_freq")
+# Names of tensors that belong to no model: an average's counter, buffers that older versions of a library stored, and
+# what a profiler counts.
+_NO_WEIGHTS = ("n_averaged", "position_ids", "inv_freq", "total_ops", "total_params")
+# Words in the name of what holds a model's average over its training.
+_AVERAGES = frozenset({"ema", "swa", "avg", "average", "averaged", "polyak"})
+# The two factors of a weight norm as torch.nn.utils.parametrizations names them; older versions say weight_g, weight_v.
+_FACTOR = re.compile(r"parametrizations\.(\w+)\.original([01])$")
 # The tensors of a metric or a loss that a training module holds beside its model.
 _METRIC = frozenset({
     "tp", "fp", "tn", "fn", "confmat", "correct", "total", "preds", "target", "num_updates", "sum_value", "mean_value",
@@ -55,8 +61,9 @@ def match_names(found: Collection[str], wanted: Collection[str], ties: Mapping[s
        model has and the found names lack.
     3. A tensor that is tied to another, and missing, is the other.
     4. ``num_batches_tracked`` may be missing.
-    5. An average's ``n_averaged``, states of metrics, constants of losses, and positions that a library no longer
-       stores are left out.
+    5. An average's ``n_averaged``, states of metrics, constants of losses, a profiler's counts, and positions that a
+       library no longer stores are left out; so is the model's average beside the model, as under ``ema.``.
+    6. The factors of a weight norm have the names of either version of PyTorch.
 
     Args:
         found: The names of the tensors.
@@ -64,7 +71,7 @@ def match_names(found: Collection[str], wanted: Collection[str], ties: Mapping[s
         ties: Name in the model -> another name in the model of the same tensor.
 
     Raises:
-        UploadError: Two names become one, or two prefixes fit, such as those of a model and of its average.
+        UploadError: Two prefixes fit, such as those of two models.
     """
     if len(found) == len(wanted) and set(found) == set(wanted):
         return Names({name: name for name in wanted})
@@ -81,6 +88,8 @@ def match_names(found: Collection[str], wanted: Collection[str], ties: Mapping[s
             sources[name] = names[key]
             inside.add(key)
     notes = [f"names were taken without {word!r}" for word in WRAPPERS if _is_left(word, sources)]
+    if any(bool(_FACTOR.search(name)) != bool(_FACTOR.search(found)) for name, found in sources.items()):
+        notes.append("the factors of weight norms have the names of another version of PyTorch")
     if prefix or added:
         notes.append(f"names were taken without the prefix {prefix!r}" if prefix else f"names got the prefix {added!r}")
     tied = {name: other for name, other in ties.items() if name not in sources and other in sources}
@@ -90,6 +99,12 @@ def match_names(found: Collection[str], wanted: Collection[str], ties: Mapping[s
     if counters:
         notes.append(f"{COUNTER} is missing in {len(counters)} layers, and taken as 0")
     others = [name for name in names if name not in inside]
+    averages = _averages(names, needed)
+    if averaged := [name for name in others if name.startswith(averages)]:
+        notes.append(
+            f"left out are {len(averaged)} tensors of the model's average: {shorten_list([names[n] for n in averaged])}"
+        )
+        others = [name for name in others if not name.startswith(averages)]
     dropped = _droppable(others)
     if dropped:
         shown = shorten_list([names[name] for name in others if name in dropped])
@@ -104,9 +119,14 @@ def without_wrappers(name: str) -> str:
     return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
 
+def is_average(name: str) -> bool:
+    """Say whether what has this name is a model's average over its training, such as ``model_ema``."""
+    return not _AVERAGES.isdisjoint(re.split(r"[._-]", name.lower()))
+
+
 def _bare(names: Collection[str]) -> dict[str, str]:
     """Return each name -> itself without wrappers; all stay as they are where two would become one."""
-    bare = {name: without_wrappers(name) for name in names}
+    bare = {name: _FACTOR.sub(_older_name, without_wrappers(name)) for name in names}
     return bare if len(set(bare.values())) == len(bare) else {name: name for name in names}
 
 
@@ -123,8 +143,8 @@ def _prefix(names: Collection[str], needed: Collection[str]) -> tuple[str, str]:
     lacking = [name for name in needed if name not in names]
     if not lacking:
         return "", ""
-    anchor = max(lacking, key=len)
-    fitting = [prefix for prefix in _before(anchor, names) if all(f"{prefix}{name}" in names for name in needed)]
+    fitting = _fitting(names, needed, max(lacking, key=len))
+    fitting = [prefix for prefix in fitting if not is_average(prefix)] or fitting
     if len(fitting) > 1:
         raise refusals.several_prefixes(fitting)
     if fitting:
@@ -134,6 +154,21 @@ def _prefix(names: Collection[str], needed: Collection[str]) -> tuple[str, str]:
         if all(name.startswith(prefix) and name.removeprefix(prefix) in names for name in needed):
             return "", prefix
     return "", ""
+
+
+def _fitting(names: Collection[str], needed: Collection[str], anchor: str) -> list[str]:
+    """Return the prefixes before all needed names, of which one is the anchor."""
+    return [prefix for prefix in _before(anchor, names) if all(f"{prefix}{name}" in names for name in needed)]
+
+
+def _averages(names: Collection[str], needed: Collection[str]) -> tuple[str, ...]:
+    """Return the prefixes under which a model's average is."""
+    fitting = _fitting(names, needed, max(needed, key=len, default=""))
+    return tuple(prefix for prefix in fitting if is_average(prefix))
+
+
+def _older_name(factor: re.Match[str]) -> str:
+    return f"{factor[1]}_{'gv'[int(factor[2])]}"
 
 
 def _before(anchor: str, names: Iterable[str]) -> list[str]:

@@ -245,10 +245,18 @@ def other_keys(what: str, missing: Sequence[str], extra: Sequence[str]) -> Uploa
 
 
 def several_prefixes(prefixes: Sequence[str]) -> UploadError:
-    """A file holds the model twice, such as itself and its average, under these prefixes."""
+    """A file holds two models, such as a student and its teacher, under these prefixes."""
     return UploadError(
         f"the model's tensors are there under {shorten_list([repr(prefix) for prefix in prefixes])}: must be there "
-        "once; leave out the others, as with false in the 'keys' of an import's map"
+        "once; save the right ones alone, or set the others to false in the 'keys' of an import's map"
+    )
+
+
+def several_models(keys: Sequence[str]) -> UploadError:
+    """A training script's checkpoint holds several models, under these keys."""
+    return UploadError(
+        f"it holds models under {shorten_list([repr(key) for key in keys])}: must be one model; save the right one "
+        f"alone, as with torch.save(checkpoint[{keys[0]!r}], path)"
     )
 
 

@@ -34,6 +34,10 @@ def under(prefix: str, *more: str) -> list[str]:
         (under("model.", "train_acc.tp", "train_acc.fp"), "left out are train_acc.tp, train_acc.fp, which are no"),
         (under("model.", "criterion.weight"), "left out are criterion.weight, which are no weights"),
         (under("", "conv.position_ids"), "left out are conv.position_ids"),
+        (under("", "total_ops", "conv.total_ops"), "left out are total_ops, conv.total_ops"),
+        (under("") + under("ema."), "left out are 4 tensors of the model's average: ema.conv.weight"),
+        (under("model.") + under("ema_model.module."), "left out are 4 tensors of the model's average"),
+        (under("ema_model."), "names were taken without the prefix 'ema_model.'"),
         ([name for name in OWN if "num_b" not in name], "num_batches_tracked is missing in 1 layers, and taken as 0"),
     ],
 )
@@ -65,8 +69,18 @@ def test_other_tensors_are_missing_or_extra(found: list[str], missing: tuple[str
 
 
 def test_a_model_that_is_there_twice_is_refused() -> None:
-    with pytest.raises(UploadError, match=r"are there under 'model\.', 'ema_model\.': must be there once"):
-        match_names(under("model.") + under("ema_model."), OWN)
+    with pytest.raises(UploadError, match=r"are there under 'student\.', 'teacher\.': must be there once"):
+        match_names(under("student.") + under("teacher."), OWN)
+
+
+@pytest.mark.parametrize("newer_first", [True, False])
+def test_the_factors_of_a_weight_norm_have_the_names_of_either_version(newer_first: bool) -> None:
+    newer = ["fc.bias", "fc.parametrizations.weight.original0", "fc.parametrizations.weight.original1"]
+    older = ["fc.bias", "fc.weight_g", "fc.weight_v"]
+    found, wanted = (newer, older) if newer_first else (older, newer)
+    names = match_names([f"net.{name}" for name in found], wanted)
+    assert names.sources == {own: f"net.{name}" for own, name in zip(wanted, found, strict=True)}
+    assert "the factors of weight norms have the names of another version of PyTorch" in names.notes
 
 
 class Tied(nn.Module):
