@@ -19,13 +19,19 @@ from server_app.launch.guard import sigterm_as_interrupt
 from server_app.settings.build import build_job, held_out
 from server_app.settings.read import Settings, read_settings
 from strategies.core import refusals
-from strategies.core.checkpoints import SUFFIXES, checkpoint_bytes, read_checkpoint, scan_checkpoints
+from strategies.core.checkpoints import (
+    SUFFIXES,
+    checkpoint_bytes,
+    client_name_of,
+    read_checkpoint,
+    scan_checkpoints,
+)
 from strategies.core.durable import MIB, make_folder, staged, store_errors, sync_folder
 from strategies.core.errors import OptionError, StoreError, UploadError, blaming, shorten_list
 from strategies.core.facts import CLIENT_NAME, STATISTICS, UploadFacts, is_head, kind_of
 from strategies.core.options import OWN_FORM, Scalar, is_own
 from strategies.core.places import nearest_existing
-from strategies.core.scan import Scan, without_suffix
+from strategies.core.scan import Scan
 from strategies.core.toml import read_toml_file
 from strategies.method import Job
 from strategies.run import FACTS_FILE, runs_folder
@@ -36,7 +42,6 @@ from strategies.uploads.checks import Signature, Signatures, check_outputs, chec
 from strategies.uploads.tensors import tensor_form
 
 # The checkpoints in a folder, with their names, and with the facts from a map file.
-
 
 # The map file's table for files without one of their own; no checkpoint has this name, because a file has a suffix.
 _KEYS = "keys"
@@ -158,8 +163,7 @@ def _where(map_file: Path, name: str) -> str:
 
 def _client_name(path: Path, named: object, where: str) -> str:
     if named is None:
-        # A character that a client name must not hold becomes a dash; a name begins with a letter or a digit.
-        fitted = re.sub(r"[^A-Za-z0-9._-]+", "-", without_suffix(path, SUFFIXES)).lstrip("._-")[:64]
+        fitted = client_name_of(path)
         if not fitted:
             raise OptionError(f"{path}: no client name follows from this file name; give it one by name in --map")
         return fitted

@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 from . import refusals
 from .errors import blaming, shorten_list
 from .names import WRAPPERS, is_average
-from .scan import Scan, has_suffix, log_once, scan
+from .scan import Scan, has_suffix, log_once, scan, without_suffix
 
 # What torch, safetensors and numpy read; compared without case.
 SUFFIXES = (
@@ -74,6 +74,14 @@ def scan_checkpoints(folder: Path) -> Scan:
 def model_file(folder: Path) -> Path | None:
     """Return the file of the one model that a folder of Hugging Face's holds, or its index of shards; None if none."""
     return next((path for name in _OF_FOLDER if (path := folder / name).is_file()), None)
+
+
+def client_name_of(path: Path) -> str:
+    """Return the client name that a checkpoint's file or folder name gives, see :data:`.facts.CLIENT_NAME`, or "".
+
+    A character that a client name must not hold becomes a dash; a name begins with a letter or a digit.
+    """
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", without_suffix(path, SUFFIXES)).lstrip("._-")[:64]
 
 
 def read_checkpoint(path: Path) -> dict[str, torch.Tensor]:

@@ -114,6 +114,15 @@ def match_names(found: Collection[str], wanted: Collection[str], ties: Mapping[s
     return Names(sources, counters, missing, extra, tuple(notes))
 
 
+def own_names(found: Collection[str]) -> dict[str, str]:
+    """Return the names that a model's tensors have by themselves, without what wraps it -> their names here."""
+    bare = {name: without_wrappers(name) for name in found if name != "n_averaged"}
+    if len(bare) < len(set(found)) or any(name != own for name, own in bare.items()):
+        unlike = len(set(bare.values())) == len(bare)
+        return {own: name for name, own in bare.items()} if unlike else {name: name for name in found}
+    return {name: name for name in found}
+
+
 def without_wrappers(name: str) -> str:
     """Return a name without :data:`WRAPPERS`, wherever they are in it."""
     return ".".join(part for part in name.split(".") if part not in WRAPPERS)

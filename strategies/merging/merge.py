@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import builtins
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
+from itertools import chain
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -19,12 +20,22 @@ from torch.nn.parameter import is_lazy
 from ..combiners.outcomes import build_ensemble, load_model
 from ..compute.in_process import InProcess
 from ..core import refusals
-from ..core.checkpoints import OpenFile, read_checkpoint, unwrap_state
+from ..core.checkpoints import (
+    SUFFIXES,
+    OpenFile,
+    client_name_of,
+    is_safetensors,
+    model_file,
+    read_checkpoint,
+    scan_checkpoints,
+    unwrap_state,
+)
 from ..core.durable import atomic_write, make_folder, store_errors
-from ..core.errors import OptionError, StoreError, blaming
+from ..core.errors import OptionError, StoreError, UploadError, blaming
 from ..core.facts import (
     CLASSIFIER,
     CLIENT_NAME,
+    MEASURED,
     MODEL_ERRORS,
     UNKNOWN_SHAPE,
     UploadFacts,
@@ -34,6 +45,7 @@ from ..core.facts import (
     kind_of,
     weights_alone,
 )
+from ..core.names import Names, match_names, own_names
 from ..core.options import meant
 from ..core.places import expand_user
 from ..method import ASSUMED, METHODS, Job, Method, Need, Normalization, Outcome, Upload
@@ -52,11 +64,11 @@ from ..uploads.builders import (
     choose_student,
     named_builders,
 )
-from ..uploads.checks import Signatures, check_arrays, check_measured, check_upload, fits
+from ..uploads.checks import ModelSignature, Signatures, check_arrays, check_measured, check_upload, fits
 from ..uploads.tensors import tensor_form
 from .adapters import MergedAdapter, describe_merge, open_adapters, open_start
 from .card import CARD_FILE, write_card
-from .copies import Copies, copies_of, lost_buffer, maker_of
+from .copies import Copies, bare_module, copies_of, lost_buffer, maker_of
 from .shared_base import SharedBase
 
 if TYPE_CHECKING:
@@ -66,6 +78,7 @@ if TYPE_CHECKING:
     from ..method import EnsembleSpec
     from ..teacher.ensemble import Ensemble
     from ..uploads.builders import Model
+    from ..uploads.checks import Signature
     from ..weights.adapters import Adapter
 
     Value = TypeVar("Value")
@@ -85,10 +98,15 @@ def name_models(models: object) -> dict[str, Trained]:
     Raises:
         OptionError: There is no model, one of another type, or a name that no client may have.
     """
-    # A module may yield its layers, and a text its letters.
-    alone = isinstance(models, str | nn.Module) and not isinstance(models, nn.ModuleList)
+    if isinstance(models, str | Path):
+        models = _models_in(expand_user(models))
+    # A module may yield its layers.
+    alone = isinstance(models, nn.Module) and not isinstance(models, nn.ModuleList)
     if alone or not isinstance(models, Iterable):
-        raise OptionError(f"models is {_kind(models)}: must be a list of models, or a mapping of client name -> model")
+        raise OptionError(
+            f"models is {_kind(models)}: must be a list of models, a mapping of client name -> model, or a folder of "
+            "checkpoints"
+        )
     named = dict(models) if isinstance(models, Mapping) else {f"client-{k:03}": one for k, one in enumerate(models)}
     if not named:
         raise OptionError("models is empty: must hold at least one model")
@@ -97,6 +115,38 @@ def name_models(models: object) -> dict[str, Trained]:
             raise OptionError(f"client name is {client!r}: must be up to 64 letters, digits, '.', '_' and '-'")
         if not isinstance(one, nn.Module | Mapping | str | Path):
             raise OptionError(f"model {client!r} is {_kind(one)}: must be a module, a state dict or a checkpoint file")
+    return named
+
+
+def _models_in(folder: Path) -> dict[str, Path]:
+    """Return client -> its checkpoint, by file name, and log what else the folder holds.
+
+    Raises:
+        OptionError: It is no folder, holds no checkpoints or one model, or two files give the same name.
+    """
+    if not folder.is_dir():
+        what = "is one file" if folder.is_file() else "does not exist"
+        raise OptionError(
+            f"models is {str(folder)!r}, which {what}: must be a folder of checkpoints, or a list of them"
+        )
+    if (inside := model_file(folder)) is not None:
+        raise OptionError(
+            f"models is {str(folder)!r}, which holds one model, {inside.name}: must be a folder of several, or a list"
+        )
+    with store_errors(folder):
+        found = scan_checkpoints(folder)
+    named = dict[str, Path]()
+    for path in found.taken:
+        if (client := client_name_of(path)) in named:
+            raise OptionError(
+                f"{named[client]} and {path.name} both give the client name {client!r}: must be a mapping of client "
+                "name -> file"
+            )
+        named[client] = path
+    if not named:
+        left = f"; left out are {found.left_out}" if found.left_out else ""
+        raise OptionError(f"{folder} holds no checkpoints: must be files that end in {', '.join(SUFFIXES)}{left}")
+    found.report("models")
     return named
 
 
@@ -131,20 +181,47 @@ def _plain(value: Any) -> Any:
 
 
 def keep_weights(client: str, trained: Trained) -> State | str | Path:
-    """Return a file's name, or a copy of the tensors, which their owner may train further.
+    """Return a file's name, or a copy of the tensors, which their owner may train further; tied ones stay one.
+
+    Arrays of numpy and of a Flower message become tensors.
 
     Raises:
         UploadError: An entry of a state dict is no tensor, or has no values.
     """
     if isinstance(trained, str | Path):
         return trained
-    state = trained.state_dict() if isinstance(trained, nn.Module) else unwrap_state(trained)
+    with blaming(f"model {client!r}"):
+        state = (
+            bare_module(trained).state_dict()
+            if isinstance(trained, nn.Module)
+            else unwrap_state({key: _as_tensor(value) for key, value in trained.items()}, f"model {client!r}")
+        )
     for key, value in state.items():
         if not (isinstance(key, str) and isinstance(value, torch.Tensor)):
             raise refusals.no_tensor(f"{key!r} of its state dict", _kind(value)).of(f"model {client!r}")
         if value.is_meta or is_lazy(value):
             raise refusals.no_tensor(f"tensor {key!r}", "without values yet").of(f"model {client!r}")
-    return {key: value.detach().to("cpu", copy=True) for key, value in state.items()}
+    copies = dict[Any, torch.Tensor]()
+    return {
+        key: copies.setdefault(_place(key, value), value.detach().to("cpu", copy=True)) for key, value in state.items()
+    }
+
+
+def _as_tensor(value: Any) -> Any:
+    """Return an array of numpy, or of a Flower message, as a tensor; anything else as it is."""
+    if type(value).__name__ == "Array" and callable(getattr(value, "numpy", None)):
+        value = value.numpy()
+    try:
+        return torch.from_numpy(value.copy()) if isinstance(value, np.ndarray) else value
+    except TypeError:  # an array of texts
+        return value
+
+
+def _place(key: str, value: torch.Tensor) -> Any:
+    """Return what two names of one tensor have in common."""
+    if value.layout != torch.strided or value.is_quantized or not value.numel():
+        return key
+    return value.data_ptr(), value.dtype, value.shape, value.stride()
 
 
 EXAMPLES = ("image", "images", "img", "pixel_values", "input_ids", "features", "inputs", "input", "data", "x")
@@ -346,7 +423,7 @@ class Result:
 
 
 def merge(
-    models: Sequence[Trained] | Mapping[str, Trained],
+    models: Sequence[Trained] | Mapping[str, Trained] | str | Path,
     method: str = "tally",
     *,
     num_classes: int | None = None,
@@ -359,8 +436,8 @@ def merge(
     """Merge trained models into one model or an ensemble, in this process.
 
     Args:
-        models: Modules, state dicts, checkpoint files, or PEFT's folders of LoRA adapters; or a mapping of client
-            name -> one of these.
+        models: Modules, state dicts, checkpoint files, or PEFT's folders of LoRA adapters; a mapping of client
+            name -> one of these; or the folder that holds such files or folders, each named after its client.
         method: A key of :data:`.method.METHODS`.
         num_classes: C; None for a method that merges the weights of any model, as ``"ties"``.
         input_shape: See :attr:`.method.Job.input_shape`; None as for the number of classes.
@@ -402,8 +479,9 @@ def merge(
     start = further.pop("start", None)
     copies = _copies(named, model, chosen, config)
     notes = list[str]()
+    if STATES in copies.builders:  # the counts are checked, and no module says more
+        num_classes, input_shape = 0, UNKNOWN_SHAPE
     if adapters and chosen.any_model:
-        num_classes, input_shape = 0, UNKNOWN_SHAPE  # the counts are checked, and no module says more
         began: Any = None if start is None else open_start(start)
         own = next(iter(copies.builders))
         uploads = tuple(
@@ -411,7 +489,8 @@ def merge(
         )
     else:
         began = None if start is None else _open(keep_weights("start", start))
-        uploads = _uploads(kept, facts, copies, notes) if num_classes else _open_uploads(kept, facts, copies, began)
+        opened = _uploads if num_classes else _open_uploads
+        uploads, began = opened(kept, facts, copies, began, notes)
     defaults = {"normalization": default_normalization(input_shape), "device": "auto"}
     given: dict[str, Any] = {
         **defaults,
@@ -423,16 +502,7 @@ def merge(
     if began is not None or adapters:  # adapters without a start began at the base
         given |= {"start": began, "clients_seed": given.get("seed", 0)}
     job = Job(uploads, copies.builders, num_classes=num_classes, input_shape=input_shape, **given)
-    # Where the result is an ensemble of other models than classifiers, no student is built.
-    if (
-        num_classes
-        and kind_of(job.student) == CLASSIFIER
-        and (chosen.uploads == CLASSIFIER or chosen.kind == "student")
-    ):
-        check_student(job, trained=chosen.kind == "student")
-        for name in sorted({upload.architecture for upload in uploads} - {job.student}):
-            if kind_of(name) == CLASSIFIER:
-                check_student(replace(job, student=name), trained=False)
+    _check_students(job, chosen)
     for said in notes:
         with OneLine() as note:
             (log or note)(said)
@@ -445,6 +515,20 @@ def merge(
     return Result(method, clients, outcome, Job(**{**vars(job), "device": "cpu"}))
 
 
+def _check_students(job: Job, chosen: Method) -> None:
+    """Refuse models that do not map the job's examples to logits.
+
+    Where the result is an ensemble of other models than classifiers, no student is built.
+    """
+    classifiers = kind_of(job.student) == CLASSIFIER and (chosen.uploads == CLASSIFIER or chosen.kind == "student")
+    if not (job.num_classes and classifiers):
+        return
+    check_student(job, trained=chosen.kind == "student")
+    for name in sorted({upload.architecture for upload in job.uploads} - {job.student}):
+        if kind_of(name) == CLASSIFIER:
+            check_student(replace(job, student=name), trained=False)
+
+
 def _members(adapter: Adapter, model: Model | None) -> State:
     """Return an adapter's tensors for the classifiers of a shared base."""
     if not isinstance(model, SharedBase):
@@ -454,7 +538,7 @@ def _members(adapter: Adapter, model: Model | None) -> State:
 
 def _copies(named: Mapping[str, Trained], model: Model | None, method: Method, config: Any) -> Copies:
     """Return the given builders, else those of the modules, which are of one architecture where the method needs it."""
-    if model is None and method.any_model and not any(isinstance(one, nn.Module) for one in named.values()):
+    if model is None and method.any_model and not all(isinstance(one, nn.Module) for one in named.values()):
         return Copies({STATES: _no_module}, {}, "")
     found = Copies(named_builders(model), {}, "") if model is not None else copies_of(named, method.uploads)
     if found.difference and Need.SAME_ARCHITECTURE in method.all_needs(config):
@@ -513,8 +597,12 @@ def _facts(
 
 
 def _uploads(
-    kept: Mapping[str, State | str | Path], facts: Mapping[str, UploadFacts], copies: Copies, notes: list[str]
-) -> tuple[Upload, ...]:
+    kept: Mapping[str, State | str | Path],
+    facts: Mapping[str, UploadFacts],
+    copies: Copies,
+    start: Mapping[str, torch.Tensor] | None,
+    notes: list[str],
+) -> tuple[tuple[Upload, ...], Mapping[str, torch.Tensor] | None]:
     """Return the models as checked uploads, by name; files are read one at a time, and again at each use.
 
     ``notes`` takes a line for each way in which the names of a model's tensors were taken for the architecture's.
@@ -529,7 +617,27 @@ def _uploads(
             notes += [f"model {client!r}: {said}" for said in own_notes]
             read = partial(_check, kept[client], known, signatures)
         uploads.append(Upload(known, read, partial(_open, kept[client])))
-    return tuple(uploads)
+    return tuple(uploads), start
+
+
+@dataclass(frozen=True)
+class _Renamed(Mapping[str, torch.Tensor]):
+    """A model's tensors by other names, each read when it is asked for; what a client measured is there too."""
+
+    tensors: Mapping[str, torch.Tensor]
+    names: Names
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        if name in self.names.counters:
+            return torch.tensor(0)
+        return self.tensors[name if name.startswith(MEASURED) else self.names.sources[name]]
+
+    def __iter__(self) -> Iterator[str]:
+        measured = (name for name in self.tensors if name.startswith(MEASURED))
+        return chain(self.names.sources, self.names.counters, measured)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
 
 def _open_uploads(
@@ -537,31 +645,88 @@ def _open_uploads(
     facts: Mapping[str, UploadFacts],
     copies: Copies,
     start: Mapping[str, torch.Tensor] | None,
+    notes: list[str],
+) -> tuple[tuple[Upload, ...], Mapping[str, torch.Tensor] | None]:
+    """Return any models as uploads, by name, one tensor at a time, and the start, all by the same names.
+
+    The names are those of the module that ``model`` builds, else of the start, else of the first model that all others
+    fit.
+    """
+    states, clients = STATES in copies.builders, sorted(kept)
+    if states or copies.architectures:
+        wanted = _signature(_open(kept[clients[0]]) if start is None else start)
+    else:
+        wanted = next(iter(Signatures(copies.builders).values()))
+    if start is not None:
+        with blaming("start"):
+            start = _named(start, wanted, notes, "start")
+    try:
+        return _open_as(wanted, kept, facts, copies, notes), start
+    except UploadError:
+        others = [] if start is not None or not states else clients[1:]
+        for client in others:
+            wanted = _signature(_open(kept[client]))
+            if all(fits(_shapes(_open(kept[each])), wanted) for each in clients):
+                return _open_as(wanted, kept, facts, copies, notes), None
+        raise
+
+
+def _open_as(
+    wanted: Signature,
+    kept: Mapping[str, State | str | Path],
+    facts: Mapping[str, UploadFacts],
+    copies: Copies,
+    notes: list[str],
 ) -> tuple[Upload, ...]:
-    """Return any models as uploads, by name, one tensor at a time: all have the names and shapes of the start."""
-    model = start if start is not None else _open(kept[min(kept)])
-    signature = {
-        name: (tuple(model[name].shape), str(model[name].dtype).removeprefix("torch."))
-        for name in weights_alone(dict.fromkeys(model))
-    }
-    uploads, form = [], tensor_form("tensors", exact=False)
+    """Return the checked uploads by a model's names."""
+    uploads, form, said = [], tensor_form("tensors", exact=False), list[str]()
     for client in sorted(kept):
         own = copies.architectures.get(client) or next(iter(copies.builders))
         with blaming(f"model {client!r}"):
-            tensors = _open(kept[client])
-            names = weights_alone(dict.fromkeys(tensors)).keys()
-            missing, extra = sorted(signature.keys() - names), sorted(names - signature.keys())
-            if missing or extra:
-                raise refusals.other_keys("tensors do not fit the others", missing, extra)
-            for name, (shape, dtype) in signature.items():
+            tensors = _named(_open(kept[client]), wanted, said, f"model {client!r}")
+            for name, (shape, dtype) in wanted.items():
                 # numpy lacks the short floating-point numbers.
-                short = tensors[name].is_floating_point() and model[name].is_floating_point()
-                value, wanted = (tensors[name].double(), "float64") if short else (tensors[name], dtype)
-                check_arrays({name: value}, own, {name: (shape, wanted)}, form)
-            check_measured(tensors, own, signature, form)
-        read = partial(_state, kept[client])
-        uploads.append(Upload(replace(facts[client], architecture=own), read, partial(_open, kept[client])))
+                short = tensors[name].is_floating_point() and getattr(torch, dtype).is_floating_point
+                value, kind = (tensors[name].double(), "float64") if short else (tensors[name], dtype)
+                check_arrays({name: value}, own, {name: (shape, kind)}, form)
+            check_measured(tensors, own, wanted, form)
+        read, opened = partial(_read_as, kept[client], wanted), partial(_open_named, kept[client], wanted)
+        uploads.append(Upload(replace(facts[client], architecture=own), read, opened))
+    notes += said
     return tuple(uploads)
+
+
+def _shapes(state: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(state[name].shape) for name in weights_alone(dict.fromkeys(state))}
+
+
+def _signature(state: Mapping[str, torch.Tensor]) -> Signature:
+    """Return the signature of a state by the model's own names; what is in a file of safetensors is not tied."""
+    names = own_names(weights_alone(dict.fromkeys(state)))
+    if isinstance(state, dict):
+        return ModelSignature({own: state[name] for own, name in names.items()})
+    values = ((own, state[name]) for own, name in names.items())
+    return {own: (tuple(value.shape), str(value.dtype).removeprefix("torch.")) for own, value in values}
+
+
+def _named(
+    tensors: Mapping[str, torch.Tensor], wanted: Signature, notes: list[str], where: str
+) -> Mapping[str, torch.Tensor]:
+    """Return tensors by a model's names; ``notes`` takes a line for each way in which they differ."""
+    found = weights_alone(dict.fromkeys(tensors))
+    names = match_names(found, wanted, getattr(wanted, "ties", None))
+    if names.missing or names.extra:
+        raise refusals.other_keys("tensors do not fit the others", names.missing, names.extra)
+    notes += [f"{where}: {note}" for note in names.notes]
+    return tensors if names.sources.keys() == found.keys() and not names.notes else _Renamed(tensors, names)
+
+
+def _open_named(kept: Kept, wanted: Signature) -> Mapping[str, torch.Tensor]:
+    return _named(_open(kept), wanted, [], "")
+
+
+def _read_as(kept: Kept, wanted: Signature) -> State:
+    return weights_alone(dict(_open_named(kept, wanted)))
 
 
 def _check(
@@ -580,7 +745,7 @@ def _open(kept: Kept) -> Mapping[str, torch.Tensor]:
     if isinstance(kept, dict):
         return kept
     path = expand_user(kept)
-    return OpenFile(path) if path.suffix.lower() == ".safetensors" else read_checkpoint(path)
+    return OpenFile(path) if path.is_file() and is_safetensors(path) else read_checkpoint(path)
 
 
 def _no_module() -> nn.Module:

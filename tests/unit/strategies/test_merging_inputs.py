@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save_file, save_model
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
 from strategies import merge
-from strategies.core.errors import OneShotError, OptionError, StoreError
+from strategies.core.errors import OneShotError, OptionError, StoreError, UploadError
+from strategies.core.scan import LOG
 from strategies.core.seeds import seeded_torch
 
 SHAPE: dict[str, Any] = {"num_classes": 4, "input_shape": (1, 8, 8)}
@@ -120,3 +122,67 @@ def test_a_buffer_that_no_state_dict_has_is_not_lost_in_a_saved_ensemble(tmp_pat
     with pytest.raises(StoreError, match="the models differ in buffer 'mean', which is not in their state_dict"):
         result.save(tmp_path)
     merge([Shifted(3.0), Shifted(3.0)], "fedens", **SHAPE).save(tmp_path / "equal")
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.second = nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4)
+        self.second.weight = self.first.weight
+
+
+def tied(seed: int) -> nn.Module:
+    with seeded_torch(seed):
+        return Tied()
+
+
+@pytest.mark.parametrize("method", ["fedavg", "task-arithmetic", "ties"])
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda net, _: nn.DataParallel(net),
+        lambda net, _: AveragedModel(net),
+        lambda net, _: {f"model.{name}": value for name, value in net.state_dict().items()},
+        lambda net, _: {f"model._orig_mod.{name}": value.numpy() for name, value in net.state_dict().items()},
+        lambda net, _: {name: value for name, value in net.state_dict().items() if "num_b" not in name},
+        lambda net, file: (save_model(net, str(file)), file)[1],
+    ],
+    ids=["DataParallel", "average", "Lightning", "numpy", "no counter", "tied file"],
+)
+def test_any_models_merge_whatever_their_names(tmp_path: Path, method: str, wrap: Any) -> None:
+    base, one, other = tied(0), tied(1), tied(2)
+    start = {} if method == "fedavg" else {"start": base}
+    wanted = merge([one.state_dict(), other.state_dict()], method, **start).outcome.student
+    wrapped = wrap(other, tmp_path / "b.safetensors")
+    for models in ([one.state_dict(), wrapped], [wrap(one, tmp_path / "a.safetensors"), other.state_dict()]):
+        found = merge(models, method, **start).outcome.student
+        assert found is not None
+        assert wanted is not None
+        found = {name.removeprefix("model."): value for name, value in found.items()}  # the first model's own names
+        assert found.keys() == wanted.keys()
+        torch.testing.assert_close(found, wanted)
+    with pytest.raises(UploadError, match=r"tensors do not fit the others: missing nothing; not expected more"):
+        merge([one.state_dict(), {**other.state_dict(), "more": torch.ones(1)}], method, **start)
+
+
+def test_a_folder_of_models_is_merged_and_what_it_holds_beside_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LOG, "propagate", True)
+    folder = tmp_path / "models"
+    folder.mkdir()
+    for name, seed in (("a.PT", 1), ("b b.pth.tar", 2)):
+        torch.save({"state_dict": trained(seed).state_dict()}, folder / name)
+    (folder / "notes.txt").write_text("")
+    with caplog.at_level("WARNING"):
+        assert merge(str(folder), "fedavg").clients == ("a", "b-b")
+    assert "2 models; left out are 1 file (1 .txt): notes.txt" in caplog.text
+    torch.save(trained(1).state_dict(), folder / "a.pt")
+    for place, line in (
+        (folder, r"a.PT and a.pt both give the client name 'a': must be a mapping"),
+        (folder / "a.pt", "is one file: must be a folder of checkpoints, or a list"),
+        (tmp_path / "no", "does not exist: must be a folder of checkpoints, or a list"),
+        (tmp_path, "holds no checkpoints: must be files that end in"),
+    ):
+        with pytest.raises(OptionError, match=line):
+            merge(place, "fedavg")

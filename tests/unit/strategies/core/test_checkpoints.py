@@ -6,12 +6,15 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from strategies.core.checkpoints import read_checkpoint
 from strategies.core.errors import UploadError
+from strategies.core.scan import LOG
 
 STATE = {"fc.weight": torch.arange(6.0).reshape(2, 3), "fc.steps": torch.tensor(7)}
 
@@ -29,6 +32,48 @@ def test_a_training_script_s_checkpoint_is_its_state_dict(tmp_path: Path, wrappe
     torch.save(state if wrapper is None else {"optimizer": optimizer, wrapper: state, "epoch": 3}, tmp_path / "a.pt")
 
     assert_state(read_checkpoint(tmp_path / "a.pt"))
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        ({"net_state_dict": STATE, "rng_state": {"cpu": torch.ones(2)}, "epoch": 3}, ""),
+        ({"ema": STATE}, ""),
+        ({"model": STATE, "model_ema": {"fc.weight": torch.zeros(2, 3)}}, "the model is that under 'model'; left out"),
+        ({"state_dict": {"model": STATE, "swa": {"fc.weight": torch.zeros(1)}}}, "under 'model'; left out are 'swa'"),
+        ({"state_dict": STATE, "best_state_dict": {"fc.weight": torch.zeros(2, 3)}}, "left out are 'best_state_dict'"),
+    ],
+)
+def test_the_one_model_of_a_checkpoint_is_found_and_what_is_left_out_is_said(
+    tmp_path: Path,
+    content: dict[str, Any],
+    line: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(LOG, "propagate", True)
+    torch.save(content, tmp_path / "a.pt")
+    with caplog.at_level("WARNING"):
+        assert_state(read_checkpoint(tmp_path / "a.pt"))
+    assert (line in caplog.text) if line else not caplog.text
+
+
+@pytest.mark.parametrize("keys", [("model", "net"), ("generator", "discriminator"), ("student", "teacher")])
+def test_a_checkpoint_of_two_models_is_refused_and_its_advice_works(tmp_path: Path, keys: tuple[str, str]) -> None:
+    content = dict.fromkeys(keys, STATE)
+    torch.save(content, tmp_path / "a.pt")
+    with pytest.raises(UploadError, match=rf"holds models under '{keys[0]}', '{keys[1]}': must be one model; save"):
+        read_checkpoint(tmp_path / "a.pt")
+    torch.save(content[keys[0]], tmp_path / "b.pt")
+    assert_state(read_checkpoint(tmp_path / "b.pt"))
+
+
+def test_a_file_is_read_by_its_content(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", **{key: value.numpy() for key, value in STATE.items()})
+    save_file(STATE, tmp_path / "a.bin")
+    torch.save(STATE, tmp_path / "a.safetensors")
+    for name in ("a.npz", "a.bin", "a.safetensors"):
+        assert_state(read_checkpoint(tmp_path / name))
 
 
 def test_a_whole_module_is_refused_and_its_class_named(tmp_path: Path) -> None:
