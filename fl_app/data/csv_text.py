@@ -18,6 +18,8 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from .files import composed
+
 # Suffix of a packed file -> the function that unpacks its bytes.
 _UNPACK: dict[str, Callable[[bytes], bytes]] = {".gz": gzip.decompress, ".bz2": bz2.decompress, ".xz": lzma.decompress}
 PACKED = (*_UNPACK, ".zip")
@@ -78,7 +80,7 @@ def read_csv(data: bytes, wanted: Collection[str], *, strict: bool = True) -> Ta
         ValueError: It is no text, or a row does not fit; names the row, from 1 without the names, and its line.
     """
     text, remarks = _text(data)
-    said = re.match(r"\s*\"?sep=(.)\"?\r?\n", text)
+    said = re.match(r"(?i)\s*\"?sep=(.)\"?\r?\n", text)
     separator = said[1] if said else _separator(text, wanted)
     text = text[said.end() :] if said else text
     if separator != ",":
@@ -93,15 +95,11 @@ def read_csv(data: bytes, wanted: Collection[str], *, strict: bool = True) -> Ta
             raise ValueError(
                 f"{where} has {len(cells)} cells: must have {len(names)}, one per column named in the head"
             )
-        # A cell may have line breaks. Where every line of it is as long as a row, two stray quotes have joined rows.
-        if (
-            strict
-            and last > first
-            and all(len(line.split(separator)) >= len(names) for line in lines[first - 1 : last])
-        ):
+        # A cell may have line breaks. Where every line of it is a row by itself, two stray quotes have joined rows.
+        if strict and last > first and _are_rows(lines[first - 1 : last], separator, len(names)):
             raise ValueError(
-                f"{where} has a quote that is closed in line {last + skipped}, and each line up to there is as long as "
-                "a row: must be closed in its own line"
+                f"{where} has a quote that is closed in line {last + skipped}, and each line up to there is a row "
+                "by itself: must be closed in its own line"
             )
         rows.append(cells)
     if strict and rows and len(names) > 1 and not rows[-1][-1] and not text.endswith(("\n", "\r")):
@@ -159,7 +157,18 @@ def _text(data: bytes) -> tuple[str, tuple[str, ...]]:
         ) from error
     if "\0" in text:
         raise ValueError("it holds zero bytes: must be a text")
-    return text, () if found == "utf-8" else (f"encoding {found.upper()}",)
+    return composed(text), () if found == "utf-8" else (f"encoding {found.upper()}",)
+
+
+def _are_rows(lines: list[str], separator: str, columns: int) -> bool:
+    """Say whether each of some lines is a row, once a quote is taken from those that have an odd number of them."""
+    for number, line in enumerate(lines):
+        if line.count('"') % 2:  # the first line opens the joined cell with its last quote, the last closes it
+            place = line.rindex('"') if number == 0 else line.index('"')
+            line = line[:place] + line[place + 1 :]
+        if len(next(csv.reader([line], delimiter=separator, skipinitialspace=True), [])) != columns:
+            return False
+    return True
 
 
 def _separator(text: str, wanted: Collection[str]) -> str:

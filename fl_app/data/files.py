@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import unicodedata
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +19,11 @@ class Remote:
 
     url: str
     md5: str
+
+
+def composed(name: str) -> str:
+    """Return a name with composed letters (NFC), as keyboards write them; some machines store an accent by itself."""
+    return unicodedata.normalize("NFC", name)
 
 
 @contextmanager

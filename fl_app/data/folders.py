@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import struct
-import unicodedata
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from PIL import Image, ImageOps
 from strategies.core.errors import DataError, shorten_list
 from strategies.core.scan import LOG, is_hidden, scan
 
+from .files import composed
 from .preprocessing import resize
 
 # Formats that Pillow opens and cannot decode by itself, and what lies beside images and is never one.
@@ -194,8 +194,3 @@ def classes_in(folder: Path) -> dict[str, str]:
         twice = next(name for name in names if found[composed(name)] != name)
         raise DataError(f"folder {folder} under data.root has two folders of the name {composed(twice)}: must have one")
     return found
-
-
-def composed(name: str) -> str:
-    """Return a name with composed letters (NFC), as keyboards write them; some machines store an accent by itself."""
-    return unicodedata.normalize("NFC", name)

@@ -24,6 +24,7 @@ from strategies.core.scan import Scan, has_suffix, log_once, scan, without_suffi
 from strategies.core.toml import read_toml_file
 
 from .csv_text import PACKED, decimal_points, read_csv, unpacked
+from .files import composed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -124,7 +125,7 @@ def _column(name: str, facts: Any, where: str) -> Column:
         raise OptionError(f"{where} has {unknown[0]!r}: must be among {', '.join(known)}")
     if "levels" in facts:
         levels = _words(facts["levels"], f"{where}: levels")
-        missing = str(facts["missing"]) if "missing" in facts else None
+        missing = composed(str(facts["missing"])) if "missing" in facts else None
         _refuse_unreadable([level for level in levels if level != missing], f"{where}: levels")
         if missing is not None and missing not in levels:
             raise OptionError(f"{where}: missing is {missing!r}: must be one of its levels, {', '.join(levels)}")
@@ -136,7 +137,7 @@ def _column(name: str, facts: Any, where: str) -> Column:
 
 
 def _words(found: Any, what: str) -> tuple[str, ...]:
-    words = tuple(map(str, found)) if isinstance(found, list) else ()
+    words = tuple(composed(str(each)) for each in found) if isinstance(found, list) else ()
     if len(words) < 2 or len(set(words)) != len(words):
         raise OptionError(f"{what} is {str(found)[:200]}: must be a list of at least two different words")
     return words
@@ -201,7 +202,7 @@ def open_tables(folder: Path, split: str, *, form: str, label: str, client: str 
     else:
         files = _training_files(folder, form, client)
         by_client = bool(client) or files[0].parent != folder
-    wanted = {label, *(column.name for column in schema.columns)}
+    wanted = {composed(label), *(column.name for column in schema.columns)}
     frames = [_read(file, wanted) for file in files]
     labels = torch.cat([_labels(frame, label, schema, file) for frame, file in zip(frames, files, strict=True)])
     rows = torch.cat([encoded(frame, schema, file) for frame, file in zip(frames, files, strict=True)])
@@ -234,8 +235,24 @@ def encoded(frame: pd.DataFrame, schema: Schema, file: Path) -> torch.Tensor:
 
     separator = frame.attrs.get("separator", ",")
     parts = [_features(_column_of(frame, column.name, file), column, file, separator) for column in schema.columns]
+    if separator != ",":
+        _refuse_two_decimals(frame, schema, file)
     rows = pd.concat(parts, axis="columns").to_numpy("float32", copy=True)  # a view of pandas is read-only
     return torch.from_numpy(rows)[:, :, None, None]
+
+
+def _refuse_two_decimals(frame: pd.DataFrame, schema: Schema, file: Path) -> None:
+    """Refuse a file with decimal commas in one column and points in another, which may stand between thousands."""
+    numbers = [column.name for column in schema.columns if not column.levels]
+    marked = {",": "", ".": ""}
+    for name in numbers:
+        cells = _column_of(frame, name, file).dropna().astype(str)
+        marked |= {mark: name for mark in marked if cells.str.contains(mark, regex=False).any()}
+    if marked[","] and marked["."]:
+        raise DataError(
+            f"{file} has numbers with a comma in column {marked[',']!r} and with a point in column {marked['.']!r}: "
+            "must have points or decimal commas, not both, and nothing between thousands"
+        )
 
 
 def _features(values: pd.Series[str], column: Column, file: Path, separator: str) -> pd.DataFrame:
@@ -299,6 +316,10 @@ def _training_files(folder: Path, form: str, client: str) -> list[Path]:
         raise DataError(
             f"{folder} holds no training rows: must have train.{form}, or train/<client>.{form} (data.root){left}"
         )
+    names: dict[str, Path] = {}
+    for path in many.taken:
+        if (first := names.setdefault(without_suffix(path, SUFFIXES[form]).casefold(), path)) is not path:
+            raise DataError(f"{clients} holds {first.name} and {path.name}: must have one file per client")
     (many if many.taken else here).report("tables of training rows")
     return [*(many.taken or here.taken)]
 
@@ -368,6 +389,7 @@ def _as_csv(file: Path) -> bytes:
 
 
 def _column_of(frame: pd.DataFrame, name: str, file: Path) -> pd.Series[str]:
+    name = composed(name)  # as the text of a file is
     if name not in frame.columns:
         raise DataError(f"{file} has no column {name!r}: has {', '.join(map(str, frame.columns))[:200]}")
     return frame[name]

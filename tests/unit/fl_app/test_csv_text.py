@@ -54,7 +54,7 @@ def test_the_form_of_a_file_is_recognised(data: bytes) -> None:
         ('age,sugar,outcome\n40,"1,ill\n50,2,ill\n', "line 2: a quote that is never closed"),
         (
             'age,sugar,remark,outcome\n40,1,"well,ill\n50,2,fine,ill\n60,3,good",ill\n',
-            r"row 1 \(line 2\) has a quote that is closed in line 4, and each line up to there is as long as a row",
+            r"row 1 \(line 2\) has a quote that is closed in line 4, and each line up to there is a row",
         ),
         ("sep=;\nage;sugar;outcome\n40;1\n", r"row 1 \(line 3\) has 2 cells"),
         ("age,sugar,outcome\n40,\0,ill\n", "zero bytes"),
@@ -135,3 +135,13 @@ def test_damaged_packed_files_are_refused(tmp_path: Path, suffix: str, data: byt
     (file := tmp_path / f"a{suffix}").write_bytes(data)
     with pytest.raises((ValueError, EOFError, OSError)):
         unpacked(file)
+
+
+def test_a_text_of_several_lines_with_many_commas_is_one_cell() -> None:
+    table = read_csv(b'age,sugar,note,outcome\n40,1.5,"a, b, c, d\ne, f, g, h, i",ill\n', WANTED)
+    assert table.rows == [["40", "1.5", "a, b, c, d\ne, f, g, h, i", "ill"]]
+
+
+def test_letters_are_composed_and_the_separator_line_may_have_any_case() -> None:
+    table = read_csv("SEP=;\nage;cafe\u0301\n40;1\n".encode(), WANTED)
+    assert table.names == ("age", "caf\u00e9")

@@ -220,3 +220,19 @@ def test_two_tables_of_one_name_are_refused(folder: Path) -> None:
     (folder / "train.tsv").touch()
     with pytest.raises(DataError, match=r"holds train.csv and train.tsv: must have one of them"):
         open_data(config(folder), "train")
+
+
+def test_a_comma_in_one_column_and_a_point_in_another_are_refused(folder: Path) -> None:
+    text = "\n".join([HEAD, *TRAIN]).replace(",", ";").replace("1.5", "1,5").replace("40;", "1.040;")
+    (folder / "train.csv").write_text(text)
+    with pytest.raises(DataError, match="a comma in column 'sugar' and with a point in column 'age': must have points"):
+        open_data(config(folder), "train")
+
+
+def test_one_client_has_one_file(folder: Path) -> None:
+    (folder / "train.csv").rename(folder / "one.csv")
+    (folder / "train").mkdir()
+    for name in ("a.csv", "a.TSV"):
+        (folder / "train" / name).write_text((folder / "one.csv").read_text())
+    with pytest.raises(DataError, match="holds a.TSV and a.csv: must have one file per client"):
+        open_data(config(folder), "train")
