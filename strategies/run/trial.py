@@ -127,17 +127,18 @@ def describe_cost(method: Method, job: Job, clients: int) -> str:
     seconds, epochs = trial_stage(method, replace(job, uploads=uploads))
     parts = [f"{epochs} epochs" if epochs else "", f"at least {memory / 2**30:.1f} GiB of memory"]
     parts.insert(1, f"about {duration(seconds)} on one thread" if seconds is not None else "a time not known before")
-    return f"the server stage will take {', '.join(filter(None, parts))}; {_shorter(method, job)}"
+    return f"the server stage will take {', '.join(filter(None, parts))}; {what_is_shorter(method, job)}"
 
 
-def _shorter(method: Method, job: Job) -> str:
+def what_is_shorter(method: Method, job: Job) -> str:
     """Return in words what makes a server stage shorter."""
     quick: Any = preset_of(method.config, QUICK)
     lengths = [name for name in LENGTHS if hasattr(job.config, name)]
     if any(getattr(quick, name) < getattr(job.config, name) for name in lengths):
         return f"preset={QUICK!r} is shorter, with {', '.join(f'{getattr(quick, name)} {name}' for name in lengths)}"
     least = [*lengths, *(["images"] if getattr(job.config, "images", 0) else [])]
-    return f"shorter with fewer {' or '.join(least)} in config={method.config.__name__}.preset({QUICK!r}, ...)"
+    make = f".preset({QUICK!r}, ...)" if hasattr(method.config, "preset") else "(...)"
+    return f"shorter with fewer {' or '.join(least)} in config={method.config.__name__}{make}"
 
 
 @contextmanager

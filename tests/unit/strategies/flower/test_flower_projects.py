@@ -55,6 +55,7 @@ from strategies import (
     load_ensemble_module,
 )
 from strategies.core.errors import OptionError, QuorumError
+from strategies.core.options import preset_of
 from strategies.method import Job, Outcome, Progress
 from strategies.run import runs_folder, trial
 from strategies.run.files import read_json
@@ -126,6 +127,15 @@ def test_the_cost_is_said_before_a_client_trains(
     found = re.search(r"take 100000 epochs, about (?:(\d+) h )?(\d+) (?:min|s).*, at least 0.0 GiB of memory", line)
     assert found is not None
     assert "preset='quick' is shorter, with" in line
+
+
+@pytest.mark.parametrize("name", [name for name, each in METHODS.items() if hasattr(each.config(), "epochs")])
+def test_what_makes_a_stage_shorter_is_there(name: str) -> None:
+    """The line names a call of the method's config that works."""
+    kind = METHODS[name].config
+    job = replace(strategy(OneShotFedAvg, None).job, config=preset_of(kind, "quick"))
+    call = trial.what_is_shorter(METHODS[name], job).partition("config=")[2].replace("...", "epochs=1")
+    assert eval(call, {kind.__name__: kind}).epochs == 1  # noqa: S307  the line's own code
 
 
 def test_a_trial_without_reports_ends_in_any_thread_and_costs_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
