@@ -32,7 +32,7 @@ from strategies.teacher.heads import head_keys
 
 EPOCHS, IMAGES = 2, 10000  # of the training on MNIST
 WEIGHTS = "LAST_LAYER_WEIGHTS"  # the file of these weights, for the processes of a run
-SKEWS = (0.1, 0.05)
+SKEWS = (0.1,)
 WAYS = {
     "method=fedavg": {},
     "finish=counts": {"finish": "counts"},
