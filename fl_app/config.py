@@ -138,6 +138,10 @@ class EvaluateConfig:
         choices=("auto", "server", "clients", "both", "none"),
         free=(ADOPTION,),
     )
+    results: str = option(
+        "", "with resume: comma-separated folders, of the finished run and its replays, whose results the clients "
+        "score again; 'oneshot evaluate' sets it", free=ANYWHERE,
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         """Check every value."""
@@ -218,6 +222,11 @@ class AppConfig(StageOptions):
         if self.resume and self.run_dir and self.resume != self.run_dir:
             raise OptionError(
                 f"settings 'resume' ({self.resume}) and 'run-dir' ({self.run_dir}) differ: set one of them"
+            )
+        if self.evaluate.results and not self.resume:
+            raise OptionError(
+                f"setting 'evaluate.results' is {self.evaluate.results!r}: must be '' unless 'resume' names the "
+                "finished run whose clients score these results"
             )
         if self.teacher_run and self.teacher != "run":
             raise OptionError(

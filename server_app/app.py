@@ -18,6 +18,7 @@ from flwr.supercore.run import RunNotRunningException
 from fl_app.node_config import SUPERNODES_VARIABLE
 from server_app.launch.run_command import how_to_go_on, leave_resume_file
 from server_app.replay.forget import adopt_uploads
+from server_app.replay.results import read_stored
 from server_app.report.client_scores import client_lines, evaluation_facts
 from server_app.report.finish import describe_failure, finish, table_lines
 from server_app.report.gatekeeping import attack_line
@@ -27,13 +28,24 @@ from server_app.settings.read import Settings, read_settings, scaled_line
 from server_app.settings.settled import check_adopted, check_same_run
 from strategies.core.clients import TEST_SHARE
 from strategies.core.durable import store_errors
-from strategies.core.errors import ComputeError, OneShotError, StoreError, describe, has_remedy, with_remedy
+from strategies.core.errors import (
+    ComputeError,
+    OneShotError,
+    OptionError,
+    StoreError,
+    describe,
+    has_remedy,
+    with_remedy,
+)
+from strategies.core.options import listed
 from strategies.core.processor import flush_subnormals
 from strategies.flower.one_shot import OneShot
 from strategies.flower.run import log_info
 from strategies.run.run_folder import RunFolder
 
 if TYPE_CHECKING:
+    from fl_app.data import Split
+    from server_app.settings.server_data import HeldOut
     from strategies.flower.rounds.iterative import Iterative
 
 app = ServerApp()
@@ -52,21 +64,16 @@ def main(grid: Grid, context: Context) -> None:
 @flush_subnormals()
 def _run(grid: Grid, given: dict[str, Any]) -> None:
     began = time.monotonic()
-    settings = read_settings(given)
-    if SUPERNODES_VARIABLE not in os.environ:  # `oneshot run` has checked them
-        check_needs_of_settings(settings)
-        if not settings.app.resume:  # a resumed run has its copies already
-            check_adopted(settings, 0)
-    if settings.scaled:
-        log_info(f"scaled: {scaled_line(settings.scaled)}")
-    if warning := attack_line(settings.app.attack):
-        log(WARNING, "%s", warning)
+    settings = _read(given)
     images, split = held_out(settings)
     job = build_job(settings, split, images)
     strategy = build_strategy(settings, job)
     with closing(strategy):  # start() also closes the strategy's folder
         folder = strategy.folder
         check_same_run(folder.info, settings.flat)
+        if settings.app.evaluate.results:
+            _score_stored(grid, settings, strategy, images, split)
+            return
         if (done := folder.result()) is not None and done["status"] == "finished":
             log(INFO, "the run is finished: its result is in %s", folder.path)
             return
@@ -88,6 +95,59 @@ def _run(grid: Grid, given: dict[str, Any]) -> None:
                 )
     if SUPERNODES_VARIABLE not in os.environ:  # `oneshot run` prints the table itself
         for line in table_lines(result):
+            log_info(line)
+
+
+def _read(given: dict[str, Any]) -> Settings:
+    """Read and check the settings; log those that a reader of the log must know."""
+    settings = read_settings(given)
+    if SUPERNODES_VARIABLE not in os.environ:  # `oneshot run` has checked them
+        check_needs_of_settings(settings)
+        if not settings.app.resume:  # a resumed run has its copies already
+            check_adopted(settings, 0)
+    if settings.scaled:
+        log_info(f"scaled: {scaled_line(settings.scaled)}")
+    if warning := attack_line(settings.app.attack):
+        log(WARNING, "%s", warning)
+    return settings
+
+
+def _score_stored(
+    grid: Grid, settings: Settings, strategy: OneShot | Iterative, images: HeldOut | None, split: Split
+) -> None:
+    """Have the clients of a finished run score results on its uploads, and write these results anew.
+
+    Raises:
+        OptionError: A result is not finished or none of the run's own, or its clients kept no examples.
+        OneShotError: No client has answered; the results stay as they were.
+    """
+    run, app = strategy.folder.path, settings.app
+    where = where_scored(settings, has_examples=images is not None or bool(len(split.labels)))
+    if where not in ("clients", "both") or not isinstance(strategy, OneShot):
+        raise OptionError(
+            f"the clients of {run} kept no examples for an evaluation: must be a run with 'evaluate.on' 'clients' or "
+            "'both'"
+        )
+    stored = [read_stored(Path(name), run, images, split) for name in listed(app.evaluate.results)]
+    found = strategy.score_stored(
+        grid,
+        [each.report for each in stored],
+        timeout=app.deadline_s,
+        classes=split.classes,
+        train_config=ConfigRecord({TEST_SHARE: app.client.test_share}),
+    )
+    if not found[0].clients:
+        client, reason = next(iter(found[0].refused.items()))
+        raise OneShotError(f"no client of {run} has scored the results: {client}: {reason}")
+    for each, evaluation in zip(stored, found, strict=True):
+        facts = evaluation_facts(evaluation, where, app.metric, split.classes)
+        with RunFolder.open(each.folder) as folder, store_errors(each.folder):
+            seconds, own = each.result["seconds"], each.settings
+            result = finish(folder, own, each.report, images, seconds=seconds, log=log_info, evaluation=facts)
+            result["seconds"] = seconds
+            folder.write_result(result)
+        log_info(f"{own.choice.name}, {each.folder}:")
+        for line in client_lines(facts):
             log_info(line)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -183,12 +183,18 @@ def compare(
     ] = None,
     model: ModelOption = "",
     evaluate: EvaluateOption = "",
+    on: Annotated[
+        Literal["clients"] | None, typer.Option(help="have the clients of each run score all results, too")
+    ] = None,
+    local: LocalOption = False,
     offline: OfflineOption = False,
     format: TableOption = "text",  # noqa: A002
 ) -> None:
     """Run several server methods on the same stored uploads and print one table."""
     shown: Format = "text" if format == "text" else "json"  # every other format prints only the table
-    with errors("json" if format == "json" else "text"):
+    with errors("json" if format == "json" else "text") as failing:
+        if on and format not in ("text", "json"):
+            raise OptionError(f"--format is {format!r}: must be 'text' or 'json' with --on clients")
         from server_app.settings.catalogue import catalogue
 
         overrides = settings_of(changes)
@@ -201,10 +207,55 @@ def compare(
         asked = Comparison(tuple(runs), methods, seeds, overrides, out=out, model=model, evaluate=evaluate)
         with progress_bar(shown):
             comparison = compare_runs(asked, log=lambda line: say(line, shown))
-        print_comparison(comparison, format)
+        results = []
+        for run in comparison["runs"] if on else ():
+            cells = [Path(cell["run_dir"]) for cell in comparison["cells"] if cell["run"] == run]
+            results += _evaluated(cells, failing, local=local) if cells else []
+        kept = ("run_dir", "method", "seed", "evaluation")
+        scored = [{key: each[key] for key in kept} for each in results]
+        print_comparison({**comparison, **({"results": scored} if on else {})}, format)
+        if results and format == "text":
+            from server_app.launch.result import print_evaluations
+
+            print_evaluations(results, "text")
     if "error" in comparison:
         sys.stderr.write(f"error: {comparison['error']}\n")
         raise typer.Exit(1)
+
+
+@cli.command(rich_help_panel=REUSE)
+def evaluate(
+    runs: SeveralRunsArgument,
+    *,
+    on: Annotated[Literal["clients"], typer.Option(help="whose examples: those that each client kept from training")],
+    local: LocalOption = False,
+    offline: OfflineOption = False,
+    format: FormatOption = "text",  # noqa: A002
+) -> None:
+    """Have the clients of a run score its result and those of its replays, all in one exchange."""
+    with errors(format) as failing:
+        for run in runs:
+            check_run_folder(run)
+        results = _evaluated(runs, failing, local=local)
+        if results:
+            from server_app.launch.result import print_evaluations
+
+            print_evaluations(results, format)
+
+
+def _evaluated(runs: list[Path], failing: errors, *, local: bool) -> list[dict[str, Any]]:
+    """Return the results of these folders with the clients' scores; for a deployed run print the command instead."""
+    with nullcontext() if local else _runtime() as runtime:
+        from server_app.launch.run_command import app_folder, how_to_evaluate, launch_evaluation, plan_evaluation
+
+        planned = plan_evaluation(runs, _in_process({}, local))
+        if planned is None:
+            say(f"its clients are not simulated here; to have them score: {how_to_evaluate(runs[0])}", failing.format)
+            return []
+        if runtime is None:
+            from server_app.local import launch_local
+        start = launch_local if runtime is None else None
+        return launch_evaluation(app_folder(None), planned, runs, failing, start, runtime)
 
 
 @cli.command(rich_help_panel=INSPECT)

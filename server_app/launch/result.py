@@ -12,9 +12,10 @@ from rich.console import Console
 from rich.table import Table
 
 from server_app.launch.console import Format
-from server_app.report.client_scores import client_lines
+from server_app.report.client_scores import client_lines, results_table, summary_line
 from server_app.report.communication import moved_lines
 from server_app.report.gatekeeping import attack_lines
+from server_app.report.page import PAGE_FILE
 from server_app.report.tables import headline, headline_cells, refusal_lines, scale_of, titled
 from server_app.settings.read import scaled_line
 from strategies.core.errors import printable
@@ -60,6 +61,22 @@ def print_result(result: Mapping[str, Any], format: Format) -> None:  # noqa: A0
     lines.append(f"run folder   {result['run_dir']}")
     for line in lines:
         console.print(printable(line), highlight=False, soft_wrap=True)
+
+
+def print_evaluations(results: Sequence[Mapping[str, Any]], format: Format) -> None:  # noqa: A002
+    """Print the clients' scores of results: of one result each client's, of several a table; or a line of JSON."""
+    sys.stderr.flush()
+    if format == "json":
+        kept = ("run_dir", "method", "seed", "evaluation")
+        sys.stdout.write(json.dumps({"results": [{key: each[key] for key in kept} for each in results]}) + "\n")
+        return
+    results_table(results).print()
+    console = Console(markup=False, emoji=False)
+    for result in results:
+        facts = result["evaluation"]
+        lines = client_lines(facts) if len(results) == 1 else [f"{result['method']}: {summary_line(facts)}"]
+        for line in (*lines, f"page  {result['run_dir']}/{PAGE_FILE}"):
+            console.print(printable(line), highlight=False, soft_wrap=True)
 
 
 def _summarised(table: Sequence[Mapping[str, Any]], metric: str) -> list[Mapping[str, Any]]:

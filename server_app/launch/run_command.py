@@ -7,7 +7,7 @@ import shlex
 import sys
 import time
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -116,7 +116,7 @@ def launch_run(
     Raises:
         OneShotError: The run failed; the message has the command that resumes it.
     """
-    resumed, num_supernodes = run.settings.app.resume, run.num_supernodes
+    resumed = run.settings.app.resume
     folder = Path(resumed or run.settings.app.run_dir)
     if (done := _finished(folder)) is not None and resumed:
         print_result(done, failing.format)
@@ -130,12 +130,8 @@ def launch_run(
     with flush_subnormals() if local else nullcontext():
         run.check()
         began, written = time.monotonic(), _result_time(folder)
-        # The ServerApp writes it to run.json, so that a resumed run has the same clients; the app runs from a copy.
-        named = {SUPERNODES_VARIABLE: str(num_supernodes), COMMIT_VARIABLE: commit_of(app)}
         try:
-            with _environment(named), progress_bar(failing.format):
-                start = local or _launcher(partial(_is_finished, folder, written), runtime)
-                launched = start(app, settings=run.given, num_supernodes=num_supernodes, echo=echo_to(failing.format))
+            launched = _start(app, run, failing, local or _launcher(partial(_is_finished, folder, written), runtime))
         except KeyboardInterrupt:
             sys.stderr.write(f"interrupted.{to_go_on()}\n")
             raise typer.Exit(INTERRUPTED) from None
@@ -151,6 +147,13 @@ def launch_run(
     with RunFolder.open(folder) as run_folder:
         run_folder.write_result(result)
     print_result(result, failing.format)
+
+
+def _start(app: Path, run: PlannedRun, failing: errors, start: Launcher) -> Launched:
+    # The ServerApp writes it to run.json, so that a resumed run has the same clients; the app runs from a copy.
+    named = {SUPERNODES_VARIABLE: str(run.num_supernodes), COMMIT_VARIABLE: commit_of(app)}
+    with _environment(named), progress_bar(failing.format):
+        return start(app, settings=run.given, num_supernodes=run.num_supernodes, echo=echo_to(failing.format))
 
 
 def _launcher(is_finished: Callable[[], bool], runtime: Runtime | None) -> Launcher:
@@ -201,6 +204,88 @@ def plan_run(given: Mapping[str, Scalar], num_supernodes: int | None = None) -> 
         settings["run-dir"] = str(default_run_dir(str(settings.get("run-dir", "")), name, parent=runs_folder()))
     checked = read_settings(settings)
     return PlannedRun(settings, checked, num_supernodes or number_of_clients(checked.app))
+
+
+# `oneshot evaluate`: the clients of a finished run score its result, and those of its replays, in one exchange.
+
+
+EVALUATE_FILE = "evaluate.toml"
+
+
+def plan_evaluation(folders: Sequence[Path], given: Mapping[str, Scalar]) -> PlannedRun | None:
+    """Read the settings with which the clients of a run score stored results; None for a deployed run.
+
+    The clients of a deployed run are elsewhere: its folder gets a file with these settings, for ``flwr run``.
+
+    Args:
+        folders: The folders of a run and of its replays.
+        given: Settings of this machine alone.
+
+    Raises:
+        OptionError: The results are of different runs or not finished, or the run has no clients.
+        StoreError: A folder is no run folder.
+    """
+    runs = {str(_source_of(folder)): folder for folder in folders}
+    if len(runs) > 1:
+        raise OptionError(f"{' and '.join(map(str, runs.values()))} are of different runs: must be results of one run")
+    run = Path(*runs)
+    for folder in (run, *folders):
+        if _finished(folder) is None or "," in str(folder):
+            raise OptionError(f"{folder} has no result to evaluate: must be a finished run whose path has no comma")
+    _refuse_replay(run)
+    named = ",".join(str(folder.resolve()) for folder in folders)
+    asked = {"resume": str(run), "evaluate.results": named}
+    with RunFolder.open(run, write=False) as source:
+        deployed = source.info.get("num-supernodes") == 0
+    if not deployed:
+        return plan_run({**given, **asked})
+    text = toml_table({**listed_settings(stored_settings(run)), "run-dir": "", **asked})
+    with store_errors(run / EVALUATE_FILE):
+        atomic_write(run / EVALUATE_FILE, text.encode())
+    return None
+
+
+def how_to_evaluate(folder: Path) -> str:
+    """Return the command with which the operator of a deployment has clients score the results of a run's folder."""
+    run = _source_of(folder)
+    return f"flwr run APP SUPERLINK --run-config {shlex.quote(str(run / EVALUATE_FILE))}"
+
+
+def launch_evaluation(
+    app: Path,
+    run: PlannedRun,
+    folders: Sequence[Path],
+    failing: errors,
+    local: Launcher | None = None,
+    runtime: Runtime | None = None,
+) -> list[dict[str, Any]]:
+    """Have the simulated clients of a run score stored results; the other arguments are those of :func:`launch_run`.
+
+    Returns:
+        The results, with the clients' scores, in the order of the folders.
+
+    Raises:
+        OneShotError: It failed; the results are as they were.
+    """
+    before = [_result_time(folder) for folder in folders]
+    with flush_subnormals() if local else nullcontext():
+        run.check()
+        try:
+            launched = _start(app, run, failing, local or _launcher(lambda: False, runtime))
+        except KeyboardInterrupt:
+            sys.stderr.write("interrupted; the results are as they were.\n")
+            raise typer.Exit(INTERRUPTED) from None
+    results = [result for folder in folders if (result := _finished(folder)) is not None]
+    same = any(_result_time(folder) == time_ for folder, time_ in zip(folders, before, strict=True))
+    if launched.exit_code != 0 or same or len(results) < len(folders):
+        raise OneShotError(f"the evaluation failed: {launched.reason or 'it ended without scores'}")
+    return results
+
+
+def _source_of(folder: Path) -> Path:
+    """Return the run whose uploads a result was made of: the run itself, or that of a replay."""
+    with RunFolder.open(folder, write=False) as run_folder:
+        return Path(run_folder.info.get("replay-of", folder)).resolve()
 
 
 def _finished(folder: Path) -> dict[str, Any] | None:

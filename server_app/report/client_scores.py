@@ -109,6 +109,28 @@ def client_lines(facts: Facts) -> list[str]:
     return [*lines, *(f"not evaluated: {row['client']}: {row['reason']}" for row in facts["refused"])]
 
 
+def results_table(results: Sequence[Facts]) -> Table:
+    """Return a row per result that clients have scored: its scores, and how many clients it helps.
+
+    Args:
+        results: The content of each result.json, with the entry "evaluation".
+    """
+    rows = []
+    for result in results:
+        facts = result["evaluation"]
+        clients, metric = facts["clients"], facts["metric"]
+        verdicts = [client["gain"]["verdict"] for client in clients if client["gain"] is not None]
+        worst = max if metric == "log-loss" else min
+        figures = [_number(facts["pooled"].get(RESULT), metric)]
+        figures += [_over(clients, RESULT, metric, choose) for choose in (fmean, worst)]
+        counts = [str(verdicts.count(word)) for word in ("gains", "ties", "loses")]
+        rows.append((f"{result['method']}, seed {result['seed']}", *figures, *counts))
+    columns = ("result", "all examples", "mean of clients", "worst client", "gain", "tie", "lose")
+    metric = results[0]["evaluation"]["metric"]
+    notes = ["The best of several results on the same examples looks better than it is."] if len(rows) > 1 else []
+    return Table(f"On the clients' own examples: {titled(metric)}", columns, rows, texts=1, notes=notes)
+
+
 def _cells(client: Facts, metric: str) -> str:
     found = client["gain"]
     parts = [f"own model {_number(client['own'], metric)}"] if client["own"] else []

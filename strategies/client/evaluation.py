@@ -26,7 +26,7 @@ from ..core.durable import atomic_write
 from ..core.errors import OneShotError, OptionError
 from ..core.places import make_private, run_place
 from ..core.processor import flush_subnormals
-from ..scores.exchange import FEDAVG, KIND, OWN, RESULT, classes_digest
+from ..scores.exchange import FEDAVG, KIND, MOST_RESULTS, OWN, RESULT, classes_digest, results_in
 from ..scores.sums import Answers, pack, pack_pair
 from ..uploads.packed import from_wire, unpack_member
 from . import answer_question, read_arrays
@@ -146,9 +146,11 @@ def _scored(facts: Mapping[str, Any], arrays: Arrays, local: Local) -> tuple[dic
     digest = classes_digest(data.num_classes, data.classes)
     if facts.get("num-classes") != data.num_classes or facts.get("classes") != digest:
         raise refusals.bad_request("classes", facts.get("num-classes"), f"this client's {data.num_classes}")
-    models = {name: partial(_model, name, facts, arrays, local) for name in (FEDAVG, RESULT) if _named(facts, name)}
-    if RESULT not in models:
-        raise refusals.bad_request("models", facts.get("models"), "a list with 'result'")
+    results = results_in(facts.get("models"))
+    if RESULT not in results or len(set(results)) < len(results) or len(results) > MOST_RESULTS:
+        raise refusals.bad_request("models", facts.get("models"), f"a list with 'result', and at most {MOST_RESULTS}")
+    named = [*([FEDAVG] if FEDAVG in facts["models"] else []), *results]
+    models = {name: partial(_model, name, facts, arrays, local) for name in named}
     answers: dict[str, Answers] = {}
     if (own := local.own(facts)) is not None:
         answers[OWN] = _answers(own, data)
@@ -157,15 +159,10 @@ def _scored(facts: Mapping[str, Any], arrays: Arrays, local: Local) -> tuple[dic
     made: dict[str, Any] = {}
     for name, found in answers.items():
         made |= {f"{name}/{key}": value for key, value in pack(found.sums(data.groups), local.share).items()}
-        if name != RESULT:
-            pair = found.against(answers[RESULT], data.num_classes)
-            made |= {f"{RESULT}-{name}/{key}": value for key, value in pack_pair(pair, local.share).items()}
+        for result in () if name in results else results:
+            pair = found.against(answers[result], data.num_classes)
+            made |= {f"{result}-{name}/{key}": value for key, value in pack_pair(pair, local.share).items()}
     return {"classes": digest, "share": local.share}, made
-
-
-def _named(facts: Mapping[str, Any], name: str) -> bool:
-    models = facts.get("models")
-    return isinstance(models, list) and name in models
 
 
 def _model(name: str, facts: Mapping[str, Any], arrays: Arrays, local: Local) -> torch.nn.Module:

@@ -26,7 +26,7 @@ from ..run.quarantine import guarded_replay
 from ..run.run_folder import RunFolder, default_run_dir
 from ..run.stage import StageReport, pinned_clients
 from ..run.trial import describe_cost
-from ..scores.exchange import FEDAVG, RESULT, Evaluation, ask, question_of
+from ..scores.exchange import FEDAVG, Evaluation, ask, question_of, result_name
 from ..uploads.builders import check_described, check_task, choose_config, choose_student, named_builders
 from ..uploads.forms import FormedBuilder, formed_builders
 from ..uploads.needs import check_needs, list_demands
@@ -426,10 +426,36 @@ class OneShot(Strategy):
         Returns:
             The sums of the clients that answered, and why others did not.
         """
+        return self.score_stored(grid, [self.report], timeout=timeout, classes=classes)[0]
+
+    def score_stored(
+        self,
+        grid: Grid,
+        reports: Sequence[StageReport],
+        *,
+        timeout: float,
+        classes: Sequence[str] = (),
+        train_config: ConfigRecord | None = None,
+    ) -> list[Evaluation]:
+        """Have the clients score several results on this run's uploads, its own and those of replays, in one exchange.
+
+        Args:
+            grid: Flower's grid.
+            reports: The results.
+            timeout: Seconds to wait for answers.
+            classes: The classes' names.
+            train_config: What :meth:`start` got, for a strategy that has not been started.
+
+        Returns:
+            For each result the sums of the clients that answered, and why others did not.
+        """
         began, server_round = time.monotonic(), self.method.plan(self.job.config).rounds
-        outcome, job = self.report.outcome, self.report.job
-        models = {RESULT: outcome}
-        alike = self.method.uploads == CLASSIFIER and self.method.name != "fedavg"
+        if train_config is not None:
+            self.rounds.remember(train_config)
+        job = reports[0].job
+        models = {result_name(number): report.outcome for number, report in enumerate(reports)}
+        jobs = {result_name(number): report.job for number, report in enumerate(reports)}
+        alike = self.method.uploads == CLASSIFIER and (self.method.name != "fedavg" or len(reports) > 1)
         if alike and {each.architecture for each in job.uploads} == {job.student}:
             average = METHODS["fedavg"]
             models[FEDAVG] = average.fit(replace(job, config=average.config(), device="cpu"), Silent())
@@ -441,8 +467,9 @@ class OneShot(Strategy):
                 reasons = [row["reason"] for row in folder.refused() if row["client"] == name]
                 return reasons[-1] if reasons else "no answer"
 
-            question = question_of(models, job, classes)
-            return ask(clients, question, wanted=pinned_clients(folder) or (), why=why)
+            question = question_of(models, job, classes, jobs)
+            found = ask(clients, question, wanted=pinned_clients(folder) or (), why=why)
+            return [found[result_name(number)] for number in range(len(reports))]
         finally:
             self.rounds.account.spend("evaluation", began)
             self.close()

@@ -170,7 +170,7 @@ class Rounds:
             QuorumError: Too few uploads.
             OptionError: The method's needs are not met.
         """
-        self._test_share = {key: value for key, value in train_config.items() if key == TEST_SHARE}
+        self.remember(train_config)
         done, rounds = last_finished_round(folder), self._method.plan(self._job.config).rounds
         if done:
             log(INFO, "round %d of %d is finished: its result is read from the run folder", done, rounds)
@@ -188,6 +188,10 @@ class Rounds:
             self._run_stage(folder, server_round, arrays, place=place, tick=tick, finish=finish)
             arrays = self.student_arrays() or arrays
         return arrays
+
+    def remember(self, train_config: ConfigRecord) -> None:
+        """Remember what the clients were asked to keep from training: later questions are about these examples."""
+        self._test_share = {key: value for key, value in train_config.items() if key == TEST_SHARE}
 
     def start_from(self, arrays: ArrayRecord) -> None:
         """Compare initial arrays with the model that clients upload: uploads have the same names.

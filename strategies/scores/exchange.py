@@ -1,12 +1,13 @@
 """The server's side of an evaluation on the clients' own examples, after the server stage.
 
-Each client gets the result, and one-shot FedAvg if there is one, and answers with the integer sums of :mod:`.sums`: of
-its own model, of FedAvg and of the result. The server checks them, and adds them up.
+Each client gets one result or several, and one-shot FedAvg if there is one, and answers with the integer sums of
+:mod:`.sums`: of its own model, of FedAvg and of every result. The server checks them, and adds them up.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 KIND = "evaluate"  # of the question, and of the client's handler
 PHASE = "evaluation"
 OWN, FEDAVG, RESULT = "own", "fedavg", "result"
-MODELS = (OWN, FEDAVG, RESULT)
+MOST_RESULTS = 64  # of one question
+_RESULT = re.compile(rf"{RESULT}(\.[1-9]\d?)?")
 
 
 @dataclass(frozen=True)
@@ -68,31 +70,45 @@ class Evaluation:
         return reduce(add, found) if found else None
 
 
+def result_name(number: int) -> str:
+    """Return the name of a result in a question: ``result``, ``result.1``, ``result.2`` and so on, from number 0."""
+    return f"{RESULT}.{number}" if number else RESULT
+
+
+def results_in(models: object) -> list[str]:
+    """Return the results among the models of a question, in its order."""
+    named = models if isinstance(models, list) else []
+    return [name for name in named if isinstance(name, str) and _RESULT.fullmatch(name)]
+
+
 def classes_digest(num_classes: int, names: Sequence[str]) -> str:
     """Return the digest of the classes, which server and client must share."""
     return hashlib.sha256("\n".join([str(num_classes), *names]).encode()).hexdigest()
 
 
-def question_of(models: Mapping[str, Outcome], job: Job, classes: Sequence[str] = ()) -> Question:
+def question_of(
+    models: Mapping[str, Outcome], job: Job, classes: Sequence[str] = (), jobs: Mapping[str, Job] | None = None
+) -> Question:
     """Return the question that has clients score these models.
 
     Args:
-        models: The outcomes of ``result``, and of ``fedavg`` if there is one; of one with a student and an ensemble the
-            student.
+        models: The outcomes of ``fedavg`` if there is one, and of the results, by the names of :func:`result_name`; of
+            one with a student and an ensemble the student.
         job: The job with its uploads.
         classes: The classes' names.
+        jobs: The job of a model that has another one, by its name.
     """
     facts: dict[str, Any] = {"num-classes": job.num_classes, "classes": classes_digest(job.num_classes, classes)}
     arrays: dict[str, np.ndarray[Any, Any]] = {}
     packed: dict[str, PackedMember] = {}  # equal members travel once
     for name, outcome in models.items():
-        spec = outcome.ensemble
+        spec, own = outcome.ensemble, (jobs or {}).get(name, job)
         if outcome.student is not None:
-            members = [pack_member(job.student, outcome.student, precision="float32")]
+            members = [pack_member(own.student, outcome.student, precision="float32")]
             combiner, weights = "", {}
         elif spec is not None:
             precision = "int8" if spec.precision == "int8" else "float32"
-            uploads = find_members(job, spec)
+            uploads = find_members(own, spec)
             members = [
                 pack_member(each.architecture, each.read(), precision=precision, ranges=each.ranges) for each in uploads
             ]
@@ -114,8 +130,10 @@ def question_of(models: Mapping[str, Outcome], job: Job, classes: Sequence[str] 
     return Question(KIND, facts, arrays)
 
 
-def ask(clients: Clients, question: Question, *, wanted: Sequence[str], why: Callable[[str], str]) -> Evaluation:
-    """Ask the clients, and return what those answer whose sums fit.
+def ask(
+    clients: Clients, question: Question, *, wanted: Sequence[str], why: Callable[[str], str]
+) -> dict[str, Evaluation]:
+    """Ask the clients, and return by the name of each result what those answer whose sums fit.
 
     Args:
         clients: The clients.
@@ -123,19 +141,21 @@ def ask(clients: Clients, question: Question, *, wanted: Sequence[str], why: Cal
         wanted: The clients of the server stage.
         why: A client's name -> why its answer is missing.
     """
-    found: dict[str, ClientScores] = {}
+    found: dict[str, dict[str, ClientScores]] = {}
 
     def check(answer: Answer) -> None:
         found[answer.client] = read_answer(answer, question)
 
     answers = clients.ask(question, phase=PHASE, check=check)
-    scores = tuple(found[name] for name in sorted(answers))
-    missing = [name for name in wanted if name not in answers]
-    return Evaluation(scores, {name: why(name) for name in missing})
+    refused = {name: why(name) for name in wanted if name not in answers}
+    return {
+        result: Evaluation(tuple(found[name][result] for name in sorted(answers)), refused)
+        for result in results_in(question.facts["models"])
+    }
 
 
-def read_answer(answer: Answer, question: Question) -> ClientScores:
-    """Read one client's answer.
+def read_answer(answer: Answer, question: Question) -> dict[str, ClientScores]:
+    """Read one client's answer: its sums of each result, by the result's name.
 
     Raises:
         UploadError: It contradicts itself or the question, in one line.
@@ -148,18 +168,25 @@ def read_answer(answer: Answer, question: Question) -> ClientScores:
     arrays: dict[str, dict[str, np.ndarray[Any, Any]]] = {}
     for key, value in answer.arrays.items():
         arrays.setdefault(key.rpartition("/")[0], {})[key.rpartition("/")[2]] = value
-    known = {*MODELS, *(f"{RESULT}-{model}" for model in (OWN, FEDAVG))}
+    asked = list(question.facts["models"])
+    results = results_in(asked)
+    known = {OWN, FEDAVG, *results, *(f"{result}-{model}" for result in results for model in (OWN, FEDAVG))}
     if unknown := sorted(set(arrays) - known):
         raise refusals.contradicting_sums("all models", f"has {unknown[0][:80]!r}")
-    models = [model for model in MODELS if model in arrays]
-    if RESULT not in models or (missing := set(question.facts["models"]) - set(models)):
-        raise refusals.contradicting_sums("all models", f"lacks {RESULT if RESULT not in models else missing.pop()!r}")
+    if missing := [model for model in asked if model not in arrays]:
+        raise refusals.contradicting_sums("all models", f"lacks {missing[0]!r}")
+    models = [model for model in (OWN, FEDAVG, *results) if model in arrays]
     sums = {model: unpack(arrays[model], classes, f"model {model!r}") for model in models}
     if len({each.examples for each in sums.values()}) > 1 or not sums[RESULT].examples:
         raise refusals.contradicting_sums("all models", "has different numbers of examples, or none")
-    pairs = {}
-    for model in models:
-        if model != RESULT:
-            key = f"{RESULT}-{model}"
-            pairs[model] = unpack_pair(arrays.get(key, {}), sums[model], sums[RESULT], f"models {model!r}, {RESULT!r}")
-    return ClientScores(answer.client, sums, pairs)
+    others, found = [model for model in models if model not in results], {}
+    for result in results:
+        pairs = {
+            model: unpack_pair(
+                arrays.get(f"{result}-{model}", {}), sums[model], sums[result], f"models {model!r}, {result!r}"
+            )
+            for model in others
+        }
+        own = {**{model: sums[model] for model in others}, RESULT: sums[result]}
+        found[result] = ClientScores(answer.client, own, pairs)
+    return found

@@ -73,6 +73,44 @@ def test_a_method_of_every_kind_runs_to_a_finished_result(oneshot: Any, method: 
     assert result["table"]
 
 
+def test_clients_of_a_finished_run_score_its_result_and_those_of_replays_in_one_exchange(
+    oneshot: Any, tmp_path: Path
+) -> None:
+    place = tmp_path / "run"
+    _, result, _ = oneshot("run", "--method", "fedavg", evaluate__on="both", run_dir=str(place))
+    status, compared, log = oneshot("compare", place, "--methods", "fedens,fedavg", "--on", "clients")
+
+    assert status == 0, log
+    replayed = {row["method"]: row for row in compared["results"]}
+    assert set(replayed) == {"fedens", "fedavg"}
+    rows = zip(replayed["fedavg"]["evaluation"]["clients"], result["evaluation"]["clients"], strict=True)
+    for again, first in rows:  # the same model on the same examples
+        assert [again[key] for key in ("own", "result", "gain")] == [first[key] for key in ("own", "result", "gain")]
+    cell = Path(replayed["fedens"]["run_dir"])
+    kept = (cell / "result.json").read_bytes()
+    assert json.loads(kept)["evaluation"]["clients"] == replayed["fedens"]["evaluation"]["clients"]
+    assert "Joining helps" in (cell / "report.html").read_text()
+
+    status, repeated, log = oneshot("evaluate", place, "--on", "clients")
+    assert status == 0, log  # a question that they have answered before
+    assert repeated["results"][0]["evaluation"]["clients"] == result["evaluation"]["clients"]
+    status, failed, _ = oneshot("evaluate", cell, "--on", "clients")
+    assert status == 1
+    assert "answered 2 evaluations" in failed["error"]
+    assert (cell / "result.json").read_bytes() == kept
+
+
+def test_an_evaluation_is_refused_where_clients_kept_no_examples(oneshot: Any, tmp_path: Path) -> None:
+    place = tmp_path / "run"
+    oneshot("run", "--method", "fedavg", evaluate__on="server", run_dir=str(place))
+    before = (place / "result.json").read_bytes()
+    status, failed, _ = oneshot("evaluate", place, "--on", "clients")
+
+    assert status == 1
+    assert "kept no examples for an evaluation" in failed["error"]
+    assert (place / "result.json").read_bytes() == before
+
+
 def test_a_run_that_is_interrupted_while_a_client_trains_resumes_to_the_same_bits(
     oneshot: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

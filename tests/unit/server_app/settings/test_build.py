@@ -240,6 +240,7 @@ def test_a_resumed_run_when_only_places_and_patience_differ_goes_on() -> None:
         "checkpoint-s": 1.0,
         "tracker": "mlflow",
         "metric": "auroc",
+        "evaluate.results": "runs/a",
     }
 
     check_same_run({"settings": default_settings()}, {**default_settings(), **changed})

@@ -19,7 +19,7 @@ from strategies.core.clients import Answer, Question
 from strategies.core.errors import UploadError
 from strategies.core.facts import UploadFacts, default_normalization
 from strategies.method import METHODS, EnsembleSpec, Job, Outcome, Upload
-from strategies.scores.exchange import FEDAVG, OWN, RESULT, Evaluation, ask, question_of
+from strategies.scores.exchange import FEDAVG, OWN, RESULT, Evaluation, ask, question_of, result_name
 from strategies.scores.sums import Answers
 from strategies.scores.values import scores_of
 
@@ -104,7 +104,7 @@ def evaluated(party: Party, outcome: Outcome | None = None, **more: Outcome) -> 
     """Ask the clients about a result."""
     models = {RESULT: outcome or Outcome(student=STUDENT.state_dict()), **more}
     asked = question_of(models, job())
-    return ask(party, asked, wanted=NAMES, why=lambda name: party.reasons.get(name, "no answer"))
+    return ask(party, asked, wanted=NAMES, why=lambda name: party.reasons.get(name, "no answer"))[RESULT]
 
 
 def test_sums_of_clients_are_the_scores_on_all_their_examples(tmp_path: Path) -> None:
@@ -170,6 +170,37 @@ def test_a_hostile_and_a_refusing_client_move_only_their_own_rows(
     assert mine is not None
     assert theirs is not None
     assert np.array_equal(mine.confusion, theirs.confusion)
+
+
+def test_several_results_are_scored_in_one_exchange_and_a_false_answer_moves_its_own_row_alone(tmp_path: Path) -> None:
+    names = [result_name(number) for number in range(3)]
+    outcomes = [Outcome(student=net(seed).state_dict()) for seed in (7, 8, 9)]
+    asked = question_of(dict(zip(names, outcomes, strict=True)), job())
+
+    def together(change: Mapping[str, Any]) -> dict[str, Evaluation]:
+        place = tmp_path / str(len(change))
+        party = Party([local(name, place) for name in NAMES], change)
+        return ask(party, asked, wanted=NAMES, why=lambda name: party.reasons[name])
+
+    def of_client(found: Evaluation, name: str) -> list[Any]:
+        (row,) = (client for client in found.clients if client.client == name)
+        return [row.sums[RESULT].loss, row.pairs[OWN].discordant.tolist(), row.sums[OWN].correct]
+
+    honest = together({})
+    for name, outcome in zip(names, outcomes, strict=True):
+        alone = evaluated(Party([local(each, tmp_path / name) for each in NAMES]), outcome)
+        assert [of_client(honest[name], each) for each in NAMES] == [of_client(alone, each) for each in NAMES]
+
+    def without_the_last(arrays: dict[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in arrays.items() if not key.startswith(names[2])}
+
+    false = together({NAMES[0]: without_the_last})
+    for name in names:
+        assert list(false[name].refused) == [NAMES[0]]
+        assert "lacks 'result.2'" in false[name].refused[NAMES[0]]
+        assert [of_client(false[name], each) for each in NAMES[1:]] == [
+            of_client(honest[name], each) for each in NAMES[1:]
+        ]
 
 
 def test_a_client_repeats_its_answer_and_gives_no_third_one(tmp_path: Path) -> None:
