@@ -129,7 +129,9 @@ class Rounds:
         # All checks that are possible before a client has worked; an upload is checked when it arrives.
         check_needs(method, job)
         if job.num_classes and (method.uploads == CLASSIFIER or method.kind == "student"):
-            check_student(job, trained=method.kind == "student", classifies=not method.any_model)
+            check_student(
+                job, trained=method.kind == "student", classifies=not method.any_model, trained_by_clients=True
+            )
         if not job.num_classes and options.gatekeeper.policy != OFF:
             raise OptionError("the gatekeeper runs the models: needs num_classes and input_shape")
         _check_last_layer(method, job, options)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from itertools import chain
-from numbers import Integral
+from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -65,6 +65,7 @@ from ..uploads.builders import (
     named_builders,
 )
 from ..uploads.checks import ModelSignature, Signatures, check_arrays, check_measured, check_upload, fits
+from ..uploads.forms import FormedBuilder, formed_builders, forms_of, unformed
 from ..uploads.tensors import tensor_form
 from .adapters import MergedAdapter, describe_merge, open_adapters, open_start
 from .card import CARD_FILE, write_card
@@ -171,6 +172,8 @@ def by_name(values: PerModel[Value] | None, named: Mapping[str, Trained], what: 
         if odd := sorted(set(values) ^ set(named), key=str):
             raise OptionError(f"{what} and models differ in {odd[0]!r}: must have the same names")
         return {client: _plain(value) for client, value in values.items()}
+    if not isinstance(values, Sequence | np.ndarray | torch.Tensor) or isinstance(values, str):
+        raise OptionError(f"{what} is {_kind(values)}: must be a list with one entry per model, or a mapping by name")
     if len(values) != len(named):
         raise OptionError(f"{what} has {len(values)} entries: must have one per model, {len(named)}")
     return dict(zip(named, map(_plain, values), strict=True))
@@ -255,9 +258,17 @@ def read_batch(batch: Any, num_classes: int) -> tuple[torch.Tensor, torch.Tensor
         raise OptionError(
             f"a batch is a {type(batch).__name__}: must be a pair of examples and labels, as tensors or arrays"
         ) from error
+    if labels.dim() == 2 and labels.shape[1] == num_classes > 1:
+        if not bool(((labels == 0) | (labels == 1)).all() & (labels.sum(dim=1) == 1).all()):
+            raise OptionError(
+                f"labels have shape {list(labels.shape)}: must be one per example, [{len(examples)}], or one-hot"
+            )
+        labels = labels.int().argmax(dim=1)
     wanted = labels.reshape(-1)  # [B, 1] would be compared with each of B answers
     if not examples.dim() or len(wanted) != len(examples):
         raise OptionError(f"labels have shape {list(labels.shape)}: must be one per example, [{len(examples)}]")
+    if examples.is_floating_point() and not bool(examples.isfinite().all()):
+        raise OptionError("examples have NaN or Inf: must be finite numbers")
     odd = wanted[(wanted < 0) | (wanted >= num_classes) | (wanted != wanted.long())] if num_classes else wanted[:0]
     if len(odd):
         raise OptionError(f"a label is {odd[0].item()}: must be the number of a class, 0 to {num_classes - 1}")
@@ -350,8 +361,9 @@ class Result:
         """Return the scores of ``student`` and ``ensemble``, those that there are.
 
         Args:
-            loader: Batches of normalised examples [B, ...] and labels [B] or [B, 1], as tensors or arrays: pairs,
-                longer tuples that begin with them, or dicts that have them under a usual name. Also a dataset of pairs.
+            loader: Batches of normalised examples [B, ...] and labels [B], [B, 1] or one-hot, as tensors or arrays:
+                pairs, longer tuples that begin with them, or dicts that have them under a usual name. Also a dataset of
+                pairs.
 
         Returns:
             Of each model ``accuracy`` in %, ``scores`` with 95 % intervals, the confusion matrix and more; see
@@ -362,6 +374,8 @@ class Result:
         """
         if isinstance(loader, torch.utils.data.Dataset) and not isinstance(loader, torch.utils.data.IterableDataset):
             loader = torch.utils.data.DataLoader(loader, batch_size=256)
+        if not isinstance(loader, Iterable):
+            raise OptionError(f"loader is {_kind(loader)}: must be batches of examples and labels, as a DataLoader")
         models = {name: model for name in ("student", "ensemble") if (model := getattr(self, name)) is not None}
         answered: dict[str, list[torch.Tensor]] = {name: [] for name in models}
         truth = list[torch.Tensor]()
@@ -400,8 +414,9 @@ class Result:
             return
         place = expand_user(folder)
         parts = {STUDENT_FILE: self.outcome.student, FOLDER_NAME: self.outcome.ensemble}
+        builders = {name: unformed(build) for name, build in self.job.builders.items()}
         members = {up.architecture for up in self.job.uploads} if self.outcome.ensemble is not None else set()
-        if lost := lost_buffer({name: build for name, build in self.job.builders.items() if name in members}):
+        if lost := lost_buffer({name: build for name, build in builders.items() if name in members}):
             raise StoreError(
                 f"the models differ in buffer {lost}, which is not in their state_dict, so a saved ensemble would lose "
                 "it: must be registered with persistent=True"
@@ -413,10 +428,9 @@ class Result:
         if self.outcome.student is not None:
             save_weights(place / STUDENT_FILE, self.outcome.student)
         if self.outcome.ensemble is not None:
-            save_ensemble(place / FOLDER_NAME, self.outcome.ensemble, self.job.uploads)
-        makers = {
-            name: maker for name, build in self.job.builders.items() if name != STATES and (maker := maker_of(build))
-        }
+            forms = forms_of(self.job.builders)
+            save_ensemble(place / FOLDER_NAME, self.outcome.ensemble, self.job.uploads, forms)
+        makers = {name: maker for name, build in builders.items() if name != STATES and (maker := maker_of(build))}
         card = write_card(self.method, self.job, self.outcome, makers=makers, scores=scores or {})
         with store_errors(place):
             atomic_write(place / CARD_FILE, card.encode())
@@ -462,7 +476,7 @@ def merge(
     if not isinstance(method, str):
         raise OptionError(f"method is {_kind(method)}: must be a name, one of {', '.join(METHODS)}")
     chosen = METHODS[method]
-    _check_further(further, chosen)
+    _check_further({"log": log, **further}, chosen)
     check_described(chosen, num_classes, input_shape)
     input_shape = None if input_shape is None else check_shape(input_shape)
     num_classes, input_shape = num_classes or 0, UNKNOWN_SHAPE if input_shape is None else input_shape
@@ -502,7 +516,10 @@ def merge(
     if began is not None or adapters:  # adapters without a start began at the base
         given |= {"start": began, "clients_seed": given.get("seed", 0)}
     job = Job(uploads, copies.builders, num_classes=num_classes, input_shape=input_shape, **given)
-    _check_students(job, chosen)
+    job = _checked(job, chosen)
+    notes += [
+        f"model {name!r} {build.form}" for name, build in job.builders.items() if isinstance(build, FormedBuilder)
+    ]
     for said in notes:
         with OneLine() as note:
             (log or note)(said)
@@ -515,18 +532,20 @@ def merge(
     return Result(method, clients, outcome, Job(**{**vars(job), "device": "cpu"}))
 
 
-def _check_students(job: Job, chosen: Method) -> None:
-    """Refuse models that do not map the job's examples to logits.
-
-    Where the result is an ensemble of other models than classifiers, no student is built.
-    """
-    classifiers = kind_of(job.student) == CLASSIFIER and (chosen.uploads == CLASSIFIER or chosen.kind == "student")
-    if not (job.num_classes and classifiers):
-        return
-    check_student(job, trained=chosen.kind == "student")
+def _checked(job: Job, method: Method) -> Job:
+    """Return the job with its models as plain classifiers, each of which has been tried."""
+    # Where the result is an ensemble of other models than classifiers, no student is built.
+    if not job.num_classes or kind_of(job.student) != CLASSIFIER:
+        return job
+    if method.uploads != CLASSIFIER and method.kind != "student":
+        return job
+    if method.uploads == CLASSIFIER:
+        job = replace(job, builders=formed_builders(job))
+    check_student(job, trained=method.kind == "student")
     for name in sorted({upload.architecture for upload in job.uploads} - {job.student}):
         if kind_of(name) == CLASSIFIER:
             check_student(replace(job, student=name), trained=False)
+    return job
 
 
 def _members(adapter: Adapter, model: Model | None) -> State:
@@ -564,15 +583,27 @@ def _student(asked: str | None, method: Method, uploads: Sequence[Upload], copie
         raise OptionError(f"{error}{why}") from error
 
 
+_TYPES: Mapping[str, tuple[type, str]] = {
+    "normalization": (Normalization, "Normalization(mean=(...), std=(...)), one number per channel"),
+    "log": (Callable, "a function that takes a line, as print"),  # type: ignore[dict-item]
+    "seed": (Integral, "a whole number"),
+    "proxy": (torch.Tensor, "a tensor of images [N, ch, H, W]"),
+    "labelled": (tuple, "a pair of images [N, ch, H, W] and labels [N]"),
+}
+
+
 def _check_further(further: Mapping[str, Any], method: Method) -> None:
     """Refuse unknown arguments, such as an option of the method, which belongs into its config; check the threads."""
     for name in further:
         if name in {field.name for field in fields(method.config)}:
             wanted = f"{method.config.__name__}({name}=...)"
             raise OptionError(f"merge takes no {name!r}: as an option of {method.name!r} it must be in config={wanted}")
-        if name not in Further.__annotations__:
+        if name not in (*Further.__annotations__, "log"):
             known = list(Further.__annotations__)
             raise OptionError(f"merge takes no {name!r}: must be one of {', '.join(known)}{meant(name, known)}")
+    for name, (kind, wanted) in _TYPES.items():
+        if (value := further.get(name)) is not None and not isinstance(value, kind):
+            raise OptionError(f"{name} is {_kind(value)}: must be {wanted}")
     threads = further.get("threads") or 0
     if not isinstance(threads, Integral) or int(threads) < 0:
         raise OptionError(f"threads is {threads!r}: must be a whole number at least 0; 0 takes what suits the work")
@@ -587,6 +618,10 @@ def _facts(
     """Return client -> its facts, without an architecture yet."""
     records: dict[str, dict[str, Any]] = {client: {"pretrained": True} for client in named}
     for client, counts in by_name(label_counts, named, "label_counts").items():
+        if not isinstance(counts, list | tuple) or not all(isinstance(count, Real) for count in counts):
+            raise OptionError(
+                f"label_counts of {client!r} are {counts!r:.80}: must be a list of numbers, one per class"
+            )
         records[client]["label-counts"] = [int(count) if float(count).is_integer() else count for count in counts]
     for client, size in by_name(num_examples, named, "num_examples").items():
         records[client]["num-examples"] = size

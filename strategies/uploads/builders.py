@@ -12,6 +12,7 @@ from ..core.options import PRESET_NAMES, QUICK, listed, preset_of
 from ..core.seeds import seeded_torch
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
     from ..method import Job, Method, ModelBuilder
@@ -113,17 +114,19 @@ def check_described(method: Method, num_classes: int | None, input_shape: tuple[
         raise OptionError(f"{missing} is missing: give num_classes and input_shape, or neither of them")
 
 
-def check_student(job: Job, *, trained: bool = True, classifies: bool = True) -> None:
+def check_student(job: Job, *, trained: bool = True, classifies: bool = True, trained_by_clients: bool = False) -> None:
     """Refuse a student that does not map images to logits, before the clients train in vain.
 
     Args:
         job: Its builders, student, classes and input shape.
         trained: Whether the server trains it.
         classifies: Whether its outputs are used; an average of weights needs none.
+        trained_by_clients: Whether other processes build and train it too.
 
     Raises:
         OptionError: It does not take images of the input shape, or its outputs are not one per class. Also: there is
-            one class alone, its builder makes no new module, or it cannot be trained as it is.
+            one class alone, its builder makes no new module, it cannot be trained as it is, or a buffer outside of its
+            ``state_dict`` is drawn at random or changes in training, and would be lost with every upload and file.
     """
     import torch
 
@@ -144,10 +147,58 @@ def check_student(job: Job, *, trained: bool = True, classifies: bool = True) ->
             raise OptionError(f"model {job.student!r} has {half[0]!r} of float16: must be float32 or bfloat16 to train")
         if extra := [name for name, value in model.state_dict().items() if not isinstance(value, torch.Tensor)]:
             raise OptionError(f"model {job.student!r} has {extra[0]!r} in its state_dict: must have tensors alone")
+        _check_buffers(model, other, job, trained=trained or trained_by_clients)
         if classifies:
             _check_outputs(model.eval(), job, "")
         if trained:
             _check_outputs(other.train(), job, " in training mode")
+
+
+def _check_buffers(model: nn.Module, other: nn.Module, job: Job, *, trained: bool) -> None:
+    """Refuse buffers that no upload and no file would have, from two modules of one builder."""
+    missing = "and its state_dict lacks it, as uploads and files do: must be registered with persistent=True"
+    if lost := _differing_buffer(_unstored(model), _unstored(other)):
+        raise OptionError(
+            f"model {job.student!r} has buffer {lost!r} with other values each time it is built, {missing}, or be "
+            "drawn from a torch.Generator of its own with a fixed seed"
+        )
+    if trained and (lost := _changing_buffer(other, job)):
+        raise OptionError(f"model {job.student!r} has buffer {lost!r}, which changes in training, {missing}")
+
+
+def _unstored(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Return copies of the buffers that a module's state_dict lacks."""
+    names = model.state_dict().keys()
+    return {name: value.clone() for name, value in model.named_buffers() if name not in names and not value.is_meta}
+
+
+def _differing_buffer(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> str:
+    """Return the first buffer of equal shapes and other values; one that grows is a cache."""
+    import torch
+
+    for name, value in one.items():
+        if name not in other or value.shape != other[name].shape:
+            continue
+        if not torch.equal(value.nan_to_num(), other[name].nan_to_num()):
+            return name
+    return ""
+
+
+def _changing_buffer(model: nn.Module, job: Job) -> str:
+    """Return a buffer outside of the state_dict that training examples change and evaluation does not, as a cache."""
+    import torch
+
+    if not _unstored(model):
+        return ""
+    draw = torch.Generator().manual_seed(job.seed)
+    examples = torch.randn(2, *job.input_shape, generator=draw)
+    try:
+        model.eval()(examples)
+        before = _unstored(model)
+        model.train()(examples)
+    except MODEL_ERRORS:  # what it takes is checked on its own
+        return ""
+    return _differing_buffer(before, _unstored(model))
 
 
 def _storages(model: nn.Module) -> set[int]:

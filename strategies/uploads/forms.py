@@ -136,6 +136,11 @@ def formed_builders(job: Job) -> dict[str, ModelBuilder]:
     return found
 
 
+def unformed(build: ModelBuilder) -> ModelBuilder:
+    """Return the builder that the user gave."""
+    return build.build if isinstance(build, FormedBuilder) else build
+
+
 def forms_of(builders: Mapping[str, ModelBuilder]) -> dict[str, Any]:
     """Return the forms among some builders as JSON values, by architecture; plain classifiers are left out."""
     return {name: {"form": asdict(build.form)} for name, build in builders.items() if isinstance(build, FormedBuilder)}
@@ -165,6 +170,8 @@ def find_form(name: str, build: ModelBuilder, job: Job) -> Form:
     with torch.inference_mode(False), torch.no_grad(), seeded_torch(job.seed, "form"):
         model = build().eval()
         found = _first_form(name, model, job)
+        if found.outputs == "logits" and _returns_more_in_training(model, found, job):
+            found = replace(found, outputs="found")
         kinds = {"one-logit": ("probability",)}.get(found.outputs, ("probabilities", "sigmoids"))
         bounded = _bounded(model, found, job)
         if bounded is None:
@@ -195,6 +202,19 @@ def _first_form(name: str, model: nn.Module, job: Job) -> Form:
         except OptionError as error:
             refused.insert(0, str(error))
     raise OptionError(refused[0])
+
+
+def _returns_more_in_training(model: nn.Module, form: Form, job: Job) -> bool:
+    """Return whether a model in training mode returns more than logits, as GoogLeNet does."""
+    import torch
+
+    try:
+        output = model.train()(form.given(torch.zeros(2, *job.input_shape)))
+    except MODEL_ERRORS:  # what it takes in training mode is checked where it is trained
+        return False
+    finally:
+        model.eval()
+    return not isinstance(output, torch.Tensor)
 
 
 def _outputs(name: str, output: Any, job: Job) -> str:

@@ -177,7 +177,7 @@ class Iterative(Strategy):
         facts: Mapping[str, Any] | None,
     ) -> None:
         self.job = job
-        check_student(job, trained=refiner is not None, classifies=refiner is not None)
+        check_student(job, trained=refiner is not None, classifies=refiner is not None, trained_by_clients=True)
         self._base, self._min_uploads, self._max_bytes = base, min_uploads, int(options.max_upload_mib * MIB)
         self._refiner, self._compute, self._run_dir = refiner, compute, absolute(run_dir)
         self._rounds, self._facts = self._new_rounds(), dict(facts or {})

@@ -80,7 +80,7 @@ def test_batches_are_taken_as_people_have_them(batch: Any) -> None:
         ((IMAGES, LABELS + 1), "a label is 4: must be the number of a class, 0 to 3"),
         ((IMAGES, LABELS * 0 - 1), "a label is -1: must be the number of a class, 0 to 3"),
         ((IMAGES, LABELS + 0.5), "a label is 0.5: must be the number"),
-        ((IMAGES, torch.eye(4)[:3]), r"labels have shape \[3, 4\]: must be one per example"),
+        ((IMAGES, torch.full((3, 4), 0.25)), r"labels have shape \[3, 4\]: must be one per example"),
         ({"image": IMAGES, "mask": LABELS}, "a batch is a dict of image, mask: must have examples under one of"),
         (IMAGES, "a batch is a Tensor: must be a pair of examples and labels"),
         ((IMAGES, ["a", "b", "c"]), "a batch is a tuple: must be a pair of examples and labels"),
