@@ -7,7 +7,7 @@ from pathlib import Path
 from ..core.errors import StoreError
 
 RUNS_VARIABLE = "ONESHOT_RUNS"  # the environment variable that names the folder of the runs
-OWN_SERVER_APP = "server_app.app:app"  # of this library's own Flower app
+OWN_APP = "oneshot-fl"  # the name of this library's own Flower app
 FACTS_FILE = "run.json"  # written first; the file that makes a folder a run folder
 RESULT_FILE = "result.json"  # written last
 
@@ -39,10 +39,10 @@ def _is_in_other_app() -> bool:
     here = Path.cwd()
     file = next((each for folder in (here, *here.parents) if (each := folder / "pyproject.toml").is_file()), None)
     try:
-        app = tomllib.loads(file.read_text(encoding="utf-8"))["tool"]["flwr"]["app"] if file is not None else {}
+        found = tomllib.loads(file.read_text(encoding="utf-8")) if file is not None else {}
+        return bool(found["tool"]["flwr"]["app"]) and found.get("project", {}).get("name") != OWN_APP
     except (OSError, ValueError, KeyError, TypeError):  # no Flower app, or a file that Flower cannot read either
         return False
-    return bool(app) and app.get("components", {}).get("serverapp") != OWN_SERVER_APP
 
 
 def is_run_folder(path: Path) -> bool:
