@@ -101,7 +101,7 @@ def test_commands_in_another_flower_app_keep_their_runs_outside_of_it(
     assert runs_folder() == inside / "runs"
     (tmp_path / "project" / "pyproject.toml").write_text(PROJECT)
     assert runs_folder() == tmp_path / "state" / "oneshot-fl" / "runs"
-    (tmp_path / "project" / "pyproject.toml").write_text(PROJECT + '[project]\nname = "oneshot-fl"\n')
+    (tmp_path / "project" / "pyproject.toml").write_text(PROJECT.replace('"project"', '"oneshot-fl"'))
     assert runs_folder() == inside / "runs"
 
 
