@@ -28,8 +28,8 @@ from server_app.settings.server_data import HeldOut, Scorer
 from strategies.core.durable import atomic_write
 from strategies.core.facts import STATISTICS, holds_images
 from strategies.core.options import is_own, parse
-from strategies.merging.card import CARD_FILE
 from strategies.method import METHODS, Job, Outcome
+from strategies.run import CARD_FILE
 from strategies.run.run_folder import RunFolder
 from strategies.run.stage import StageReport, last_round, pinned_clients, result_digest
 from strategies.uploads.needs import find_fitting_methods

@@ -14,8 +14,9 @@ from flwr.serverapp.strategy import Result
 from ..combiners.outcomes import find_members
 from ..core.durable import atomic_write, store_errors
 from ..core.errors import OneShotError, printable
-from ..merging.card import CARD_FILE, write_card
+from ..merging.card import write_card
 from ..merging.copies import maker_of
+from ..run import CARD_FILE
 from ..run.ensembles import FOLDER_NAME
 from ..run.files import write_json
 from ..run.results import SCORES_FILE

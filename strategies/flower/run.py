@@ -36,7 +36,7 @@ from ..run.stage import (
     unpin_clients,
 )
 from ..run.traffic import Traffic
-from ..statistics.last_layer import ask_sums, check_solvable, solve_layer
+from ..teacher.last_layer import ask_sums, check_solvable, solve_layer
 from ..teacher.student import start_model
 from ..teacher.weight_space import common_start
 from ..uploads.builders import accepted_builders, builders_of_kind, check_student

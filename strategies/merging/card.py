@@ -14,8 +14,6 @@ from ..uploads.tensors import weights_sha256
 if TYPE_CHECKING:
     from ..method import Job, Outcome
 
-CARD_FILE = "model_card.md"
-
 
 def write_card(
     method: str,

@@ -49,6 +49,7 @@ from ..core.names import Names, match_names, own_names
 from ..core.options import meant
 from ..core.places import expand_user
 from ..method import ASSUMED, METHODS, Job, Method, Need, Normalization, Outcome, Upload
+from ..run import CARD_FILE
 from ..run.ensembles import FOLDER_NAME, save_ensemble
 from ..run.files import save_weights
 from ..run.journal import Journal
@@ -68,7 +69,7 @@ from ..uploads.checks import ModelSignature, Signatures, check_arrays, check_mea
 from ..uploads.forms import FormedBuilder, formed_builders, forms_of, unformed
 from ..uploads.tensors import tensor_form
 from .adapters import MergedAdapter, describe_merge, open_adapters, open_start
-from .card import CARD_FILE, write_card
+from .card import write_card
 from .copies import Copies, bare_module, copies_of, lost_buffer, maker_of
 from .shared_base import SharedBase
 

@@ -10,6 +10,7 @@ RUNS_VARIABLE = "ONESHOT_RUNS"  # the environment variable that names the folder
 OWN_APP = "oneshot-fl"  # the name of this library's own Flower app
 FACTS_FILE = "run.json"  # written first; the file that makes a folder a run folder
 RESULT_FILE = "result.json"  # written last
+CARD_FILE = "model_card.md"
 
 
 def runs_folder(chosen: str = "") -> Path:

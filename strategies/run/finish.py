@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from ..core.errors import OptionError
 from ..core.stage_options import NONE, RIDGE
-from ..statistics.last_layer import average_rows, body_of, solve_layer
+from ..teacher.last_layer import average_rows, body_of, solve_layer
+from ..teacher.weight_space import has_adapters
 from ..uploads.tensors import weights_sha256
-from ..weights.adapters import is_adapter_state
 from .files import read_equal_weights, read_json, save_weights, write_json
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Finish:
         if self.how == NONE:
             return outcome
         student = outcome.student
-        if student is None or is_adapter_state(student):
+        if student is None or has_adapters(job):
             found = "an ensemble" if student is None else "an adapter"
             raise OptionError(f"setting 'finish' is {self.how!r}: must be {NONE!r} for a result that is {found}")
         if self.how == RIDGE:

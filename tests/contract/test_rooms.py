@@ -11,8 +11,8 @@ from sources import SOURCES, imported, module_name, nodes, parsed
 # Where every file stands, from the ground up: it imports its own room and those below, for type checkers too.
 ROOMS = {
     "strategies": (
-        "core", "method", "uploads", "weights", "teacher", "combiners", "scores", "distillation",
-        "gatekeeper", "compute", "statistics", "methods", "run", "merging", "client", "flower",
+        "core", "method", "uploads", "statistics", "weights", "teacher", "combiners", "scores", "distillation",
+        "gatekeeper", "compute", "methods", "run", "merging", "client", "flower",
         "flower/rounds", "__init__",
     ),
     "server_app": (

@@ -1,8 +1,8 @@
 """A model's last linear layer: solved from sums of its inputs over all clients, or averaged class by class.
 
 Clients with few classes each pull the last layer apart while they train, and an average of such layers is poor. The
-sums of :mod:`.sums` over the layer's inputs do not depend on how the examples are divided. So a layer that is solved
-from them is that of the examples together, for the start of the clients' training or for the end of a merge.
+sums of :mod:`..statistics.sums` over the layer's inputs do not depend on how the examples are divided. So a layer that
+is solved from them is that of the examples together, for the start of the clients' training or for the end of a merge.
 
 Ridge regression: Fani et al., *Accelerating Heterogeneous Federated Learning with Closed-form Classifiers* (Fed3R),
 ICML 2024, https://arxiv.org/abs/2406.01116, which starts fine-tuning from such a layer. Deviations: the inputs are not
@@ -11,7 +11,7 @@ normalised, lambda is chosen by leaving clients out, and there is no temperature
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,15 +21,14 @@ from torch import Tensor, nn
 from ..core import refusals
 from ..core.clients import Question
 from ..core.errors import OptionError
-from ..core.layout import evaluating
 from ..core.seeds import seeded_torch
 from ..core.stage_options import RIDGE
-from ..teacher.heads import head_keys, last_linear
-from ..teacher.weight_space import open_weights
-from .bounds import check_counts, check_gram
-from .choice import choose_penalty
-from .heads import ridge_head
-from .sums import Statistics, from_arrays, to_arrays
+from ..statistics.bounds import check_counts, check_gram
+from ..statistics.choice import choose_penalty
+from ..statistics.heads import ridge_head
+from ..statistics.sums import Statistics, from_arrays
+from .heads import head_keys, last_linear
+from .weight_space import open_weights
 
 if TYPE_CHECKING:
     from ..core.clients import Answer, Clients
@@ -39,43 +38,10 @@ if TYPE_CHECKING:
 KIND = "head"  # of the question
 
 
-def sum_inputs(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], classes: int) -> State:
-    """Return the sums of the inputs of a model's last linear layer, as a client sends them.
-
-    Args:
-        model: Ends with a linear layer of C outputs; measured in eval mode, and left as it is.
-        batches: Inputs of the model [B, ...], normalised, with labels [B].
-        classes: C.
-
-    Returns:
-        ``counts`` int64 [C], ``sums`` float32 [C, d], ``gram`` float32 [d (d + 1) / 2].
-
-    Raises:
-        OptionError: The model has no such layer, or the layer is not called once per example.
-    """
-    head_keys(model, classes)
-    layer, seen = last_linear(model)[1], list[Tensor]()
-    hook = layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach()))
-    total = Statistics.zeros(classes, layer.in_features)
-    try:
-        with evaluating(model), torch.no_grad():
-            for inputs, labels in batches:
-                seen.clear()
-                model(inputs)
-                if [tuple(rows.shape) for rows in seen] != [(len(labels), layer.in_features)]:
-                    raise OptionError(
-                        f"the last linear layer of {type(model).__name__} gets inputs of shapes "
-                        f"{[list(rows.shape) for rows in seen]} for {len(labels)} examples: must be "
-                        f"{[len(labels), layer.in_features]}, once"
-                    )
-                total.include(seen[0].cpu(), labels)
-    finally:
-        hook.remove()
-    return {**to_arrays(total), "counts": total.counts.long()}
-
-
 def ask_sums(clients: Clients, job: Job, state: Mapping[str, Tensor], *, phase: str, quorum: int) -> dict[str, State]:
-    """Send clients a model, and return the sums of its last layer's inputs by client, see :func:`sum_inputs`.
+    """Send clients a model, and return the sums of its last layer's inputs by client.
+
+    :func:`..client.last_layer.sum_inputs` makes them.
 
     Args:
         clients: The clients.
@@ -107,7 +73,7 @@ def solve_layer(job: Job, state: Mapping[str, Tensor], sums: Mapping[str, Mappin
     Args:
         job: Its student's architecture is the model's.
         state: The model's weights, with which the sums were made.
-        sums: Client -> its sums, see :func:`sum_inputs`.
+        sums: Client -> its sums, see :func:`..client.last_layer.sum_inputs`.
     """
     clients = {name: from_arrays(arrays) for name, arrays in sums.items()}
     total = Statistics.total(clients[name] for name in sorted(clients))
