@@ -155,11 +155,11 @@ class Telling(Net):
 @pytest.mark.parametrize(
     ("models", "said"),
     [
-        (Net(), "models is Net: must be a list of models, or a mapping"),
+        (Net(), "models is Net: must be a list of models"),
         (Net, "models is the class Net: must be a list of models"),
         (None, "models is NoneType: must be a list of models"),
-        ("net.pt", "models is str: must be a list of models"),
-        (Path("net.pt"), "models is PosixPath: must be a list of models"),
+        ("net.pt", "models is 'net.pt', which does not exist"),
+        (Path("net.pt"), "models is 'net.pt', which does not exist"),
         ([Net(), None], "model 'client-001' is NoneType: must be a module, a state dict or a checkpoint file"),
         ([Net], "model 'client-000' is the class Net: must be a module"),
         (Net().state_dict(), "model '1.weight' is Tensor: must be a module"),
