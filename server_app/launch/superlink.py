@@ -179,7 +179,7 @@ def launch(
         num_supernodes: Number of simulated clients, at least 1.
         echo: Called with each line of the log, without its newline and with its colours.
         is_finished: Returns whether the result is there, and no process works on it any more.
-        runtime: Of :func:`prepare_runtime`, whose end then ends the processes; None: one of its own.
+        runtime: Of :func:`prepare_runtime`; None: one of its own.
 
     Returns:
         How the run ended.
@@ -195,7 +195,7 @@ def launch(
     echo(STARTING)
     with sigterm_as_interrupt():
         try:
-            with prepare_runtime() if runtime is None else contextlib.nullcontext(runtime) as own:
+            with prepare_runtime() if runtime is None else contextlib.closing(runtime) as own:
                 superlink, port = _start_superlink(own)
                 control = connect(port, own.folder, own.start)
                 run_id = _submit(control, app_dir, settings, num_supernodes)
@@ -223,7 +223,8 @@ class Runtime:
         environment: Of all of them.
         superlink: Has imported Flower's SuperLink, or does so, and waits for :data:`_SUPERLINK`'s line.
         started: Those that are children of this process.
-        ends_behind: Whether the guardian ends them after :func:`prepare_runtime`'s block, which does not wait.
+        ends_behind: Whether the guardian ends them after the runtime's end, which does not wait.
+        close: Ends the runtime; may be called again.
     """
 
     folder: Path
@@ -231,6 +232,7 @@ class Runtime:
     superlink: subprocess.Popen[str] = field(init=False)
     started: list[subprocess.Popen[str]] = field(default_factory=list)
     ends_behind: bool = False
+    close: Callable[[], None] = lambda: None
 
     def log(self) -> list[str]:
         """Return the last lines of the SuperLink's own log."""
@@ -259,11 +261,13 @@ def prepare_runtime() -> Iterator[Runtime]:
 
     Importing Flower's SuperLink takes seconds, in which the caller can read and check its settings.
     """
-    with _collected() as started, guarded(awaited=lambda: not runtime.ends_behind) as (folder, token):
-        runtime = Runtime(folder, run_environment(folder, token), started=started)
+    with contextlib.ExitStack() as stack:
+        started = stack.enter_context(_collected())
+        folder, token = stack.enter_context(guarded(awaited=lambda: not runtime.ends_behind))
+        runtime = Runtime(folder, run_environment(folder, token), started=started, close=stack.close)
         for name in ("cwd", "tmp"):
             (folder / name).mkdir()
-        with (folder / _LOG).open("w", encoding="utf-8") as output:
+        with (folder / "superlink.log").open("w", encoding="utf-8") as output:
             command = [sys.executable, "-P", "-c", _SUPERLINK]
             runtime.superlink = runtime.start(*command, output=output, given=subprocess.PIPE)
         yield runtime
