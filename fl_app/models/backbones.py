@@ -12,6 +12,7 @@ import importlib
 import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from logging import INFO
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,13 @@ import torch
 from torch import nn
 
 from fl_app.project import FORM, called, function_of
+from strategies.core import refusals
 from strategies.core.checkpoints import read_checkpoint
 from strategies.core.errors import OptionError, UploadError
+from strategies.core.names import match_names
 from strategies.core.options import is_own
 from strategies.core.places import expand_user
+from strategies.core.scan import log_once
 
 from . import huggingface, wordllama
 from .features_config import PACKAGED, TEXTUAL
@@ -184,7 +188,7 @@ def _last_linear(net: nn.Module) -> tuple[str, nn.Linear]:
 
 
 def _loaded(architecture: str, weights: Path, *, assign: bool = False) -> nn.Module:
-    """Return a net of torchvision with its weights, copied or themselves.
+    """Return a net of torchvision with its weights, copied or themselves; names fit by ``match_names``.
 
     Raises:
         OptionError: The file is damaged, or holds the weights of another net.
@@ -193,13 +197,20 @@ def _loaded(architecture: str, weights: Path, *, assign: bool = False) -> nn.Mod
 
     net: nn.Module = torchvision.models.get_model(architecture, weights=None)
     try:
-        net.load_state_dict(read_checkpoint(weights), assign=assign)
+        state, own = read_checkpoint(weights), net.state_dict()
+        names = match_names(state, own)
+        if names.missing or names.extra:
+            raise refusals.other_keys("its tensors do not fit", names.missing, names.extra)
+        counters = {name: torch.zeros_like(own[name]) for name in names.counters}
+        net.load_state_dict({name: state[found] for name, found in names.sources.items()} | counters, assign=assign)
     except (RuntimeError, UploadError) as error:
         reason = " ".join(str(error).split())[:200]
         raise OptionError(
             f"setting 'features.weights' is {str(weights)!r}: must be the weights of '{TORCHVISION}{architecture}': "
             f"{reason}"
         ) from error
+    for note in names.notes:
+        log_once(INFO, f"{weights}: {note}")
     return net
 
 

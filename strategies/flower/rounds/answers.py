@@ -16,6 +16,8 @@ from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 
 from ...core import refusals
 from ...core.errors import UploadError, printable
+from ...core.names import match_names
+from ...core.scan import LOG
 from ...uploads.checks import check_arrays
 from ..decoding import array_form
 from ..messages import EXAMPLES, Reply, arrays_name, common_to_most, is_weight, metrics_name, metrics_of
@@ -242,7 +244,7 @@ def decode_record(
     Args:
         content: The content of the reply.
         name: The record's name.
-        wanted: Arrays of the same names, shapes and dtypes.
+        wanted: Arrays of the same shapes and dtypes; names fit by :func:`..core.names.match_names`.
 
     Raises:
         UploadError: It is missing, or is not like that.
@@ -251,4 +253,8 @@ def decode_record(
     if record is None:
         raise refusals.missing_record(name)
     signature = {key: (value.shape, str(value.dtype)) for key, value in wanted.items()}
-    return check_arrays(record, name, signature, array_form(name))
+    names = match_names(record, signature)
+    found = check_arrays(record, name, signature, array_form(name), names)
+    for note in names.notes:
+        LOG.info("array record %r: %s", name, note)
+    return found

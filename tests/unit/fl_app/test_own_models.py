@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import pickle
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import torch
 from fl_app.models import build, builders
 from fl_app.models.backbones import backbone_of
 from strategies.core.errors import OptionError
+from strategies.core.vision import torchvision
 
 MODELS = """
 import torch
@@ -142,3 +144,20 @@ def test_a_wrong_own_architecture_is_refused_in_one_line_that_names_it(name: str
 def test_a_wrong_own_backbone_is_refused_in_the_same_way(name: str, reason: str) -> None:
     with pytest.raises(OptionError, match=reason):
         backbone_of(name)
+
+
+def test_a_backbone_s_file_has_the_usual_names_too(tmp_path: Path) -> None:
+    own = torchvision.models.shufflenet_v2_x0_5(weights=None).state_dict()
+    wrapped = {f"net.module.{key}": value for key, value in own.items() if not key.endswith("num_batches_tracked")}
+    file = tmp_path / "weights.pt"
+
+    def features(state: dict[str, torch.Tensor]) -> torch.Tensor:
+        torch.save(state, file)
+        digest = hashlib.sha256(file.read_bytes()).hexdigest()
+        net = backbone_of("torchvision:shufflenet_v2_x0_5", str(file), digest).build()
+        with torch.no_grad():
+            return torch.as_tensor(net(torch.ones(1, 3, 64, 64)))
+
+    assert torch.equal(features({**wrapped, "n_averaged": torch.tensor(9)}), features(own))
+    with pytest.raises(OptionError, match=r"'features.weights' is .*not expected net\.module\.other\.weight"):
+        features({**wrapped, "net.module.other.weight": torch.ones(2)})

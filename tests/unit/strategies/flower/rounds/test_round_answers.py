@@ -15,9 +15,9 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, Met
 from flwr.serverapp.strategy import FedAvg
 from test_iterative import iterative, refusals_of, result_of, rows_of, trainer
 
-from strategies.core.errors import QuorumError
+from strategies.core.errors import QuorumError, UploadError
 from strategies.flower.messages import Reply
-from strategies.flower.rounds.answers import CheckedAnswer, drop_incomplete, show_to_strategy
+from strategies.flower.rounds.answers import CheckedAnswer, decode_record, drop_incomplete, show_to_strategy, to_record
 from strategies.flower.rounds.base import EVERYONE, Base
 
 Change = Callable[[RecordDict], None]
@@ -178,3 +178,19 @@ def test_a_client_that_tells_no_finite_number_leaves_the_average_to_the_others(h
         "a",
         "b",
     ]
+
+
+@pytest.mark.parametrize("form", ["module.layers.{}", "_orig_mod.layers.{}", "layers._orig_mod.{}", "model.layers.{}"])
+def test_a_record_beside_the_model_has_the_usual_names_too(form: str, caplog: pytest.LogCaptureFixture) -> None:
+    wanted = {"layers.w": np.zeros((2, 3), np.float32), "layers.b": np.zeros(3, np.float32)}
+    values = {name: np.full_like(value, k) for k, (name, value) in enumerate(wanted.items(), start=1)}
+    wrapped = {form.format(name.removeprefix("layers.")): value for name, value in values.items()}
+
+    with caplog.at_level("INFO", "flwr"):
+        found = decode_record(RecordDict({"control": to_record(wrapped)}), "control", wanted)
+
+    assert list(found) == list(wanted)
+    assert all(np.array_equal(found[name], values[name]) for name in wanted)
+    assert ["control" in line and "names were taken without" in line for line in caplog.messages] == [True]
+    with pytest.raises(UploadError, match="other"):
+        decode_record(RecordDict({"control": to_record({**wrapped, "other": values["layers.b"]})}), "control", wanted)
