@@ -27,10 +27,9 @@ from strategies.core.options import (
     shortened,
 )
 from strategies.core.renamed import named_as_today
-from strategies.core.stage_options import OFF, GatekeeperConfig
+from strategies.core.stage_options import OFF, GatekeeperConfig, limit_share
 from strategies.flower.rounds.refinement import Refiner
 from strategies.method import METHODS, Method, Plan
-from strategies.statistics.choice import limit_share
 
 
 @dataclass(frozen=True)

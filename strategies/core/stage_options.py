@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from .options import ADOPTION, ANYWHERE, REPLAY, RESUME, check, check_device, option
 from .registry import TEACHER_HOMES
@@ -11,6 +12,7 @@ OFF = "off"
 WARN = "warn"
 EXCLUDE = "exclude"
 POLICIES = (OFF, WARN, EXCLUDE)
+GUARDED_SHARE = 0.2  # no bound shows how many examples a client really has
 NONE, COUNTS, RIDGE = "none", "counts", "ridge"  # what is done with the last linear layer
 
 
@@ -34,6 +36,24 @@ class GatekeeperConfig:
     def __post_init__(self) -> None:
         """Check every value."""
         check(self, "gatekeeper")
+
+
+def max_share() -> float:
+    """Declare the option ``max_share`` of a method's config."""
+    declared: float = option(
+        0.0,
+        "largest share of all examples that one client may claim; more is scaled down; 0 = any, or "
+        f"{GUARDED_SHARE} where a gatekeeper judges",
+        low=0.0,
+        high=1.0,
+        table="server",
+    )
+    return declared
+
+
+def limit_share(config: Any) -> Any:
+    """Return a method's config with the cap on a client's share that holds where clients are not trusted."""
+    return config if config.max_share else replace(config, max_share=GUARDED_SHARE)
 
 
 @dataclass(frozen=True)

@@ -30,11 +30,11 @@ from ..core.facts import SQUARES
 from ..core.gpu import eager
 from ..core.options import check, option
 from ..core.seeds import generator
+from ..core.stage_options import max_share
 from ..core.work import work
 from ..distillation.epochs import learning_rate
 from ..distillation.pool import shuffled_batches
 from ..method import Method, Need, Outcome
-from ..statistics.choice import max_share
 from ..statistics.heads import Head
 from ..statistics.moments import FeatureMoments, mean_variance, moments_from_arrays
 from ..statistics.uploaded import ClientSumsOnServer, check_second, head_state

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING
 from ..core.errors import OptionError
 from ..core.facts import GRAM
 from ..core.options import Always, check, option
+from ..core.stage_options import max_share
 from ..method import Method, Need, Outcome, Plan
-from ..statistics.choice import choose_shrinkage, max_share
+from ..statistics.choice import choose_shrinkage
 from ..statistics.heads import Lda
 from ..statistics.sums import Statistics
 from ..statistics.uploaded import ClientSumsOnServer, check_second, head_state

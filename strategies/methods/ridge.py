@@ -24,8 +24,9 @@ import torch
 
 from ..core.facts import GRAM
 from ..core.options import Always, check, option
+from ..core.stage_options import max_share
 from ..method import Method, Outcome, Plan
-from ..statistics.choice import choose_penalty, max_share, value_clients
+from ..statistics.choice import choose_penalty, value_clients
 from ..statistics.heads import Head, balance_classes, ridge_head
 from ..statistics.sums import Statistics
 from ..statistics.uploaded import ClientSumsOnServer, check_second, head_state

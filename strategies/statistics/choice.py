@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
-from ..core.options import option
 from ..core.seeds import generator
 from .heads import LAMBDAS, SHRINKAGES, Head, Lda, Ridge, fallback_penalties, ridge_head, squared_error
 from .sums import Statistics
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
 
 # Up to so many clients each is a fold of its own; more are dealt to ten folds.
 SINGLE_FOLDS, FOLDS = 20, 10
-GUARDED_SHARE = 0.2  # no bound shows how many examples a client really has
 # Errors per example closer than this are equal, and the larger penalty wins.
 TIE = 1e-6
 
@@ -48,24 +46,6 @@ class ChosenPenalty:
             progress.record({name: candidate, "left_out_error": loss})
         for fold, loss in self.by_client.items():
             progress.record({"client": fold, "left_out_error": loss})
-
-
-def max_share() -> float:
-    """Declare the option ``max_share`` of a method's config."""
-    declared: float = option(
-        0.0,
-        "largest share of all examples that one client may claim; more is scaled down; 0 = any, or "
-        f"{GUARDED_SHARE} where a gatekeeper judges",
-        low=0.0,
-        high=1.0,
-        table="server",
-    )
-    return declared
-
-
-def limit_share(config: Any) -> Any:
-    """Return a method's config with the cap on a client's share that holds where clients are not trusted."""
-    return config if config.max_share else replace(config, max_share=GUARDED_SHARE)
 
 
 def choose_penalty(clients: Mapping[str, Statistics], *, seed: int, grid: Sequence[float] = LAMBDAS) -> ChosenPenalty:
