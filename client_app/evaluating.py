@@ -26,7 +26,6 @@ class EvaluatingClient(FensClient):
 
     def side(self) -> Local:
         """Return its side of an evaluation."""
-        limit = self.facts.get("max-ensemble-mib", self.settings.get("client.max-ensemble-mib", 0.0))
         asked: list[HoldoutRequest] = []
 
         def examples(facts: Mapping[str, Any]) -> OwnExamples:
@@ -39,7 +38,7 @@ class EvaluatingClient(FensClient):
             build=lambda architecture: self._build(architecture, asked[-1]),
             own=lambda facts: self._own(holdout_of(facts)),
             state_dir=self._state_dir(),
-            max_mib=float(limit),
+            max_mib=self._limit_mib(),
             min_examples=self.policy.min_test_examples,
             share=self.policy.share,
             refusal=self._refused(),

@@ -38,17 +38,20 @@ class FensClient:
 
     def local(self) -> Local:
         """Return the functions and limits that :mod:`strategies.client.fens` takes."""
-        limit = self.facts.get("max-ensemble-mib", self.settings.get("client.max-ensemble-mib", 0.0))
         return Local(
             client=client_name(self.facts),
             examples=self._examples,
             build=self._build,
             own=self._load_own_model,
             state_dir=self._state_dir(),
-            max_ensemble_mib=float(limit),
+            max_ensemble_mib=self._limit_mib(),
             refusal=self._refusal(),
             tells_counts=self.policy.tells_numbers,
         )
+
+    def _limit_mib(self) -> float:
+        """Return the largest model or ensemble that the client accepts, MiB; 0: any."""
+        return float(self.facts.get("max-ensemble-mib", self.settings.get("client.max-ensemble-mib", 0.0)))
 
     def _refusal(self) -> str:
         try:

@@ -47,8 +47,7 @@ class SummingClient(FensClient):
         check_shares_counts(
             config.client, self.policy, what="sums of features, which start=ridge and finish=ridge need"
         )
-        limit = float(self.facts.get("max-ensemble-mib", config.client.max_ensemble_mib))
-        if 0 < limit < (size := sum(value.nbytes for value in sent.values()) / MIB):
+        if 0 < (limit := self._limit_mib()) < (size := sum(value.nbytes for value in sent.values()) / MIB):
             raise refusals.beyond_limit("the model is", size, limit)
         architecture = str(said.get("architecture", ""))
         model = self._build(architecture, holdout)

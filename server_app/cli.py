@@ -36,7 +36,7 @@ from strategies.core.options import Scalar
 from strategies.run import check_run_folder, runs_folder
 
 if TYPE_CHECKING:
-    from server_app.launch.run_command import PlannedRun
+    from server_app.launch.run_command import Launcher, PlannedRun
     from server_app.launch.superlink import Runtime
 
 RUN = "Run"  # the panels of help
@@ -89,7 +89,7 @@ def run(
         given = settings_of(settings, method=method, seed=seed)
         if local and app is not None:
             raise OptionError("--local runs the installed app: must be given without APP")
-        with nullcontext() if local or dry_run else _runtime() as runtime:
+        with _runtime(local or dry_run) as runtime:
             from server_app.launch.run_command import plan_run
 
             planned = plan_run(_in_process(given, local), num_supernodes)
@@ -106,20 +106,32 @@ def _in_process(given: Mapping[str, Scalar], local: bool) -> Mapping[str, Scalar
     return {"compute": "in-process", **given} if local else given
 
 
-def _runtime() -> AbstractContextManager[Runtime]:
-    """Return the processes of a simulation, which import Flower while this one imports torch and reads the settings."""
+def _runtime(local: bool) -> AbstractContextManager[Runtime | None]:
+    """Return the processes of a simulation, which import Flower while this one imports torch and reads the settings.
+
+    None for work in this process.
+    """
+    if local:
+        return nullcontext()
     from server_app.launch.superlink import prepare_runtime
 
     return prepare_runtime()
+
+
+def _in_this_process(runtime: Runtime | None) -> Launcher | None:
+    """Return what runs the app where there is no simulation."""
+    if runtime is not None:
+        return None
+    from server_app.local import launch_local
+
+    return launch_local
 
 
 def _launch(app: Path | None, planned: PlannedRun, failing: errors, runtime: Runtime | None) -> None:
     """Run the app in these processes; without them in this one."""
     from server_app.launch.run_command import app_folder, launch_run
 
-    if runtime is None:
-        from server_app.local import launch_local
-    launch_run(app_folder(app), planned, failing, launch_local if runtime is None else None, runtime)
+    launch_run(app_folder(app), planned, failing, _in_this_process(runtime), runtime)
 
 
 @cli.command(name="resume", rich_help_panel=RUN)
@@ -133,7 +145,7 @@ def resume_run(
     """Resume an interrupted run with its original settings; for a finished run, print its result."""
     with errors(format) as failing:
         check_run_folder(folder)
-        with nullcontext() if local else _runtime() as runtime:
+        with _runtime(local) as runtime:
             from server_app.launch.run_command import plan_run
 
             _launch(None, plan_run(_in_process({"resume": str(folder)}, local)), failing, runtime)
@@ -245,17 +257,14 @@ def evaluate(
 
 def _evaluated(runs: list[Path], failing: errors, *, local: bool) -> list[dict[str, Any]]:
     """Return the results of these folders with the clients' scores; for a deployed run print the command instead."""
-    with nullcontext() if local else _runtime() as runtime:
+    with _runtime(local) as runtime:
         from server_app.launch.run_command import app_folder, how_to_evaluate, launch_evaluation, plan_evaluation
 
         planned = plan_evaluation(runs, _in_process({}, local))
         if planned is None:
             say(f"its clients are not simulated here; to have them score: {how_to_evaluate(runs[0])}", failing.format)
             return []
-        if runtime is None:
-            from server_app.local import launch_local
-        start = launch_local if runtime is None else None
-        return launch_evaluation(app_folder(None), planned, runs, failing, start, runtime)
+        return launch_evaluation(app_folder(None), planned, runs, failing, _in_this_process(runtime), runtime)
 
 
 @cli.command(rich_help_panel=INSPECT)
@@ -294,7 +303,7 @@ def forget(
     with errors(format) as failing:
         changed = settings_of(changes)
         check_run_folder(folder)
-        with nullcontext() if local else _runtime() as runtime:
+        with _runtime(local) as runtime:
             from server_app.launch.run_command import plan_run, stored_settings
             from server_app.replay.forget import forget_settings, what_is_left
             from server_app.settings.read import overridden

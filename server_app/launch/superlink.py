@@ -267,7 +267,7 @@ def prepare_runtime() -> Iterator[Runtime]:
         runtime = Runtime(folder, run_environment(folder, token), started=started, close=stack.close)
         for name in ("cwd", "tmp"):
             (folder / name).mkdir()
-        with (folder / "superlink.log").open("w", encoding="utf-8") as output:
+        with (folder / _LOG).open("w", encoding="utf-8") as output:
             command = [sys.executable, "-P", "-c", _SUPERLINK]
             runtime.superlink = runtime.start(*command, output=output, given=subprocess.PIPE)
         yield runtime

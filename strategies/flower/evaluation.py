@@ -76,7 +76,7 @@ def mean_of_scores(contents: list[RecordDict], weight: str) -> MetricRecord:
     return MetricRecord(with_largest_epsilon(aggregate_metricrecords(contents, weight), contents))
 
 
-def averages_as_flower(strategy: Strategy) -> bool:
+def averages_training_as_flower(strategy: Strategy) -> bool:
     """Return whether a strategy averages the clients' numbers of a round of training as Flower's do by default."""
     return getattr(strategy, "train_metrics_aggr_fn", aggregate_metricrecords) is aggregate_metricrecords
 

@@ -504,8 +504,10 @@ def merge(
         )
     else:
         began = None if start is None else _open(keep_weights("start", start))
-        opened = _uploads if num_classes else _open_uploads
-        uploads, began = opened(kept, facts, copies, began, notes)
+        if num_classes:
+            uploads = _uploads(kept, facts, copies, notes)
+        else:
+            uploads, began = _open_uploads(kept, facts, copies, began, notes)
     defaults = {"normalization": default_normalization(input_shape), "device": "auto"}
     given: dict[str, Any] = {
         **defaults,
@@ -633,12 +635,8 @@ def _facts(
 
 
 def _uploads(
-    kept: Mapping[str, State | str | Path],
-    facts: Mapping[str, UploadFacts],
-    copies: Copies,
-    start: Mapping[str, torch.Tensor] | None,
-    notes: list[str],
-) -> tuple[tuple[Upload, ...], Mapping[str, torch.Tensor] | None]:
+    kept: Mapping[str, State | str | Path], facts: Mapping[str, UploadFacts], copies: Copies, notes: list[str]
+) -> tuple[Upload, ...]:
     """Return the models as checked uploads, by name; files are read one at a time, and again at each use.
 
     ``notes`` takes a line for each way in which the names of a model's tensors were taken for the architecture's.
@@ -653,7 +651,7 @@ def _uploads(
             notes += [f"model {client!r}: {said}" for said in own_notes]
             read = partial(_check, kept[client], known, signatures)
         uploads.append(Upload(known, read, partial(_open, kept[client])))
-    return tuple(uploads), start
+    return tuple(uploads)
 
 
 @dataclass(frozen=True)
@@ -699,10 +697,12 @@ def _open_uploads(
     try:
         return _open_as(wanted, kept, facts, copies, notes), start
     except UploadError:
-        others = [] if start is not None or not states else clients[1:]
-        for client in others:
+        if start is not None or not states:
+            raise
+        shapes = [_shapes(_open(kept[client])) for client in clients]
+        for client in clients[1:]:
             wanted = _signature(_open(kept[client]))
-            if all(fits(_shapes(_open(kept[each])), wanted) for each in clients):
+            if all(fits(own, wanted) for own in shapes):
                 return _open_as(wanted, kept, facts, copies, notes), None
         raise
 

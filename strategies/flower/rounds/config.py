@@ -10,8 +10,8 @@ Symbols: eta -> server_lr; beta_1, beta_2, tau of FedAdam and FedYogi -> BETA1, 
     alpha of FedDyn -> dyn_alpha; p of STC -> stc_density; gamma of FedNova -> server_momentum; R -> rounds;
     C -> fraction.
 Where: FedAvg, FedProx, FedAdam, FedYogi -> Flower's own strategies; FedNova, SCAFFOLD, FedDyn -> rules.py,
-    flower/rounds/fednova.py, flower/rounds/scaffold.py, flower/rounds/feddyn.py; STC -> ternary.py,
-    flower/rounds/stc.py; refiners -> refinement.py; the clients' half -> client/corrections.py.
+    stepped.py; STC -> uploads/ternary.py, stc.py; refiners -> refinement.py; the clients' half ->
+    client/corrections.py.
 Deviations: batch-normalisation buffers are averaged, without correction, server step or compression. SCAFFOLD and
     FedDyn average buffers and models without weights, the others by numbers of examples. Flower's FedAdam corrects the
     bias of its moments, Reddi et al.'s does not. STC weighs clients by their examples, and compresses the model's

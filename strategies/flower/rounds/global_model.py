@@ -22,7 +22,7 @@ from flwr.serverapp.exception import AggregationError, InconsistentMessageReplie
 from ...core.errors import OneShotError, shorten_list
 from ...core.seeds import seeded_torch
 from ...teacher.average import weighted_mean
-from ..evaluation import averages_as_flower, with_largest_epsilon
+from ..evaluation import averages_training_as_flower, with_largest_epsilon
 from ..messages import in_order
 from ..surroundings import ShownNodes, seeded_strategy, within
 from .answers import CheckedAnswer, check_strategy_parts, show_to_strategy, to_numpy, to_record
@@ -182,7 +182,7 @@ class GlobalModel:
         if self.part is not None:  # a mean of equal arrays may differ from them in its last bits
             self.state = {**self.state, **self.part.rest}
         found: Mapping[str, Any] = metrics or {}
-        if averages_as_flower(self._base.strategy):
+        if averages_training_as_flower(self._base.strategy):
             found = with_largest_epsilon(found, [answer.content for answer in answers])
         return {key: float(value) for key, value in found.items() if isinstance(value, int | float)}
 
