@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from flower_fakes import FakeGrid, act_in_a_run, wait_without_time
+from flower_fakes import FakeGrid
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 from client_app import app as client_app
@@ -27,6 +27,8 @@ from strategies.core.errors import QuorumError, UploadError
 from strategies.core.seeds import seeded_torch
 from strategies.run.run_folder import RunFolder
 
+pytestmark = pytest.mark.usefixtures("in_a_run")
+
 RUN, CLIENTS, SIDE = "a" * 32, 3, 16
 SETTINGS: dict[str, Any] = {
     "method": "fusefl", "compute": "in-process", "device": "cpu", "threads": 1, "data.partition": "iid",
@@ -34,13 +36,6 @@ SETTINGS: dict[str, Any] = {
     "model.name": "lenet5", "client.epochs": 2, "client.batch-size": 10, "client.optimizer": "adam",
     "client.lr": 0.003, "fusefl.draws": 64, "deadline-s": 5.0,
 }  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    act_in_a_run(monkeypatch)
-    wait_without_time(monkeypatch)
-    monkeypatch.setenv("ONESHOT_CLIENT_STATE", str(tmp_path / "state"))
 
 
 def settings_of(**changes: Any) -> Settings:

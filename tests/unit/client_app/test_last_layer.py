@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flower_fakes import FakeGrid, act_in_a_run, wait_without_time
+from flower_fakes import FakeGrid
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from sklearn.linear_model import Ridge
 from torch import nn
@@ -29,19 +29,14 @@ from strategies.method import METHODS
 from strategies.run.run_folder import RunFolder
 from strategies.statistics.heads import LAMBDAS
 
+pytestmark = pytest.mark.usefixtures("in_a_run")
+
 CLIENTS, SIDE = 4, 16
 SETTINGS: dict[str, Any] = {
     "method": "fedavg", "compute": "in-process", "device": "cpu", "threads": 1, "data.partition": "dirichlet-classes",
     "data.alpha": 0.1, "data.limit": 400, "model.name": "lenet5", "client.epochs": 3, "client.batch-size": 10,
     "client.lr": 0.01, "deadline-s": 5.0,
 }  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    act_in_a_run(monkeypatch)
-    wait_without_time(monkeypatch)
-    monkeypatch.setenv("ONESHOT_CLIENT_STATE", str(tmp_path / "state"))
 
 
 def settings_of(**changes: Any) -> Settings:
