@@ -25,9 +25,14 @@ def reported_counts(counts: tuple[int, ...], config: ClientConfig, policy: NodeP
     Returns:
         Integers [C] with the sum of ``counts``.
     """
-    if not (config.share_label_counts and policy.tells_counts):
+    if not reports_counts(config, policy):
         return None
     return equal_parts(counts) if "presence" in (config.label_counts_as, policy.label_counts) else counts
+
+
+def reports_counts(config: ClientConfig, policy: NodePolicy) -> bool:
+    """Say whether a client reports label counts at all."""
+    return config.share_label_counts and policy.tells_counts
 
 
 def check_shares_counts(config: ClientConfig, policy: NodePolicy, *, what: str) -> None:

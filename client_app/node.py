@@ -11,7 +11,7 @@ from fl_app.node_config import checkpoint_path, client_name
 from fl_app.node_policy import FREE, NodePolicy
 from strategies.core import refusals
 from strategies.core.clients import read_float, read_int, read_share
-from strategies.core.facts import CLIENT_NAME
+from strategies.core.facts import CLIENT_NAME, EXPECTED, UNNAMED, Agreement, read_agreement
 
 if TYPE_CHECKING:
     from fl_app.config import AppConfig, ClientConfig
@@ -99,6 +99,7 @@ class TrainRequest:
         holdout: Share of the client's examples held out of training for requests after the upload, in [0, 1).
         per_class: Whether the held-out share is stratified by class.
         test_share: Share of each class that is never trained on, and scored at the end, in [0, 0.5].
+        expected: The server's classes and preprocessing, as far as it names them.
         calibrate: Whether the client sends the ranges of its activations with its model.
         task: The kind of model to train and send: a key of :data:`client_app.tasks.TASKS`.
         sums: What the client measures for a merge of weights: "fisher", "gram", or empty for nothing.
@@ -113,13 +114,14 @@ class TrainRequest:
     task: str = "classifier"
     sums: str = ""
     test_share: float = 0.0
+    expected: Agreement = UNNAMED
 
     @classmethod
     def read(cls, said: Mapping[str, Any], seed: int) -> TrainRequest:
         """Read a request's config; ``seed`` is the app's own, used if the server sends none.
 
         Raises:
-            UploadError: A number is none.
+            UploadError: A number, or a list of names, is none.
         """
         return cls(
             str(said.get("run-id", "")),
@@ -131,6 +133,7 @@ class TrainRequest:
             str(said.get("task", "classifier")),
             str(said.get("sums", "")),
             read_share(said, "test-share"),
+            read_agreement(said, EXPECTED),
         )
 
 

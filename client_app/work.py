@@ -19,7 +19,7 @@ from torch import nn
 
 from client_app.attacking import check_trains, choose_victim, exaggerate_claims, poison, scale_last_layer, scale_weights
 from client_app.keeping import KeptModel, Trained
-from client_app.label_counts import check_shares_counts
+from client_app.label_counts import check_shares_counts, reports_counts
 from client_app.node import Node, TrainRequest, check_question, refuse
 from client_app.tasks import Wanted, task_of
 from client_app.training.feature_sums import ClientSums, check_enough
@@ -40,7 +40,18 @@ from strategies.client.holdout import held_out, split_test
 from strategies.client.merging import MOST, fisher_diagonal, gram_matrices
 from strategies.core import refusals
 from strategies.core.checkpoints import read_checkpoint
-from strategies.core.facts import CLASSIFIER, STATISTICS, UploadFacts, backbone_in, is_head, kind_of, part_of
+from strategies.core.errors import UploadError
+from strategies.core.facts import (
+    CLASSIFIER,
+    STATISTICS,
+    Agreed,
+    Agreement,
+    UploadFacts,
+    backbone_in,
+    is_head,
+    kind_of,
+    part_of,
+)
 from strategies.core.places import expand_user, state_root
 from strategies.core.processor import flush_subnormals
 from strategies.core.seeds import derive_seed, generator, initial_torch, seeded_torch
@@ -89,7 +100,8 @@ def load_examples(config: AppConfig, node: Node, request: TrainRequest) -> Local
 
     Raises:
         DataError: The data set is missing, or cannot be divided by these settings.
-        UploadError: The policy does not permit the backbone of the texts, or privacy does not permit to draw examples.
+        UploadError: The server has other classes or another input; or the policy does not permit the backbone of the
+            texts, or privacy does not permit to draw examples.
     """
     data = config.data
     node.policy.check_source(data.name)
@@ -104,6 +116,7 @@ def load_examples(config: AppConfig, node: Node, request: TrainRequest) -> Local
     if split.texts is not None:
         node.policy.check_backbone(config.features.backbone, config.features.weights)
         split = as_read(split, config.features)
+    _check_expected(request.expected, split, node, shows=reports_counts(config.client, node.policy))
     positions = own_positions(split, config, partition_id=node.partition_id, num_partitions=node.num_partitions)
     groups = None if split.groups is None else split.groups[positions].numpy()
     kept, tested = split_test(
@@ -114,6 +127,25 @@ def load_examples(config: AppConfig, node: Node, request: TrainRequest) -> Local
     parts = held_out(len(positions), client=node.client, seed=request.seed, share=request.holdout, labels=labels)
     train, held = (positions[torch.from_numpy(part)] for part in parts)
     return LocalExamples(split, train, held, test)
+
+
+def _check_expected(expected: Agreement, split: Split, node: Node, *, shows: bool) -> None:
+    """Refuse a request of a server with other classes or another input, before any work is done for it.
+
+    Args:
+        expected: What the server says.
+        split: The client's own examples.
+        node: The client.
+        shows: Whether the answer may name the client's classes; the log of the client does in any case.
+    """
+    agreed = Agreed(expected)
+    try:
+        agreed.check(split.agreement)
+    except UploadError as error:
+        LOG.error("%s: %s", node.client, error)
+        if not shows:  # the names of a node's own class folders would tell which classes it has
+            agreed.check(split.agreement.without_words())
+        raise
 
 
 def _read(policy: NodePolicy, what: str, read: Read, positions: torch.Tensor) -> torch.Tensor:

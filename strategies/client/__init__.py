@@ -26,8 +26,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from ..core import refusals
+from ..core.errors import UploadError
 from ..core.facts import CLIENT_NAME as CLIENT_NAME
-from ..core.facts import Agreement, UploadFacts
+from ..core.facts import EXPECTED, Agreed, Agreement, UploadFacts, read_agreement
 
 if TYPE_CHECKING:
     from flwr.app import ArrayRecord, ConfigRecord, Message
@@ -48,6 +49,27 @@ def already_held(msg: Message, *, client: str) -> Message | None:
     if not isinstance(held, list) or held_digest(client, str(config.get("run-id", ""))) not in held:
         return None
     return Message(RecordDict({"upload": ConfigRecord({"client": client, "held": True})}), reply_to=msg)
+
+
+def disagreement(
+    msg: Message, *, client: str, classes: Sequence[str] = (), preprocessing: Sequence[str] = ()
+) -> Message | None:
+    """Return the answer of a client whose classes or preprocessing differ from the server's, or None if it may train.
+
+    Args:
+        msg: The request.
+        client: The client's name.
+        classes: As in :func:`upload_facts`.
+        preprocessing: As in :func:`upload_facts`.
+    """
+    from flwr.app import ConfigRecord
+
+    try:
+        expected = read_agreement(msg.content.config_records.get("config", ConfigRecord()), EXPECTED)
+        Agreed(expected).check(_agreement(classes, preprocessing))
+    except UploadError as error:
+        return failure(msg, client=client, reason=str(error))
+    return None
 
 
 def held_digest(client: str, run_id: str) -> str:
@@ -133,9 +155,13 @@ def upload_facts(  # noqa: PLR0913  every fact that a client may send
 
     digest = None if start is None else start_digest(start)
     counts = None if label_counts is None else tuple(label_counts)
-    agreement = Agreement.of(classes, [preprocessing] if isinstance(preprocessing, str) else preprocessing)
+    agreement = _agreement(classes, preprocessing)
     facts = UploadFacts(client, architecture, None, counts, pretrained, ranges, agreement, digest)
     return ConfigRecord(facts.to_record())
+
+
+def _agreement(classes: Sequence[str], preprocessing: Sequence[str]) -> Agreement:
+    return Agreement.of(classes, [preprocessing] if isinstance(preprocessing, str) else preprocessing)
 
 
 def start_digest(start: Mapping[str, Any]) -> str:

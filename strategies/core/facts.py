@@ -26,6 +26,7 @@ MAX_LAYER_NAME = 256
 MAX_WORDS = 4096
 MAX_WORD = 256
 DIGEST = re.compile(r"[0-9a-f]{64}")
+EXPECTED = "expected-"  # before the names of the server's own lists in its requests
 
 
 class Normalization(NamedTuple):
@@ -110,12 +111,59 @@ class Agreement:
         """Its lists by name."""
         return {"classes": self.classes, "preprocessing": self.preprocessing}
 
+    def to_record(self, prefix: str = "") -> dict[str, Any]:
+        """Return the entries of a record: its lists, each under its name after the prefix, and their digests."""
+        return {key: said for name, part in self.parts.items() for key, said in part.to_record(prefix + name).items()}
+
     def without_words(self) -> Agreement:
         """Return its digests alone."""
         return Agreement(*(Words(part.sha256) for part in self.parts.values()))
 
 
 UNNAMED = Agreement()
+
+
+class Agreed:
+    """What the uploads of a run must share: the server's agreement, and where it has none, that of the first upload.
+
+    Args:
+        own: The server's.
+    """
+
+    def __init__(self, own: Agreement) -> None:
+        self._known = {name: ("the server", part) for name, part in own.parts.items() if part.sha256}
+
+    def check(self, found: Agreement) -> None:
+        """Refuse an upload whose classes or preprocessing are others; what it does not name is not compared.
+
+        Raises:
+            UploadError: Names the first difference.
+        """
+        for name, part in found.parts.items():
+            whose, wanted = self._known.get(name, ("", part))
+            if part.sha256 and part.sha256 != wanted.sha256:
+                raise refusals.other_agreement(name, whose, _first_difference(part, wanted, name))
+
+    def add(self, client: str, found: Agreement) -> None:
+        """Compare later uploads with this accepted one, in what no earlier party named."""
+        for name, part in found.parts.items():
+            if part.sha256:
+                self._known.setdefault(name, (f"client {client!r}", part))
+
+
+def _first_difference(found: Words, wanted: Words, name: str) -> str:
+    """Return the first place where two lists differ, as a clause; their lengths where one is not sent."""
+    if not (found.words and wanted.words):
+        return f"their sha256 are {found.sha256[:12]} and {wanted.sha256[:12]}, and the names are not sent"
+    number = next((k for k, pair in enumerate(zip(found.words, wanted.words, strict=False)) if pair[0] != pair[1]), -1)
+    one = "class" if name == "classes" else "line"
+    if number < 0:
+        number = min(len(found.words), len(wanted.words))
+        longer, where = (found, "not there") if len(found.words) > number else (wanted, "not here")
+        text = f"{one} {number}, {longer.words[number]!r:.80}, is {where}"
+        return f"{len(found.words)} and {len(wanted.words)} {'classes' if one == 'class' else 'lines'}, {text}"
+    order = ", the same names in another order" if sorted(found.words) == sorted(wanted.words) else ""
+    return f"{one} {number} is {found.words[number]!r:.80} here and {wanted.words[number]!r:.80} there{order}"
 
 
 @dataclass(frozen=True)
@@ -162,8 +210,7 @@ class UploadFacts:
         if self.ranges:
             record["range-layers"] = list(self.ranges)
             record["ranges"] = [float(bound) for pair in self.ranges.values() for bound in pair]
-        for name, part in self.agreement.parts.items():
-            record |= part.to_record(name)
+        record |= self.agreement.to_record()
         if self.start is not None:
             record["start"] = self.start
         return record
@@ -232,13 +279,17 @@ class UploadFacts:
         return cls(**{**row, **own, "agreement": Agreement(**parts)})
 
 
-def read_agreement(record: Mapping[str, Any]) -> Agreement:
-    """Check a client's claims about what all parties share.
+def read_agreement(record: Mapping[str, Any], prefix: str = "") -> Agreement:
+    """Check what another party says of what all share.
+
+    Args:
+        record: A client's answer, or a server's request.
+        prefix: As in :meth:`Agreement.to_record`.
 
     Raises:
         UploadError: See :meth:`Words.from_record`.
     """
-    return Agreement(*(Words.from_record(record, name) for name in UNNAMED.parts))
+    return Agreement(*(Words.from_record(record, prefix + name) for name in UNNAMED.parts))
 
 
 def read_size(value: object, what: str) -> int:

@@ -16,11 +16,11 @@ from flwr.serverapp import Grid
 from ..core import refusals
 from ..core.durable import MIB
 from ..core.errors import QuorumError, UploadError, blaming, shorten_list
-from ..core.facts import UNNAMED, Agreement
+from ..core.facts import UNNAMED, Agreed, Agreement
 from ..run.files import weights_bytes
 from ..run.stage import TRAFFIC_FILE
 from ..run.traffic import UPLOAD_PHASE, Traffic
-from ..uploads.checks import Agreed, Signature
+from ..uploads.checks import Signature
 from .arguments import Participation, kept_scores
 from .asking import Exchange
 from .messages import Reply, Request, count_bytes, is_anonymous, mean_metrics, read_reply, without_arrays

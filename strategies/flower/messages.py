@@ -26,9 +26,9 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, Met
 from ..client import held_digest
 from ..core import refusals
 from ..core.errors import blaming
-from ..core.facts import CLIENT_NAME, UploadFacts, read_agreement, weights_alone
+from ..core.facts import CLIENT_NAME, EXPECTED, Agreed, UploadFacts, read_agreement, weights_alone
 from ..core.scan import LOG
-from ..uploads.checks import Agreed, Signature, check_measured, check_size, check_upload, fits
+from ..uploads.checks import Signature, check_measured, check_size, check_upload, fits
 from .decoding import array_form
 
 if TYPE_CHECKING:
@@ -57,7 +57,8 @@ class Request:
         held: Names whose uploads of this round are here already: they answer at once without work. The message has
             their digests.
         asks: Further requests of the method to the clients: "holdout", "holdout-per-class", "calibrate", "sums",
-            "task".
+            "task". Also what the server's own classes and preprocessing are, under names that begin with
+            :data:`..core.facts.EXPECTED`: a client with others need not train.
         arrays_key: The name of the record of arrays.
         config_key: The name of the record of settings.
     """
@@ -75,9 +76,9 @@ class Request:
     @classmethod
     def of(cls, method: Method, job: Job, start: ArrayRecord, server_round: int, **said: Any) -> Request:
         """Return a method's request; ``said`` are the other attributes, ``seed`` and ``asks`` apart."""
-        asked, asks = method.plan(job.config).asks, dict[str, Any]()
+        asked, asks = method.plan(job.config).asks, job.agreement.to_record(EXPECTED)
         if asked.holdout:
-            asks = {"holdout": asked.holdout, "holdout-per-class": asked.holdout_per_class}
+            asks |= {"holdout": asked.holdout, "holdout-per-class": asked.holdout_per_class}
         if asked.calibrate:
             asks["calibrate"] = True
         if asked.sums:

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING
 from ..compute.threads import follow_threads
 from ..core.durable import store_errors
 from ..core.errors import OneShotError, OptionError, StoreError, blaming
-from ..core.facts import CLASSIFIER, kind_of
+from ..core.facts import CLASSIFIER, Agreed, kind_of
 from ..core.stage_options import NONE
 from ..method import Need, Outcome
 from ..statistics.groups import with_heads
-from ..uploads.checks import Agreed
 from ..uploads.forms import forms_of
 from ..uploads.tensors import weights_sha256
 from .ensembles import FOLDER_NAME, save_ensemble

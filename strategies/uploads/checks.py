@@ -18,8 +18,6 @@ from ..core.facts import (
     MEASURED,
     MODEL_ERRORS,
     STATISTICS,
-    Agreement,
-    Words,
     kind_of,
     name_in,
 )
@@ -89,49 +87,6 @@ def check_size(size: int, max_bytes: int, what: str) -> None:
     """
     if size > max_bytes:
         raise refusals.too_large(what, size, max_bytes)
-
-
-class Agreed:
-    """What the uploads of a run must share: the server's agreement, and where it has none, that of the first upload.
-
-    Args:
-        own: The server's.
-    """
-
-    def __init__(self, own: Agreement) -> None:
-        self._known = {name: ("the server", part) for name, part in own.parts.items() if part.sha256}
-
-    def check(self, found: Agreement) -> None:
-        """Refuse an upload whose classes or preprocessing are others; what it does not name is not compared.
-
-        Raises:
-            UploadError: Names the first difference.
-        """
-        for name, part in found.parts.items():
-            whose, wanted = self._known.get(name, ("", part))
-            if part.sha256 and part.sha256 != wanted.sha256:
-                raise refusals.other_agreement(name, whose, _first_difference(part, wanted, name))
-
-    def add(self, client: str, found: Agreement) -> None:
-        """Compare later uploads with this accepted one, in what no earlier party named."""
-        for name, part in found.parts.items():
-            if part.sha256:
-                self._known.setdefault(name, (f"client {client!r}", part))
-
-
-def _first_difference(found: Words, wanted: Words, name: str) -> str:
-    """Return the first place where two lists differ, as a clause; their lengths where one is not sent."""
-    if not (found.words and wanted.words):
-        return f"their sha256 are {found.sha256[:12]} and {wanted.sha256[:12]}, and the names are not sent"
-    number = next((k for k, pair in enumerate(zip(found.words, wanted.words, strict=False)) if pair[0] != pair[1]), -1)
-    one = "class" if name == "classes" else "line"
-    if number < 0:
-        number = min(len(found.words), len(wanted.words))
-        longer, where = (found, "not there") if len(found.words) > number else (wanted, "not here")
-        text = f"{one} {number}, {longer.words[number]!r:.80}, is {where}"
-        return f"{len(found.words)} and {len(wanted.words)} {'classes' if one == 'class' else 'lines'}, {text}"
-    order = ", the same names in another order" if sorted(found.words) == sorted(wanted.words) else ""
-    return f"{one} {number} is {found.words[number]!r:.80} here and {wanted.words[number]!r:.80} there{order}"
 
 
 @dataclass(frozen=True)

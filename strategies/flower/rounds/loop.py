@@ -22,6 +22,7 @@ from ...compute.threads import steady_threads
 from ...core.bounds import Bound
 from ...core.durable import MIB
 from ...core.errors import OptionError, QuorumError, shorten_list
+from ...core.facts import EXPECTED
 from ...core.gpu import resolve_device
 from ...method import Job, Outcome, Snapshot
 from ...run.journal import Journal
@@ -333,6 +334,7 @@ class IterativeRounds:
             "iterative": True,
             "lr-factor": rounds.lr_decay ** (server_round - 1),
             "num-clients": trip.most,
+            **self._job.agreement.to_record(EXPECTED),
         }
         contents = self._model.requests(server_round, said, nodes)
         self._wanted, contents = len(contents), trip.free(contents)

@@ -16,9 +16,9 @@ from flwr.serverapp.strategy import Strategy
 
 from ...core import refusals
 from ...core.errors import QuorumError, UploadError, blaming
-from ...core.facts import UNNAMED, Agreement
+from ...core.facts import UNNAMED, Agreed, Agreement
 from ...core.seeds import generator
-from ...uploads.checks import Agreed, Signature
+from ...uploads.checks import Signature
 from ...uploads.parts import Part
 from ..asking import POLL_S, Exchange, PollPace, to_each
 from ..evaluation import EVALUATION

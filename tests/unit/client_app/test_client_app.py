@@ -23,11 +23,11 @@ from fl_app.data import open_data, open_split, partition
 from fl_app.models import build, builders
 from strategies.client import start_digest
 from strategies.core.errors import UploadError
-from strategies.core.facts import read_agreement, weights_alone
+from strategies.core.facts import EXPECTED, Agreed, read_agreement, weights_alone
 from strategies.core.options import flatten
 from strategies.core.seeds import seeded_torch
 from strategies.flower.messages import Request, read_reply
-from strategies.uploads.checks import Agreed, Signatures
+from strategies.uploads.checks import Signatures
 
 RUN = "0123456789abcdef" * 2
 CLIENTS = 4
@@ -147,8 +147,12 @@ def table(root: Path, classes: str, mean: int = 50) -> Path:
 
 
 @pytest.mark.parametrize(("theirs", "line"), [(("ant", "cat"), "class 0 is 'ant' here and 'cat' there"), (None, "")])
-def test_a_node_with_other_class_folders_is_refused(
-    ask: Callable[..., Message], tmp_path: Path, theirs: tuple[str, ...] | None, line: str
+def test_a_node_with_other_class_folders_is_refused_and_before_it_trains_if_the_request_names_them(
+    ask: Callable[..., Message],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    theirs: tuple[str, ...] | None,
+    line: str,
 ) -> None:
     server = image_folder(tmp_path / "server", ("cat", "dog"))
     node = image_folder(tmp_path / "node", theirs) if theirs else server
@@ -161,8 +165,18 @@ def test_a_node_with_other_class_folders_is_refused(
     )
     signatures = Signatures(builders(2, (3, 32, 32)))
     read = partial(read_reply, reply.content, signatures, num_classes=2, max_bytes=2**24, sender="node-9")
+    agreement = open_data(data, "test").agreement
     with pytest.raises(UploadError, match=line) if line else nullcontext():
-        read(agreed=Agreed(open_data(data, "test").agreement))
+        read(agreed=Agreed(agreement))
+    if line:
+        replace_training(monkeypatch, never)
+    for way in [{}, {"iterative": True}][: 1 + bool(line)]:
+        told = ask(
+            node={"client": "b", "data-root": str(node)}, data__name="imagefolder", data__image_size=32,
+            model__name="lenet5", run_id="1" * 32, asks={**agreement.to_record(EXPECTED), **way},
+        )  # fmt: skip
+        assert line in facts_of(told).get("error", "")
+        assert ("error" in facts_of(told)) == bool(line)
 
 
 @pytest.mark.parametrize(
@@ -179,16 +193,19 @@ def test_a_node_with_another_schema_is_refused(
 ) -> None:
     server, node = table(tmp_path / "server", '["healthy", "ill"]'), table(tmp_path / "node", classes, mean)
     data = DataConfig(name="csv", label="outcome", root=str(server))
-    reply = ask(
-        node={"client": "b", "data-root": str(node), **policy}, data__name="csv", data__label="outcome",
+    asked = partial(
+        ask, node={"client": "b", "data-root": str(node), **policy}, data__name="csv", data__label="outcome",
         data__partition="iid", model__name="mlp",
     )  # fmt: skip
+    reply = asked()
     said = facts_of(reply)
     assert ("classes" in said, "classes-sha256" in said) == (not policy, True)
     agreed = Agreed(open_data(data, "test").agreement)
     line = "and the names are not sent" if policy and line else line
     with pytest.raises(UploadError, match=line) if line else nullcontext():
         agreed.check(read_agreement(said))
+    told = asked(run_id="1" * 32, asks=open_data(data, "test").agreement.to_record(EXPECTED))
+    assert line in facts_of(told).get("error", "")
 
 
 def test_clients_when_they_are_several_hold_the_whole_training_set_once(ask: Callable[..., Message]) -> None:

@@ -15,7 +15,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from torch import nn
 
 from strategies import Dense, DenseConfig, OneShot, RunOptions
-from strategies.client import already_held, upload_facts
+from strategies.client import already_held, disagreement, upload_facts
 from strategies.flower import asking, evaluation, nodes
 from strategies.flower.rounds import round_trip
 from strategies.uploads.checks import Signatures
@@ -110,8 +110,8 @@ def named(
     """A client that uses our client half; it notes each training in ``work``."""
 
     def answer(message: Message) -> Message:
-        if held := already_held(message, client=name):
-            return held
+        if reply := already_held(message, client=name) or disagreement(message, client=name, classes=classes):
+            return reply
         if work is not None:
             work.append(name)
         facts = upload_facts(client=name, architecture=architecture, label_counts=label_counts, classes=classes)

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from strategies.core.errors import UploadError
-from strategies.core.facts import UNNAMED, Agreement, UploadFacts
-from strategies.uploads.checks import Agreed
+from strategies.core.facts import UNNAMED, Agreed, Agreement, UploadFacts
 
 CLASSES = ("cat", "dog", "owl")
 

@@ -23,6 +23,7 @@ from flower_fakes import (
     equal,
     failing,
     in_turn,
+    named,
     net,
     stock,
     weights,
@@ -30,7 +31,7 @@ from flower_fakes import (
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from torch import nn
 
-from strategies import Iterative, IterativeConfig
+from strategies import Iterative, IterativeConfig, OneShotFedAvg
 from strategies.client import upload_facts
 from strategies.client.corrections import LocalUpdate, read_round
 from strategies.client.round_state import RoundState
@@ -362,3 +363,19 @@ def test_run_whose_clients_answer_no_more_ends_and_can_be_resumed(tmp_path: Path
         result_of(iterative(run, rounds=5), {1: failing("gone"), 2: failing("gone")})
     result_of(iterative(run, rounds=5), three())
     assert [row["answers"] for row in rows_of(run)] == [0, 0, 3, 3, 3]
+
+
+@pytest.mark.parametrize("kind", ["rounds", "one-shot"])
+def test_a_client_with_other_classes_is_refused_before_it_trains(tmp_path: Path, kind: str) -> None:
+    names, work = [f"class {number}" for number in range(CLASSES)], list[str]()
+    clients = {1: named("a", 1, classes=names, work=work), 2: named("b", 2, work=work)}
+    clients[3] = named("c", 3, classes=names[::-1], work=work)
+    settings: Any = {"num_classes": CLASSES, "input_shape": SHAPE, "options": ONE_THREAD, "classes": names}
+    settings |= {"min_uploads": 2, "run_dir": tmp_path / "run"}
+    if kind == "rounds":
+        Iterative(net, config=IterativeConfig(rounds=1), **settings).start(FakeGrid(clients), ArrayRecord(weights(5)))
+    else:
+        OneShotFedAvg(net, compute="in-process", **settings).start(FakeGrid(clients), ArrayRecord(weights(5)))
+    assert sorted(work) == ["a", "b"]
+    refused = (tmp_path / "run" / "refusals.jsonl").read_text()
+    assert f"class 0 is '{names[-1]}' here and 'class 0' there, the same names in another order" in refused
