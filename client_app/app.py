@@ -12,7 +12,7 @@ from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 from flwr.common.logger import log
 
-from client_app.label_counts import reported_counts
+from client_app.label_counts import reported_counts, reports_counts
 from client_app.node import Node, TrainRequest
 from fl_app.node_config import client_name, is_deployed, node_facts, node_policy
 from fl_app.project import FAILURES
@@ -186,10 +186,9 @@ def _one_round(msg: Message, context: Context, facts: Mapping[str, Any], policy:
 def _reply(msg: Message, config: AppConfig, node: Node, trained: Trained, state: dict[str, torch.Tensor]) -> Message:
     facts = trained.facts
     if facts.label_counts is not None:
-        counts = reported_counts(facts.label_counts, config.client, node.policy)
-        facts = replace(facts, label_counts=counts)
-        if counts is None:  # the names of a node's own class folders would tell which classes it has
-            facts = replace(facts, agreement=facts.agreement.without_words())
+        facts = replace(facts, label_counts=reported_counts(facts.label_counts, config.client, node.policy))
+    if not reports_counts(config.client, node.policy):  # the names of a node's class folders tell which classes it has
+        facts = replace(facts, agreement=facts.agreement.without_words())
     size = {} if facts.num_examples is None else {"num-examples": facts.num_examples}
     content = RecordDict({"arrays": ArrayRecord(state), "metrics": MetricRecord({**size, **trained.metrics})})
     content["upload"] = ConfigRecord(facts.to_record())

@@ -39,7 +39,7 @@ from strategies.client.calibration import calibrate
 from strategies.client.holdout import held_out, split_test
 from strategies.client.merging import MOST, fisher_diagonal, gram_matrices
 from strategies.core import refusals
-from strategies.core.checkpoints import read_checkpoint
+from strategies.core.checkpoints import read_checkpoint, read_classes
 from strategies.core.errors import UploadError
 from strategies.core.facts import (
     CLASSIFIER,
@@ -116,7 +116,7 @@ def load_examples(config: AppConfig, node: Node, request: TrainRequest) -> Local
     if split.texts is not None:
         node.policy.check_backbone(config.features.backbone, config.features.weights)
         split = as_read(split, config.features)
-    _check_expected(request.expected, split, node, shows=reports_counts(config.client, node.policy))
+    _check_expected(request.expected, split.agreement, node, shows=reports_counts(config.client, node.policy))
     positions = own_positions(split, config, partition_id=node.partition_id, num_partitions=node.num_partitions)
     groups = None if split.groups is None else split.groups[positions].numpy()
     kept, tested = split_test(
@@ -129,22 +129,22 @@ def load_examples(config: AppConfig, node: Node, request: TrainRequest) -> Local
     return LocalExamples(split, train, held, test)
 
 
-def _check_expected(expected: Agreement, split: Split, node: Node, *, shows: bool) -> None:
+def _check_expected(expected: Agreement, own: Agreement, node: Node, *, shows: bool) -> None:
     """Refuse a request of a server with other classes or another input, before any work is done for it.
 
     Args:
         expected: What the server says.
-        split: The client's own examples.
+        own: What the client's examples, or its checkpoint, say.
         node: The client.
         shows: Whether the answer may name the client's classes; the log of the client does in any case.
     """
     agreed = Agreed(expected)
     try:
-        agreed.check(split.agreement)
+        agreed.check(own)
     except UploadError as error:
         LOG.error("%s: %s", node.client, error)
         if not shows:  # the names of a node's own class folders would tell which classes it has
-            agreed.check(split.agreement.without_words())
+            agreed.check(own.without_words())
         raise
 
 
@@ -184,7 +184,9 @@ def prepare_upload(config: AppConfig, node: Node, request: TrainRequest, start: 
         refuse(config.privacy, "this node's checkpoint")
         with node.policy.reading("the checkpoint"):
             state = load_checkpoint(expand_user(path))
-        facts = UploadFacts(node.client, name, pretrained=True)
+            named = Agreement.of_file(read_classes(expand_user(path)), request.expected)
+        _check_expected(request.expected, named, node, shows=reports_counts(config.client, node.policy))
+        facts = UploadFacts(node.client, name, pretrained=True, agreement=named)
         if node.has_data:  # a node may hold nothing but its checkpoint
             own = load_examples(config, node, request)
             counts, agreement = own.label_counts, own.split.agreement

@@ -4,6 +4,8 @@ A function of the user's own code, named ``package.module:attribute``, gets thos
 ``root`` (the setting ``data.root``) that its signature names. It returns ``(examples, labels)``, ``(examples, labels,
 holders)`` or ``(examples, labels, holders, classes)``, as numpy arrays or torch tensors:
 
+The test half may have no examples, [0, ...], on a server without any.
+
 - examples: uint8 [N, ch, H, W], pixels of square images; float32 [N, ch, H, W] or [N, F], a model's input already; or
   int64 [N, L], texts of L tokens.
 - labels: whole numbers [N], in 0 .. C - 1.
@@ -25,10 +27,11 @@ from strategies.core.errors import DataError, OptionError
 from strategies.core.options import listed
 
 from .config import DataConfig
-from .files import disk_errors
-from .sources import data_root, open_folders, open_split
-from .split import Split, pixels, unchanged
-from .table_files import open_tables, schema_of
+from .files import composed, disk_errors
+from .folders import classes_in
+from .sources import bare_split, data_root, open_folders, open_split
+from .split import Split, bare_pixels, bare_rows, pixels, unchanged
+from .table_files import holds_test_rows, open_tables, schema_of
 
 
 class OwnHalf(NamedTuple):
@@ -73,12 +76,12 @@ def open_own(name: str, split: str, root: str) -> OwnHalf:
             f"{what} returns {type(found).__name__}{size}: must return examples and labels, and perhaps holders and "
             "class names"
         )
-    examples, labels = _examples(found[0], what), _whole(found[1], f"{what} returns labels")
+    examples, labels = _examples(found[0], what, least=split == "train"), _whole(found[1], f"{what} returns labels")
     holders = _whole(found[2], f"{what} returns holders") if len(found) > 2 and found[2] is not None else None
     classes = tuple(map(str, found[3])) if len(found) == 4 and found[3] is not None else ()
-    if len(set(classes)) < len(classes) or (classes and int(labels.max()) >= len(classes)):
+    if len(set(classes)) < len(classes) or (classes and _largest(labels) >= len(classes)):
         raise DataError(
-            f"{what} returns {len(classes)} class names, {str(classes)[:80]}, and labels up to {int(labels.max())}: "
+            f"{what} returns {len(classes)} class names, {str(classes)[:80]}, and labels up to {_largest(labels)}: "
             "must be different names, one per class"
         )
     for which, numbers in (("labels", labels), ("holders", holders)):
@@ -95,7 +98,8 @@ def num_classes_of(half: OwnHalf, stated: int, what: str) -> int:
     """Return C: the number of the named classes, the stated number, else one more than this half's largest label.
 
     Raises:
-        DataError: A label is not below the stated number, or other classes are named.
+        DataError: A label is not below the stated number, other classes are named, or a half without examples says no
+            number.
     """
     if half.classes:
         if stated not in (0, len(half.classes)):
@@ -103,18 +107,24 @@ def num_classes_of(half: OwnHalf, stated: int, what: str) -> int:
                 f"{what} names {len(half.classes)} classes: must be as many as 'data.num-classes', {stated}"
             )
         return len(half.classes)
-    largest = int(half.labels.max())
+    if not len(half.labels) and not stated:
+        raise DataError(f"{what} has no examples: must name the classes, or 'data.num-classes' their number")
+    largest = _largest(half.labels)
     if stated and largest >= stated:
         raise DataError(f"{what} has label {largest}: must be 0 to {stated - 1} with 'data.num-classes' {stated}")
     return stated or largest + 1
 
 
-def _examples(found: Any, what: str) -> torch.Tensor:
+def _largest(labels: torch.Tensor) -> int:
+    return int(labels.max()) if len(labels) else -1
+
+
+def _examples(found: Any, what: str, *, least: int) -> torch.Tensor:
     tensor = _tensor(found, f"{what} returns examples")
     if tensor.dtype == torch.float64:
         tensor = tensor.float()
     forms = {(torch.uint8, 4), (torch.float32, 4), (torch.float32, 2), (torch.int64, 2)}
-    if (tensor.dtype, tensor.dim()) not in forms or not tensor.numel():
+    if (tensor.dtype, tensor.dim()) not in forms or len(tensor) < least or 0 in tensor.shape[1:]:
         kind = f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
         raise DataError(
             f"{what} returns examples of {kind}: must be uint8 or float32 [N, channels, height, width], float32 "
@@ -192,32 +202,44 @@ def open_data(data: DataConfig, half: str, *, root: str | None = None, download:
     )
 
 
-def open_facts(data: DataConfig) -> Split | None:
+def open_facts(data: DataConfig, *, absent: bool = False) -> Split | None:
     """Return the test half of a server without held-out examples: no example, and the facts that all parties share.
 
     Args:
         data: The settings.
+        absent: Whether the server has none whatever lies in its folder; else it has none where the files of tables or
+            folders of images have no test half.
 
     Returns:
-        None if the server has a test half, or if its data set tells no facts without examples.
+        None if the server has a test half, or if only its examples tell these facts: those of your own code.
 
     Raises:
-        OptionError: The schema of tables is missing or wrong.
+        OptionError: The schema of tables is missing or wrong, or nothing names the classes of folders of images.
     """
     folder = data_root(data.root)
-    nothing = torch.zeros(0, dtype=torch.int64)
-    if data.tables and not (folder / f"test.{data.name}").exists():
+    if data.own:
+        return None
+    if data.tables:
+        if not absent and holds_test_rows(folder, data.name):
+            return None
         schema = schema_of(folder, label=data.label, sha256=data.schema_sha256)
-        shape = (schema.features, 1, 1)
-        bare = unchanged(nothing, lambda _: torch.zeros(0, *shape), num_classes=len(schema.classes), shape=shape)
+        bare = bare_rows(schema.features, len(schema.classes))
         return replace(bare, classes=tuple(schema.classes), columns=tuple(column.words for column in schema.columns))
-    if data.classes and data.image_size and not (folder / "test").exists():
-        size, names = data.image_size, listed(data.classes)
-        bare = pixels(
-            nothing, lambda _: torch.zeros(0, 3, size, size, dtype=torch.uint8), num_classes=len(names), shape=(3, size)
-        )
-        return replace(bare, classes=tuple(names))
-    return None
+    if data.name == "imagefolder":
+        if (folder / "test").exists() and not absent:
+            return None
+        names, size = listed(data.classes), data.image_size
+        if not names and (folder / "train").is_dir():  # of a simulation's clients
+            names = sorted(classes_in(folder / "train")) if absent else names
+        if not names or not size:
+            if not absent:
+                return None
+            raise OptionError(
+                f"setting 'evaluate.on' leaves the server without examples, and 'data.classes' is {data.classes!r}, "
+                f"'data.image-size' {size}: must name the classes and the size where 'data.name' is 'imagefolder'"
+            )
+        return replace(bare_pixels((3, size), len(names)), classes=tuple(map(composed, names)))
+    return bare_split(data.name, data.image_size, data.normalization) if absent else None
 
 
 def _own(data: DataConfig, half: str, root: str) -> Split:

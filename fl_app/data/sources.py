@@ -25,7 +25,7 @@ from strategies.core.places import expand_user
 from . import domains, folders, tables, text, torchvision_sets
 from .files import disk_errors
 from .folders import SPLITS
-from .split import Split, pixels, tokens_of, unchanged
+from .split import NO_LABELS, Split, bare_pixels, bare_rows, pixels, tokens_of, unchanged
 
 SOURCES = ("digits", *torchvision_sets.KNOWN, "imagefolder", *domains.GROUPS, *tables.TABLES, *text.TEXTS)
 NORMALIZATIONS = ("half", "data-set")
@@ -81,25 +81,50 @@ def open_split(
         return open_folders(place, split, image_size)
     if root and not place.is_dir():  # a mistyped folder is not made and filled
         raise DataError(f"setting 'data.root' is {root!r}: no such folder; must exist, also for a download of {name!r}")
+    domain = texts = None
     if name in domains.GROUPS:
-        group = domains.GROUPS[name]
-        size = image_size or group.image_size
+        size = image_size or domains.GROUPS[name].image_size
         labels, domain, read = domains.open_group(
             name, split, place, image_size=size, left_out=left_out, download=download
         )
-        opened = pixels(labels, read, num_classes=group.num_classes, shape=(3, size))
-        return replace(opened, domains=domain, classes=group.classes)
+    elif name in tables.TABLES:
+        labels, domain, rows = tables.open_centres(split, place, download=download)
+        read = rows.__getitem__
+    elif name in text.TEXTS:
+        labels, texts = text.open_news(split, place, download=download)
+        read = tokens_of(texts, text.tokens)
+    else:
+        labels, read = torchvision_sets.open_set(name, split, place, download=download)
+    return replace(bare_split(name, image_size, normalization), labels=labels, read=read, domains=domain, texts=texts)
+
+
+def bare_split(name: str, image_size: int = 0, normalization: str = "half") -> Split:
+    """Return a half of a data set without its examples: what its name alone says.
+
+    Args:
+        name: One of :data:`SOURCES`, except for ``"imagefolder"``, whose classes no name says.
+        image_size: See :func:`open_split`.
+        normalization: See :func:`open_split`.
+
+    Raises:
+        OptionError: The size or the normalisation does not fit the set.
+    """
+    _check_size(name, image_size)
+    check_normalization(name, normalization)
     if name in tables.TABLES:
-        labels, centre, rows = tables.open_centres(split, place, download=download)
-        opened = unchanged(labels, rows.__getitem__, num_classes=2, shape=(tables.FEATURES, 1, 1), domains=centre)
-        return replace(opened, classes=tables.CLASSES)
+        return replace(bare_rows(tables.FEATURES, 2), classes=tables.CLASSES)
     if name in text.TEXTS:
-        return _of_texts(*text.open_news(split, place, download=download))
+        read = tokens_of((), text.tokens)
+        hashed = unchanged(NO_LABELS, read, num_classes=len(text.CLASSES), shape=(1, 1, text.LENGTH))
+        return replace(hashed, texts=(), classes=text.CLASSES)
+    if name in domains.GROUPS:
+        group = domains.GROUPS[name]
+        return replace(bare_pixels((3, image_size or group.image_size), group.num_classes), classes=group.classes)
+    if name == "digits":
+        return bare_pixels((1, image_size or 16), 10)
     known = torchvision_sets.KNOWN[name]
-    labels, read = torchvision_sets.open_set(name, split, place, download=download)
-    shape = (known.channels, image_size or known.image_size)
-    bare = pixels(labels, read, num_classes=known.num_classes, shape=shape, augmentation=known.augmentation)
-    opened = replace(bare, classes=known.classes)
+    opened = bare_pixels((known.channels, image_size or known.image_size), known.num_classes)
+    opened = replace(opened, augmentation=known.augmentation, classes=known.classes)
     return opened if normalization == "half" else replace(opened, normalization=Normalization(known.mean, known.std))
 
 
@@ -154,7 +179,7 @@ def _digits(split: str, image_size: int) -> Split:
     """Scikit-learn's embedded digits: 1797 images of 8x8 with values 0 to 16; the last 500 are the test half."""
     rows = slice(0, DIGITS_TRAIN) if split == "train" else slice(DIGITS_TRAIN, None)
     images, labels = (tensor[rows] for tensor in _digit_tensors())
-    return pixels(labels.clone(), images.__getitem__, num_classes=10, shape=(1, image_size or 16))
+    return replace(bare_split("digits", image_size), labels=labels.clone(), read=images.__getitem__)
 
 
 @functools.cache
@@ -164,10 +189,3 @@ def _digit_tensors() -> tuple[torch.Tensor, torch.Tensor]:
     rows = np.loadtxt(Path(package) / "datasets" / "data" / "digits.csv.gz", delimiter=",")
     pixels = np.rint(rows[:, :64].reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
     return torch.from_numpy(pixels)[:, None], torch.from_numpy(rows[:, 64]).long()
-
-
-def _of_texts(labels: torch.Tensor, texts: Sequence[str]) -> Split:
-    """Return the split of a set of texts, whose tokens are hashes of words until a backbone brings its own."""
-    read = tokens_of(texts, text.tokens)
-    hashed = unchanged(labels, read, num_classes=len(text.CLASSES), shape=(1, 1, text.LENGTH))
-    return replace(hashed, texts=texts, classes=text.CLASSES)

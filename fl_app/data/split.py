@@ -142,6 +142,22 @@ def unchanged(
     return Split(labels, num_classes, shape, Normalization.identity(shape[0]), "none", read, domains)
 
 
+NO_LABELS = torch.zeros(0, dtype=torch.int64)
+
+
+def bare_pixels(shape: tuple[int, int], num_classes: int) -> Split:
+    """Return a split of images (channels, side) without any."""
+    channels, side = shape
+    none = torch.zeros(0, channels, side, side, dtype=torch.uint8)
+    return pixels(NO_LABELS, none.__getitem__, num_classes=num_classes, shape=shape)
+
+
+def bare_rows(features: int, num_classes: int) -> Split:
+    """Return a split of rows of features without any."""
+    shape = (features, 1, 1)
+    return unchanged(NO_LABELS, torch.zeros(0, *shape).__getitem__, num_classes=num_classes, shape=shape)
+
+
 def tokens_of(
     texts: Sequence[str], tokens: Callable[[Sequence[str]], torch.Tensor]
 ) -> Callable[[torch.Tensor], torch.Tensor]:

@@ -324,6 +324,11 @@ def _training_files(folder: Path, form: str, client: str) -> list[Path]:
     return [*(many.taken or here.taken)]
 
 
+def holds_test_rows(folder: Path, form: str) -> bool:
+    """Return whether a folder has the table of the test rows, under any of its suffixes."""
+    return bool(_named(folder, "test", form).taken)
+
+
 def _present(folder: Path, form: str) -> Path:
     found = _named(folder, "test", form)
     if not found.taken:

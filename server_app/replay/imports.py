@@ -6,7 +6,7 @@ import re
 import zipfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,22 @@ from strategies.core.checkpoints import (
     checkpoint_bytes,
     client_name_of,
     read_checkpoint,
+    read_classes,
     scan_checkpoints,
 )
 from strategies.core.durable import MIB, make_folder, staged, store_errors, sync_folder
 from strategies.core.errors import OptionError, StoreError, UploadError, blaming, shorten_list
-from strategies.core.facts import CLIENT_NAME, STATISTICS, UploadFacts, is_head, kind_of
+from strategies.core.facts import (
+    CLIENT_NAME,
+    STATISTICS,
+    UNNAMED,
+    Agreed,
+    Agreement,
+    UploadFacts,
+    is_head,
+    kind_of,
+    unnamed_note,
+)
 from strategies.core.options import OWN_FORM, Scalar, is_own
 from strategies.core.places import nearest_existing
 from strategies.core.scan import Scan
@@ -366,24 +377,35 @@ def _store(
 ) -> dict[str, str]:
     """Store the uploads, with one checkpoint in memory at a time, and return client -> reason of its refusal."""
     signatures, refused = Signatures(job.builders), dict[str, str]()
+    agreed, others, unnamed = Agreed(job.agreement), Agreed(UNNAMED), list[str]()
     for entry in entries:
         try:
-            notes = list[str]()
+            notes, facts = list[str](), entry.facts
+            with blaming(f"checkpoint {entry.path}"):
+                classes = read_classes(entry.path)
+                own = Agreement.of_file(classes, job.agreement)
+                agreed.check(own)
+                others.check(Agreement.of(classes))
+            facts = replace(facts, agreement=own)
             state = _read(entry, signatures, max_bytes, notes)
             for note in notes:
                 log(f"checkpoint {entry.path}: {note}")
             name = entry.facts.architecture
             if kind_of(name) == STATISTICS or is_head(name):
                 with blaming(f"checkpoint {entry.path}"):
-                    facts, build = entry.facts, job.builders[name]
-                    warning = check_outputs(name, state, build, job.input_shape, num_examples=facts.num_examples)
+                    examples = facts.num_examples
+                    warning = check_outputs(name, state, job.builders[name], job.input_shape, num_examples=examples)
                 if warning:
                     log(f"checkpoint {entry.path}: {warning}")
         except UploadError as error:
             refused[entry.facts.client] = str(error)
             run.round(1).refuse(entry.facts.client, str(error))
             continue
-        run.round(1).accept(entry.facts, state)
+        run.round(1).accept(facts, state)
+        others.add(facts.client, Agreement.of(classes))
+        unnamed += [] if classes else [facts.client]
+    for note in unnamed_note(unnamed, len(entries) - len(refused)):
+        log(note)
     return refused
 
 

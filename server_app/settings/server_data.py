@@ -33,14 +33,16 @@ if TYPE_CHECKING:
 def open_half(settings: Settings, half: str) -> Split:
     """Open the training or the test half of the configured data set.
 
-    The test half of a server without held-out examples has none, and the facts that all parties share.
+    The test half of a server without held-out examples has none, and the facts that all parties share. With
+    'evaluate.on' 'clients' or 'none' the server opens none, whatever its folder holds.
 
     Raises:
         DataError: The data set is missing; the error names the remedy.
         OptionError: The backbone of texts is unknown or not installed.
     """
-    facts = open_facts(settings.app.data) if half == "test" else None
-    return as_read(open_data(settings.app.data, half) if facts is None else facts, settings.app.features)
+    data, unscored = settings.app.data, settings.app.evaluate.on in ("clients", "none")
+    facts = open_facts(data, absent=unscored) if half == "test" else None
+    return as_read(open_data(data, half) if facts is None else facts, settings.app.features)
 
 
 def proxy_images(settings: Settings, input_shape: tuple[int, int, int], seed: int) -> torch.Tensor | None:

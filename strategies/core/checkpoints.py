@@ -49,6 +49,11 @@ _STATES = (
     "model_weights", "state_dict_ema", "model_ema", "ema_state_dict", "ema",
 )  # fmt: skip
 _NO_MODELS = ("optim", "sched", "lr_", "scaler", "rng", "random", "loss", "criterion")
+# Where files and modules keep the names of their classes, without case; the first that names them counts.
+_CLASSES = ("id2label", "idx_to_class", "class_to_idx", "label2id", "classes", "class_names", "label_names")
+_INSIDE = ("config", "hyper_parameters", "meta", "metadata", "dataset_meta", "args", "pretrained_cfg")
+_CONFIG = "config.json"
+_UNNAMED = re.compile(r"LABEL_\d+")  # Hugging Face's, of a model that names no classes
 _CODE = re.compile(r"GLOBAL (\S+)")
 _BOMB = "it is an archive that unpacks to"
 _SHARDS = "its index names"
@@ -119,6 +124,82 @@ def read_checkpoint(path: Path) -> dict[str, torch.Tensor]:
     if not isinstance(found, Mapping) or not found or not all(_is_tensor(*item) for item in found.items()):
         raise refusals.no_checkpoint(path, f"holds {_kind(found)}", "must be a state_dict, name -> tensor")
     return _strip_prefix(found)
+
+
+def read_classes(model: object) -> tuple[str, ...]:
+    """Return the names of the classes that a model brings with it, in the order of their numbers; none if it has none.
+
+    They lie under one of the usual names, such as ``id2label``, ``class_to_idx`` and ``classes``: in the
+    ``config.json`` of a folder of Hugging Face's, beside the weights in a torch checkpoint, in the metadata of a
+    safetensors file, or as an attribute of a module or of its ``config``.
+
+    Args:
+        model: A file, a folder, what ``torch.save`` wrote, or a module. A file that cannot be read names none: what
+            reads its weights says why.
+
+    Raises:
+        UploadError: The ``config.json`` is damaged.
+    """
+    if isinstance(model, str | Path):
+        return next(filter(None, map(_classes_in, _facts_beside(Path(model)))), ())
+    if isinstance(model, Mapping):
+        return _classes_in(model)
+    own = {key: getattr(model, key, None) for key in (*_CLASSES, "config")}
+    if not isinstance(own["config"], Mapping):
+        own["config"] = {key: getattr(own["config"], key, None) for key in _CLASSES}
+    return _classes_in(own)
+
+
+def _facts_beside(path: Path) -> Iterator[Mapping[Any, Any]]:
+    """Yield what lies beside the weights of a file or a folder."""
+    file = model_file(path) if path.is_dir() else path
+    if file is None or not file.is_file():
+        return
+    if file.name in _OF_FOLDER and (config := file.parent / _CONFIG).is_file():
+        try:
+            found = json.loads(config.read_bytes())
+        except (OSError, ValueError, RecursionError) as error:
+            raise refusals.no_checkpoint(config, "is damaged", "must be JSON, as save_pretrained writes it") from error
+        yield found if isinstance(found, Mapping) else {}
+    try:
+        if is_safetensors(file):
+            with safe_open(file, framework="pt") as opened:
+                metadata = opened.metadata() or {}
+            yield {key: _decoded(value) for key, value in metadata.items()}
+        elif not has_suffix(file, (_INDEX, ".npz")):
+            content = _read(file)
+            yield content if isinstance(content, Mapping) else {}
+    except _DAMAGES:
+        return
+
+
+def _decoded(text: str) -> Any:
+    """Return what a text of a file's metadata says as JSON; a text that is none as it is."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _classes_in(facts: Mapping[Any, Any]) -> tuple[str, ...]:
+    named = {str(key).lower(): value for key, value in facts.items()}
+    inside = [value for key in _INSIDE if isinstance(value := named.get(key), Mapping)]
+    lists = [_in_order(named[key]) for key in _CLASSES if key in named]
+    lists += [_in_order(found) for facts in inside for key, found in facts.items() if str(key).lower() in _CLASSES]
+    return next(filter(None, lists), ())
+
+
+def _in_order(classes: Any) -> tuple[str, ...]:
+    """Return the names of a list, of number -> name or of name -> number; none of anything else."""
+    words = list(classes) if isinstance(classes, list | tuple) else []
+    if isinstance(classes, Mapping):
+        pairs = [(key, name) if isinstance(name, str) else (name, key) for key, name in classes.items()]
+        numbers = {int(number): name for number, name in pairs if str(number).isdecimal()}
+        words = [numbers[k] for k in range(len(classes)) if k in numbers] if len(numbers) == len(classes) else []
+        words = words if len(words) == len(classes) else []
+    if not all(isinstance(word, str) for word in words) or all(_UNNAMED.fullmatch(word) for word in words):
+        return ()
+    return tuple(words)
 
 
 def checkpoint_bytes(path: Path) -> int:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import refusals
-from .errors import OptionError
+from .errors import OptionError, shorten_list
 
 if TYPE_CHECKING:
     import torch
@@ -106,6 +106,18 @@ class Agreement:
         """Return the agreement of a party that names its classes and its preprocessing."""
         return cls(Words.of(classes), Words.of(preprocessing))
 
+    @classmethod
+    def of_file(cls, classes: Sequence[str], other: Agreement) -> Agreement:
+        """Return the agreement of a model's file, to compare with another party's.
+
+        Args:
+            classes: The names of the classes that the file has.
+            other: The other party's. Data sets without names number their classes, which no names contradict.
+        """
+        words = other.classes.words
+        numbered = words == tuple(map(str, range(len(words))))
+        return cls() if numbered and not all(name.isdecimal() for name in classes) else cls.of(classes)
+
     @property
     def parts(self) -> dict[str, Words]:
         """Its lists by name."""
@@ -121,6 +133,18 @@ class Agreement:
 
 
 UNNAMED = Agreement()
+
+
+def unnamed_note(unnamed: Sequence[str], number: int) -> list[str]:
+    """Return a line about the models that name no classes where others do; no line if all or none do.
+
+    Args:
+        unnamed: Those that name none.
+        number: The number of all models.
+    """
+    if not 0 < len(unnamed) < number:
+        return []
+    return [f"{shorten_list(unnamed)} name no classes: taken to be those of the others, in their order"]
 
 
 class Agreed:

@@ -27,6 +27,7 @@ from ..core.checkpoints import (
     is_safetensors,
     model_file,
     read_checkpoint,
+    read_classes,
     scan_checkpoints,
     unwrap_state,
 )
@@ -38,11 +39,15 @@ from ..core.facts import (
     MEASURED,
     MODEL_ERRORS,
     UNKNOWN_SHAPE,
+    UNNAMED,
+    Agreed,
+    Agreement,
     UploadFacts,
     base_of,
     default_normalization,
     holds_images,
     kind_of,
+    unnamed_note,
     weights_alone,
 )
 from ..core.names import Names, match_names, own_names
@@ -471,7 +476,8 @@ def merge(
     Raises:
         OptionError: An argument is out of its range, the method needs an input that is missing, or modules differ in
             more than their weights where it needs one architecture.
-        UploadError: A model's weights are damaged, not finite, or of no known architecture.
+        UploadError: A model's weights are damaged, not finite, or of no known architecture, or models that name their
+            classes (``id2label``, ``class_to_idx``, ``classes``) differ in them.
         OneShotError: The method ended with a model of NaN or Inf.
     """
     if not isinstance(method, str):
@@ -482,6 +488,7 @@ def merge(
     input_shape = None if input_shape is None else check_shape(input_shape)
     num_classes, input_shape = num_classes or 0, UNKNOWN_SHAPE if input_shape is None else input_shape
     named = name_models(models)
+    notes = _compare_classes(named)
     adapters = open_adapters(named)
     if adapters:
         named = {
@@ -493,7 +500,6 @@ def merge(
     kept = {client: keep_weights(client, one) for client, one in named.items()}
     start = further.pop("start", None)
     copies = _copies(named, model, chosen, config)
-    notes = list[str]()
     if STATES in copies.builders:  # the counts are checked, and no module says more
         num_classes, input_shape = 0, UNKNOWN_SHAPE
     if adapters and chosen.any_model:
@@ -533,6 +539,24 @@ def merge(
         outcome = check_finite(chosen, InProcess().run(chosen, job, journal))
     clients = tuple(upload.client for upload in uploads)
     return Result(method, clients, outcome, Job(**{**vars(job), "device": "cpu"}))
+
+
+def _compare_classes(named: Mapping[str, Trained]) -> list[str]:
+    """Return a line if some models name their classes and others do not.
+
+    Raises:
+        UploadError: Two models name other classes, or in another order.
+    """
+    agreed, unnamed = Agreed(UNNAMED), list[str]()
+    for client in sorted(named):
+        with blaming(f"model {client!r}"):
+            one = named[client]
+            place = expand_user(one) if isinstance(one, str | Path) else one
+            own = Agreement.of(read_classes(bare_module(place) if isinstance(place, nn.Module) else place))
+            agreed.check(own)
+        agreed.add(client, own)
+        unnamed += [] if own.classes.words else [client]
+    return unnamed_note(unnamed, len(named))
 
 
 def _checked(job: Job, method: Method) -> Job:

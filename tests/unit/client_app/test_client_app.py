@@ -23,7 +23,7 @@ from fl_app.data import open_data, open_split, partition
 from fl_app.models import build, builders
 from strategies.client import start_digest
 from strategies.core.errors import UploadError
-from strategies.core.facts import EXPECTED, Agreed, read_agreement, weights_alone
+from strategies.core.facts import EXPECTED, Agreed, Agreement, read_agreement, weights_alone
 from strategies.core.options import flatten
 from strategies.core.seeds import seeded_torch
 from strategies.flower.messages import Request, read_reply
@@ -357,3 +357,13 @@ def test_a_pretrained_client_in_simulation_uploads_its_file_and_trains_nothing(
     assert checked.facts.label_counts is not None
     assert checked.metrics == {}
     assert same(state_of(reply), state)
+
+
+def test_a_pretrained_client_whose_file_names_another_order_of_classes_sends_nothing(
+    ask: Callable[..., Message], tmp_path: Path
+) -> None:
+    words = [str(number) for number in range(10)]
+    torch.save({"state_dict": SIGNATURES_STATE, "classes": words[::-1]}, tmp_path / "a.pt")
+    reply = ask(client__checkpoint=str(tmp_path / "a.pt"), asks=Agreement.of(words).to_record(EXPECTED))
+    assert "class 0 is '9' here and '0' there, the same names in another order" in str(facts_of(reply)["error"])
+    assert not reply.content.array_records

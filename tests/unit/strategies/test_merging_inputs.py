@@ -186,3 +186,20 @@ def test_a_folder_of_models_is_merged_and_what_it_holds_beside_is_said(
     ):
         with pytest.raises(OptionError, match=line):
             merge(place, "fedavg")
+
+
+@pytest.mark.parametrize("method", ["fedens", "fedavg"])
+def test_models_that_name_other_classes_or_another_order_are_not_merged(tmp_path: Path, method: str) -> None:
+    order = {name: number for number, name in enumerate(["ant", "cat", "dog", "owl"])}
+    turned = {name: 3 - number for name, number in order.items()}
+    for client, classes in (("a", {"class_to_idx": order}), ("b", {}), ("c", {"class_to_idx": turned})):
+        torch.save({"state_dict": trained(3).state_dict(), **classes}, tmp_path / f"{client}.pt")
+    line = (
+        "model 'c': its classes differ from those of client 'a': class 0 is 'owl' here and 'ant' there, the same names"
+    )
+    with pytest.raises(UploadError, match=line):
+        merge(tmp_path, method, model=net, **SHAPE)
+    (tmp_path / "c.pt").unlink()
+    lines = list[str]()
+    merge(tmp_path, method, model=net, log=lines.append, **SHAPE)
+    assert "b name no classes: taken to be those of the others, in their order" in lines

@@ -366,3 +366,20 @@ def test_the_command_prints_the_uploads_the_folder_and_the_next_command(models: 
         f"run folder   {out}",
         f"next         oneshot replay '{out}' --method fedens",
     ]
+
+
+@pytest.mark.parametrize("named", ["names", "numbers"])
+def test_checkpoints_that_name_other_classes_are_refused_and_numbers_of_the_data_set_are_no_names(
+    imported: Import, models: Path, named: str
+) -> None:
+    words = [f"digit {number}" for number in range(10)] if named == "names" else [str(k) for k in range(10)]
+    torch.save({"model": state_of("lenet5", 1), "classes": words}, models / "b.pt")
+    lines = list[str]()
+    result = imported(lines=lines)
+    assert len(result["uploads"]) == 3
+    assert "a, c name no classes: taken to be those of the others, in their order" in lines
+    assert replayed(result, "fedens")["status"] == "finished"
+    torch.save({"model": state_of("lenet5", 2), "classes": words[::-1]}, models / "c.pth")
+    line = f"c.pth: its classes differ from those of .*: class 0 is '{words[-1]}' here and '{words[0]}' there"
+    with pytest.raises(UploadError, match=line):
+        imported(out=models.parent / "second")

@@ -4,6 +4,7 @@ import io
 import pickle
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from strategies.core.checkpoints import read_checkpoint
+from strategies.core.checkpoints import read_checkpoint, read_classes
 from strategies.core.errors import UploadError
 from strategies.core.scan import LOG
 
@@ -122,3 +123,43 @@ def test_a_dict_that_holds_itself_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(UploadError, match="a.pt holds dict in which 'model' is dict: must be a state_dict"):
         read_checkpoint(tmp_path / "a.pt")
+
+
+CLASSES = ("cat", "dog", "owl")
+BY_NUMBER = dict(enumerate(CLASSES))
+
+
+@pytest.mark.parametrize(
+    ("beside", "found"),
+    [
+        ({"classes": list(CLASSES)}, CLASSES),
+        ({"class_to_idx": {"owl": 2, "cat": 0, "dog": 1}}, CLASSES),
+        ({"idx_to_class": {"2": "owl", "0": "cat", "1": "dog"}}, CLASSES),
+        ({"hyper_parameters": {"class_names": CLASSES}}, CLASSES),
+        ({"meta": {"CLASSES": CLASSES}}, CLASSES),
+        ({"classes": 3, "label2id": {"cat": 0, "dog": 1, "owl": 2}}, CLASSES),
+        ({"id2label": {0: "LABEL_0", 1: "LABEL_1"}}, ()),
+        ({"class_to_idx": {"cat": 0, "dog": 2}}, ()),
+        ({}, ()),
+    ],
+)
+def test_names_of_classes_are_read_in_the_order_of_their_numbers(
+    tmp_path: Path, beside: dict[str, Any], found: tuple[str, ...]
+) -> None:
+    torch.save({"state_dict": STATE, **beside}, tmp_path / "a.pt")
+    assert read_classes(tmp_path / "a.pt") == read_classes({"state_dict": STATE, **beside}) == found
+    assert_state(read_checkpoint(tmp_path / "a.pt"))
+
+
+def test_names_of_classes_are_read_from_hugging_face_s_folders_from_metadata_and_from_modules(tmp_path: Path) -> None:
+    save_file(STATE, tmp_path / "a.safetensors", {"class_to_idx": '{"cat": 0, "dog": 1, "owl": 2}', "format": "pt"})
+    (folder := tmp_path / "hf").mkdir()
+    save_file(STATE, folder / "model.safetensors")
+    (folder / "config.json").write_text('{"id2label": {"0": "cat", "1": "dog", "2": "owl"}}')
+    module = nn.Linear(2, 3)
+    module.config = SimpleNamespace(id2label=BY_NUMBER)  # type: ignore[assignment]
+    for model in (tmp_path / "a.safetensors", folder, folder / "model.safetensors", module):
+        assert read_classes(model) == CLASSES
+    (folder / "config.json").write_text("{")
+    with pytest.raises(UploadError, match=r"config.json is damaged"):
+        read_classes(folder)
