@@ -15,7 +15,7 @@ from client_app.label_counts import check_shares_counts
 from client_app.node import refuse
 from client_app.training.feature_sums import check_enough
 from fl_app.data import normalize
-from strategies.client.last_layer import sum_inputs
+from strategies.client.measures import sum_inputs
 from strategies.core import refusals
 from strategies.core.durable import MIB
 from strategies.core.processor import flush_subnormals

@@ -35,9 +35,8 @@ from fl_app.models.uploaded import uploaded_name
 from fl_app.node_config import checkpoint_path
 from fl_app.node_policy import NodePolicy
 from strategies.client import start_digest
-from strategies.client.calibration import calibrate
 from strategies.client.holdout import held_out, split_test
-from strategies.client.merging import MOST, fisher_diagonal, gram_matrices
+from strategies.client.measures import MOST, calibrate, fisher_diagonal, gram_matrices
 from strategies.core import refusals
 from strategies.core.checkpoints import read_checkpoint, read_classes
 from strategies.core.errors import UploadError

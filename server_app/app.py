@@ -18,7 +18,7 @@ from flwr.supercore.run import RunNotRunningException
 from fl_app.node_config import SUPERNODES_VARIABLE
 from server_app.launch.run_command import how_to_go_on, leave_resume_file
 from server_app.replay.forget import adopt_uploads
-from server_app.replay.results import read_stored
+from server_app.replay.stored import read_stored
 from server_app.report.client_scores import client_lines, evaluation_facts
 from server_app.report.finish import describe_failure, finish, table_lines
 from server_app.report.gatekeeping import attack_line

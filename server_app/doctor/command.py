@@ -48,11 +48,11 @@ def server(
     format: _Format = "text",  # noqa: A002
 ) -> None:
     """Check the machine of the SuperLink and the server stage."""
-    from server_app.doctor import data, network, tls
+    from server_app.doctor import data, network
 
     with errors(format):
         settings = _settings(run_config)
-        files = tls.ServerFiles.of(certificates) if certificates else None
+        files = network.ServerFiles.of(certificates) if certificates else None
         place = network.Address.of(address, "--address") if address else None
     made = "--certificates FOLDER, which holds ca.crt, server.pem and server.key (deploy/make_keys.py makes them)"
     checks: Checks = {
@@ -60,7 +60,7 @@ def server(
         "models": _server_models(settings, clients or settings.app.min_uploads),
         "certificates": _not_given("certificates", made)
         if files is None
-        else tls.server_certificate(files, (place.host,) if place else ()),
+        else network.server_certificate(files, (place.host,) if place else ()),
     }
     if place is not None:
         checks["port"] = network.port_free(place, files.ca if files else None)
@@ -78,7 +78,7 @@ def node(
     format: _Format = "text",  # noqa: A002
 ) -> None:
     """Check the machine of a SuperNode."""
-    from server_app.doctor import data, network, tls
+    from server_app.doctor import data, network
     from server_app.doctor.node import NodeConfig
 
     with errors(format):
@@ -90,8 +90,8 @@ def node(
         "node config": own.look(),
         "data": data.node_data(settings, own),
         "model": _node_model(settings, own),
-        "root certificate": tls.root_certificate(root_certificates) if root_certificates else (),
-        "node key": tls.node_key(key) if key else _not_given("node key", needs_key),
+        "root certificate": network.root_certificate(root_certificates) if root_certificates else (),
+        "node key": network.node_key(key) if key else _not_given("node key", needs_key),
         "SuperLink": network.superlink(place, root_certificates) if place else _not_given("SuperLink", needs_place),
     }
     _report("node", checks, format)
@@ -99,20 +99,20 @@ def node(
 
 def _server_models(settings: Settings, clients: int) -> Iterator[DoctorFinding]:
     """Check the run's models, and the room for their uploads."""
-    from server_app.doctor import data, disk
+    from server_app.doctor import data, machine
 
     model, split = settings.app.model, data.split_of(settings, ("test", "train"))
     yield from data.architectures((*model.mix(), model.of_student()), split, settings)
     if split is None or not (sizes := data.model_bytes(split, model.mix(), settings)):
         return
     uploads = sum(sizes.get(model.of_client(number), 0) for number in range(clients))
-    yield disk.upload_limit(sizes, settings.app.max_upload_mib)
-    yield from disk.run_folder(settings.app.run_dir, uploads, max(sizes.values()))
+    yield machine.upload_limit(sizes, settings.app.max_upload_mib)
+    yield from machine.run_folder(settings.app.run_dir, uploads, max(sizes.values()))
 
 
 def _node_model(settings: Settings, own: NodeConfig) -> Iterator[DoctorFinding]:
     """Check a node's model, its limits and budget, and the room for its files."""
-    from server_app.doctor import data, disk
+    from server_app.doctor import data, machine
 
     split = data.split_of(settings, ("train", "test"), own.data_root(settings.app.data.root))
     architecture = str(own.facts.get("architecture", "")) or settings.app.model.of_client(own.partition_id)
@@ -121,7 +121,7 @@ def _node_model(settings: Settings, own: NodeConfig) -> Iterator[DoctorFinding]:
     if template := str(own.facts.get("checkpoint", "")) or settings.app.client.checkpoint:
         yield data.checkpoint(own.filled(template), architecture, split, settings)
     sizes = {} if split is None else data.model_bytes(split, (architecture,), settings)
-    yield from disk.client_state(own.policy.state_dir(settings.app.client.state_dir), sizes.get(architecture, 0))
+    yield from machine.client_state(own.policy.state_dir(settings.app.client.state_dir), sizes.get(architecture, 0))
     yield from own.budget()
 
 
@@ -140,9 +140,9 @@ def _settings(given: Sequence[str] | None) -> Settings:
 
 def _report(role: str, checks: Checks, format: Format) -> None:  # noqa: A002
     """Run the checks of every machine and those of a role, print them, and exit with status 1 if one is an error."""
-    from server_app.doctor import versions
+    from server_app.doctor import machine
     from server_app.doctor.findings import print_findings, run_checks
 
-    every = {"packages": versions.packages(), "Flower's commands": versions.flower_commands(role)}
+    every = {"packages": machine.packages(), "Flower's commands": machine.flower_commands(role)}
     if not print_findings(role, run_checks({**every, **checks}), format):
         raise typer.Exit(1)

@@ -23,8 +23,7 @@ from strategies.core.facts import holds_images
 from strategies.core.seeds import generator, seeded_torch
 from strategies.method import Job, Upload
 from strategies.run.ensembles import FOLDER_NAME, load_ensemble
-from strategies.run.identity import stored_normalization
-from strategies.run.run_folder import RunFolder
+from strategies.run.run_folder import RunFolder, stored_normalization
 from strategies.teacher.ensemble import Ensemble
 
 if TYPE_CHECKING:

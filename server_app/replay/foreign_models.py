@@ -21,7 +21,7 @@ from strategies.core.facts import CLASSIFIER, kind_of
 from strategies.core.options import flatten, options_of, parse, reject_unknown
 from strategies.core.seeds import seeded_torch
 from strategies.method import METHODS, Job
-from strategies.run.identity import stored_normalization
+from strategies.run.run_folder import stored_normalization
 from strategies.uploads.builders import check_described, check_student, named_builders
 from strategies.uploads.checks import Signatures, check_arrays
 from strategies.uploads.tensors import tensor_form

@@ -47,8 +47,7 @@ from strategies.core.toml import read_toml_file
 from strategies.method import Job
 from strategies.run import FACTS_FILE, runs_folder
 from strategies.run.files import read_json
-from strategies.run.identity import open_run
-from strategies.run.run_folder import RunFolder, default_run_dir
+from strategies.run.run_folder import RunFolder, default_run_dir, open_run
 from strategies.uploads.checks import Signature, Signatures, check_outputs, check_size, check_upload
 from strategies.uploads.tensors import tensor_form
 

@@ -1,4 +1,4 @@
-"""Replay: runs any server method on the stored uploads of a run, without its clients."""
+"""Replay: runs any server method on the stored uploads of a run, without its clients; and reads such results again."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from fl_app.data import Split
 from fl_app.project import FAILURES
@@ -31,8 +32,13 @@ from strategies.flower.rounds.config import NEEDS_CLIENTS
 from strategies.method import METHODS, Job, Method
 from strategies.run.quarantine import Gatekeeper, guarded_replay
 from strategies.run.run_folder import RunFolder, default_run_dir
-from strategies.run.stage import join_sums, last_finished_round, last_round, with_start
+from strategies.run.stage import StageReport, join_sums, last_finished_round, last_round, load_report, with_start
 from strategies.uploads.needs import check_alone, list_fitting_methods
+
+if TYPE_CHECKING:
+    from fl_app.data import Split
+    from server_app.settings.server_data import HeldOut
+
 
 LEAST_UPLOADS = 2  # the least number that a replay of another project's run needs after its gatekeeper
 
@@ -284,3 +290,46 @@ def _remove_unbegun(target: RunFolder) -> None:
     epochs = any("epoch" in row for row in work.metrics())
     if work.load_checkpoint() is None and not epochs and not last_finished_round(target):
         shutil.rmtree(target.path)
+
+
+@dataclass(frozen=True)
+class StoredResult:
+    """A finished result.
+
+    Attributes:
+        folder: Its run folder.
+        settings: The settings that it was made with, without its tracker, which has had it already.
+        report: Its outcome, and the job with its uploads.
+        result: The content of its result.json.
+    """
+
+    folder: Path
+    settings: Settings
+    report: StageReport
+    result: Mapping[str, Any]
+
+
+def read_stored(folder: Path, run: Path, images: HeldOut | None, split: Split) -> StoredResult:
+    """Read a result on the uploads of a run of this app.
+
+    Args:
+        folder: The folder of the run, or of its replay.
+        run: The folder of the run.
+        images: The server's held-out images; None for a server without any.
+        split: The test half of the data set.
+
+    Raises:
+        OptionError: It is not finished, of another run, or of another project.
+        StoreError: The folder is no run folder, or damaged.
+    """
+    with RunFolder.open(folder, write=False) as opened:
+        info, result = opened.info, opened.result()
+        source, stored = Path(info.get("replay-of", folder)).resolve(), info.get("settings")
+        if source != run.resolve() or not isinstance(stored, dict):
+            raise OptionError(f"setting 'evaluate.results' names {folder}: must be {run} or a replay of it")
+        if result is None or result["status"] != "finished":
+            raise OptionError(f"setting 'evaluate.results' names {folder}, which is not finished: must have a result")
+        settings = read_settings(overridden(stored, {"tracker": "none"}))
+        job = build_job(settings, split, images, data_seed=info.get("data-seed"))
+        report = load_report(opened, replace(job, uploads=stored_uploads(run)))
+    return StoredResult(folder, settings, report, result)

@@ -15,8 +15,7 @@ from server_app.settings.catalogue import CATALOGUE, RULES
 from server_app.settings.choices import ASSUMPTIONS, CHOICES, Choice
 from server_app.settings.read import default_settings, known_options
 from server_app.settings.text import to_toml
-from strategies.core.options import PUBLISHED, UNSET, Option, keys_of, moved_keys, options_of
-from strategies.core.renamed import RENAMED, RENAMED_VALUES
+from strategies.core.options import PUBLISHED, RENAMED, RENAMED_VALUES, UNSET, Option, keys_of, moved_keys, options_of
 from strategies.flower.rounds.config import NEEDS_CLIENTS
 
 BEGIN = "# Written by `make config` from the dataclasses; change those."

@@ -21,12 +21,12 @@ from strategies.core.options import (
     keys_of,
     listed,
     moved_keys,
+    named_as_today,
     options_of,
     parse,
     reject_unknown,
     shortened,
 )
-from strategies.core.renamed import named_as_today
 from strategies.core.stage_options import OFF, GatekeeperConfig, limit_share
 from strategies.flower.rounds.refinement import Refiner
 from strategies.method import METHODS, Method, Plan

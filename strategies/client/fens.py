@@ -27,7 +27,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
 
 from ..combiners.aggregator_steps import Sgd, hidden_units, round_steps
-from ..combiners.voting import vote_counts
+from ..combiners.forms import vote_counts
 from ..core import refusals
 from ..core.clients import read_float, read_int, read_share
 from ..core.durable import MIB

@@ -19,7 +19,7 @@ from ..core.seeds import derive_seed
 from ..uploads.packed import PackedMember, ensemble_digest, pack_member, to_wire
 from .aggregator_steps import Sgd
 from .aggregators import check_params, choose_aggregator
-from .voting import sum_votes, vote_counts
+from .forms import sum_votes, vote_counts
 
 if TYPE_CHECKING:
     import torch

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .voting import FLOOR
+from .forms import FLOOR
 
 
 class Linear(nn.Module):
@@ -79,7 +79,7 @@ class TwoLayers(nn.Module):
 class Voting(nn.Module):
     """The log-likelihood of every class under the members' votes, ``sum_i log P_i[r][vote_i]``.
 
-    The torch form of :func:`.voting.scores`; a vote passes no gradient.
+    The torch form of :func:`.forms.vote_scores`; a vote passes no gradient.
 
     Args:
         counts: Merged counts [M, C, C]: member, true class r, its vote c.
@@ -99,7 +99,7 @@ class Voting(nn.Module):
         return likelihoods.sum(0).float()
 
     def _shares(self) -> Tensor:
-        """Return P [M, C, C] as :func:`.voting.vote_shares` does."""
+        """Return P [M, C, C] as :func:`.forms.vote_shares` does."""
         counts = self.counts.double()
         seen = counts.sum((0, 2)) > 0
         seen = seen | ~seen.any()  # of no example every class is as if seen

@@ -387,3 +387,29 @@ def _allowed(kind: type, facts: Mapping[str, Any]) -> str:
     limits = (("low", "at least"), ("above", "greater than"), ("high", "at most"))
     bounds = [f"{words} {facts[key]}" for key, words in limits if facts.get(key) is not None]
     return " ".join([name, " and ".join(bounds)]).strip()
+
+
+# Former names of settings, which stored runs have: the one table of old and new names. A setting that methods share has
+# its former key in each method's own table (``dense.batch-size`` is ``server.batch-size`` now); those keys follow from
+# the declarations, see :func:`moved_keys`.
+RENAMED: Mapping[str, str] = {
+    "data.law": "data.partition",
+    "f-adi.inversion-batch-size": "f-adi.synthesis-batch-size",
+}
+# Setting of today -> former value -> value of today.
+RENAMED_VALUES: Mapping[str, Mapping[str, str]] = {
+    "data.partition": {
+        "dirichlet-p4": "dirichlet-shuffled",
+        "dirichlet-p4prep": "fedftg-weighted",
+        "classes-p1": "classes-equal-size",
+    },
+    "preset": {"flboost": "published"},  # which it was for every method that a replay can run
+}
+
+
+def named_as_today(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return stored settings under their names, and with their values, of today."""
+    named = {RENAMED.get(key, key): value for key, value in settings.items()}
+    return {
+        key: RENAMED_VALUES[key].get(value, value) if key in RENAMED_VALUES else value for key, value in named.items()
+    }

@@ -18,8 +18,7 @@ from ..core.errors import QuorumError, UploadError
 from ..core.facts import CLIENT_NAME
 from ..uploads.checks import check_size
 from .asking import DEPLOYED_POLL_S, Exchange, PollPace
-from .decoding import decode_array
-from .messages import count_bytes
+from .messages import count_bytes, decode_array
 from .nodes import Limits, Nodes, SentQuestion, cause_of_failure
 
 if TYPE_CHECKING:

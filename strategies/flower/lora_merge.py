@@ -21,8 +21,8 @@ from ..method import METHODS, Job, Method, Silent
 from ..uploads.builders import choose_config
 from ..uploads.checks import check_arrays
 from ..weights.adapters import Adapter, clean_names, cut_adapter, is_adapter_state, plain_config
-from .decoding import array_form
 from .evaluation import mean_of_scores
+from .messages import array_form
 from .nodes import cause_of_failure
 
 _AVERAGE = {"average": "fedavg"}

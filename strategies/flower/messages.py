@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 
 from ..client import held_digest
@@ -28,18 +29,20 @@ from ..core import refusals
 from ..core.errors import blaming
 from ..core.facts import CLIENT_NAME, EXPECTED, Agreed, UploadFacts, read_agreement, weights_alone
 from ..core.scan import LOG
-from ..uploads.checks import Signature, check_measured, check_size, check_upload, fits
-from .decoding import array_form
+from ..uploads.checks import Form, Signature, check_measured, check_size, check_upload, fits
 
 if TYPE_CHECKING:
     from ..method import Job, Method, State
     from ..uploads.parts import Part
+
 
 V = TypeVar("V")
 H = TypeVar("H", bound=Hashable)
 ANONYMOUS = re.compile(r"anonymous-[0-9a-f]{12}(-[0-9]+)?")
 EXAMPLES = "num-examples"  # Flower's name of the number of a client's training examples
 EPSILON = re.compile(r"(^|[^a-z])(eps|epsilon)([^a-z]|$)")
+# Of numpy's file format, version 1.0; later ones are for headers beyond 64 KiB.
+NPY_MAGIC = b"\x93NUMPY\x01\x00"
 # The limit of the numbers that a client's answer is weighted with: products of larger ones overflow.
 MOST_WEIGHT = 2**63
 
@@ -340,3 +343,36 @@ def _architecture(said: ConfigRecord, arrays: ArrayRecord, signatures: Mapping[s
     if len(fitting) != 1:
         raise refusals.no_architecture(fitting)
     return fitting[0]
+
+
+def decode_array(array: Array, shape: tuple[int, ...], dtype: str, where: str) -> np.ndarray[Any, Any]:
+    """Decode one array, trusting nothing: its own header is compared with the one expected, and never evaluated.
+
+    Raises:
+        UploadError: Shape, dtype or length differ from the expected ones, or the array is not numpy's.
+    """
+    if tuple(array.shape) != shape or array.dtype != dtype:
+        found = f"{array.dtype[:80]}{list(array.shape[:9])}"
+        raise refusals.other_form(where, found, f"{dtype}{list(shape)}")
+    if array.stype != "numpy.ndarray" or not array.data.startswith(NPY_MAGIC):
+        raise refusals.no_numpy_array(where, array.stype, array.data[:8], NPY_MAGIC)
+    start = 10 + int.from_bytes(array.data[8:10], "little")
+    header, size = array.data[10:start].rstrip(), math.prod(shape) * np.dtype(dtype).itemsize
+    headers = [_npy_header(shape, dtype, fortran=fortran) for fortran in (False, True)]
+    if header not in headers:
+        shown = header[:120].decode("ascii", "replace")
+        raise refusals.other_header(where, shown, headers[0].decode())
+    if len(array.data) - start != size:
+        raise refusals.other_length(where, len(array.data) - start, size)
+    values = np.frombuffer(array.data, np.dtype(dtype), math.prod(shape), start)
+    return values.reshape(shape, order="F" if header == headers[1] else "C").copy(order="C")
+
+
+def array_form(record: str) -> Form:
+    """Return the form in which the arrays of a record come, for the checks of an upload."""
+    return Form(record, f"{record}[{{!r}}]", decode_array)
+
+
+def _npy_header(shape: tuple[int, ...], dtype: str, *, fortran: bool) -> bytes:
+    descr = np.lib.format.dtype_to_descr(np.dtype(dtype))
+    return f"{{'descr': {descr!r}, 'fortran_order': {fortran}, 'shape': {shape!r}, }}".encode()

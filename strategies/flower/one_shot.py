@@ -21,9 +21,8 @@ from ..core.facts import CLASSIFIER, UNKNOWN_SHAPE, choose_normalization, holds_
 from ..core.options import QUICK
 from ..core.places import expand_user
 from ..method import ASSUMED, METHODS, Job, Method, Normalization, Silent
-from ..run.identity import open_run
 from ..run.quarantine import guarded_replay
-from ..run.run_folder import RunFolder, default_run_dir
+from ..run.run_folder import RunFolder, default_run_dir, open_run
 from ..run.stage import StageReport, pinned_clients
 from ..run.trial import describe_cost
 from ..scores.exchange import FEDAVG, Evaluation, ask, question_of, result_name

@@ -22,10 +22,10 @@ from ..core.facts import CLASSIFIER, weights_alone
 from ..core.options import option
 from ..core.stage_options import NONE, OFF, RIDGE, StageOptions
 from ..method import Job, Method, Need
-from ..run.finish import Finish
 from ..run.quarantine import Gatekeeper, quarantined_clients
 from ..run.stage import (
     TRAFFIC_FILE,
+    Finish,
     StageReport,
     keep_outcome,
     last_finished_round,

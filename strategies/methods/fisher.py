@@ -3,7 +3,7 @@
 Paper: Matena, Raffel, Merging Models with Fisher-Weighted Averaging, NeurIPS 2022, https://arxiv.org/abs/2111.09832.
     Read version: the abstract, and descriptions of the rule.
 Symbols: theta_i -> Updates.updates, without a start; F_i -> Updates.measured of "fisher:"; lambda_i -> Updates.weights.
-Where: the closed form -> weights.rules.fisher; F_i -> client.merging.fisher_diagonal, on the clients; the loop over
+Where: the closed form -> weights.rules.fisher; F_i -> client.measures.fisher_diagonal, on the clients; the loop over
     tensors -> weights.states.merge_states.
 Deviations: F_i takes the labels of the client's examples, not labels drawn from its model. It is floored by a share of
     the tensor's largest entry. Frozen tensors are averaged. Statistics of batch normalisation are pooled.

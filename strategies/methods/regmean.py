@@ -3,7 +3,7 @@
 Paper: Jin, Ren, Preotiuc-Pietro, Cheng, Dataless Knowledge Fusion by Merging Weights of Language Models, ICLR 2023,
     https://arxiv.org/abs/2212.09849. Read version: the abstract, and descriptions of the rule.
 Symbols: W_i -> Updates.updates, without a start; G_i = X_i^T X_i -> Updates.measured of "gram:"; alpha -> off_diagonal.
-Where: the closed form -> weights.rules.regmean; G_i -> client.merging.gram_matrices, on the clients; the loop over
+Where: the closed form -> weights.rules.regmean; G_i -> client.measures.gram_matrices, on the clients; the loop over
     tensors -> weights.states.merge_states.
 Deviations: the bias is merged with its layer, by a constant input. A small ridge on both sides averages inputs that no
     client has. Layers of more than 4,096 inputs are averaged as other tensors are, by numbers of examples. Statistics

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.durable import TEMPORARY_PATTERN
-from ..core.renamed import named_as_today
+from ..core.options import named_as_today
 from . import FACTS_FILE, RESULT_FILE, runs_folder
 
 if TYPE_CHECKING:

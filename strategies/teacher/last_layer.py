@@ -41,7 +41,7 @@ KIND = "head"  # of the question
 def ask_sums(clients: Clients, job: Job, state: Mapping[str, Tensor], *, phase: str, quorum: int) -> dict[str, State]:
     """Send clients a model, and return the sums of its last layer's inputs by client.
 
-    :func:`..client.last_layer.sum_inputs` makes them.
+    :func:`..client.measures.sum_inputs` makes them.
 
     Args:
         clients: The clients.
@@ -73,7 +73,7 @@ def solve_layer(job: Job, state: Mapping[str, Tensor], sums: Mapping[str, Mappin
     Args:
         job: Its student's architecture is the model's.
         state: The model's weights, with which the sums were made.
-        sums: Client -> its sums, see :func:`..client.last_layer.sum_inputs`.
+        sums: Client -> its sums, see :func:`..client.measures.sum_inputs`.
     """
     clients = {name: from_arrays(arrays) for name, arrays in sums.items()}
     total = Statistics.total(clients[name] for name in sorted(clients))

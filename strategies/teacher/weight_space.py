@@ -35,7 +35,7 @@ class Measure:
 
     Attributes:
         method: The method that needs it.
-        function: The function of ``client.merging`` that measures it.
+        function: The function of ``client.measures`` that measures it.
         prefixes: Of its tensors' names.
     """
 
@@ -55,7 +55,7 @@ class Measure:
             raise OptionError(
                 f"method {self.method!r} weighs by what clients measure on their examples, which uploads of "
                 f"{shorten_list(lacking)} lack: must be of a run with method={self.method}, or have weights with "
-                f"oneshot_fl.client.merging.{self.function}() beside them"
+                f"oneshot_fl.client.measures.{self.function}() beside them"
             )
 
 

@@ -40,7 +40,7 @@ def list_demands(method: Method, job: Job) -> list[str]:
     if Need.LABEL_COUNTS in method.all_needs(job.config) and job.teacher is None:
         found.append("its label counts (oneshot_fl.client.upload_facts(label_counts=[...]))")
     if plan.asks.sums:
-        found.append(f"what oneshot_fl.client.merging.{MEASURED_BY[plan.asks.sums]}() measures, beside its weights")
+        found.append(f"what oneshot_fl.client.measures.{MEASURED_BY[plan.asks.sums]}() measures, beside its weights")
     return found
 
 

@@ -50,7 +50,7 @@ LAYERS = {
 }
 
 # The trial of a dry run trains for a moment as a client does, and a local run has both apps in its process.
-BESIDE = dict.fromkeys(("server_app/launch/time_trial.py", "server_app/local.py"), frozenset({"client_app"}))
+BESIDE = dict.fromkeys(("server_app/launch/dry_run.py", "server_app/local.py"), frozenset({"client_app"}))
 
 
 def violations(path: str, text: str) -> list[str]:

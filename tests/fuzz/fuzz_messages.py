@@ -24,8 +24,8 @@ from strategies.distillation.generator_spec import GeneratorSpec
 from strategies.flower.clients import GridClients
 from strategies.flower.messages import read_reply
 from strategies.flower.nodes import Limits, Nodes, Refusals, SentQuestion
+from strategies.flower.rounds.algorithms import Stc
 from strategies.flower.rounds.answers import decode_record
-from strategies.flower.rounds.stc import Stc
 from strategies.run.round_folder import RoundFolder
 from strategies.run.traffic import Traffic
 from strategies.uploads.checks import Signatures

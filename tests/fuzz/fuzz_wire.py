@@ -46,10 +46,9 @@ from strategies.flower.asking import MOST_QUESTIONS, Exchange, to_each
 from strategies.flower.clients import GridClients
 from strategies.flower.messages import read_reply
 from strategies.flower.nodes import Limits, Nodes, Refusals, SentQuestion
+from strategies.flower.rounds.algorithms import FedNova, Stc
 from strategies.flower.rounds.answers import decode_record
 from strategies.flower.rounds.round_trip import RoundTerms, RoundTrip
-from strategies.flower.rounds.stc import Stc
-from strategies.flower.rounds.stepped import FedNova
 from strategies.method import Job, Normalization, Upload
 from strategies.methods.fens import FensConfig
 from strategies.run.traffic import Traffic

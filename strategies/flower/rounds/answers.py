@@ -19,8 +19,7 @@ from ...core.errors import UploadError, printable
 from ...core.names import match_names
 from ...core.scan import LOG
 from ...uploads.checks import check_arrays
-from ..decoding import array_form
-from ..messages import EXAMPLES, Reply, arrays_name, common_to_most, is_weight, metrics_name, metrics_of
+from ..messages import EXAMPLES, Reply, array_form, arrays_name, common_to_most, is_weight, metrics_name, metrics_of
 from ..surroundings import within
 
 OURS = f"{__name__.partition('.')[0]}."  # the package, which is installed under another name

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedProx, FedYogi, Strategy
 
 from ..surroundings import within
+from .algorithms import FedDyn, FedNova, Scaffold, Stc
 from .config import BETA1, BETA2, OWN_LR, TAU
-from .stc import Stc
-from .stepped import FedDyn, FedNova, Scaffold
 
 if TYPE_CHECKING:
     from .config import IterativeConfig

@@ -33,12 +33,11 @@ from ...core.errors import OptionError
 from ...core.options import option
 from ..one_shot import FLOWER_DEFAULT_ROUNDS, OneShot
 from ..surroundings import within
+from .algorithms import FedDyn, FedNova, Scaffold, Stc
 from .base import Base
 from .config import REFINERS, IterativeConfig
 from .iterative import DEADLINE_S, Iterative
 from .refinement import Refiner
-from .stc import Stc
-from .stepped import FedDyn, FedNova, Scaffold
 
 if TYPE_CHECKING:
     from ...uploads.builders import Model

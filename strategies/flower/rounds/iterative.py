@@ -21,8 +21,7 @@ from ...core.facts import Agreement, choose_normalization
 from ...core.options import flatten
 from ...core.stage_options import OFF
 from ...method import Job, Normalization
-from ...run.identity import open_run
-from ...run.run_folder import RunFolder, default_run_dir
+from ...run.run_folder import RunFolder, default_run_dir, open_run
 from ...run.stage import StageReport, last_finished_round, load_report
 from ...uploads.builders import check_student, check_task, choose_student, named_builders
 from ...uploads.forms import formed_builders

@@ -21,7 +21,7 @@ from fl_app.models import build
 from server_app.settings.build import build_job, build_strategy
 from server_app.settings.checks import check_needs_of_settings
 from server_app.settings.read import Settings, read_settings
-from strategies.client.last_layer import sum_inputs
+from strategies.client.measures import sum_inputs
 from strategies.core.errors import OptionError, QuorumError
 from strategies.flower.one_shot import OneShot
 from strategies.flower.run import RunOptions

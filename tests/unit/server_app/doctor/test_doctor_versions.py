@@ -9,15 +9,15 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from server_app.doctor import versions
+from server_app.doctor import machine
 
-PYPROJECT = tomllib.loads(versions.CONSTRAINTS.with_name("pyproject.toml").read_text())
+PYPROJECT = tomllib.loads(machine.CONSTRAINTS.with_name("pyproject.toml").read_text())
 PYPROJECT_NAMES = [
     *PYPROJECT["project"]["dependencies"],
     *chain.from_iterable(PYPROJECT["project"]["optional-dependencies"].values()),
     *PYPROJECT["dependency-groups"]["docs"],
 ]
-TESTED = versions.tested_versions(versions.CONSTRAINTS)
+TESTED = machine.tested_versions(machine.CONSTRAINTS)
 
 
 def installed(**others: str) -> Any:
@@ -25,11 +25,11 @@ def installed(**others: str) -> Any:
 
 
 def levels(**others: str) -> dict[str, str]:
-    return {finding.check: finding.level for finding in versions.packages(installed(**others))}
+    return {finding.check: finding.level for finding in machine.packages(installed(**others))}
 
 
 def test_packages_in_the_tested_versions_are_ok() -> None:
-    assert levels() == dict.fromkeys(("Python", *versions.PACKAGES), "ok")
+    assert levels() == dict.fromkeys(("Python", *machine.PACKAGES), "ok")
 
 
 def test_packages_that_are_missing_or_out_of_range_are_errors_and_others_warnings() -> None:
@@ -39,10 +39,10 @@ def test_packages_that_are_missing_or_out_of_range_are_errors_and_others_warning
 
 
 def test_packages_without_the_file_of_tested_versions_are_held_to_their_ranges(tmp_path: Path) -> None:
-    found = list(versions.packages(installed(numpy="2.0.0"), tmp_path / "absent"))
+    found = list(machine.packages(installed(numpy="2.0.0"), tmp_path / "absent"))
 
     assert {finding.level for finding in found} == {"ok"}
-    assert len(found) == len(versions.PACKAGES) + 1
+    assert len(found) == len(machine.PACKAGES) + 1
 
 
 def test_flower_s_commands_off_the_path_are_an_error_that_says_where_they_are(
@@ -53,24 +53,24 @@ def test_flower_s_commands_off_the_path_are_an_error_that_says_where_they_are(
         (tmp_path / name).chmod(0o755)
     monkeypatch.setattr("sysconfig.get_path", lambda _: str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert [finding.level for finding in versions.flower_commands("node")] == ["ok"]
+    assert [finding.level for finding in machine.flower_commands("node")] == ["ok"]
     monkeypatch.setenv("PATH", "")
 
-    (found,) = versions.flower_commands("node")
+    (found,) = machine.flower_commands("node")
 
     assert found.level == "error"
     assert f"PATH={tmp_path}:$PATH" in found.fix
 
 
 def test_every_package_that_is_named_has_a_tested_version_within_its_bounds() -> None:
-    named = [found for found in map(Requirement, PYPROJECT_NAMES) if found.name != versions.DISTRIBUTION]
+    named = [found for found in map(Requirement, PYPROJECT_NAMES) if found.name != machine.DISTRIBUTION]
 
     assert {name for name in named if not name.specifier.contains(TESTED[canonicalize_name(name.name)])} == set()
     assert {canonicalize_name(name.name) for name in named} == TESTED.keys()
 
 
 def test_lock_file_has_hashes_and_the_tested_versions_and_no_host() -> None:
-    text = versions.CONSTRAINTS.with_name("requirements.lock").read_text()
+    text = machine.CONSTRAINTS.with_name("requirements.lock").read_text()
     entries = [line for line in text.replace("\\\n", " ").splitlines() if line[:1].isalpha()]
     pins = dict(entry.partition(" ")[0].split("==") for entry in entries)
 

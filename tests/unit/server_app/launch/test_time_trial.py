@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from server_app.launch import time_trial
-from server_app.launch.time_trial import trial
+from server_app.launch import dry_run
+from server_app.launch.dry_run import trial
 from server_app.settings.choices import Choice
 from server_app.settings.read import Settings, read_settings
 from strategies.core.processor import all_cores
@@ -24,21 +24,21 @@ QUICK = {"device": "cpu", "client.epochs": 4}
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The processor's time, which only the test moves."""
     now = [0.0]
-    for module in (time_trial, stage_trial):
+    for module in (dry_run, stage_trial):
         monkeypatch.setattr(module, "process_time", lambda: now[0])
     return now
 
 
 def settings_with(monkeypatch: pytest.MonkeyPatch, fit: Callable[[Job, Progress], Outcome], **more: Any) -> Settings:
     """Return settings of a method with another server stage; its clients take a second."""
-    monkeypatch.setattr(time_trial, "_clients", lambda *_: 1.0)
+    monkeypatch.setattr(dry_run, "_clients", lambda *_: 1.0)
     settings = read_settings({**QUICK, "method": "dense", **more})
     return replace(settings, choice=Choice.of(replace(METHODS["dense"], fit=fit)))
 
 
 def test_time_of_clients_is_that_of_a_step_for_all_their_steps_on_all_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = itertools.count()
-    monkeypatch.setattr(time_trial, "process_time", lambda: next(ticks) * 0.125)
+    monkeypatch.setattr(dry_run, "process_time", lambda: next(ticks) * 0.125)
 
     found = [
         trial(read_settings({**QUICK, "method": "fens", **more}), clients)["clients"]

@@ -124,7 +124,7 @@ sys.modules["torch"] = None
 import numpy as np
 from strategies.combiners.aggregator_steps import Sgd, local_steps
 from strategies.combiners.aggregators import AGGREGATORS
-from strategies.combiners.voting import vote_counts
+from strategies.combiners.forms import vote_counts
 z, y = np.ones((2, 6, 3), np.float32), np.arange(6) % 3
 for name in ("linear", "per-class", "nn"):
     params = AGGREGATORS[name].start(0, members=2, classes=3)

@@ -22,6 +22,7 @@ from strategies.combiners.combiners import (
     build_combiner,
     weighted_mean_gradient,
 )
+from strategies.combiners.forms import FLOOR, Array, sum_votes, vote_counts, vote_scores
 from strategies.combiners.gate import Gate, start_gate
 from strategies.combiners.opinion_pools import RULES, OpinionPool
 from strategies.combiners.tally_pool import (
@@ -31,7 +32,6 @@ from strategies.combiners.tally_pool import (
 )
 from strategies.combiners.trained import Linear, PerClass, TwoLayers, Voting
 from strategies.combiners.update_gate import GatedPool, lower_part
-from strategies.combiners.voting import FLOOR, Array, scores, sum_votes, vote_counts
 from strategies.core.seeds import generator as rng
 from strategies.methods.fafi import Prototypes
 from strategies.methods.fedov import OpenSet
@@ -216,7 +216,7 @@ def test_the_prediction_is_the_class_with_the_largest_product_by_brute_force(see
         ]
     )
 
-    found = scores(counts, logits)
+    found = vote_scores(counts, logits)
 
     assert np.array_equal(found.argmax(1), products.argmax(1))
     np.testing.assert_allclose(found, np.log(products), rtol=1e-4)
@@ -227,7 +227,7 @@ def test_every_pattern_of_votes_of_two_members_has_the_answer_by_hand() -> None:
     counts = np.array([[[9, 1], [4, 6]], [[5, 5], [0, 10]]])
     votes = [[0, 0, 1, 1], [0, 1, 0, 1]]
 
-    found = scores(counts, one_hot(votes, 2))
+    found = vote_scores(counts, one_hot(votes, 2))
 
     # .45 against .4 * 0; .45 against .4; .05 against .6 * 0; .05 against .6
     assert found.argmax(1).tolist() == [0, 0, 0, 1]

@@ -11,7 +11,7 @@ import pytest
 from flwr.app import Array
 
 from strategies.core.errors import UploadError
-from strategies.flower.decoding import decode_array
+from strategies.flower.messages import decode_array
 
 VALUES = np.arange(6, dtype=np.float32).reshape(2, 3)
 

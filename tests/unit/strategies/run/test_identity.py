@@ -14,7 +14,7 @@ from torch import nn
 from strategies.core.errors import OptionError
 from strategies.method import Job, Normalization
 from strategies.methods.fedavg import FedAvgConfig
-from strategies.run.identity import open_run, stored_normalization
+from strategies.run.run_folder import open_run, stored_normalization
 
 JOB = Job((), {"model": lambda: nn.Linear(4, 2)}, "model", 2, (4, 1, 1), Normalization((0.0,), (1.0,)), FedAvgConfig())
 

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from strategies import merge
-from strategies.client.merging import fisher_diagonal, gram_matrices
+from strategies.client.measures import fisher_diagonal, gram_matrices
 from strategies.core.errors import OneShotError, OptionError
 from strategies.core.facts import FISHER_OF, GRAM_OF, GRAM_OF_ROWS
 from strategies.methods.regmean import RegMeanConfig

@@ -14,9 +14,7 @@ from torch import nn
 from strategies.compute import InProcess
 from strategies.core.errors import OptionError
 from strategies.core.facts import UploadFacts
-from strategies.flower.rounds.config import REFINERS
-from strategies.flower.rounds.refinement import Refinement, Refiner, refines
-from strategies.flower.rounds.rules import (
+from strategies.flower.rounds.algorithms import (
     add_step,
     feddyn_step,
     fednova_change,
@@ -24,6 +22,8 @@ from strategies.flower.rounds.rules import (
     scaffold_step,
     weighted_mean,
 )
+from strategies.flower.rounds.config import REFINERS
+from strategies.flower.rounds.refinement import Refinement, Refiner, refines
 from strategies.method import METHODS, InRounds, Job, Method, Normalization, Outcome, Progress, Upload
 
 

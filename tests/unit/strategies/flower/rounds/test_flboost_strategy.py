@@ -21,7 +21,7 @@ from strategies.client.corrections import LocalUpdate, read_round
 from strategies.client.round_state import RoundState
 from strategies.core.errors import OneShotError, OptionError
 from strategies.core.options import option
-from strategies.flower.rounds.stepped import Scaffold
+from strategies.flower.rounds.algorithms import Scaffold
 from strategies.method import Job, Method, Outcome, Progress
 from strategies.teacher.average import weighted_mean
 

@@ -18,8 +18,8 @@ from strategies.client import upload_facts
 from strategies.client.corrections import LocalUpdate, read_round
 from strategies.client.round_state import RoundState
 from strategies.flower import asking
+from strategies.flower.rounds.algorithms import FedDyn
 from strategies.flower.rounds.base import Base, configured_base
-from strategies.flower.rounds.stepped import FedDyn
 
 
 class Point(nn.Module):

@@ -1,13 +1,19 @@
-"""What a client measures on its own examples for a merge that weighs numbers or inputs, sent with its weights.
+"""What a client measures on its own examples, sent with its weights.
 
-The methods ``fisher`` and ``regmean`` need it; other methods leave it out::
+The methods ``fisher`` and ``regmean`` weigh numbers or inputs by it; other methods leave it out::
 
-    from oneshot_fl.client.merging import fisher_diagonal
+    from oneshot_fl.client.measures import fisher_diagonal
 
     content["arrays"] = ArrayRecord({**model.state_dict(), **fisher_diagonal(model, train_loader, loss)})
 
-A batch is whatever the loader yields: a tensor, or a tuple, list or dict of them, with the examples along the first
-dimension.
+Quantised activations need a range per layer, and only the client has the data to measure it::
+
+    from oneshot_fl.client.measures import calibrate
+
+    content["upload"] = upload_facts(client="hospital-a", ranges=calibrate(model, batches))
+
+A batch of a merge's measures is whatever the loader yields: a tensor, or a tuple, list or dict of them, with the
+examples along the first dimension.
 
 Fisher: Matena, Raffel, NeurIPS 2022, https://arxiv.org/abs/2111.09832; with the labels of the examples and not labels
 drawn from the model. RegMean: Jin et al., ICLR 2023, https://arxiv.org/abs/2212.09849.
@@ -16,13 +22,21 @@ drawn from the model. RegMean: Jin et al., ICLR 2023, https://arxiv.org/abs/2212
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from ..core.errors import OptionError
 from ..core.facts import FISHER_OF, GRAM_OF, GRAM_OF_ROWS
 from ..core.layout import evaluating
+from ..statistics.sums import Statistics, to_arrays
+from ..teacher.heads import head_keys, last_linear
+from ..uploads.quantization import calibrate as calibrate
+
+if TYPE_CHECKING:
+    from ..core.facts import State
+
 
 MOST = 256  # examples; one backward pass each
 MOST_INPUTS = 4096  # of a layer: a matrix of their square is sent
@@ -130,3 +144,38 @@ def _part(batch: Any, k: int) -> Any:
     if isinstance(batch, tuple | list):
         return tuple(_part(value, k) for value in batch)
     return batch[k : k + 1]
+
+
+def sum_inputs(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], classes: int) -> State:
+    """Return the sums of the inputs of a model's last linear layer, of which the server solves that layer.
+
+    Args:
+        model: Ends with a linear layer of C outputs; measured in eval mode, and left as it is.
+        batches: Inputs of the model [B, ...], normalised, with labels [B].
+        classes: C.
+
+    Returns:
+        ``counts`` int64 [C], ``sums`` float32 [C, d], ``gram`` float32 [d (d + 1) / 2].
+
+    Raises:
+        OptionError: The model has no such layer, or the layer is not called once per example.
+    """
+    head_keys(model, classes)
+    layer, seen = last_linear(model)[1], list[Tensor]()
+    hook = layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach()))
+    total = Statistics.zeros(classes, layer.in_features)
+    try:
+        with evaluating(model), torch.no_grad():
+            for inputs, labels in batches:
+                seen.clear()
+                model(inputs)
+                if [tuple(rows.shape) for rows in seen] != [(len(labels), layer.in_features)]:
+                    raise OptionError(
+                        f"the last linear layer of {type(model).__name__} gets inputs of shapes "
+                        f"{[list(rows.shape) for rows in seen]} for {len(labels)} examples: must be "
+                        f"{[len(labels), layer.in_features]}, once"
+                    )
+                total.include(seen[0].cpu(), labels)
+    finally:
+        hook.remove()
+    return {**to_arrays(total), "counts": total.counts.long()}
