@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fl_app.node_config import checkpoint_path, client_name
 from fl_app.node_policy import FREE, NodePolicy
 from strategies.core import refusals
-from strategies.core.clients import read_float, read_int, read_share
+from strategies.core.clients import FOLDER_KEY, read_float, read_int, read_share
 from strategies.core.facts import CLIENT_NAME, EXPECTED, UNNAMED, Agreement, read_agreement
 
 if TYPE_CHECKING:
@@ -102,6 +102,7 @@ class TrainRequest:
         expected: The server's classes and preprocessing, as far as it names them.
         calibrate: Whether the client sends the ranges of its activations with its model.
         task: The kind of model to train and send: a key of :data:`client_app.tasks.TASKS`.
+        folders: The digest of each folder of Hugging Face that is a model of the run, by the architecture's name.
         sums: What the client measures for a merge of weights: "fisher", "gram", or empty for nothing.
     """
 
@@ -115,6 +116,7 @@ class TrainRequest:
     sums: str = ""
     test_share: float = 0.0
     expected: Agreement = UNNAMED
+    folders: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def read(cls, said: Mapping[str, Any], seed: int) -> TrainRequest:
@@ -134,6 +136,7 @@ class TrainRequest:
             str(said.get("sums", "")),
             read_share(said, "test-share"),
             read_agreement(said, EXPECTED),
+            {key.removeprefix(FOLDER_KEY): str(said[key]) for key in said if key.startswith(FOLDER_KEY)},
         )
 
 

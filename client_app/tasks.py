@@ -82,15 +82,20 @@ def task_of(name: str, architecture: str = "") -> Task:
 
 
 def _classifier(wanted: Wanted) -> nn.Module:
-    return build(wanted.name, num_classes=wanted.num_classes, input_shape=wanted.input_shape)
+    return build(
+        wanted.name,
+        num_classes=wanted.num_classes,
+        input_shape=wanted.input_shape,
+        normalization=wanted.normalization,
+    )
 
 
 def _open_set(wanted: Wanted) -> nn.Module:
-    return open_set_builder(wanted.name, wanted.num_classes, wanted.input_shape)()
+    return open_set_builder(wanted.name, wanted.num_classes, wanted.input_shape, wanted.normalization)()
 
 
 def _prototypes(wanted: Wanted) -> nn.Module:
-    return prototype_builder(wanted.name, wanted.num_classes, wanted.input_shape)()
+    return prototype_builder(wanted.name, wanted.num_classes, wanted.input_shape, wanted.normalization)()
 
 
 def _blocks(wanted: Wanted) -> nn.Module:

@@ -30,7 +30,8 @@ from fl_app.data.folders import Read
 from fl_app.division import own_positions
 from fl_app.feature_cache import FeatureCache
 from fl_app.ledger import Ledger
-from fl_app.models.features import as_read
+from fl_app.models.features import as_read, readers_of
+from fl_app.models.huggingface import folder_digest
 from fl_app.models.uploaded import uploaded_name
 from fl_app.node_config import checkpoint_path
 from fl_app.node_policy import NodePolicy
@@ -99,11 +100,14 @@ def load_examples(config: AppConfig, node: Node, request: TrainRequest) -> Local
 
     Raises:
         DataError: The data set is missing, or cannot be divided by these settings.
-        UploadError: The server has other classes or another input; or the policy does not permit the backbone of the
-            texts, or privacy does not permit to draw examples.
+        UploadError: The server has other classes, another input, or another folder of the client's model; or the policy
+            does not permit the backbone of the texts, or privacy does not permit to draw examples.
     """
     data = config.data
     node.policy.check_source(data.name)
+    wanted = request.folders.get(node.architecture)
+    if wanted is not None and (found := folder_digest(node.architecture)) != wanted:
+        raise refusals.other_folder(node.architecture, found, wanted)
     if config.privacy.on and node.policy.deployed and (drawn := data.limit or data.proxy):
         # One example more or less would exchange most of those that are drawn, which no noise hides.
         key = "limit" if data.limit else "proxy"
@@ -113,8 +117,10 @@ def load_examples(config: AppConfig, node: Node, request: TrainRequest) -> Local
         split = cached_split(config.data, "train", root=node.data_root)
     split = replace(split, read=functools.partial(_read, node.policy, what, split.read))
     if split.texts is not None:
-        node.policy.check_backbone(config.features.backbone, config.features.weights)
-        split = as_read(split, config.features)
+        models = () if request.task == STATISTICS else (*config.model.all_named(), node.architecture)
+        for reader in readers_of(config.features, models):
+            node.policy.check_backbone(reader, config.features.weights)
+        split = as_read(split, config.features, models)
     _check_expected(request.expected, split.agreement, node, shows=reports_counts(config.client, node.policy))
     positions = own_positions(split, config, partition_id=node.partition_id, num_partitions=node.num_partitions)
     groups = None if split.groups is None else split.groups[positions].numpy()

@@ -22,7 +22,7 @@ from server_app.replay.stored import read_stored
 from server_app.report.client_scores import client_lines, evaluation_facts
 from server_app.report.finish import describe_failure, finish, table_lines
 from server_app.report.gatekeeping import attack_line
-from server_app.settings.build import build_job, build_strategy, held_out, where_scored
+from server_app.settings.build import build_job, build_strategy, folder_digests, held_out, where_scored
 from server_app.settings.checks import check_needs_of_settings
 from server_app.settings.read import Settings, read_settings, scaled_line
 from server_app.settings.settled import check_adopted, check_same_run
@@ -80,8 +80,10 @@ def _run(grid: Grid, given: dict[str, Any]) -> None:
         with _resumable(strategy, settings):
             adopt_uploads(folder, settings.app.uploads, settings.app.forget, min_uploads=settings.app.min_uploads)
             where = where_scored(settings, has_examples=images is not None or bool(len(split.labels)))
-            asked = {TEST_SHARE: settings.app.client.test_share} if where in ("clients", "both") else {}
-            strategy.start(grid, timeout=settings.app.deadline_s, train_config=ConfigRecord(dict(asked)))
+            asked: dict[str, Any] = {TEST_SHARE: settings.app.client.test_share} if where in ("clients", "both") else {}
+            strategy.start(
+                grid, timeout=settings.app.deadline_s, train_config=ConfigRecord({**asked, **folder_digests(settings)})
+            )
             evaluation = None
             if asked and isinstance(strategy, OneShot):
                 found = strategy.score_on_clients(grid, timeout=settings.app.deadline_s, classes=split.classes)

@@ -1,4 +1,4 @@
-"""The model zoo: the classifiers of the one-shot papers, built by name; and the user's own, by their import names.
+"""The model zoo: the classifiers of the one-shot papers, built by name; and the user's own, code or a folder.
 
 Most map normalised images [B, channels, H, W] to logits [B, C]. Others map rows of features [B, F, 1, 1] or texts of L
 tokens [B, 1, 1, L]. The last layer of each is linear.
@@ -18,11 +18,13 @@ from torch import nn
 
 from fl_app.project import FAILURES, called, function_of, one_line
 from strategies.core.errors import OptionError
-from strategies.core.facts import STATISTICS, backbone_in, is_head, kind_of, run_on_blanks
-from strategies.core.options import is_own
+from strategies.core.facts import STATISTICS, Normalization, backbone_in, is_head, kind_of, run_on_blanks
+from strategies.core.options import OWN_FORM, is_own
 from strategies.core.seeds import seeded_torch
 
-__all__ = ["ARCHITECTURES", "OwnArchitecture", "build", "builders", "chain", "known_name", "penultimate"]
+from . import huggingface
+
+__all__ = ["ARCHITECTURES", "OwnArchitecture", "build", "builders", "chain", "is_users", "known_name", "penultimate"]
 
 Shape = tuple[int, int, int]
 
@@ -89,10 +91,16 @@ _ZOO = {
 ARCHITECTURES: tuple[str, ...] = tuple(_ZOO)
 _SMALLEST = 4  # pixels a side
 HEAD_FORM = "head+<backbone>"
+USERS_FORM = f"hf:<folder> of Hugging Face, or {OWN_FORM}"
+
+
+def is_users(name: str) -> bool:
+    """Return whether a name is that of the user's own model: ``module:attribute``, ``hf:<folder>``, or ``minilm``."""
+    return is_own(name) or huggingface.is_folder(name)
 
 
 def known_name(name: str, *, sums: bool = False) -> bool:
-    """Say whether a name has the form of an architecture: of the zoo, of the user's own code, or a head on a backbone.
+    """Say whether a name has the form of an architecture: of the zoo, of the user's own, or a head on a backbone.
 
     Args:
         name: Of a client's or the server's architecture. Whether code or a backbone exists shows when it is built.
@@ -100,18 +108,22 @@ def known_name(name: str, *, sums: bool = False) -> bool:
     """
     if is_head(name) or (sums and kind_of(name) == STATISTICS):
         return name == STATISTICS or bool(backbone_in(name))
-    return name in ARCHITECTURES or is_own(name)
+    return name in ARCHITECTURES or is_users(name)
 
 
-def build(name: str, *, num_classes: int, input_shape: Shape) -> nn.Module:
-    """Build an untrained model; its weights are drawn from torch's global generator.
+def build(
+    name: str, *, num_classes: int, input_shape: Shape, normalization: tuple[Any, Any] | None = None
+) -> nn.Module:
+    """Build a model; its weights are drawn from torch's global generator, or are those of a folder.
 
     Args:
-        name: One of :data:`ARCHITECTURES`, or ``package.module:attribute`` of the user's own code, see
-            :class:`OwnArchitecture`.
+        name: One of :data:`ARCHITECTURES`, ``package.module:attribute`` of the user's own code, see
+            :class:`OwnArchitecture`, or ``hf:<folder>``, see :func:`.huggingface.classifier`.
         num_classes: C, at least 1.
         input_shape: (channels, height, width) of one image: 1 or 3 channels, square; (F, 1, 1) of a row, (1, 1, L) of
             a text.
+        normalization: Mean and deviation of the pixels per channel, which a folder's model exchanges for its own; None
+            for 0.5.
 
     Returns:
         A module in training mode: examples [B, *input_shape] -> logits [B, C].
@@ -119,8 +131,8 @@ def build(name: str, *, num_classes: int, input_shape: Shape) -> nn.Module:
     Raises:
         OptionError: The name is unknown, or the architecture does not fit the examples' shape or number of classes.
     """
-    if is_own(name):
-        return _own(name, num_classes, input_shape)()
+    if is_users(name):
+        return _own(name, num_classes, input_shape, normalization)()
     if name not in _ZOO:
         raise OptionError(f"unknown architecture {name!r}: must be one of {', '.join(ARCHITECTURES)}")
     architecture = _ZOO[name]
@@ -135,13 +147,16 @@ def build(name: str, *, num_classes: int, input_shape: Shape) -> nn.Module:
     return model
 
 
-def builders(num_classes: int, input_shape: Shape, own: Iterable[str] = ()) -> dict[str, Callable[[], nn.Module]]:
+def builders(
+    num_classes: int, input_shape: Shape, own: Iterable[str] = (), normalization: tuple[Any, Any] | None = None
+) -> dict[str, Callable[[], nn.Module]]:
     """Return a picklable builder of every architecture that fits these examples, by name.
 
     Args:
         num_classes: C, at least 1.
         input_shape: As in :func:`build`.
         own: Names of the user's own architectures, which are built and tried out.
+        normalization: As in :func:`build`.
 
     Raises:
         OptionError: No architecture fits the examples' shape or number of classes, or one of the user's own is wrong.
@@ -153,7 +168,7 @@ def builders(num_classes: int, input_shape: Shape, own: Iterable[str] = ()) -> d
         if architecture.fits(num_classes, input_shape)
     }
     for name in dict.fromkeys(own):
-        found[name] = made = _own(name, num_classes, input_shape)
+        found[name] = made = _own(name, num_classes, input_shape, normalization)
         made.check()
     if not found:
         allowed = "; ".join(examples.what for examples in (_images(_SMALLEST), _ROWS, _TEXTS))
@@ -186,7 +201,7 @@ class OwnArchitecture:
     """A builder of a user's model, which travels with the user's function.
 
     Attributes:
-        name: Its name, ``package.module:attribute``.
+        name: Its name, ``package.module:attribute`` or ``hf:<folder>``.
         function: Takes ``num_classes`` and ``input_shape``, those that its signature names, and returns an nn.Module
             from normalised examples [B, *input_shape] to logits [B, C].
         num_classes: C.
@@ -235,8 +250,13 @@ class OwnArchitecture:
             )
 
 
-def _own(name: str, num_classes: int, input_shape: Shape) -> OwnArchitecture:
-    return OwnArchitecture(name, function_of(name, "architecture"), num_classes, (*input_shape,))
+def _own(name: str, num_classes: int, input_shape: Shape, normalization: tuple[Any, Any] | None) -> OwnArchitecture:
+    if huggingface.is_folder(name):
+        pixels = None if normalization is None else Normalization(*normalization)
+        function: Callable[..., Any] = partial(huggingface.classifier, name, pixels)
+    else:
+        function = function_of(name, "architecture")
+    return OwnArchitecture(name, function, num_classes, (*input_shape,))
 
 
 def _check_classes(who: str, num_classes: int, only: int = 0) -> None:

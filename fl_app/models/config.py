@@ -6,16 +6,16 @@ from dataclasses import dataclass
 
 from strategies.core.errors import OptionError
 from strategies.core.facts import HEAD, STATISTICS, backbone_in, is_head, kind_of
-from strategies.core.options import OWN_FORM, REPLAY, check, is_own, listed, meant, option
+from strategies.core.options import REPLAY, check, listed, meant, option
 
-from . import ARCHITECTURES, HEAD_FORM, known_name
+from . import ARCHITECTURES, HEAD_FORM, USERS_FORM, is_users, known_name
 
 
 @dataclass(frozen=True)
 class ModelConfig:
     """Which architectures the clients and the server use."""
 
-    name: str = option("lenet5", f"architecture of the clients: of the zoo, {HEAD_FORM}, or {OWN_FORM}")
+    name: str = option("lenet5", f"architecture of the clients: of the zoo, {HEAD_FORM}, {USERS_FORM}")
     per_client: str = option(
         "",
         "comma-separated architectures, assigned to the clients in turn; statistics or statistics+<backbone> sends "
@@ -36,7 +36,7 @@ class ModelConfig:
             )
         for key, name in [*self.named(), *(("model.accepted", name) for name in accepted)]:
             if not known_name(name, sums=key in ("model.per-client", "model.accepted")):
-                forms = f"{HEAD_FORM}, or {OWN_FORM}"
+                forms = f"{HEAD_FORM}, {USERS_FORM}"
                 raise OptionError(
                     f"setting {key!r} names {name!r}: must be one of {', '.join(ARCHITECTURES)}, {forms}"
                     f"{meant(name, ARCHITECTURES)}"
@@ -46,15 +46,17 @@ class ModelConfig:
         """Return the architectures that the clients get in turn."""
         return tuple(listed(self.per_client)) or (self.name,)
 
+    def all_named(self) -> tuple[str, ...]:
+        """Return every architecture that these settings name: the clients', the result's, and accepted ones."""
+        return tuple(dict.fromkeys([*self.mix(), self.of_student(), *listed(self.accepted)]))
+
     def own(self) -> tuple[str, ...]:
-        """Return the architectures of the user's own code."""
-        named = [name for _, name in self.named()] + listed(self.accepted)
-        return tuple(dict.fromkeys(name for name in named if is_own(name)))
+        """Return the user's own architectures, code and folders."""
+        return tuple(filter(is_users, self.all_named()))
 
     def on_features(self) -> tuple[str, ...]:
         """Return the heads on backbones, and the sums of features, that these settings name."""
-        names = dict.fromkeys([*self.mix(), self.of_student(), *listed(self.accepted)])
-        return tuple(name for name in names if is_head(name) or kind_of(name) == STATISTICS)
+        return tuple(name for name in self.all_named() if is_head(name) or kind_of(name) == STATISTICS)
 
     def heads(self, backbone: str) -> tuple[str, ...]:
         """Return :meth:`on_features`, and the heads that the sums among them lead to.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,10 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fl_app.data import Split
-from fl_app.models.backbones import TORCHVISION, Backbone, backbone_of
+from fl_app.models.backbones import TORCHVISION, Backbone, Texts, backbone_of
 from fl_app.models.features_config import PACKAGED, FeaturesConfig
+from fl_app.models.huggingface import is_folder
 from strategies.core.errors import OptionError
-from strategies.core.facts import GRAM, SQUARES, holds_images
+from strategies.core.facts import GRAM, SQUARES, backbone_in, holds_images, is_head
 from strategies.core.fingerprint import PROBE, encode_fingerprint
 from strategies.core.seeds import derive_seed, seeded_torch
 from strategies.statistics.privacy import normalize_features
@@ -317,16 +318,37 @@ class FeatureFunction:
         )
 
 
-def as_read(split: Split, config: FeaturesConfig) -> Split:
-    """Return a split of texts with the tokens of the settings' backbone; any other split, or backbone, unchanged.
+def readers_of(config: FeaturesConfig, models: Iterable[str] = ()) -> tuple[str, ...]:
+    """Return the names of what reads a run's texts: its models of Hugging Face, else the settings' backbone.
+
+    Args:
+        config: The settings.
+        models: The architectures of a run whose clients train models.
+    """
+    folders = [name for name in models if is_folder(name)]
+    on_features = [backbone_in(name) or config.backbone for name in models if is_head(name)]
+    return tuple(dict.fromkeys([*folders, *on_features])) if folders else (config.backbone,)
+
+
+def as_read(split: Split, config: FeaturesConfig, models: Iterable[str] = ()) -> Split:
+    """Return a split of texts with the tokens of :func:`readers_of`; any other split, or reader, unchanged.
 
     Raises:
-        OptionError: The backbone is unknown or not installed.
+        OptionError: A reader is unknown or not installed, or two of them read texts by different tokens.
     """
-    if split.texts is None or config.backbone == PACKAGED or config.backbone.startswith(TORCHVISION):
+    if split.texts is None:
         return split
-    texts = backbone_of(config.backbone, config.weights, config.weights_sha256).texts
-    return split if texts is None else split.tokenized(texts.tokens, texts.length)
+    known = dict[str, Texts]()
+    for name in readers_of(config, models):
+        if name == PACKAGED or name.startswith(TORCHVISION):
+            continue
+        if (texts := backbone_of(name, config.weights, config.weights_sha256).texts) is not None:
+            known[name] = texts
+    forms = {(texts.tokenizer, texts.length) for texts in known.values()}
+    if len(forms) > 1:
+        raise OptionError(f"{' and '.join(map(repr, known))} read texts by different tokens: must share one tokenizer")
+    read = next(iter(known.values()), None)
+    return split if read is None else split.tokenized(read.tokens, read.length)
 
 
 class Extractor(nn.Module):

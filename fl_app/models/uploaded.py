@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
+from typing import Any
 
 from torch import nn
 
 from strategies.core.errors import OptionError
 from strategies.core.facts import SUFFIXES
-from strategies.core.options import is_own
 
-from . import build, builders
+from . import build, builders, is_users
 from .blocks import CUTS, FirstBlock, cut
 from .feature_heads import feature_builders
 from .features import FeatureFunction
@@ -31,7 +31,7 @@ def uploaded_name(task: str, architecture: str) -> str:
     return {"cvae": DECODER, "statistics": SUMS}.get(task, f"{architecture}{SUFFIXES.get(task, '')}")
 
 
-def uploaded_builders(
+def uploaded_builders(  # noqa: PLR0913  what the models of six kinds of uploads depend on
     task: str,
     num_classes: int,
     input_shape: tuple[int, int, int],
@@ -40,6 +40,7 @@ def uploaded_builders(
     blocks: int = 2,
     sums: Callable[[], nn.Module] | None = None,
     own: Iterable[str] = (),
+    normalization: tuple[Any, Any] | None = None,
 ) -> dict[str, Callable[[], nn.Module]]:
     """Return a picklable builder of every architecture that clients may upload for a task, by name.
 
@@ -51,21 +52,22 @@ def uploaded_builders(
         blocks: K, of models that are cut into blocks.
         sums: Builds the sums of features; None for those of the default feature function.
         own: Names of the user's own architectures.
+        normalization: As in :func:`fl_app.models.build`.
 
     Raises:
         OptionError: No architecture of this task fits the examples' shape or number of classes.
     """
     if task == "classifier":
-        return builders(num_classes, input_shape, own)
+        return builders(num_classes, input_shape, own, normalization)
     if task in CHANGED:
-        names = builders(num_classes, input_shape, own)
+        names = builders(num_classes, input_shape, own, normalization)
         if input_shape[0] not in (1, 3) or input_shape[1] != input_shape[2] or input_shape[1] < LEAST_SIDE:
             raise OptionError(
                 f"{CHANGED[task]} examples of shape {tuple(input_shape)}: must be images, (channels, height, "
                 f"width) with 1 or 3 channels, height = width, at least {LEAST_SIDE} pixels a side"
             )
         builder_of = open_set_builder if task == "open-set" else prototype_builder
-        return {uploaded_name(task, name): builder_of(name, num_classes, input_shape) for name in names}
+        return {uploaded_name(task, name): builder_of(name, num_classes, input_shape, normalization) for name in names}
     if task == "block":
         first = partial(_first_block, blocks=blocks, num_classes=num_classes, input_shape=input_shape)
         whole = [name for name in builders(num_classes, input_shape) if blocks in CUTS.get(name, {})]
@@ -98,24 +100,32 @@ def model_builders(
         OptionError: No architecture of the zoo fits the examples' shape or number of classes, or the user's own fails.
     """
     names = tuple(names)
-    found = builders(num_classes, input_shape, filter(is_own, names))
+    pixels = None if function is None else (function.mean, function.std)
+    found = builders(num_classes, input_shape, filter(is_users, names), pixels)
     return found | feature_builders(names, function or FeatureFunction(), num_classes, noise=noise)
 
 
-def open_set_builder(name: str, num_classes: int, input_shape: tuple[int, int, int]) -> Callable[[], nn.Module]:
+def open_set_builder(
+    name: str, num_classes: int, input_shape: tuple[int, int, int], normalization: tuple[Any, Any] | None = None
+) -> Callable[[], nn.Module]:
     """Return the builder of a classifier of C + 1 outputs, the last of which means "unknown"."""
-    return partial(build, name, num_classes=num_classes + 1, input_shape=input_shape)
+    return partial(build, name, num_classes=num_classes + 1, input_shape=input_shape, normalization=normalization)
 
 
-def prototype_builder(name: str, num_classes: int, input_shape: tuple[int, int, int]) -> Callable[[], nn.Module]:
+def prototype_builder(
+    name: str, num_classes: int, input_shape: tuple[int, int, int], normalization: tuple[Any, Any] | None = None
+) -> Callable[[], nn.Module]:
     """Return the builder of a classifier without its last layer, with prototypes of the classes."""
-    return partial(_prototypes, name, num_classes, input_shape)
+    return partial(_prototypes, name, num_classes, input_shape, normalization)
 
 
-def _prototypes(name: str, num_classes: int, input_shape: tuple[int, int, int]) -> nn.Module:
+def _prototypes(
+    name: str, num_classes: int, input_shape: tuple[int, int, int], normalization: tuple[Any, Any] | None
+) -> nn.Module:
     from .prototypes import PrototypeNet
 
-    return PrototypeNet(build(name, num_classes=num_classes, input_shape=input_shape), num_classes)
+    encoder = build(name, num_classes=num_classes, input_shape=input_shape, normalization=normalization)
+    return PrototypeNet(encoder, num_classes)
 
 
 def _first_block(name: str, *, blocks: int, num_classes: int, input_shape: tuple[int, int, int]) -> nn.Module:

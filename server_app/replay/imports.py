@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from fl_app.models import ARCHITECTURES, HEAD_FORM, known_name
+from fl_app.models import ARCHITECTURES, HEAD_FORM, USERS_FORM, is_users, known_name
 from fl_app.models.uploaded import SUMS
 from server_app.launch.console import oneshot
 from server_app.launch.guard import sigterm_as_interrupt
@@ -40,7 +40,7 @@ from strategies.core.facts import (
     kind_of,
     unnamed_note,
 )
-from strategies.core.options import OWN_FORM, Scalar, is_own
+from strategies.core.options import Scalar
 from strategies.core.places import nearest_existing
 from strategies.core.scan import Scan
 from strategies.core.toml import read_toml_file
@@ -131,14 +131,14 @@ def list_checkpoints(
 
 
 def own_architectures(map_file: Path | None) -> list[str]:
-    """Return the architectures of the user's own code that a map names, each once.
+    """Return the user's own architectures that a map names, each once.
 
     Raises:
         OptionError: The map cannot be read.
     """
     tables = {} if map_file is None else read_toml_file(map_file, "map")
     named = [table.get("architecture") for table in tables.values() if isinstance(table, dict)]
-    return list(dict.fromkeys(name for name in named if isinstance(name, str) and is_own(name)))
+    return list(dict.fromkeys(name for name in named if isinstance(name, str) and is_users(name)))
 
 
 def _read_map(map_file: Path, names: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -321,7 +321,7 @@ def fit(
 def _settings(request: ImportRequest) -> Settings:
     if not known_name(request.architecture, sums=True):
         allowed = ", ".join((*ARCHITECTURES, SUMS, HEAD_FORM))
-        raise OptionError(f"--architecture is {request.architecture!r}: must be {allowed}, or {OWN_FORM}")
+        raise OptionError(f"--architecture is {request.architecture!r}: must be {allowed}, {USERS_FORM}")
     given = request.settings
     if (named := given.get("model.name", request.architecture)) != request.architecture:
         raise OptionError(

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fl_app.models import ARCHITECTURES
+from fl_app.models import ARCHITECTURES, is_users
 from fl_app.models.feature_heads import FeatureHead
 from fl_app.models.features import FeatureFunction
+from fl_app.models.huggingface import is_folder
 from server_app.report.drawing import COLOURS, new_figure, short
-from strategies.core.facts import CLASSIFIER, SUFFIXES, is_head, kind_of
+from strategies.core.facts import CLASSIFIER, SUFFIXES, holds_images, is_head, kind_of
 from strategies.core.fingerprint import short_fingerprint as short_name
-from strategies.core.options import is_own
 from strategies.method import Job
 from strategies.run.stage import StageReport
 from strategies.teacher.copies import build_module
@@ -158,11 +158,12 @@ from safetensors.torch import load_file
 {name} = {project.names[job.student]}()
 {name}.load_state_dict(load_file("student.safetensors"))
 {name}.eval()"""
+    given = f"num_classes={job.num_classes}, input_shape={job.input_shape}{_pixels_of(job, [job.student])}"
     return f"""from safetensors.torch import load_file
 
 from oneshot_fl.fl_app.models import build
 
-{name} = build({job.student!r}, num_classes={job.num_classes}, input_shape={job.input_shape})
+{name} = build({job.student!r}, {given})
 {name}.load_state_dict(load_file("student.safetensors"))
 {name}.eval()"""
 
@@ -175,7 +176,8 @@ def _load_ensemble(job: Job, *, name: str) -> str:
 from oneshot_fl import load_ensemble_module
 
 {name} = load_ensemble_module(".", {{{models}}})"""
-    own = ", own=[" + ", ".join(map(repr, found)) + "]" if (found := sorted(filter(is_own, names))) else ""
+    own = ", own=[" + ", ".join(map(repr, found)) + "]" if (found := sorted(filter(is_users, names))) else ""
+    own += _pixels_of(job, names)
     if (kind := kind_of(first := job.uploads[0].architecture)) in SUFFIXES:
         own += f", blocks={len(later)}" if (later := getattr(build_module(job.builders[first]), "later", ())) else ""
         return f"""from oneshot_fl import load_ensemble_module
@@ -191,9 +193,15 @@ from oneshot_fl.fl_app.models import builders
 {name} = load_ensemble_module(".", builders({job.num_classes}, {job.input_shape}{own}))"""
 
 
+def _pixels_of(job: Job, names: Iterable[str]) -> str:
+    """Return the argument by which a folder's model learns how its images are normalised; empty where none needs it."""
+    pixels = (tuple(job.normalization.mean), tuple(job.normalization.std))
+    return f", normalization={pixels}" if holds_images(job.input_shape) and any(map(is_folder, names)) else ""
+
+
 def _of_project(job: Job, names: Collection[str]) -> _Project | None:
     """Return the code of another project's builders; None for architectures of this app and of settings."""
-    if any(name in ARCHITECTURES or is_own(name) or kind_of(name) != CLASSIFIER for name in names):
+    if any(name in ARCHITECTURES or is_users(name) or kind_of(name) != CLASSIFIER for name in names):
         return None
     found = {name: getattr(job.builders.get(name), "__qualname__", "") for name in sorted(names)}
     if not all(found.values()):  # a head of features, or a builder without a name

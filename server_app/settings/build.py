@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from fl_app.config import AppConfig
 from fl_app.data import Split, check_request, clients_share, half_of
-from fl_app.models import ARCHITECTURES, HEAD_FORM, known_name
+from fl_app.models import ARCHITECTURES, HEAD_FORM, USERS_FORM, known_name
 from fl_app.models.feature_heads import feature_builders, of_backbone
 from fl_app.models.features import FeatureFunction
+from fl_app.models.huggingface import folder_digest, is_folder
 from fl_app.models.uploaded import model_builders, uploaded_builders
 from fl_app.node_config import SUPERNODES_VARIABLE, checkpoint_path, client_name, read_nodes, refused_in_deployment
 from server_app.settings.checks import (
@@ -27,10 +28,11 @@ from server_app.settings.commit import commit_facts
 from server_app.settings.read import Settings, forgotten
 from server_app.settings.server_data import HeldOut, labelled_images, open_half, proxy_images
 from strategies.compute import place_name
+from strategies.core.clients import FOLDER_KEY
 from strategies.core.errors import OptionError
 from strategies.core.facts import CVAE, HEAD, PROTOTYPES, STATISTICS, backbone_in, holds_images
 from strategies.core.gpu import resolve_device
-from strategies.core.options import OWN_FORM
+from strategies.core.options import listed
 from strategies.core.places import expand_user
 from strategies.core.stage_options import StageOptions
 from strategies.method import TEACHERS, Job
@@ -125,7 +127,7 @@ def _divisions(app: AppConfig, num_supernodes: int) -> set[int]:
         where = f"client.nodes: node {facts.get('client', number)}"
         name, part, parts = (facts.get(key) for key in ("architecture", "partition-id", "num-partitions"))
         if name and not known_name(name, sums=True):
-            forms = f"{', '.join(ARCHITECTURES)}, {HEAD_FORM}, or {OWN_FORM}"
+            forms = f"{', '.join(ARCHITECTURES)}, {HEAD_FORM}, {USERS_FORM}"
             raise OptionError(f"{where}: architecture is {name!r}: must be {forms}")
         if part is not None and not 0 <= part < (parts or 1):
             raise OptionError(f"{where}: partition-id is {part}: must be 0 to {(parts or 1) - 1}")
@@ -278,6 +280,7 @@ def architectures(
         blocks=app.client.blocks,
         sums=partial(function.sums, split.num_classes, app.privacy.noise, settings.choice.name),
         own=app.model.own(),
+        normalization=split.normalization,
     )
     heads = feature_builders([f"{HEAD}{app.features.backbone}"] if of_sums else [], function, split.num_classes)
     return {**models, **sent, **heads}, next(iter(heads), app.model.of_student())
@@ -345,6 +348,12 @@ def check_before_start(settings: Settings, num_supernodes: int) -> None:
         check_needs(settings.method, job)
     if settings.refiner is not None:
         settings.refiner.check(job)
+
+
+def folder_digests(settings: Settings) -> dict[str, str]:
+    """Return the digest of each folder of Hugging Face that is a client's model, for the requests to train."""
+    folders = filter(is_folder, (*settings.app.model.mix(), *listed(settings.app.model.accepted)))
+    return {f"{FOLDER_KEY}{name}": folder_digest(name) for name in folders}
 
 
 def build_strategy(settings: Settings, job: Job) -> OneShot | Iterative:

@@ -18,6 +18,7 @@ from fl_app.models.features import FeatureFunction, as_read
 from fl_app.project import FAILURES, function_of, one_line
 from strategies.core.durable import MIB
 from strategies.core.errors import OptionError
+from strategies.core.facts import STATISTICS
 from strategies.core.places import state_root
 from strategies.method import Need, Normalization
 from strategies.scores.sums import Answers
@@ -42,7 +43,8 @@ def open_half(settings: Settings, half: str) -> Split:
     """
     data, unscored = settings.app.data, settings.app.evaluate.on in ("clients", "none")
     facts = open_facts(data, absent=unscored) if half == "test" else None
-    return as_read(open_data(data, half) if facts is None else facts, settings.app.features)
+    models = () if settings.choice.uploads == STATISTICS else settings.app.model.all_named()
+    return as_read(open_data(data, half) if facts is None else facts, settings.app.features, models)
 
 
 def proxy_images(settings: Settings, input_shape: tuple[int, int, int], seed: int) -> torch.Tensor | None:

@@ -37,6 +37,7 @@ class Answer:
     arrays: Mapping[str, np.ndarray[Any, Any]] = field(default_factory=dict)
 
 
+FOLDER_KEY = "folder:"  # of requests: before a model's name, the digest of its folder
 TEST_SHARE = "test-share"  # of requests: the share of each class that a client keeps for the result's evaluation
 
 

@@ -540,6 +540,14 @@ def architecture_not_permitted(name: str, permitted: str) -> UploadError:
     return UploadError(f"architecture {name[:80]!r} is not permitted on this node: must be {permitted}")
 
 
+def other_folder(name: str, found: str, wanted: str) -> UploadError:
+    """The folder of the client's model has other files than the server's of that name."""
+    return UploadError(
+        f"the files in folder {name[:200]!r} have the digest {found[:12]} on this client and {wanted[:12]} on the "
+        "server: must be the same config, weights, tokenizer and preprocessing"
+    )
+
+
 def unreadable_on_node(what: str) -> UploadError:
     """A deployed node does not tell its server what is wrong with its files."""
     return UploadError(f"{what} cannot be read on this node; its log has the reason")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -10,14 +11,17 @@ from typing import Any
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from fl_app.data import open_split
 from fl_app.models import build
+from server_app import cli as command_line
 from server_app.settings.build import build_job, held_out
 from server_app.settings.read import Settings, default_settings, read_settings
 from server_app.settings.server_data import HeldOut
+from server_app.settings.text import toml_table
 from strategies.core.facts import UploadFacts
-from strategies.core.options import options_of
+from strategies.core.options import Scalar, options_of
 from strategies.core.seeds import seeded_torch
 from strategies.method import METHODS, Silent, Upload
 from strategies.run.files import write_json
@@ -115,6 +119,29 @@ def _blank(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 def small() -> dict[str, Any]:
     """Return settings that run in moments."""
     return dict(SMALL)
+
+
+@pytest.fixture
+def oneshot(
+    small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[int, dict[str, Any], str]]:
+    """Return a function that runs a command with small settings; it returns exit status, JSON and log."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ONESHOT_RUNS", str(tmp_path / "runs"))
+    monkeypatch.setenv("ONESHOT_CLIENT_STATE", str(tmp_path / "clients"))
+    quick = {**small, "client.epochs": 1, "data.limit": 300, "checkpoint-s": 0.0}
+    del quick["compute"], quick["method"]
+
+    def command(name: str, *words: object, **settings: Scalar) -> tuple[int, dict[str, Any], str]:
+        given = {**quick, **{key.replace("__", ".").replace("_", "-"): value for key, value in settings.items()}}
+        (tmp_path / "settings.toml").write_text(toml_table(given))
+        more = ["--set", "settings.toml", "--clients", "3"] if name == "run" else []
+        arguments = [name, *map(str, words), "--local", *more, "--format", "json"]
+        done = CliRunner().invoke(command_line.cli, arguments, catch_exceptions=False)
+        lines = done.stdout.splitlines()
+        return done.exit_code, json.loads(lines[-1]) if lines else {}, done.stderr
+
+    return command
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,34 +21,10 @@ from client_app import work
 from server_app import cli as command_line
 from server_app.launch.superlink import Scalar
 from server_app.settings.choices import CHOICES
-from server_app.settings.text import toml_table
 from strategies.method import METHODS, Need
 
 ROOT = Path(command_line.__file__).parents[1]
 BACKBONE: dict[str, Scalar] = {"features__backbone": "tiny_backbone:make"}  # for methods of sums of features
-
-
-@pytest.fixture
-def oneshot(
-    small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., tuple[int, dict[str, Any], str]]:
-    """Return a function that runs a command with small settings; it returns exit status, JSON and log."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("ONESHOT_RUNS", str(tmp_path / "runs"))
-    monkeypatch.setenv("ONESHOT_CLIENT_STATE", str(tmp_path / "clients"))
-    quick = {**small, "client.epochs": 1, "data.limit": 300, "checkpoint-s": 0.0}
-    del quick["compute"], quick["method"]
-
-    def command(name: str, *words: object, **settings: Scalar) -> tuple[int, dict[str, Any], str]:
-        given = {**quick, **{key.replace("__", ".").replace("_", "-"): value for key, value in settings.items()}}
-        (tmp_path / "settings.toml").write_text(toml_table(given))
-        more = ["--set", "settings.toml", "--clients", "3"] if name == "run" else []
-        arguments = [name, *map(str, words), "--local", *more, "--format", "json"]
-        done = CliRunner().invoke(command_line.cli, arguments, catch_exceptions=False)
-        lines = done.stdout.splitlines()
-        return done.exit_code, json.loads(lines[-1]) if lines else {}, done.stderr
-
-    return command
 
 
 def kinds() -> list[str]:
