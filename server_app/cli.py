@@ -316,9 +316,14 @@ def forget(
 
 @cli.command(name="import", rich_help_panel=REUSE)
 def import_folder(
-    folder: Annotated[Path, typer.Argument(help="folder of checkpoints: .safetensors, .pt, .pth, .bin")],
+    folder: Annotated[
+        Path,
+        typer.Argument(help="folder of checkpoints (.safetensors, .pt, .pth, .bin) or of folders of LoRA adapters"),
+    ],
     *,
-    architecture: Annotated[str, typer.Option(help="architecture of the files for which --map names none")],
+    architecture: Annotated[
+        str, typer.Option(help="architecture of the files for which --map names none; PEFT's folders need none")
+    ] = "",
     map: Annotated[Path | None, typer.Option(help="TOML file with facts about the files")] = None,  # noqa: A002
     settings: SettingsOption = None,
     out: Annotated[Path | None, typer.Option(help="the new run folder; default: one in the usual place")] = None,

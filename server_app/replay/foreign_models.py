@@ -25,6 +25,7 @@ from strategies.run.run_folder import stored_normalization
 from strategies.uploads.builders import check_described, check_student, named_builders
 from strategies.uploads.checks import Signatures, check_arrays
 from strategies.uploads.tensors import tensor_form
+from strategies.weights.adapters import ARCHITECTURE
 
 if TYPE_CHECKING:
     from strategies.method import State
@@ -120,6 +121,9 @@ def foreign_job(request: ReplayRequest, info: Mapping[str, Any]) -> tuple[Settin
         StoreError: The run's folder or an upload is damaged.
     """
     settings, job = _foreign_job(request, info)
+    if job.student == ARCHITECTURE:  # adapters, which merge without their base
+        check_described(METHODS[settings.choice.name], None, None)
+        return settings, job
     stored = upload_of_each(request.run)
     answering, trained = answering_of(settings.choice, job.student, stored), settings.choice.kind == "student"
     if not job.num_classes:  # its server merged weights alone
@@ -129,9 +133,14 @@ def foreign_job(request: ReplayRequest, info: Mapping[str, Any]) -> tuple[Settin
     return settings, job
 
 
+def _no_module() -> nn.Module:
+    raise OptionError("the uploads are LoRA adapters, which no module holds: load the merged folder with PeftModel")
+
+
 def _foreign_job(request: ReplayRequest, info: Mapping[str, Any]) -> tuple[Settings, Job]:
     name = request.method or (info["method"] if request.resume is not None else "")
-    if not name or ":" not in request.model:
+    adapters = info["student"] == ARCHITECTURE
+    if not name or (":" not in request.model and not adapters):
         raise OptionError(
             f"{request.run} is a run of another project: needs {'' if name else '--method and '}--model, as "
             "module:attribute that returns its nn.Module"
@@ -149,13 +158,14 @@ def _foreign_job(request: ReplayRequest, info: Mapping[str, Any]) -> tuple[Setti
     shape = tuple(info["input-shape"])
     job = Job(
         uploads=(),
-        builders=foreign_models(request.model, info["student"]),
+        builders={ARCHITECTURE: _no_module} if adapters else foreign_models(request.model, info["student"]),
         student=info["student"],
         num_classes=info["num-classes"],
         input_shape=shape,
         normalization=stored_normalization(info),
         config=config,
         seed=app.seed,
+        clients_seed=app.seed if adapters else None,  # they started from their base, with B = 0
         threads=0,
         proxy=images_in(app.data.proxy_file, shape) if app.data.proxy_file else None,
         store_images=app.store_images,

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from fl_app.config import AppConfig
 from fl_app.models import ARCHITECTURES, HEAD_FORM, USERS_FORM, is_users, known_name
 from fl_app.models.uploaded import SUMS
 from server_app.launch.console import oneshot
@@ -32,24 +33,28 @@ from strategies.core.errors import OptionError, StoreError, UploadError, blaming
 from strategies.core.facts import (
     CLIENT_NAME,
     STATISTICS,
+    UNKNOWN_SHAPE,
     UNNAMED,
     Agreed,
     Agreement,
     UploadFacts,
+    default_normalization,
     is_head,
     kind_of,
     unnamed_note,
 )
-from strategies.core.options import Scalar
+from strategies.core.options import Scalar, reject_unknown
 from strategies.core.places import nearest_existing
 from strategies.core.scan import Scan
 from strategies.core.toml import read_toml_file
-from strategies.method import Job
+from strategies.method import METHODS, Job
 from strategies.run import FACTS_FILE, runs_folder
 from strategies.run.files import read_json
 from strategies.run.run_folder import RunFolder, default_run_dir, open_run
+from strategies.uploads.builders import check_described
 from strategies.uploads.checks import Signature, Signatures, check_outputs, check_size, check_upload
 from strategies.uploads.tensors import tensor_form
+from strategies.weights.adapters import ARCHITECTURE, CONFIG_FILE, is_adapter, read_adapter
 
 # The checkpoints in a folder, with their names, and with the facts from a map file.
 
@@ -111,6 +116,9 @@ def list_checkpoints(
         raise OptionError(f"{folder} is no folder: must be one that holds checkpoints ({', '.join(SUFFIXES)})")
     with store_errors(folder):
         found = scan_checkpoints(folder)
+    if architecture == ARCHITECTURE:
+        adapters = tuple(filter(is_adapter, found.taken))
+        found = replace(found, taken=adapters, others=(*found.others, *sorted(set(found.taken) - set(adapters))))
     files = found.taken
     if not files:
         left = f"; left out are {found.left_out}" if found.left_out else ""
@@ -211,7 +219,8 @@ class ImportRequest:
 
     Attributes:
         folder: The folder of checkpoints.
-        architecture: The architecture of files without one in the map; also ``model.name`` of the new run.
+        architecture: The architecture of files without one in the map; also ``model.name`` of the new run. Empty where
+            the folder holds PEFT's folders of LoRA adapters.
         settings: Settings of the new run: its data set, its student, its server stage.
         map_file: Facts about the files; None if nothing is known.
         out: The new run folder; None for the usual place.
@@ -242,20 +251,85 @@ def import_checkpoints(request: ImportRequest, *, log: Callable[[str], None]) ->
         StoreError: The run folder cannot be made.
         DataError: The data set is missing; the error names the remedy.
     """
+    if request.architecture in ("", ARCHITECTURE):
+        return _import_adapters(request, log)
     settings = _settings(request)
     images, split = held_out(settings)
     job = build_job(settings, split, images)
     known = ServerModels(tuple(job.builders), job.num_classes)
     entries, found = list_checkpoints(request.folder, request.map_file, architecture=request.architecture, known=known)
-    target, files = _target(request, settings), {entry.facts.client: entry.path.name for entry in entries}
+    target = _target(request, settings.app.run_dir)
+    facts = {"settings": {**settings.flat, "resume": "", "run-dir": ""}, **_origin(request, entries)}
+    return _fill(
+        request, entries, found, target, settings.choice.name, log,
+        opened=lambda place: open_run(place, settings.choice.name, job, identity={}, facts=facts),
+        store=lambda run: _store(run, entries, job, int(settings.app.max_upload_mib * MIB), log),
+    )  # fmt: skip
+
+
+def _import_adapters(request: ImportRequest, log: Callable[[str], None]) -> dict[str, Any]:
+    """Import PEFT's folders of LoRA adapters, which a replay merges without their base."""
+    folder, known = request.folder, ServerModels((ARCHITECTURE,), 0)
+    with store_errors(folder):
+        inside = list(folder.iterdir()) if folder.is_dir() else []
+    if inside and not any(map(is_adapter, inside)):
+        raise OptionError(
+            f"{folder} holds no folders of LoRA adapters ({CONFIG_FILE}): for other checkpoints needs --architecture, "
+            f"one of {', '.join((*ARCHITECTURES, SUMS, HEAD_FORM))}, {USERS_FORM}"
+        )
+    reject_unknown(request.settings, ["method", "seed"])
+    method = str(request.settings.get("method", "fedavg"))
+    seed = AppConfig.from_settings({"seed": request.settings.get("seed", 0)}).seed
+    check_described(METHODS[method], None, None)
+    entries, found = list_checkpoints(request.folder, request.map_file, architecture=ARCHITECTURE, known=known)
+    if keyed := [entry.path.name for entry in entries if entry.keys]:
+        raise OptionError(f"map {request.map_file} has keys for {keyed[0]!r}: must have none, PEFT names the tensors")
     facts = {
-        "settings": {**settings.flat, "resume": "", "run-dir": ""},
-        "imported-from": request.folder.absolute(),
-        "imported-files": files,
-    }
+        "method": method, "seed": seed, "threads": 0, "student": ARCHITECTURE, "num-classes": 0,
+        "input-shape": UNKNOWN_SHAPE, "normalization": list(default_normalization(UNKNOWN_SHAPE)),
+        "teacher": "method", **_origin(request, entries),
+    }  # fmt: skip
+    return _fill(
+        request, entries, found, _target(request, ""), method, log,
+        opened=lambda place: RunFolder.open_or_create(place, facts), store=lambda run: _store_adapters(run, entries),
+    )  # fmt: skip
+
+
+def _store_adapters(run: RunFolder, entries: Sequence[Entry]) -> dict[str, str]:
+    """Store the adapters, with one in memory at a time, and return client -> reason of its refusal."""
+    refused = dict[str, str]()
+    for entry in entries:
+        try:
+            adapter = read_adapter(entry.path, f"checkpoint {entry.path}")
+        except UploadError as error:
+            refused[entry.facts.client] = str(error)
+            run.round(1).refuse(entry.facts.client, str(error))
+            continue
+        run.round(1).accept(entry.facts, adapter.to_state())
+    return refused
+
+
+def _origin(request: ImportRequest, entries: Sequence[Entry]) -> dict[str, Any]:
+    files = {entry.facts.client: entry.path.name for entry in entries}
+    return {"imported-from": request.folder.absolute(), "imported-files": files}
+
+
+def _fill(  # noqa: PLR0913  what both kinds of import differ in
+    request: ImportRequest,
+    entries: Sequence[Entry],
+    found: Scan,
+    target: Path,
+    method: str,
+    log: Callable[[str], None],
+    *,
+    opened: Callable[[Path], RunFolder],
+    store: Callable[[RunFolder], dict[str, str]],
+) -> dict[str, Any]:
+    """Make the run folder, whole or not at all, and return the import's result."""
+    files = {entry.facts.client: entry.path.name for entry in entries}
     with _whole_or_absent(target) as staging:
-        with open_run(staging, settings.choice.name, job, identity={}, facts=facts) as run:
-            refused = _store(run, entries, job, int(settings.app.max_upload_mib * MIB), log)
+        with opened(staging) as run:
+            refused = store(run)
             if refused and not (request.skip_bad and len(refused) < len(entries)):
                 raise refusals.refused(_refusal(request, entries, refused))
             uploads = run.round(1).records()
@@ -273,7 +347,7 @@ def import_checkpoints(request: ImportRequest, *, log: Callable[[str], None]) ->
         "refused": len(refused),
         "left_out": [str(path.relative_to(request.folder)) for path in (*found.others, *found.hidden)],
         "refusals": [{"client": client, "file": files[client], "reason": why} for client, why in refused.items()],
-        "next": oneshot("replay", target, "--method", settings.choice.name),
+        "next": oneshot("replay", target, "--method", method),
     }  # fmt: skip
 
 
@@ -340,9 +414,9 @@ def _settings(request: ImportRequest) -> Settings:
     return read_settings(chosen)
 
 
-def _target(request: ImportRequest, settings: Settings) -> Path:
+def _target(request: ImportRequest, named: str) -> Path:
     folder = re.sub(r"[^A-Za-z0-9._-]+", "-", request.folder.absolute().name)
-    target = default_run_dir(str(request.out or settings.app.run_dir), f"import-{folder}", parent=runs_folder())
+    target = default_run_dir(str(request.out or named), f"import-{folder}", parent=runs_folder())
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
         raise StoreError(f"{target} holds something: must be a new folder, or an empty one")
     return target

@@ -29,6 +29,7 @@ from strategies.core.processor import flush_subnormals
 from strategies.core.seeds import seeded_torch
 from strategies.core.stage_options import NONE, RIDGE
 from strategies.flower.rounds.config import NEEDS_CLIENTS
+from strategies.merging.adapters import describe_merge
 from strategies.method import METHODS, Job, Method
 from strategies.run.quarantine import Gatekeeper, guarded_replay
 from strategies.run.run_folder import RunFolder, default_run_dir
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from fl_app.data import Split
     from server_app.settings.server_data import HeldOut
 
-
+ADAPTER_FOLDER = "adapter"  # of a replay's result that is a LoRA adapter, as PEFT reads it
 LEAST_UPLOADS = 2  # the least number that a replay of another project's run needs after its gatekeeper
 
 
@@ -91,6 +92,10 @@ def replay_run(
             if request.resume is None:
                 _remove_unbegun(target)
             raise
+        adapter = describe_merge(settings.choice.name, report.job, report.outcome)
+        if adapter is not None and adapter.adapter.config is not None:
+            adapter.save(target.path / ADAPTER_FOLDER)
+            log(f"the merged adapter: PeftModel.from_pretrained(base, {str(target.path / ADAPTER_FOLDER)!r})")
         seconds = {"server": report.seconds, "app": time.monotonic() - began}
         if ready.scorer is None:
             result = bare_result(target, settings.choice.name, report, seconds)

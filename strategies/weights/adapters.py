@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
+ARCHITECTURE = "adapter"  # of an upload that is an adapter
 BASE_DIGEST = "base_sha256"  # in the header of the weights
 PREFIX = "base_model.model."  # of every tensor's name
 _LONGEST = 2**20  # bytes of a config
