@@ -86,6 +86,8 @@ if TYPE_CHECKING:
     from .methods.tsv import TsvConfig as TsvConfig
     from .run.ensembles import load_ensemble_module as load_ensemble_module
     from .run.results import results as results
+    from .statistics.regression import RegressionSums as RegressionSums
+    from .statistics.regression import ridge_regression as ridge_regression
 
 
 # Module -> its public names; the imports above say the same to type checkers, and a test compares.
@@ -135,6 +137,7 @@ _NAMES = {
     ".flower.rounds.refinement": "Refiner",
     ".run.ensembles": "load_ensemble_module",
     ".run.results": "results",
+    ".statistics.regression": "RegressionSums ridge_regression",
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 

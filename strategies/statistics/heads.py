@@ -107,12 +107,26 @@ def ridge_head(statistics: Statistics, penalty: float) -> Head:
     if strength <= 0:
         return Ridge(statistics).head(penalty)
     right = statistics.sums.T - torch.outer(statistics.mean, counts)
+    try:
+        weight = solve_ridge(scatter, right, strength).T
+    except np.linalg.LinAlgError:  # the sums were rounded to float32, and examples are few
+        return Ridge(statistics).head(penalty)
+    return Head(weight, counts / statistics.examples - weight @ statistics.mean)
+
+
+def solve_ridge(scatter: Tensor, right: Tensor, strength: float) -> Tensor:
+    """Return ``(A + l I)^-1 R`` [d, C] for l > 0, by a Cholesky decomposition; A is changed in place.
+
+    Raises:
+        LinAlgError: Rounding has left A an eigenvalue below -l.
+    """
     scatter.diagonal().add_(strength)
     factor, failed = torch.linalg.cholesky_ex(scatter)
-    if failed:  # the sums were rounded to float32, which leaves eigenvalues below 0 where examples are few
-        return Ridge(statistics).head(penalty)
-    weight = torch.cholesky_solve(right, factor).T
-    return Head(weight, counts / statistics.examples - weight @ statistics.mean)
+    if failed:
+        raise np.linalg.LinAlgError(
+            "the features' scatter has a negative eigenvalue by rounding: needs a larger penalty"
+        )
+    return torch.cholesky_solve(right, factor)
 
 
 class Lda:
