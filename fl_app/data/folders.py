@@ -27,6 +27,8 @@ _NO_SUFFIXES = frozenset({
     ".py", ".tsv", ".txt", ".xls", ".xlsx", ".xml", ".yaml", ".yml", ".zip",
 })  # fmt: skip
 
+_WITHOUT = ", or evaluate.on to 'clients', which needs none on the server"
+
 Read = Callable[[torch.Tensor], torch.Tensor]
 SPLITS = ("train", "test")
 
@@ -53,7 +55,7 @@ def open_images(
     if not folder.is_dir():
         raise DataError(
             f"data set 'imagefolder' (data.name) needs {folder}/<class>/<image>, which does not exist: set data.root "
-            f"to a folder that holds {split}/"
+            f"to a folder that holds {split}/{_WITHOUT if split == 'test' else ''}"
         )
     classes = tuple(map(composed, classes))
     if classes:

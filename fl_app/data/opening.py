@@ -27,10 +27,10 @@ from strategies.core.errors import DataError, OptionError
 from strategies.core.options import listed
 
 from .config import DataConfig
-from .files import composed, disk_errors
+from .files import disk_errors
 from .folders import classes_in
 from .sources import bare_split, data_root, open_folders, open_split
-from .split import Split, bare_pixels, bare_rows, pixels, unchanged
+from .split import Split, bare_rows, pixels, unchanged
 from .table_files import holds_test_rows, open_tables, schema_of
 
 
@@ -225,21 +225,16 @@ def open_facts(data: DataConfig, *, absent: bool = False) -> Split | None:
         schema = schema_of(folder, label=data.label, sha256=data.schema_sha256)
         bare = bare_rows(schema.features, len(schema.classes))
         return replace(bare, classes=tuple(schema.classes), columns=tuple(column.words for column in schema.columns))
-    if data.name == "imagefolder":
-        if (folder / "test").exists() and not absent:
-            return None
-        names, size = listed(data.classes), data.image_size
-        if not names and (folder / "train").is_dir():  # of a simulation's clients
-            names = sorted(classes_in(folder / "train")) if absent else names
-        if not names or not size:
-            if not absent:
-                return None
-            raise OptionError(
-                f"setting 'evaluate.on' leaves the server without examples, and 'data.classes' is {data.classes!r}, "
-                f"'data.image-size' {size}: must name the classes and the size where 'data.name' is 'imagefolder'"
-            )
-        return replace(bare_pixels((3, size), len(names)), classes=tuple(map(composed, names)))
-    return bare_split(data.name, data.image_size, data.normalization) if absent else None
+    names = listed(data.classes)
+    if data.name == "imagefolder" and not absent and ((folder / "test").exists() or not names or not data.image_size):
+        return None
+    if data.name == "imagefolder" and not names:
+        if not (folder / "train").is_dir():  # of a simulation's clients
+            raise OptionError("setting 'data.classes' is '': must name the classes on a server without examples")
+        names = sorted(classes_in(folder / "train"))
+    if data.name == "imagefolder" or absent:
+        return bare_split(data.name, data.image_size, data.normalization, names)
+    return None
 
 
 def _own(data: DataConfig, half: str, root: str) -> Split:

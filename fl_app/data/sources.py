@@ -23,7 +23,7 @@ from strategies.core.offline import wanted as offline
 from strategies.core.places import expand_user
 
 from . import domains, folders, tables, text, torchvision_sets
-from .files import disk_errors
+from .files import composed, disk_errors
 from .folders import SPLITS
 from .split import NO_LABELS, Split, bare_pixels, bare_rows, pixels, tokens_of, unchanged
 
@@ -98,19 +98,22 @@ def open_split(
     return replace(bare_split(name, image_size, normalization), labels=labels, read=read, domains=domain, texts=texts)
 
 
-def bare_split(name: str, image_size: int = 0, normalization: str = "half") -> Split:
-    """Return a half of a data set without its examples: what its name alone says.
+def bare_split(name: str, image_size: int = 0, normalization: str = "half", classes: Sequence[str] = ()) -> Split:
+    """Return a half of a data set without its examples: what is known of them beforehand.
 
     Args:
-        name: One of :data:`SOURCES`, except for ``"imagefolder"``, whose classes no name says.
+        name: One of :data:`SOURCES`.
         image_size: See :func:`open_split`.
         normalization: See :func:`open_split`.
+        classes: The names of the classes of ``imagefolder``; those of other sets are known.
 
     Raises:
         OptionError: The size or the normalisation does not fit the set.
     """
     _check_size(name, image_size)
     check_normalization(name, normalization)
+    if name == "imagefolder":
+        return replace(bare_pixels((3, image_size), len(classes)), classes=tuple(map(composed, classes)))
     if name in tables.TABLES:
         return replace(bare_rows(tables.FEATURES, 2), classes=tables.CLASSES)
     if name in text.TEXTS:

@@ -136,10 +136,9 @@ def unchanged(
     *,
     num_classes: int,
     shape: tuple[int, int, int],
-    domains: torch.Tensor | None = None,
 ) -> Split:
     """Return the split of a set whose examples a model takes unchanged: its normalisation is the identity."""
-    return Split(labels, num_classes, shape, Normalization.identity(shape[0]), "none", read, domains)
+    return Split(labels, num_classes, shape, Normalization.identity(shape[0]), "none", read)
 
 
 NO_LABELS = torch.zeros(0, dtype=torch.int64)

@@ -185,6 +185,11 @@ def where_scored(settings: Settings, *, has_examples: bool) -> str:
         raise OptionError(
             f"setting 'evaluate.on' is {on!r}: must be 'clients', 'none' or 'auto' on a server without examples"
         )
+    if on in ("clients", "none") and app.data.held_out != "all":
+        raise OptionError(
+            f"setting 'data.held-out' is {app.data.held_out!r}: must be 'all' where the server scores no result "
+            f"('evaluate.on' {app.evaluate.on!r})"
+        )
     if on in ("clients", "both") and app.privacy.on:
         raise OptionError(
             f"setting 'evaluate.on' is {app.evaluate.on!r}, which means {on!r} here: must be 'server' or 'none' with "

@@ -466,7 +466,10 @@ class OneShot(Strategy):
                 reasons = [row["reason"] for row in folder.refused() if row["client"] == name]
                 return reasons[-1] if reasons else "no answer"
 
+            asked = self.method.plan(self.job.config).asks  # what the clients kept from training beside the test share
+            held = {"holdout": asked.holdout, "per-class": asked.holdout_per_class}
             question = question_of(models, job, classes, jobs)
+            question = replace(question, facts={**question.facts, **held})
             found = ask(clients, question, wanted=pinned_clients(folder) or (), why=why)
             return [found[result_name(number)] for number in range(len(reports))]
         finally:

@@ -36,9 +36,9 @@ def test_each_hospital_sees_its_own_gain_and_one_that_refuses_breaks_nothing(tmp
             f'client = "{name}"\ndata-root = "{place}"\nstate-dir = "{tmp_path / name / "state"}"\n{more}\n'
         )
     settings = (
-        f"method=fedens data.name=csv data.label=outcome data.root={tmp_path / 'server'} data.partition=domains "
-        f"model.name=logistic client.epochs=5 client.lr=0.1 client.test-share=0.25 client.nodes={nodes} "
-        f"run-dir={tmp_path / 'run'} metric=balanced-accuracy min-uploads=4"
+        f"method=fens fens.rounds=3 data.name=csv data.label=outcome data.root={tmp_path / 'server'} "
+        f"data.partition=domains model.name=logistic client.epochs=5 client.lr=0.1 client.test-share=0.25 "
+        f"client.nodes={nodes} run-dir={tmp_path / 'run'} metric=balanced-accuracy min-uploads=4"
     )
     command = [sys.executable, "-m", "server_app", "run", "--format", "json", "--set", settings]
     done = subprocess.run(

@@ -6,6 +6,7 @@ import hashlib
 import pickle
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +17,11 @@ from PIL import Image
 from sklearn.datasets import load_digits
 from whole_sets import load
 
-from fl_app.data import GROUPS, SOURCES, open_data, open_split
+from fl_app.data import GROUPS, SOURCES, open_data, open_facts, open_split
 from fl_app.data.config import DataConfig
 from fl_app.data.preprocessing import resize
 from fl_app.data.sources import open_folders
-from strategies.core.errors import DataError
+from strategies.core.errors import DataError, OptionError
 from strategies.core.vision import torchvision
 
 datasets = torchvision.datasets
@@ -283,3 +284,30 @@ def test_an_image_is_read_upright_and_its_further_pages_are_said(images: Path, m
     assert (turned[:, 4:].mean(), turned[:, :4].mean()) == (1, 0)  # a quarter to the right
     assert (over[4:].mean(), over[:4].mean()) == (1, 0)
     assert lines == ["1 of 4 images have several pages, of which the first is read: y.tif"]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        DataConfig(image_size=8),
+        DataConfig(name="mnist", normalization="data-set"),
+        DataConfig(name="imagefolder", image_size=8),
+        DataConfig(name="imagefolder", image_size=8, classes="cat,ant,bee"),
+    ],
+    ids=lambda data: f"{data.name}-{data.classes}",
+)
+def test_a_server_without_examples_knows_what_all_parties_share(images: Path, data: DataConfig) -> None:
+    write_mnist(images)
+    mine, clients = replace(data, root=str(images / "nowhere")), replace(data, root=str(images))
+    train = open_data(clients, "train")
+
+    if data.name == "imagefolder" and not data.classes:  # nothing but the clients' folders names the classes
+        with pytest.raises(OptionError, match=r"'data.classes' is '': must name the classes"):
+            open_facts(mine, absent=True)
+        mine = clients
+    bare = open_facts(mine, absent=True)
+
+    assert bare is not None
+    assert (len(bare.labels), bare.take().images.shape) == (0, (0, *train.input_shape))
+    assert (bare.agreement, bare.classes, bare.num_classes) == (train.agreement, train.classes, train.num_classes)
+    assert (bare.normalization, bare.augmentation) == (train.normalization, train.augmentation)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,11 @@ def rows(split):
 
 def texts():
     return torch.ones(4, 7, dtype=torch.int64), torch.tensor([0, 1, 0, 1])
+
+
+def none_to_test_on(split):
+    count = 12 if split == "train" else 0
+    return np.ones((count, 5)), np.arange(count) % 2
 
 
 def without_class_0():
@@ -94,6 +100,15 @@ def test_rows_stay_as_they_are_and_lie_with_their_holders() -> None:
     config = AppConfig(data=data)
     parts = [own_positions(split, config, partition_id=k, num_partitions=4).tolist() for k in range(4)]
     assert parts == [[0, 4, 8], [1, 5, 9], [2, 6, 10], [3, 7, 11]]
+
+
+def test_a_server_without_examples_needs_their_form_and_the_number_of_classes() -> None:
+    data = DataConfig(name="own_sources:none_to_test_on")
+
+    with pytest.raises(OneShotError, match=r"test half, has no examples: must name .* or 'data.num-classes'"):
+        open_data(data, "test")
+    test = open_data(replace(data, num_classes=2), "test")
+    assert (len(test.labels), test.input_shape, test.num_classes) == (0, (5, 1, 1), 2)
 
 
 def test_texts_are_tokens_and_the_folder_of_the_settings_is_passed_on() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fl_app.config import AppConfig
-from fl_app.data import open_data
+from fl_app.data import open_data, open_facts
 from fl_app.data.config import DataConfig
 from fl_app.division import own_positions
 from strategies.core.errors import DataError, OptionError
@@ -236,3 +236,12 @@ def test_one_client_has_one_file(folder: Path) -> None:
         (folder / "train" / name).write_text((folder / "one.csv").read_text())
     with pytest.raises(DataError, match="holds a.TSV and a.csv: must have one file per client"):
         open_data(config(folder), "train")
+
+
+def test_a_server_has_test_rows_under_any_suffix_unless_its_settings_say_that_it_has_none(folder: Path) -> None:
+    (folder / "test.csv").rename(folder / "test.tsv")
+
+    assert open_facts(config(folder)) is None
+    bare = open_facts(config(folder), absent=True)
+    assert bare is not None
+    assert (len(bare.labels), bare.agreement) == (0, open_data(config(folder), "train").agreement)

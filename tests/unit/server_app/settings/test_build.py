@@ -16,7 +16,7 @@ from server_app.settings.checks import check_needs_of_settings
 from server_app.settings.choices import CHOICES
 from server_app.settings.read import default_settings, listed_settings, overridden, read_settings
 from server_app.settings.settled import check_same_run, free_on
-from strategies.core.errors import ComputeError, DataError, OptionError
+from strategies.core.errors import ComputeError, DataError, OneShotError, OptionError
 from strategies.core.options import options_of
 from strategies.method import Normalization
 from strategies.methods.dense import DenseConfig
@@ -375,3 +375,35 @@ def test_domains_when_clients_are_not_as_many_are_refused_before_anything_starts
     assert images.data.images[:, 0].unique().tolist() == [2]
     assert len(images.data.labels) == 7
     assert build_job(settings, split, images).input_shape == (3, 32, 32)
+
+
+@pytest.mark.parametrize("method", ["fens", "dense", "iterative"])
+def test_a_server_without_examples_needs_no_data_set_of_its_own(tmp_path: Path, method: str) -> None:
+    where = "none" if method == "iterative" else "clients"
+    given = {"method": method, "data.name": "cifar10", "data.root": str(tmp_path / "nowhere"), "evaluate.on": where}
+    settings = read_settings(given)
+
+    images, split = held_out(settings)
+    job = build_job(settings, split, images)
+
+    assert images is None
+    assert (job.input_shape, job.num_classes, len(split.labels)) == ((3, 32, 32), 10, 0)
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"method": "feddf", "data.proxy": 0.2}, "'data.root' is .*: no such folder"),
+        ({"method": "feddf"}, "needs that the server holds images without labels"),
+        ({"method": "fens", "data.held-out": "report"}, "'data.held-out' is 'report': must be 'all'"),
+        ({"method": "iterative"}, "must be 'server' or 'none' with method 'iterative'"),
+    ],
+)
+def test_what_a_server_without_examples_cannot_do_is_refused_before_a_client_trains(
+    tmp_path: Path, given: dict[str, Any], reason: str
+) -> None:
+    root = str(tmp_path / "nowhere")
+    settings = read_settings({"data.name": "cifar10", "data.root": root, "evaluate.on": "clients", **given})
+
+    with pytest.raises(OneShotError, match=reason):
+        build_job(settings, held_out(settings)[1], None)
