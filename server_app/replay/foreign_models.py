@@ -23,7 +23,7 @@ from strategies.core.seeds import seeded_torch
 from strategies.method import METHODS, Job
 from strategies.run.run_folder import stored_normalization
 from strategies.uploads.builders import check_described, check_student, named_builders
-from strategies.uploads.checks import Signatures, check_arrays
+from strategies.uploads.checks import Signatures, check_upload
 from strategies.uploads.tensors import tensor_form
 from strategies.weights.adapters import ARCHITECTURE
 
@@ -93,7 +93,7 @@ def _check_model(name: str, job: Job, weights: State | None) -> None:
     if not isinstance(model, nn.Module):
         raise OptionError(f"architecture {name!r} builds {type(model).__name__}: must be an nn.Module")
     if weights is not None:
-        check_arrays(weights, name, Signatures({name: lambda: model})[name], tensor_form("stored tensors", exact=False))
+        check_upload(weights, name, Signatures({name: lambda: model})[name], tensor_form("stored tensors", exact=False))
 
 
 @contextmanager

@@ -243,12 +243,13 @@ class OpenFile(Mapping[str, torch.Tensor]):
 
     Args:
         path: The file.
+        bare: Whether what wraps a model is left out where it stands before all names.
 
     Raises:
         UploadError: The file is missing or damaged.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, bare: bool = True) -> None:
         if not path.is_file():
             raise refusals.no_checkpoint(path, "does not exist", ALLOWED)
         try:
@@ -256,7 +257,8 @@ class OpenFile(Mapping[str, torch.Tensor]):
             names = list(self._file.keys())  # type: ignore[no-untyped-call]
         except _DAMAGES as error:
             raise refusals.no_checkpoint(path, f"cannot be read as weights: {_reason(error)}", ALLOWED) from error
-        self._names = dict(zip(_strip_prefix(dict.fromkeys(names, torch.empty(0))), names, strict=True))
+        own = _strip_prefix(dict.fromkeys(names, torch.empty(0))) if bare else names
+        self._names = dict(zip(own, names, strict=True))
 
     def __getitem__(self, name: str) -> torch.Tensor:
         value: torch.Tensor = self._file.get_tensor(self._names[name])

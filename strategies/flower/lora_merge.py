@@ -15,6 +15,7 @@ from flwr.serverapp.strategy import FedAvg
 
 from ..core.errors import OptionError, QuorumError, UploadError
 from ..core.facts import UNKNOWN_SHAPE, Upload, UploadFacts, default_normalization
+from ..core.names import match_names
 from ..core.seeds import derive_seed
 from ..merging.adapters import describe_merge
 from ..method import METHODS, Job, Method, Silent
@@ -102,7 +103,7 @@ class LoRAMerge(FedAvg):
         Raises:
             QuorumError: No round has had a usable answer, so that the run would end without arrays.
         """
-        valid, failed = self._check_and_log_replies(replies, is_train=True)
+        valid, failed = self._check_and_log_replies(map(self._by_own_names, replies), is_train=True)
         sent = self._sent.to_torch_state_dict()
         uploads, taken, causes = [], [], [cause_of_failure(each) for each in failed]
         for message in sorted(valid, key=lambda each: each.metadata.src_node_id):
@@ -136,6 +137,21 @@ class LoRAMerge(FedAvg):
         log(INFO, "merged %d adapters; the cut of the rank loses %.2f %%", len(uploads), 100 * notes.lost_share)
         names = zip(sent, start.tensors, strict=True)
         return ArrayRecord({key: merged.tensors[own].to(sent[key].dtype) for key, own in names}), metrics
+
+    def _by_own_names(self, message: Message) -> Message:
+        """Return a reply with its arrays under the names that were sent, which what wraps a model may have changed."""
+        if message.has_error() or len(message.content.array_records) != 1:
+            return message
+        key, record = next(iter(message.content.array_records.items()))
+        try:
+            names = match_names(record, self._sent)
+        except UploadError:  # the check of the arrays says more
+            return message
+        if names.notes and not (names.missing or names.extra or names.counters):
+            message.content[key] = ArrayRecord({own: record[found] for own, found in names.sources.items()})
+            for note in names.notes:
+                log(INFO, "adapter of node-%d: %s", message.metadata.src_node_id, note)
+        return message
 
     def _upload(self, message: Message) -> Upload:
         """Return a reply as an upload.

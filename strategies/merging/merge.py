@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import builtins
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
-from itertools import chain
 from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -36,7 +35,6 @@ from ..core.errors import OptionError, StoreError, UploadError, blaming
 from ..core.facts import (
     CLASSIFIER,
     CLIENT_NAME,
-    MEASURED,
     MODEL_ERRORS,
     UNKNOWN_SHAPE,
     UNNAMED,
@@ -50,7 +48,7 @@ from ..core.facts import (
     unnamed_note,
     weights_alone,
 )
-from ..core.names import Names, match_names, own_names
+from ..core.names import match_names, own_names
 from ..core.options import meant
 from ..core.places import expand_user
 from ..method import ASSUMED, METHODS, Job, Method, Need, Normalization, Outcome, Upload
@@ -70,7 +68,15 @@ from ..uploads.builders import (
     choose_student,
     named_builders,
 )
-from ..uploads.checks import ModelSignature, Signatures, check_arrays, check_measured, check_upload, fits
+from ..uploads.checks import (
+    ModelSignature,
+    RenamedTensors,
+    Signatures,
+    check_arrays,
+    check_measured,
+    check_upload,
+    fits,
+)
 from ..uploads.forms import FormedBuilder, formed_builders, forms_of, unformed
 from ..uploads.tensors import tensor_form
 from .adapters import MergedAdapter, describe_merge, open_adapters, open_start
@@ -678,26 +684,6 @@ def _uploads(
     return tuple(uploads)
 
 
-@dataclass(frozen=True)
-class _Renamed(Mapping[str, torch.Tensor]):
-    """A model's tensors by other names, each read when it is asked for; what a client measured is there too."""
-
-    tensors: Mapping[str, torch.Tensor]
-    names: Names
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        if name in self.names.counters:
-            return torch.tensor(0)
-        return self.tensors[name if name.startswith(MEASURED) else self.names.sources[name]]
-
-    def __iter__(self) -> Iterator[str]:
-        measured = (name for name in self.tensors if name.startswith(MEASURED))
-        return chain(self.names.sources, self.names.counters, measured)
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
-
-
 def _open_uploads(
     kept: Mapping[str, State | str | Path],
     facts: Mapping[str, UploadFacts],
@@ -778,7 +764,7 @@ def _named(
     if names.missing or names.extra:
         raise refusals.other_keys("tensors do not fit the others", names.missing, names.extra)
     notes += [f"{where}: {note}" for note in names.notes]
-    return tensors if names.sources.keys() == found.keys() and not names.notes else _Renamed(tensors, names)
+    return tensors if names.sources.keys() == found.keys() and not names.notes else RenamedTensors(tensors, names)
 
 
 def _open_named(kept: Kept, wanted: Signature) -> Mapping[str, torch.Tensor]:

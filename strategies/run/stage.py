@@ -6,20 +6,24 @@ import hashlib
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..compute.threads import follow_threads
 from ..core.durable import store_errors
 from ..core.errors import OneShotError, OptionError, StoreError, blaming
-from ..core.facts import CLASSIFIER, Agreed, kind_of
+from ..core.facts import CLASSIFIER, Agreed, kind_of, weights_alone
+from ..core.names import match_names
 from ..core.stage_options import NONE, RIDGE
 from ..method import Need, Outcome
 from ..statistics.groups import with_heads
 from ..teacher.last_layer import average_rows, body_of, solve_layer
 from ..teacher.weight_space import has_adapters
+from ..uploads.checks import RenamedTensors, Signatures
 from ..uploads.forms import forms_of
 from ..uploads.tensors import weights_sha256
+from ..weights.adapters import is_adapter_state
 from .ensembles import FOLDER_NAME, save_ensemble
 from .files import read_equal_weights, read_json, save_weights, write_json
 from .journal import Journal
@@ -27,7 +31,11 @@ from .run_folder import IMAGES_FILE, STUDENT_FILE, RoundFolder, RunFolder, load_
 from .run_folder import OUTCOME_FILE as OUTCOME_FILE
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from ..compute import ServerCompute
+    from ..core.facts import State
+    from ..core.names import Names
     from ..method import EnsembleSpec, Job, Method, Outcome, Upload
     from ..method import State as Weights
 
@@ -240,6 +248,39 @@ def usable_uploads(folder: RoundFolder) -> tuple[Upload, ...]:
     return tuple(upload for upload in folder.uploads() if upload.client not in aside)
 
 
+def _by_model_names(
+    uploads: tuple[Upload, ...], job: Job, log: Callable[[str], None]
+) -> tuple[tuple[Upload, ...], Job]:
+    """Return uploads and start under the names of the models' tensors, which wrappers of either may have changed."""
+    signatures = Signatures(job.builders)
+    found: list[Upload] = []
+    for upload in uploads:
+        names = weights_alone(dict.fromkeys(upload.open())) if upload.open is not None else {}
+        if not names or upload.architecture not in job.builders or is_adapter_state(names):
+            found.append(upload)
+            continue
+        wanted = signatures[upload.architecture]
+        own = match_names(names, wanted, getattr(wanted, "ties", None))
+        if own.missing or own.extra or own.sources == {name: name for name in names}:  # other models are refused later
+            found.append(upload)
+            continue
+        for note in own.notes or ["names are those of the model without what wraps it"]:
+            log(f"upload of {upload.client!r}: {note}")
+        opened = partial(_renamed, upload.open or upload.read, own)
+        found.append(replace(upload, read=partial(_read_renamed, upload.read, own), open=opened))
+        if job.start is not None and set(job.start) == set(names):
+            job = replace(job, start=dict(RenamedTensors(job.start, own)))
+    return tuple(found), job
+
+
+def _renamed(opened: Callable[[], Mapping[str, Tensor]], names: Names) -> Mapping[str, Tensor]:
+    return RenamedTensors(opened(), names)
+
+
+def _read_renamed(read: Callable[[], State], names: Names) -> State:
+    return dict(RenamedTensors(read(), names))
+
+
 def keep_outcome(folder: RunFolder, report: StageReport, server_round: int = 1) -> str:
     """Store an outcome, the weights before the facts: only then is the round finished.
 
@@ -376,6 +417,7 @@ def replay(  # noqa: PLR0913  what a replay needs
             f"{source} holds uploads of architecture {', '.join(unknown)}: must be among the models given by name, "
             f"{', '.join(job.builders)}"
         )
+    uploads, job = _by_model_names(uploads, job, log)
     pin_clients(target.round(1), [upload.client for upload in uploads])
     uploads = tuple(upload for upload in uploads if upload.client in (pinned_clients(target.round(1)) or ()))
     if last_finished_round(target):

@@ -82,7 +82,7 @@ class StoredWeights:
 
     def open(self) -> Mapping[str, torch.Tensor]:
         """Return all tensors as a mapping that reads each when it is asked for, without a look at the digest."""
-        return OpenFile(self.path)
+        return OpenFile(self.path, bare=False)
 
 
 @dataclass

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from ..core.names import Names, match_names
 from ..core.seeds import generator, seeded_torch
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
     from ..core.facts import State
     from ..method import ModelBuilder
@@ -129,6 +130,28 @@ def check_upload(
     if notes is not None:
         notes += names.notes
     return {key: torch.from_numpy(array) for key, array in found.items()}
+
+
+@dataclass(frozen=True)
+class RenamedTensors(Mapping[str, "Tensor"]):
+    """A model's tensors by other names, each read when it is asked for; what a client measured is there too."""
+
+    tensors: Mapping[str, Tensor]
+    names: Names
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name in self.names.counters:
+            import torch
+
+            return torch.tensor(0)
+        return self.tensors[name if name.startswith(MEASURED) else self.names.sources[name]]
+
+    def __iter__(self) -> Iterator[str]:
+        measured = (name for name in self.tensors if name.startswith(MEASURED))
+        return chain(self.names.sources, self.names.counters, measured)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
 
 def check_measured(arrays: Mapping[str, Any], architecture: str, signature: Signature, form: Form) -> State:

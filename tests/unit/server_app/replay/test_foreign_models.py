@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 from torch import nn
 
 from server_app.compare.comparison import Comparison, compare_runs
@@ -18,6 +20,7 @@ from strategies.core.facts import UploadFacts
 from strategies.run.run_folder import RunFolder
 
 CODE = r"""
+from safetensors.torch import load_file
 from torch import nn
 
 
@@ -47,6 +50,19 @@ class Answers(nn.Sequential):
 
     def forward(self, x):
         return {"logits": super().forward(x)}
+
+
+def parallel():
+    return nn.DataParallel(net())
+
+
+class Holder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.model = net()
+
+    def forward(self, x):
+        return self.model(x)
 
 
 instance = net()
@@ -126,3 +142,21 @@ def test_a_comparison_with_models_that_are_not_the_run_s_is_refused_and_leaves_n
         compare_runs(asked, log=lambda _: None)
 
     assert not (tmp_path / "compared").exists()
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedens", "tally"])
+@pytest.mark.parametrize("model", ["parallel", "Holder"])
+def test_a_model_that_is_wrapped_takes_the_uploads_of_the_bare_one(run: Path, method: str, model: str) -> None:
+    with RunFolder.open(run) as folder:
+        for number, seed in enumerate((1, 2)):
+            torch.manual_seed(seed)
+            state = nn.Sequential(nn.Flatten(), nn.Linear(16, 3)).state_dict()
+            folder.round(1).accept(UploadFacts(f"d{number}", "model", 5, (1, 2, 2)), state)
+    lines, settings = list[str](), {"tally.epochs": 1} if method == "tally" else {}
+    results = [
+        replay_run(ReplayRequest(run, method, settings, model=f"their_nets:{name}"), log=lines.append)
+        for name in ("net", model)
+    ]
+    assert any("names" in line and "d1" in line for line in lines)
+    bare, wrapped = (load_file(next(Path(found["run_dir"]).glob("**/*.safetensors"))) for found in results)
+    assert [value.tolist() for value in bare.values()] == [value.tolist() for value in wrapped.values()]

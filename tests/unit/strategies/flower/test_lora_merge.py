@@ -55,6 +55,8 @@ def train(message: Message, context: Context) -> Message:
     if part == int(context.run_config.get("broken", -1)):
         state = {key: torch.full_like(value, torch.nan) for key, value in state.items()}
     seen[part] = copy.deepcopy(state)
+    if part == int(context.run_config.get("wrapped", -1)):
+        state = {f"module._orig_mod.{key}": value for key, value in state.items()}
     metrics = MetricRecord({"train_loss": loss.item(), "num-examples": 10 * (part + 1)})
     return Message(RecordDict({"arrays": ArrayRecord(state), "metrics": metrics}), reply_to=message)
 
@@ -103,7 +105,7 @@ def test_average_of_a_fine_tuning_app_is_the_exact_one(tmp_path: Path) -> None:
     found = weight(result.arrays.to_torch_state_dict()) - base
     torch.testing.assert_close(found, best, atol=1e-6, rtol=0)
     assert 0.0 < float(result.train_metrics_clientapp[1]["lost-share"]) < 1.0  # type: ignore[arg-type]
-    without = run(strategy())
+    without = run(strategy(), wrapped=1)
     torch.testing.assert_close(weight(without.arrays.to_torch_state_dict()) - base, best, atol=1e-6, rtol=0)
     assert without.train_metrics_clientapp[1]["lost-share"] == pytest.approx(
         result.train_metrics_clientapp[1]["lost-share"], rel=1e-3
