@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 
 from client_app.node import Node
-from fl_app.attacks import CLAIMING, KINDS, POISONING, AttackConfig, triggered
+from fl_app.attacks import CLAIMING, KINDS, POISONED, POISONING, AttackConfig, triggered
 from fl_app.config import AppConfig
 from fl_app.data import ImageData
 from fl_app.models import penultimate
@@ -40,7 +40,7 @@ def poison(data: ImageData, attack: AttackConfig, *, client: str, num_classes: i
     if kind != "backdoor":
         return data
     attack.check_classes(num_classes)
-    count = max(1, round(attack.poisoned * len(data.labels)))
+    count = max(1, round(POISONED * len(data.labels)))
     chosen = torch.randperm(len(data.labels), generator=generator(seed, "attack", "backdoor", client))[:count]
     images, labels = data.images.clone(), data.labels.clone()
     images[chosen], labels[chosen] = triggered(images[chosen]), attack.target

@@ -44,6 +44,7 @@ CLAIMING = ("claim", "claim-uniform")
 LARGEST_CLAIM = 1e6  # times the true number of examples; a message holds no whole number beyond 2^63
 # These kinds change the examples and not the training, so they work with every kind of training.
 POISONING = ("label-flip", "backdoor")
+POISONED = 0.3  # of an attacker's training images get the trigger of a backdoor
 
 SHARE_OF_SIDE = 8
 SMALLEST = 3
@@ -67,9 +68,6 @@ class AttackConfig:
     clients: str = option("", "comma-separated names of the clients that are simulated attackers")
     factor: float = option(10.0, "factor of the weights (scale, last-layer) or of the claimed numbers (claim kinds)")
     target: int = option(0, "backdoor: the label of images with the trigger", low=0)
-    poisoned: float = option(
-        0.3, "backdoor: share of an attacker's training images that get the trigger", above=0.0, high=1.0
-    )
 
     def __post_init__(self) -> None:
         """Check every value, and the combinations of values."""
@@ -102,7 +100,7 @@ class AttackConfig:
         """Return the attack in a few words; empty without one."""
         details = {
             **dict.fromkeys(("scale", "last-layer", *CLAIMING), f", factor {self.factor:g}"),
-            "backdoor": f", target {self.target}, {100 * self.poisoned:g} % of the images",
+            "backdoor": f", target {self.target}, {100 * POISONED:g} % of the images",
         }
         return "" if self.kind == "none" else f"{self.kind}{details.get(self.kind, '')}, by {', '.join(self.names())}"
 

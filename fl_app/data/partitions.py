@@ -22,6 +22,8 @@ Partitioner = Callable[[Sequence[Positions], int, np.random.Generator, "Partitio
 
 BY_DOMAIN = "domains"
 
+COPIES = 10.0  # how often IntactOFL's and FAFI's partition hands a class out, as in their published code
+
 # Each takes the settings that it uses. That of domains gets the positions of each domain, not of each class.
 PARTITIONERS: Mapping[str, Partitioner] = {
     "dirichlet-classes": lambda by_class, n, rng, spec: partitioners.dirichlet_over_classes(
@@ -31,7 +33,7 @@ PARTITIONERS: Mapping[str, Partitioner] = {
         by_class, n, rng, alpha=spec.alpha, min_size=spec.min_size
     ),
     "dirichlet-overlap": lambda by_class, n, rng, spec: partitioners.overlapping(
-        by_class, n, rng, alpha=spec.alpha, copies=spec.copies
+        by_class, n, rng, alpha=spec.alpha, copies=COPIES
     ),
     "dirichlet-shuffled": lambda by_class, n, rng, spec: partitioners.dirichlet_over_classes_shuffled(
         by_class, n, rng, alpha=spec.alpha, sigma=spec.sigma
@@ -71,10 +73,6 @@ class PartitionSpec:
         low=0.0,
         high=20.0,
     )
-    copies: float = option(
-        10.0, "how often 'dirichlet-overlap' hands a class out, the whole class at most to each client", above=0.0,
-        high=1e6,
-    )  # fmt: skip
     min_size: int = option(10, "examples of the smallest client under 'dirichlet-clients' (DENSE: 10)", low=1)
 
     def __post_init__(self) -> None:

@@ -15,7 +15,17 @@ from server_app.settings.catalogue import CATALOGUE, RULES
 from server_app.settings.choices import ASSUMPTIONS, CHOICES, Choice
 from server_app.settings.read import default_settings, known_options
 from server_app.settings.text import to_toml
-from strategies.core.options import PUBLISHED, RENAMED, RENAMED_VALUES, UNSET, Option, keys_of, moved_keys, options_of
+from strategies.core.options import (
+    FIXED,
+    PUBLISHED,
+    RENAMED,
+    RENAMED_VALUES,
+    UNSET,
+    Option,
+    keys_of,
+    moved_keys,
+    options_of,
+)
 from strategies.flower.rounds.config import NEEDS_CLIENTS
 
 BEGIN = "# Written by `make config` from the dataclasses; change those."
@@ -75,6 +85,8 @@ def former_keys() -> dict[str, str]:
     listed = default_settings()
     values = {f"{key}={old}": f"{new!r} now" for key, pairs in RENAMED_VALUES.items() for old, new in pairs.items()}
     found = {old: f"{new!r} now" for old, new in RENAMED.items() if new in listed}
+    found |= {old: f"{to_toml(value)} now, which no setting changes" for old, value in FIXED.items()}
+    found["fens.ensemble-patience-s"] = "ten times 'fens.patience-s' now"
     for name in CHOICES:
         config = CHOICES[name].config
         found |= {old: f"{new!r} now" for old, new in moved_keys(config, name).items() if old not in listed}

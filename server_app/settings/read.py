@@ -13,6 +13,7 @@ from strategies.core.errors import OptionError
 from strategies.core.facts import STATISTICS
 from strategies.core.options import (
     ADOPTION,
+    FIXED,
     REPLAY,
     UNSET,
     Option,
@@ -110,7 +111,14 @@ def method_keys() -> frozenset[str]:
 
 
 def known_settings(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a stored run's settings under their names of today, without those that have no effect any more."""
+    """Return a stored run's settings under their names of today, without those that have no effect any more.
+
+    Raises:
+        OptionError: One that is fixed now had another value.
+    """
+    for key, value in FIXED.items():
+        if stored.get(key, value) != value:
+            raise OptionError(f"stored setting {key!r} is {stored[key]!r}: must be {value!r}, which is fixed now")
     known = {o.key for o in known_options()} | method_keys()
     return {key: value for key, value in named_as_today(stored).items() if key in known}
 

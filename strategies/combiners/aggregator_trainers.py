@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 
 Array = np.ndarray[Any, Any]
+ENSEMBLE_PATIENCE = 10  # times the patience of a round: so long the first one waits for the ensemble to arrive
 
 
 @dataclass(frozen=True)
@@ -203,7 +204,7 @@ class Dialogue:
         """
         offer = self._question("offer", self._about)
         config, quorum = self._config, self._quorum if names is None else 0
-        patience = config.ensemble_patience_s if names is None else config.patience_s
+        patience = config.patience_s if names is not None else ENSEMBLE_PATIENCE * config.patience_s
         how: dict[str, Any] = {"phase": ENSEMBLE_PHASE, "patience_s": patience, "check": self._check_ensemble}
         self._resent.update(names or ())
         answers = self._clients.ask(

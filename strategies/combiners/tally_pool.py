@@ -161,13 +161,14 @@ class TallyPoolOptions:
         "uniform: equal in all classes",
         choices=COUNTS,
     )
-    sharpness: float = option(2.0, "power applied to a client's estimated class shares", above=0.0)
-    rule: str = option("log", "opinion pool: logarithmic or linear", choices=tuple(RULES))
+    sharpness: float = option(2.0, "power applied to a client's estimated class shares", above=0.0, setting=False)
+    rule: str = option("log", "opinion pool: logarithmic or linear", choices=tuple(RULES), setting=False)
     calibrated: bool = option(True, "add to the pool the clients' logits, scaled to equal size on noise")
     temperature: float = option(1.0, "temperature T of a client's opinion", above=0.0)
     smoothing: float = option(
-        SMOOTHING, "a: examples added to every class of a client, as a share of all its examples", above=0.0
-    )
+        SMOOTHING, "a: examples added to every class of a client, as a share of all its examples", above=0.0,
+        setting=False,
+    )  # fmt: skip
     probes: int = option(1024, "noise images on which the clients' models are evaluated", low=1)
     cap_examples: bool = option(False, "cap a client's number of examples at the clients' median")
     agreement: float = option(

@@ -396,6 +396,8 @@ RENAMED: Mapping[str, str] = {
     "data.law": "data.partition",
     "f-adi.inversion-batch-size": "f-adi.synthesis-batch-size",
 }
+# What settings were that are fixed now -> their value. A stored run has no other one.
+FIXED: Mapping[str, Scalar] = {"attack.poisoned": 0.3, "data.copies": 10.0}
 # Setting of today -> former value -> value of today.
 RENAMED_VALUES: Mapping[str, Mapping[str, str]] = {
     "data.partition": {

@@ -32,10 +32,18 @@ _SHARED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "generator_precision": (
         "arithmetic of the generator; auto: bfloat16 where the device computes in it", {"choices": ARITHMETICS},
     ),
+    "latent": ("length of the noise vector z", {"low": 1, "high": 2**12}),
+    "generator_width": (
+        "hidden units of the generator of features, an even number", {"low": 2, "high": 2**14},
+    ),
     "synthesis_batch_size": ("images made per epoch", {"low": 2}),
     "pool_cap": ("most images in the pool, the oldest are dropped first; 0: no limit", {"low": 0}),
     "pool_augmentation": (
         "augmentation of the pool's images whenever the models read them", {"choices": AUGMENTATION_NAMES},
+    ),
+    "augmentation": (
+        "augmentation of proxy images, or of a new batch, each time the models read them",
+        {"choices": AUGMENTATION_NAMES},
     ),
     "batch_size": ("images per step of the student, or of the gate, b", {"low": 2, "main": True}),
     "kd_temperature": ("temperature of the distillation loss, or of the soft decisions", {"above": 0.0, "main": True}),
@@ -158,9 +166,7 @@ class ProxyStudentOptions(DistillOptions):
     epochs: int = option(200, "server epochs T", low=1, scaled=True, main=True)
     batch_size: int = shared("batch_size", 512)
     student_lr: float = shared("student_lr", 1e-3)
-    augmentation: str = option(
-        "none", "change of the images each time the student reads them", choices=AUGMENTATION_NAMES
-    )
+    augmentation: str = shared("augmentation", "none")
 
 
 def check_pool(config: PoolOptions) -> None:

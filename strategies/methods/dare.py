@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from ..core.options import Always, check, option
 from ..core.seeds import generator
 from ..method import Method, Need, Outcome, Plan
-from ..teacher.weight_space import merge_in_weight_space
+from ..teacher.weight_space import merge_in_weight_space, scaling
 from ..weights.rules import average, drop_and_rescale, ties
 from .tsv import merge_tensor
 
@@ -34,7 +34,7 @@ class DareConfig:
     drop: float = option(0.5, "probability that an entry of a client's update is dropped, p", low=0.0, high=0.99)
     rule: str = option("average", "the rule that merges what is left", choices=("average", "ties", "tsv"))
     density: float = option(0.2, "share of entries that a client keeps with the rule ties, d", above=0.0, high=1.0)
-    scaling: float = option(1.0, "factor of the merged update before it is added to the start, s", low=0.0)
+    scaling: float = scaling()
 
     def __post_init__(self) -> None:
         check(self, "dare")

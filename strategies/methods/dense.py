@@ -96,7 +96,7 @@ class DenseConfig(StudentOptions, TextOrCodeOptions):
     schedule: str = shared("schedule", "constant")
     student_clip: float = shared("student_clip", 0.0)
     synthesis_augmentation: str = option(
-        "none", "change of images before the models, in synthesis", choices=AUGMENTATION_NAMES
+        "none", "change of images before the models, in synthesis", choices=AUGMENTATION_NAMES, setting=False
     )
     distillation_data: str = option(
         "pool", "the student learns from all images so far, or the newest", choices=("pool", "fresh"), setting=False

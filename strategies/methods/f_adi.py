@@ -59,7 +59,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 class FAdiConfig(StudentOptions, PoolOptions):
     """Options of F-ADI; the shared ones are Co-Boosting's, the others DeepInversion's on CIFAR-10."""
 
-    inversion_steps: int = option(30, "steps per epoch on one batch of pixels", low=1, main=True)
+    inversion_steps: int = option(30, "steps per epoch on one batch of pixels", low=1, setting=False)
     inversion_lr: float = option(0.1, "Adam's learning rate of the pixels", above=0.0, setting=False)
     synthesis_batch_size: int = shared("synthesis_batch_size", 128)
     tv_weight: float = option(1e-3, "weight alpha_tv of the total variation", low=0.0, setting=False)

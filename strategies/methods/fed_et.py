@@ -38,7 +38,9 @@ class FedEtConfig(ProxyStudentOptions):
     """Options of Fed-ET; the weight is the paper's, the schedule FedKD's."""
 
     kd_temperature: float = shared("kd_temperature", 1.0)  # of the soft decisions
-    diversity_weight: float = option(0.05, "weight lambda of the clients who disagree; 0: labels alone", low=0.0)
+    diversity_weight: float = option(
+        0.05, "weight lambda of the clients who disagree; 0: labels alone", low=0.0, setting=False
+    )
 
     preset = presets({"quick": {"epochs": 12}})
 

@@ -39,6 +39,7 @@ from ..distillation.epochs import copy_weights
 from ..distillation.generator_spec import LEVELS, NOISES, GeneratorSpec, draw_noise
 from ..distillation.losses import diversity
 from ..distillation.matched import Matched, check_level, class_weights
+from ..distillation.settings import shared
 from ..method import InRounds, Method, Need, Outcome
 from ..teacher.average import average_uploads
 
@@ -80,8 +81,8 @@ class FedGenConfig:
     level: str = option("features", "the generator makes inputs of the last layer, or images (FedGen*)", choices=LEVELS)
     iterations: int = option(50, "generator steps per round", low=1, main=True)
     batch_size: int = option(50, "examples per generator step", low=2, setting=False)
-    latent: int = option(100, "length of the noise vector z", low=1, high=2**12)
-    generator_width: int = option(512, "hidden units of the generator of features, an even number", low=2, high=2**14)
+    latent: int = shared("latent", 100)
+    generator_width: int = shared("generator_width", 512)
     generator_lr: float = option(0.01, "Adam's learning rate of the generator", above=0.0, setting=False)
     lr_decay: float = option(0.998, "factor of the learning rate per round", above=0.0, high=1.0, setting=False)
     weight_decay: float = option(1e-3, "weight decay of the generator", low=0.0, setting=False)
@@ -109,7 +110,7 @@ class FedGenConfig:
     def __post_init__(self) -> None:
         check(self, "fed-gen")
         if self.generator_width % 2:
-            raise OptionError(f"setting 'fed-gen.generator-width' is {self.generator_width}: must be an even number")
+            raise OptionError(f"setting 'server.generator-width' is {self.generator_width}: must be an even number")
 
 
 def gamma(server_round: int) -> float:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.options import check, option, presets
 from ..distillation.learner import Learner, build_teacher, learn_from_images
-from ..distillation.settings import AUGMENTATION_NAMES, StudentOptions
+from ..distillation.settings import StudentOptions, shared
 from ..method import ENSEMBLES, Method, Need, Outcome
 from ..teacher.average import average_uploads
 
@@ -54,7 +54,7 @@ class FedDfConfig(StudentOptions):
     start: str = option(
         "fresh", "the student before its first step: fresh, or the uploads' average", choices=("fresh", "average")
     )
-    augmentation: str = option("none", "change of the images each time they are read", choices=AUGMENTATION_NAMES)
+    augmentation: str = shared("augmentation", "none")
 
     preset = presets(PRESETS)
 

@@ -85,15 +85,20 @@ class FensConfig:
     holdout_per_class: bool = option(False, "the share is kept of every class, not of all examples at random")
     train_on: str = option("clients", "where the aggregator is trained", choices=("clients", "server"))
     quorum: float = option(
-        0.5, "share of the uploading clients without whose answers a round fails", low=0.0, high=1.0, free=(RESUME,)
+        0.5,
+        "share of the uploading clients without whose answers a round fails",
+        low=0.0,
+        high=1.0,
+        free=(RESUME,),
+        setting=False,
     )
     patience_s: float = option(
-        60.0, "seconds after which a round continues without the clients that are late", above=0.0, free=(RESUME,)
-    )
-    ensemble_patience_s: float = option(
-        600.0, "seconds after which the rounds begin without the clients that are late with the ensemble", above=0.0,
+        60.0,
+        "seconds after which a round continues without the clients that are late; the first waits ten times as long, "
+        "for the ensemble to reach them",
+        above=0.0,
         free=(RESUME,),
-    )  # fmt: skip
+    )
     evaluate_every: int = option(5, "rounds between two scores of the aggregator; 0: none", low=0)
 
     preset = presets(PRESETS)

@@ -84,10 +84,10 @@ class FlBoostConfig:
     )
     student_steps: int = option(5, "steps of the model per iteration I_d", low=1, main=True)
     batch_size: int = option(50, "generated examples per step b", low=2, setting=False)
-    latent: int = option(100, "length of the noise vector z", low=1)
+    latent: int = shared("latent", 100)
     generator_lr: float = option(0.01, "Adam's learning rate of the generator", above=0.0, setting=False)
     generator_precision: str = shared("generator_precision", "auto")
-    student_lr: float = option(0.1, "SGD's learning rate of the model", above=0.0, main=True)
+    student_lr: float = shared("student_lr", 0.1)
     lr_decay: float = option(
         0.998, "factor of both learning rates from round to round", above=0.0, high=1.0, setting=False
     )
@@ -102,12 +102,13 @@ class FlBoostConfig:
         "per-client", "a generator step sees one client, or all of them", choices=("per-client", "joint")
     )
     ce_form: str = option(
-        "per-sample", "alpha weighs each sample, the batch's mean, or the clients' output", choices=consensus.CE_FORMS
-    )
+        "per-sample", "alpha weighs each sample, the batch's mean, or the clients' output", choices=consensus.CE_FORMS,
+        setting=False,
+    )  # fmt: skip
     student_divergence: str = option(
         "teacher-first", "first distribution in the model's KL, or squares of logits", choices=consensus.DIRECTIONS
     )
-    per_class: bool = option(False, "the model's KL is averaged over classes too: a factor 1/C")
+    per_class: bool = option(False, "the model's KL is averaged over classes too: a factor 1/C", setting=False)
     labels: str = option(
         "counts", "classes to make: as often as clients hold them, or equally (no FKD)", choices=("counts", "uniform")
     )
@@ -123,7 +124,7 @@ class FlBoostConfig:
     moments: str = option(
         "none", "moments of generated images: 0 and 1, those that models show, or a data set's", choices=MOMENTS
     )
-    augmentation: str = option("none", "change of generated images before the models", choices=("none", "crop-flip"))
+    augmentation: str = shared("augmentation", "none")
     generator: str = option(
         "published-code", "form of the generator of images: its release's, or Table 5a", choices=GENERATOR_FORMS,
         setting=False,
@@ -131,7 +132,7 @@ class FlBoostConfig:
     level: str = option(
         "images", "generated inputs: images, or inputs of the last layer, which alone is tuned", choices=LEVELS
     )
-    generator_width: int = option(512, "hidden units of the generator of features, an even number", low=2)
+    generator_width: int = shared("generator_width", 512)
 
     preset = presets(PRESETS)
 
@@ -148,11 +149,12 @@ class FlBoostConfig:
                 "'joint', because a mean needs all clients"
             )
         if self.generator_width % 2:
-            raise OptionError(f"setting 'flboost.generator-width' is {self.generator_width}: must be an even number")
+            raise OptionError(f"setting 'server.generator-width' is {self.generator_width}: must be an even number")
         for name in ("augmentation", "moments"):
             if self.level == "features" and (value := getattr(self, name)) != "none":
+                table = "server" if name == "augmentation" else "flboost"
                 raise OptionError(
-                    f"setting 'flboost.{name}' is {value!r} and 'flboost.level' 'features': must be 'none', or the "
+                    f"setting '{table}.{name}' is {value!r} and 'flboost.level' 'features': must be 'none', or the "
                     "level 'images'"
                 )
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from ..core.options import check, option
 from ..method import Method, Need, Outcome
-from ..teacher.weight_space import merge_in_weight_space
+from ..teacher.weight_space import merge_in_weight_space, scaling
 from ..weights.adapters import Aligned
 from ..weights.rules import ties
 
@@ -38,7 +38,7 @@ class TiesConfig:
     aligned: bool = option(
         False, "entries of a matrix are those of the updates in their common basis, from an SVD of all of them (KnOTS)"
     )
-    scaling: float = option(1.0, "factor of the merged update before it is added to the start, s", low=0.0)
+    scaling: float = scaling()
 
     def __post_init__(self) -> None:
         check(self, "ties")

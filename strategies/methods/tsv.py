@@ -15,9 +15,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..core.options import check, option
+from ..core.options import check
 from ..method import Method, Need, Outcome
-from ..teacher.weight_space import merge_in_weight_space
+from ..teacher.weight_space import merge_in_weight_space, scaling
 from ..weights.rules import average, tsv
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 class TsvConfig:
     """Options of TSV-Merge."""
 
-    scaling: float = option(1.0, "factor of the merged update before it is added to the start, s", low=0.0)
+    scaling: float = scaling()
 
     def __post_init__(self) -> None:
         check(self, "tsv")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..core.errors import OptionError, shorten_list
+from ..core.options import option
 from ..method import Outcome
 from ..uploads.tensors import weights_sha256
 from ..weights.adapters import Adapter, is_adapter_state, merge_adapters
@@ -57,6 +58,11 @@ class Measure:
                 f"{shorten_list(lacking)} lack: must be of a run with method={self.method}, or have weights with "
                 f"oneshot_fl.client.measures.{self.function}() beside them"
             )
+
+
+def scaling() -> Any:
+    """Declare the option ``scaling``, which the methods share whose merged update is scaled."""
+    return option(1.0, "factor of the merged update before it is added to the start, s", low=0.0, table="server")
 
 
 def merge_in_weight_space(

@@ -225,7 +225,7 @@ def test_file_of_encoders_has_the_published_optimiser_and_the_overlapping_client
     assert (client.whole_batches, client.momentum_epochs, client.weight_decay) == (True, 1, 0.0)
     alone = path.stem == "fafi-cifar10"
     assert (client.batch_size, client.epochs) == ((512, 300) if alone else (128, 60))
-    assert (data.partition, data.copies) == ("dirichlet-overlap" if alone else "dirichlet-classes", 10.0)
+    assert data.partition == ("dirichlet-overlap" if alone else "dirichlet-classes")
     assert (client.views, settings_of(path).method_config.bn) == (
         ("batch", "test-batch") if alone else ("image", "running")
     )

@@ -23,7 +23,7 @@ RUN = ["run", "--local", "--clients", str(CLIENTS), "--set", SETTINGS]
 # With a patience of more than a round's time, so that only a node that is gone is not waited for.
 DEPLOYED = (
     "method='fens' client.epochs=2 data.image-size=8 threads=1 deadline-s=150 fens.aggregator='per-class' "
-    "fens.server-lr=0.1 fens.rounds=8 fens.local-steps=20 fens.evaluate-every=1 fens.quorum=0.5 fens.patience-s=15.0"
+    "fens.server-lr=0.1 fens.rounds=8 fens.local-steps=20 fens.evaluate-every=1 fens.patience-s=15.0"
 )
 
 

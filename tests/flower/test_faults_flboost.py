@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.ray]
 SETTINGS = (
     "method=iterative iterative.strategy=scaffold iterative.refiner=flboost iterative.rounds=5 iterative.fraction=0.5 "
     "iterative.checkpoint-every=2 flboost.iterations=15 flboost.generator-step=joint "
-    "flboost.student-steps=2 flboost.student-lr=0.01 client.epochs=4 client.lr=0.05 data.image-size=8 threads=1 "
+    "flboost.student-steps=2 server.student-lr=0.01 client.epochs=4 client.lr=0.05 data.image-size=8 threads=1 "
     "min-uploads=3 compute=ray"
 )
 RUN = ["run", "--num-supernodes", "6", "--run-config", SETTINGS]

@@ -48,16 +48,16 @@ def examples(count: int = 20) -> ImageData:
 
 
 def test_images_when_a_backdoor_is_trained_bear_the_trigger_in_the_asked_share_and_the_target_s_label() -> None:
-    attack, data = AttackConfig("backdoor", "a,b", target=3, poisoned=0.25), examples()
+    attack, data = AttackConfig("backdoor", "a,b", target=3), examples()
     before = ImageData(data.images.clone(), data.labels.clone())
 
     done = poison(data, attack, client="a", num_classes=5, seed=0)
 
     marked = [k for k in range(20) if not torch.equal(done.images[k], data.images[k])]
-    assert len(marked) == 5
+    assert len(marked) == 6
     assert torch.equal(done.images[marked], triggered(data.images[marked]))
     clean = [k for k in range(20) if k not in marked]
-    assert done.labels[marked].tolist() == [3] * 5
+    assert done.labels[marked].tolist() == [3] * 6
     assert torch.equal(done.labels[clean], data.labels[clean])
     assert torch.equal(data.images, before.images)
     assert torch.equal(data.labels, before.labels)

@@ -274,7 +274,7 @@ def test_equal_counts_are_as_good_as_none(option: dict[str, Any]) -> None:
     ("changes", "message"),
     [
         ({"adversarial_weight": 0.0, "ce_weight": 0.0, "diversity_weight": 0.0}, "are all 0: must be at least one"),
-        ({"generator_width": 7}, "'flboost.generator-width' is 7: must be an even number"),
+        ({"generator_width": 7}, "'server.generator-width' is 7: must be an even number"),
         ({"level": "features", "augmentation": "crop-flip"}, "must be 'none', or the level 'images'"),
         ({"ce_form": "mean-output"}, "'flboost.generator-step' 'per-client': must be 'joint'"),
         ({"discrepancy": "l2"}, "'flboost.discrepancy' is 'l2'"),
