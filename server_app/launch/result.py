@@ -19,6 +19,7 @@ from server_app.report.page import PAGE_FILE
 from server_app.report.tables import headline, headline_cells, refusal_lines, scale_of, titled
 from server_app.settings.read import scaled_line
 from strategies.core.errors import printable
+from strategies.core.facts import HEADLINES
 
 
 def print_result(result: Mapping[str, Any], format: Format) -> None:  # noqa: A002
@@ -86,7 +87,9 @@ def _summarised(table: Sequence[Mapping[str, Any]], metric: str) -> list[Mapping
     if len(clients) <= 2 or not found:
         return list(table)
     best = min(found) if metric == "log-loss" else max(found)
-    rows = [(f"best of {len(clients)} clients", best), (f"mean of {len(clients)} clients", fmean(found))]
+    # Of a score of the user's own it is not known whether more is better.
+    rows = [(f"best of {len(clients)} clients", best)] if metric in HEADLINES else []
+    rows.append((f"mean of {len(clients)} clients", fmean(found)))
     return [*(_row(name, metric, value) for name, value in rows), *(row for row in table if row["kind"] != "client")]
 
 

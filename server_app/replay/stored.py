@@ -193,7 +193,7 @@ def _prepared(request: ReplayRequest, info: Mapping[str, Any]) -> _Prepared:
     scorer = OwnScores.of(name) if name else None
     if scorer is not None:
         with seeded_torch(0, "check"):  # a function that fails is refused before the server stage, not after it
-            scorer.accuracy(job.builders[job.student]())
+            scorer.asked(job.builders[job.student]())
     return _Prepared(settings, scorer, replace(job, observer=scorer), foreign=True)
 
 

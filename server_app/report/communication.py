@@ -299,7 +299,7 @@ def points_of(method: Choice, rows: Sequence[Row], metrics: Sequence[Mapping[str
     points = []
     for row in (row for row in rows if row.kind != "client"):
         mib = whole if row in own else uploads
-        if mib > 0.0:
+        if mib > 0.0 and row.accuracy is not None:
             curves = (curve,) if curve and row is trained else ()
             points.append(Point(row.name, row.kind, mib, row.accuracy, curves=curves))
     return points

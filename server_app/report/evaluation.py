@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
+from torch import nn
 
 from server_app.settings.choices import CHOICES, Choice
 from server_app.settings.server_data import HeldOut, OwnScores, Scorer
@@ -118,14 +119,14 @@ class Row:
     Attributes:
         name: The model.
         kind: Its kind: client, baseline, ensemble or student.
-        accuracy: In %, on the held-out examples.
+        accuracy: In %, on the held-out examples; None where a function of the user's own has other scores.
         scores: All scores with their intervals, by name.
         details: What else is known of the answers, see :func:`strategies.scores.values.describe`.
     """
 
     name: str
     kind: str
-    accuracy: float
+    accuracy: float | None
     scores: Mapping[str, Any] = field(default_factory=dict)
     details: Mapping[str, Any] = field(default_factory=dict)
 
@@ -178,7 +179,8 @@ def evaluate(
         rows = result_table(report, method_name, replace(held_out, passed=count), keep=keep, averaging=averaging)
         journal.report(total, total)  # kept scores need no pass
     # Trained models are seldom so bad.
-    if isinstance(held_out, OwnScores) and 0 < max(row.accuracy for row in rows) <= 1:
+    known = [row.accuracy for row in rows if row.accuracy is not None]
+    if isinstance(held_out, OwnScores) and 0 < max(known, default=0.0) <= 1:
         log(
             f"warning: every accuracy is from 0 to 1 %: --evaluate {held_out.name!r} must return per cent, 0 to 100; "
             "is it a share?"
@@ -199,7 +201,8 @@ def result_table(
         averaging: As :func:`evaluate` takes it.
 
     Returns:
-        A row for every client whose upload is a classifier. For closed-set classifiers also the averaged ensemble, and
+        A row for every client whose upload is a classifier, or is merged in weight space. For closed-set classifiers
+        also the averaged ensemble, and
         one-shot FedAvg if the architectures permit it. The method's own rows come last.
     """
     job, method, spec = report.job, CHOICES[method_name], report.outcome.ensemble
@@ -216,7 +219,7 @@ def result_table(
         alone, together = keep(what, lambda: _members(job, used, held_out))
         rows = [Row.of(upload.client, "client", score) for upload, score in zip(job.uploads, alone, strict=True)]
     for name in ("fedavg", "fedens") if method.uploads == CLASSIFIER else ():
-        if name != method_name:
+        if name != method_name and (job.num_classes or name != "fedens"):
             score = together if name == "fedens" else keep(averaged, lambda: _fedavg(job, averaging, held_out))
             rows += [] if score is None else [Row.of(METHODS[name].title, METHODS[name].kind, score)]
     if _is_of_all(method):
@@ -236,7 +239,11 @@ def result_table(
 
 def _members(job: Job, spec: EnsembleSpec, held_out: Scorer) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     combiner = build_combiner(spec.combiner, spec.weights)
-    return held_out.member_scores(Ensemble.from_uploads(job.uploads, job.builders, combiner))
+    ensemble = Ensemble.from_uploads(job.uploads, job.builders, combiner)
+    if not job.num_classes:  # the mean of outputs that are no logits says nothing
+        members = ensemble.members
+        return [held_out.scored(member) for member in members] if isinstance(members, nn.ModuleList) else [], {}
+    return held_out.member_scores(ensemble)
 
 
 def _fedavg(job: Job, averaging: Any, held_out: Scorer) -> dict[str, Any] | None:
@@ -255,6 +262,6 @@ def _fits_fedavg(job: Job) -> bool:
     return {upload.architecture for upload in job.uploads} == {job.student}
 
 
-def best_accuracy(metrics: Sequence[Mapping[str, Any]], last: float) -> float:
+def best_accuracy(metrics: Sequence[Mapping[str, Any]], last: float | None) -> float | None:
     """Return the best accuracy over the server epochs, which papers report; nothing is chosen by it here."""
-    return max([last, *(float(row["accuracy"]) for row in metrics if "accuracy" in row)])
+    return None if last is None else max([last, *(float(row["accuracy"]) for row in metrics if "accuracy" in row)])

@@ -26,7 +26,7 @@ from server_app.settings.choices import Choice
 from server_app.settings.read import Settings, scaled_line
 from server_app.settings.server_data import HeldOut, Scorer
 from strategies.core.durable import atomic_write
-from strategies.core.facts import STATISTICS, holds_images
+from strategies.core.facts import STATISTICS, holds_images, in_percent
 from strategies.core.options import is_own, parse
 from strategies.method import METHODS, Job, Outcome
 from strategies.run import CARD_FILE
@@ -146,7 +146,7 @@ def finish(  # noqa: PLR0913  everything that a result consists of
         **({"scaled": settings.scaled} if settings.scaled else {}),
         "accuracy": accuracy,
         "best_accuracy": best_accuracy(own_epochs(report.outcome, _metrics(folder)), accuracy),
-        "metric": settings.app.metric,
+        "metric": settings.app.metric if accuracy is not None else next(iter(rows[-1].scores)),
         "scores": dict(rows[-1].scores),
         "details": dict(rows[-1].details),
         "table": [row.as_json() for row in rows],
@@ -291,5 +291,5 @@ def table_lines(result: Mapping[str, Any]) -> list[str]:
 
 def _headline_text(row: Mapping[str, Any], metric: str) -> str:
     value, interval = headline_cells(row, metric)
-    unit = "nats" if metric == "log-loss" else "%"
-    return f"{value:>6} {unit}" + ("" if interval == "-" else f"  ({interval})")
+    unit = " %" if in_percent(metric) else " nats" if metric == "log-loss" else f" {metric}"
+    return f"{value:>6}{unit}" + ("" if interval == "-" else f"  ({interval})")

@@ -63,7 +63,9 @@ def run_plots(
     counts = {u.client: u.label_counts for u in report.job.uploads if u.label_counts is not None}
     curve = [(row["epoch"], row["accuracy"]) for row in metrics if "epoch" in row and "accuracy" in row]
     rounds = any("mib_per_client" in row for row in metrics)
-    plots: dict[str, Callable[[], Figure | None]] = {"accuracy": partial(plot_accuracy, rows)}
+    plots: dict[str, Callable[[], Figure | None]] = {}
+    if all(row.accuracy is not None for row in rows):
+        plots["accuracy"] = partial(plot_accuracy, rows)
     if counts:
         plots["labels"] = partial(plot_labels, counts, classes)
     if len(curve) > 1:
@@ -103,9 +105,9 @@ def plot_accuracy(rows: Sequence[Row]) -> Figure:
     figure, axes, points = row_figure([row.name for row in rows])
     for kind in dict.fromkeys(row.kind for row in rows):
         places = [place for place, row in enumerate(rows) if row.kind == kind]
-        bars = axes.barh(places, [rows[place].accuracy for place in places], color=COLOURS[kind], label=kind)
+        bars = axes.barh(places, [rows[place].accuracy or 0.0 for place in places], color=COLOURS[kind], label=kind)
         axes.bar_label(bars, fmt="%.1f", padding=3, fontsize=points)
-    farthest = max(1.0, *(row.accuracy for row in rows))
+    farthest = max(1.0, *(row.accuracy or 0.0 for row in rows))
     axes.set_xlim(0, 1.1 * farthest)  # space for the number of the longest bar
     axes.set_xticks([tick for tick in axes.get_xticks() if 0 <= tick <= farthest])
     axes.spines["bottom"].set_bounds(0, farthest)
@@ -155,7 +157,7 @@ def plot_curve(curve: Sequence[tuple[int, float]], rows: Sequence[Row], *, round
     axes.locator_params(axis="x", integer=True)
     axes.set_xlim(epochs[0], epochs[-1])
     for row in rows:
-        if row.kind in ("baseline", "ensemble") and row is not own:
+        if row.kind in ("baseline", "ensemble") and row is not own and row.accuracy is not None:
             # The student's teacher ensemble has the colour of FedENS, so its line is dotted.
             style = ":" if row.name == f"{own.name} ensemble" else "--"
             axes.axhline(row.accuracy, color=COLOURS[row.kind], linestyle=style, linewidth=1.4, label=row.name)

@@ -25,6 +25,7 @@ from server_app.report.tables import (
 from server_app.settings.choices import CHOICES
 from server_app.settings.read import default_settings, scaled_line
 from server_app.settings.text import to_toml
+from strategies.core.facts import HEADLINES
 from strategies.gatekeeper.verdicts import SUSPECT
 from strategies.run.journal import duration
 from strategies.run.run_folder import RunFolder
@@ -77,7 +78,7 @@ def _figures(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     metric = result.get("metric", "accuracy")
     found = [headline(row, metric) for row in result["table"] if row["kind"] == "client"]
     known = [value for value in found if value is not None]
-    alone = (min if metric == "log-loss" else max)(known, default=None)
+    alone = (min if metric == "log-loss" else max)(known, default=None) if metric in HEADLINES else None
     seconds = result["seconds"]
     name, _, unit = titled(metric).partition(", ")
     unit = f" {unit}" if unit else ""
@@ -128,7 +129,7 @@ def _warnings(result: Mapping[str, Any]) -> list[str]:
 def _results(result: Mapping[str, Any]) -> Table:
     table, metric = result["table"], result.get("metric", "accuracy")
     rows = [(row["name"], row["kind"], *reversed(headline_cells(row, metric))) for row in table]
-    bars = [min(1.0, (headline(row, metric) or 0.0) / scale_of(metric)) for row in table]
+    bars = [min(1.0, (headline(row, metric) or 0.0) / scale_of(metric)) for row in table if metric in HEADLINES]
     return Table(
         f"{titled(metric)[0].upper()}{titled(metric)[1:].split(',')[0]} on held-out examples",
         ("model", "kind", "95 % interval", titled(metric).rpartition(", ")[2]), rows, texts=2, bars=bars,

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from fl_app.privacy import PrivacyConfig
 from strategies.core.errors import printable
+from strategies.core.facts import HEADLINES, in_percent
 
 _FILE_WIDTH = 112  # letters per line outside a terminal
 _LONG_WORD = 16
@@ -39,18 +40,20 @@ def headline_cells(row: Mapping[str, Any], metric: str) -> tuple[str, str]:
 
 def scale_of(metric: str) -> float:
     """Return the factor from a score to the number that tables show."""
-    return 1.0 if metric == "log-loss" else 100.0
+    return 100.0 if in_percent(metric) else 1.0
 
 
 def places_of(metric: str) -> int:
     """Return the decimal places of a score in tables."""
-    return 3 if metric == "log-loss" else 2
+    return 2 if in_percent(metric) else 3
 
 
 def titled(metric: str) -> str:
     """Return the name of a score with its unit: ``balanced accuracy, %``."""
+    if metric not in HEADLINES:
+        return metric
     words = metric.replace("-", " ").replace("auroc", "AUROC").replace("f1", "F1")
-    return words if metric == "log-loss" else f"{words}, %"
+    return f"{words}, %" if in_percent(metric) else words
 
 
 def output_console() -> Console:

@@ -18,7 +18,7 @@ from fl_app.models.features import FeatureFunction, as_read
 from fl_app.project import FAILURES, function_of, one_line
 from strategies.core.durable import MIB
 from strategies.core.errors import OptionError
-from strategies.core.facts import STATISTICS
+from strategies.core.facts import STATISTICS, in_percent
 from strategies.core.places import state_root
 from strategies.method import Need, Normalization
 from strategies.scores.sums import Answers
@@ -219,8 +219,9 @@ class OwnScores:
 
     Attributes:
         name: ``module:attribute``.
-        function: Takes a module in eval mode, from a batch of the project's own inputs to logits, and returns its
-            accuracy in %, or a dict that has it under ``"accuracy"``.
+        function: Takes a module in eval mode, as the project built it, and returns its accuracy in %, or a dict of
+            numbers by name, whose first heads the tables where ``"accuracy"`` is not among them. Names of
+            :data:`.HEADLINES` are in per cent, a log loss in nats, and others as they are.
         passed: Called after each call with the number of models that it has seen; None for no call.
     """
 
@@ -241,14 +242,14 @@ class OwnScores:
         return cls(name, function_of(name, "--evaluate"))
 
     def __call__(self, epoch: int, model: nn.Module) -> dict[str, float]:  # noqa: ARG002  an Observer gets both
-        """Return ``{"accuracy": %}`` of a model: the observer of a server stage."""
-        return {"accuracy": self.accuracy(model)}
+        """Return the function's scores of a model, as :meth:`asked` does: the observer of a server stage."""
+        return self.asked(model)
 
-    def accuracy(self, model: nn.Module) -> float:
-        """Return the function's accuracy of a model, in %; the model's mode is restored.
+    def asked(self, model: nn.Module) -> dict[str, float]:
+        """Return the function's scores of a model by name; the model's mode is restored.
 
         Raises:
-            OptionError: The function fails, or returns no number from 0 to 100.
+            OptionError: The function fails, or returns no finite numbers, or an accuracy that is not from 0 to 100.
         """
         was_training = model.training
         model.eval()
@@ -259,25 +260,27 @@ class OwnScores:
             raise OptionError(f"--evaluate {self.name!r} fails: {one_line(error)}") from error
         finally:
             model.train(was_training)
-        value = found.get("accuracy") if isinstance(found, Mapping) else found
+        named = found if isinstance(found, Mapping) else {"accuracy": found}
         try:
-            score = float(value)  # type: ignore[arg-type]
+            scores = {str(name): round(float(value), 6) for name, value in named.items()}
         except (TypeError, ValueError):
-            score = math.nan
-        if not 0 <= score <= 100:
+            scores = {}
+        if not scores or not all(map(math.isfinite, scores.values())) or not 0 <= scores.get("accuracy", 0.0) <= 100:
             raise OptionError(
                 f"--evaluate {self.name!r} returns {str(found)[:80]}: must return the accuracy in %, 0 to 100, or a "
-                "dict that has it under 'accuracy'"
+                "dict of numbers by name, with 'accuracy' or other names"
             )
         if self.passed is not None:
             self.passed(len(model.members) if isinstance(model, Ensemble) else 1)
-        return round(score, 2)
+        return scores
 
     def scored(self, model: nn.Module) -> dict[str, Any]:
-        """Return the accuracy of a model in the form of :meth:`HeldOut.scored`, without an interval."""
-        accuracy = self.accuracy(model)
-        score = {"value": round(accuracy / 100, 6), "low": None, "high": None}
-        return {"accuracy": accuracy, "scores": {"accuracy": score}, "notes": []}
+        """Return the scores of a model in the form of :meth:`HeldOut.scored`, without intervals."""
+        found = self.asked(model)
+        shown = {name: value / 100 if in_percent(name) else value for name, value in found.items()}
+        scores = {name: {"value": round(value, 6), "low": None, "high": None} for name, value in shown.items()}
+        accuracy = round(found["accuracy"], 2) if "accuracy" in found else None
+        return {"accuracy": accuracy, "scores": scores, "notes": []}
 
     def member_scores(self, ensemble: Ensemble) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         """Return every member's scores and the ensemble's."""

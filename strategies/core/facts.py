@@ -426,6 +426,12 @@ GRAM, SQUARES = "gram", "squares"
 # The scores that can head a table; of a log loss less is better.
 HEADLINES = ("accuracy", "balanced-accuracy", "macro-f1", "auroc", "log-loss")
 
+
+def in_percent(metric: str) -> bool:
+    """Return whether tables show a score in per cent: a log loss is in nats, a score of the user's own as it is."""
+    return metric in HEADLINES and metric != "log-loss"
+
+
 # The kinds that answer an example with logits, and so have an accuracy of their own; others may follow the C logits.
 PREDICTING = (CLASSIFIER, OPEN_SET, PROTOTYPES)
 # The kinds whose architectures are classifiers' with a suffix.

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import importlib
+import json
+import runpy
+import shutil
 import sys
 import tomllib
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from doc_pages import ROOT
+from typer.testing import CliRunner
 
 from fl_app.models.backbones import backbone_of
 from fl_app.node_config import read_nodes
+from server_app import cli
 from server_app.settings.build import check_before_start
 from server_app.settings.catalogue import catalogue
 from server_app.settings.read import read_settings
@@ -32,7 +38,7 @@ def here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setenv("ONESHOT_RUNS", str(tmp_path))
     yield folder
     for name in set(sys.modules) - before:
-        if name.partition(".")[0] in ("stripes", "edges"):
+        if name.partition(".")[0] in ("stripes", "edges", "segmentation"):
             del sys.modules[name]
 
 
@@ -80,3 +86,32 @@ def test_backbone_has_the_features_that_it_promises(here: Path) -> None:
     assert features.shape == (2, found.features)
     assert bool((features >= 0).all())
     check_before_start(read_settings({"method": "ridge", "features.backbone": "edges:make"}), 3)
+
+
+def test_a_model_that_is_no_classifier_is_merged_replayed_and_scored_by_its_own_metric(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copy(EXAMPLES / "segmentation.py", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ONESHOT_RUNS", str(tmp_path))
+    runpy.run_path("segmentation.py", run_name="__main__")
+    found = json.loads((tmp_path / "run/flower_result.json").read_text())["evaluate_metrics_serverapp"]["1"]["dice"]
+    assert found > 85
+
+    def replayed(method: str) -> Any:
+        own = ["--method", method, "--model", "segmentation:UNet", "--evaluate", "segmentation:dice"]
+        done = CliRunner().invoke(cli.cli, ["replay", "run", *own, "--format", "json"])
+        return done.exit_code, json.loads(done.stdout.splitlines()[-1])
+
+    status, again = replayed("ties")
+    assert (status, again["metric"], again["accuracy"], again["plots"]) == (0, "dice", None, [])
+    scores = {row["name"]: row["scores"]["dice"]["value"] for row in again["table"]}
+    assert len(scores) == 5  # three clients, the average, TIES
+    assert scores["FedAvg (one shot)"] == pytest.approx(found, abs=1e-5)
+    assert scores["TIES"] == again["scores"]["dice"]["value"] > 85
+    assert "dice" in (Path(again["run_dir"]) / "report.html").read_text()
+    status, refused = replayed("fedens")
+    assert (status, refused["error"]) == (
+        1,
+        "method 'fedens' needs num_classes and input_shape: the classes and the shape of one example",
+    )
