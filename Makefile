@@ -59,7 +59,7 @@ results: $(READY)  ## renew the pages' tables and plots from docs/results/
 	PYTHONPATH=tests/bench $(BIN)/python tests/bench/published_plot.py
 
 soak: $(READY)  ## pull plugs in a deployment on this machine; ARGS="--seed 7 --minutes 10"
-	PYTHONPATH=tests/flower $(BIN)/python tests/soak/soak.py $(ARGS)
+	PYTHONPATH=tests:tests/flower $(BIN)/python tests/soak/soak.py $(ARGS)
 
 fuzz: $(READY)  ## try malformed inputs on every reader; ARGS="--examples 5000 --seed 1"
 	PYTHONPATH=tests/unit/strategies/flower $(BIN)/python tests/fuzz $(ARGS)

@@ -46,7 +46,8 @@ def free_on(where: str) -> frozenset[str]:
 
 def _fixed(where: str, flat: Mapping[str, Scalar]) -> list[tuple[str, Scalar]]:
     """Return the settings that may not differ from those of the run before."""
-    return [(key, value) for key, value in flat.items() if key not in free_on(where) | method_keys()]
+    free = free_on(where) | method_keys()
+    return [(key, value) for key, value in flat.items() if key not in free]
 
 
 def check_adopted(settings: Settings, num_supernodes: int) -> None:

@@ -48,6 +48,13 @@ class FreshModules:
             self._models[architecture] = copy.deepcopy(module) if can_deepcopy(module) else None
         return module
 
+    def copies(self, architecture: str) -> bool:
+        """Return whether all its modules are copies of the first one, and so equal in all but what is loaded later."""
+        model = self._models.get(architecture)
+        return model is not None and all(
+            type(part).set_extra_state is nn.Module.set_extra_state for part in model.modules()
+        )
+
 
 def build_module(builder: ModelBuilder) -> nn.Module:
     """Return a module whose weights the caller overwrites; the caller's random state does not change."""

@@ -18,7 +18,7 @@ from ..core.work import work
 from ..uploads.quantization import simulate_int8
 from .calls import Call, evaluate_calls, group_calls, single_calls
 from .copies import FreshModules, build_module
-from .frozen import forget_statistics, simplify
+from .frozen import Rewriting, forget_statistics, rewriting_of
 
 if TYPE_CHECKING:
     from ..method import Job, ModelBuilder, Upload
@@ -98,7 +98,7 @@ class Ensemble(nn.Module):
             builders: Architecture -> a module with fresh weights.
             combiner: A module [M, B, C] -> [B, C].
             device: The device of the ensemble.
-            fold: Whether members may be rewritten (:func:`.frozen.simplify`); false if the caller reads their batch
+            fold: Whether members may be rewritten (:func:`.frozen.rewriting_of`); false if the caller reads their batch
                 normalisation or the names of their weights.
             precision: ``"float32"``, ``"bfloat16"`` or ``"int8"``. With int8 each member computes like its quantised
                 form (:mod:`strategies.uploads.quantization`), with the weights that clients receive; it is neither
@@ -237,6 +237,7 @@ class MemberLoader:
         self._fresh, self._device, self._fold, self._precision = FreshModules(builders), device, fold, precision
         self.members: list[nn.Module] = []
         self._kinds: list[str] = []
+        self._rewritings: dict[str, Rewriting | None] = {}
 
     def add(self, upload: Upload) -> None:
         """Load one more member.
@@ -248,7 +249,10 @@ class MemberLoader:
         if self._precision == "int8":
             simulate_int8(member, upload.ranges)
         elif self._fold:
-            member = simplify(member)
+            if not (self._fresh.copies(upload.architecture) and upload.architecture in self._rewritings):
+                self._rewritings[upload.architecture] = rewriting_of(member)  # tracing takes longer than the rest
+            rewriting = self._rewritings[upload.architecture]
+            member = member if rewriting is None else rewriting(member)
         self.members.append(member.to(self._device))
         self._kinds.append(upload.architecture)
 

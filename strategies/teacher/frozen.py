@@ -10,6 +10,7 @@ import operator
 import sys
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import partialmethod
 from typing import Any
 
@@ -100,30 +101,54 @@ _UPDATES = (
 )  # fmt: skip
 
 
-def simplify(model: nn.Module) -> nn.Module:
-    """Return an equal model that needs less time and memory, for eval mode without gradients of weights.
+@dataclass(frozen=True)
+class Rewriting:
+    """An equal but faster form of an architecture's models, which needs less memory too; see :func:`rewriting_of`.
+
+    It depends on no weight and no buffer, so it holds for every model of the architecture.
+    """
+
+    _graph: fx.Graph
+    _folded: tuple[tuple[str, str], ...]  # convolutions, and the normalisations that they take in
+
+    def __call__(self, model: nn.Module) -> fx.GraphModule:
+        """Return a model of the architecture in its faster form, set to eval mode; it may share the model's layers."""
+        faster = fx.GraphModule(model.eval(), self._graph, type(model).__name__)
+        for names in self._folded:
+            conv, norm = map(model.get_submodule, names)
+            faster.set_submodule(names[0], fuse_conv_bn_eval(conv, norm))  # type: ignore[type-var,arg-type]
+        return faster.eval()
+
+
+def rewriting_of(model: nn.Module) -> Rewriting | None:
+    """Return the faster form of a model's architecture, for eval mode without gradients of weights.
 
     - Batch normalisation is folded into the convolution before it: equal up to rounding, about 1e-6 relative.
     - ReLU moves behind the max pooling that follows it, where fewer values are left: equal bit for bit.
     - Max pooling keeps little for the backward pass: equal bit for bit.
 
     Args:
-        model: Set to eval mode; the result may share its layers.
+        model: Set to eval mode.
 
     Returns:
-        A ``torch.fx.GraphModule``; the model itself if no rewriting applies, it has hooks, or it cannot be traced.
+        None if no rewriting applies, the model has hooks, or it cannot be traced, as when a buffer's value decides
+        what it computes.
     """
     graph_module = _read(model.eval())
     if graph_module is None:
-        return model
+        return None
     folded, pools = _fold_batchnorm(graph_module), _lean_pooling(graph_module)
     if not (folded or pools):
-        return model
+        return None
     _pool_before_relu(graph_module, pools)
     _spare_image(graph_module)
-    graph_module.delete_all_unused_submodules()
-    graph_module.recompile()
-    return graph_module.eval()
+    return Rewriting(graph_module.graph, folded)
+
+
+def simplify(model: nn.Module) -> nn.Module:
+    """Return an equal model in its faster form (:func:`rewriting_of`), or the model itself where it has none."""
+    rewriting = rewriting_of(model)
+    return model if rewriting is None else rewriting(model)
 
 
 class _StandIn(fx.Proxy):
@@ -154,6 +179,8 @@ def _apply_update(update: str, left: Any, right: Any) -> Any:
 
 class _Tracer(fx.Tracer):
     """Reads a model into a graph; refuses one that switches gradients or automatic precision, which a graph loses."""
+
+    proxy_buffer_attributes = True  # code that asks for a buffer's value ends the trace: others may hold another
 
     def __init__(self) -> None:
         super().__init__()
@@ -187,12 +214,12 @@ def _read(model: nn.Module) -> fx.GraphModule | None:
     return None if made else graph_module
 
 
-def _fold_batchnorm(model: fx.GraphModule) -> bool:
-    """Fold every batch normalisation into a preceding convolution that nothing else uses; return whether one was."""
+def _fold_batchnorm(model: fx.GraphModule) -> tuple[tuple[str, str], ...]:
+    """Leave out every batch normalisation behind a convolution that nothing else uses; return the names of both."""
     calls = Counter(node.target for node in model.graph.nodes if node.op == "call_module")
     # Layers whose tensors the model also reads directly.
     opened = {node.target.rpartition(".")[0] for node in model.graph.nodes if node.op == "get_attr"}
-    found = False
+    found = []
     for node in list(model.graph.nodes):
         before = node.all_input_nodes[0] if node.all_input_nodes else node
         conv = _layer(model, before, *_NORMS)
@@ -201,12 +228,10 @@ def _fold_batchnorm(model: fx.GraphModule) -> bool:
             continue
         alone = len(before.users) == calls[before.target] == calls[node.target] == 1
         if alone and not {before.target, node.target} & opened and norm.running_var is not None and not norm.training:
-            parent, _, name = before.target.rpartition(".")
-            setattr(model.get_submodule(parent), name, fuse_conv_bn_eval(conv, norm))
             node.replace_all_uses_with(before)
             model.graph.erase_node(node)
-            found = True
-    return found
+            found.append((before.target, node.target))
+    return tuple(found)
 
 
 def _lean_pooling(model: fx.GraphModule) -> list[fx.Node]:

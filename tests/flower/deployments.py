@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+from app_copy import app_copy
 
 from server_app.launch.guard import TOKEN_KEY, guarded, members
 
@@ -77,7 +78,7 @@ class Deployment:
 
     def run(self, config: str) -> subprocess.Popen[bytes]:
         """Start the app."""
-        return self.start("operator", "flwr", "run", str(ROOT), "dep", "--stream", "-c", config)
+        return self.start("operator", "flwr", "run", str(app_copy()), "dep", "--stream", "-c", config)
 
     def until(self, condition: Callable[[], bool]) -> None:
         """Wait for something that a run does."""

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from deployments import ROOT, environment_of, free_port
+from app_copy import app_copy
+from deployments import environment_of, free_port
 
 from server_app.launch.guard import guarded
 
@@ -43,7 +44,7 @@ class Field:
     clients: int
     superlink: subprocess.Popen[bytes] | None = None
     nodes: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
-    app: Path = ROOT
+    app: Path = field(default_factory=app_copy)
     _port: int = field(default_factory=free_port)
 
     def start_superlink(self) -> None:

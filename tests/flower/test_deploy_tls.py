@@ -19,6 +19,7 @@ from typing import Any
 import hostile
 import pytest
 import torch
+from app_copy import app_copy
 from deployments import BIN, LOOPBACK, PATIENCE_S, ROOT, Federation, federation
 from safetensors.torch import save_file
 
@@ -141,12 +142,12 @@ def deploy(here: Federation, heard: set[tuple[str, str]]) -> dict[str, Any]:
     One that is killed while it sends leaves a message in pieces, for which the node waits a minute.
     """
     run_dir = here.home / "server" / "runs" / "fens"
-    here.server.call("flwr", "run", str(ROOT), "hospitals", "--run-config", f"{SETTINGS} run-dir='{run_dir}'")
+    here.server.call("flwr", "run", str(app_copy()), "hospitals", "--run-config", f"{SETTINGS} run-dir='{run_dir}'")
     here.until(
         lambda: len(lines_of(run_dir / "uploads.jsonl")) == len(CLIENTS) - 1 and lines_of(run_dir / "refusals.jsonl")
     )
     kill_server_app(here)
-    here.server.call("flwr", "run", str(ROOT), "hospitals", "--run-config", f"{SETTINGS} resume='{run_dir}'")
+    here.server.call("flwr", "run", str(app_copy()), "hospitals", "--run-config", f"{SETTINGS} resume='{run_dir}'")
 
     def finished() -> bool:
         heard.update(here.listening())

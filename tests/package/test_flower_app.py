@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import importlib
 import io
-import shutil
 import subprocess
 import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
+from app_copy import app_copy
 from flwr.cli.build import build_fab_from_files
 from flwr.cli.config_utils import load_and_validate
 from flwr.cli.utils import collect_files
@@ -25,18 +25,6 @@ PINNED = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text(
 
 
 @pytest.fixture(scope="module")
-def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The repository's files alone: Flower's walk of the tens of thousands in an environment takes seconds."""
-    folder = tmp_path_factory.mktemp("clone")
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True)
-    for name in filter(None, listed.stdout.split("\0")):
-        if (ROOT / name).is_file():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(ROOT / name, folder / name)
-    return folder
-
-
-@pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     package = tmp_path_factory.mktemp("site") / "oneshot_fl"
     package.mkdir()
@@ -45,8 +33,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("which", ["clone", "installed"])
-def test_flower_builds_and_accepts_the_app_in_its_format_1(which: str, clone: Path, installed: Path) -> None:
-    folder = clone if which == "clone" else installed
+def test_flower_builds_and_accepts_the_app_in_its_format_1(which: str, installed: Path) -> None:
+    folder = app_copy() if which == "clone" else installed
 
     fab, facts = build_fab_from_files(collect_files(folder))
     # As `flwr run` does: it looks for the apps' modules, here in a clone for those of the installed package too.
@@ -66,10 +54,10 @@ def test_flower_builds_and_accepts_the_app_in_its_format_1(which: str, clone: Pa
 
 
 @pytest.mark.parametrize("which", ["clone", "build/hub"])
-def test_flower_s_hub_takes_the_app(which: str, clone: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_flower_s_hub_takes_the_app(which: str, capsys: pytest.CaptureFixture[str]) -> None:
     if which == "build/hub":
         subprocess.run(["make", "hub"], cwd=ROOT, check=True, capture_output=True)
-    folder = clone if which == "clone" else ROOT / which
+    folder = app_copy() if which == "clone" else ROOT / which
     project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
 
     hub._validate_app_name(project["name"], "the app's name")

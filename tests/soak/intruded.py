@@ -10,7 +10,8 @@ from typing import Any
 
 import hostile
 import psutil
-from deployments import ROOT, Federation, federation
+from app_copy import app_copy
+from deployments import Federation, federation
 from test_deploy_tls import facts_of
 
 from server_app.launch.guard import members
@@ -54,7 +55,7 @@ def attack_by(here: Federation, kind: str) -> None:
 def run(here: Federation, name: str, settings: str = SETTINGS) -> tuple[dict[str, Any], int]:
     """Run to the end; return the facts that no hostile node may change, and the ServerApp's peak memory in bytes."""
     folder, peak = here.home / "server" / "runs" / name, [0]
-    here.server.call("flwr", "run", str(ROOT), "hospitals", "--run-config", f"{settings} run-dir='{folder}'")
+    here.server.call("flwr", "run", str(app_copy()), "hospitals", "--run-config", f"{settings} run-dir='{folder}'")
 
     def over() -> bool:
         peak.append(memory_of(here))

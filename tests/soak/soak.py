@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from adversary import attacked
-from plugs import ROOT, Field, plugged_in, result_of, uploads_in
+from app_copy import app_copy
+from plugs import Field, plugged_in, result_of, uploads_in
 from strikes import FAULTS, Fault, Round
 
 SETTINGS = {
@@ -51,7 +52,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--fault", default="", help="draw no others but those whose names hold this text")
     parser.add_argument("--only-adversary", action="store_true", help="pull no plugs")
     parser.add_argument("--patience", type=float, default=600.0, help="seconds that one run may take")
-    parser.add_argument("--app", type=Path, default=ROOT, help="the app's folder")
+    parser.add_argument("--app", type=Path, default=app_copy(), help="the app's folder")
     given = parser.parse_args()
     if not any(given.fault in fault.name for fault in FAULTS):
         parser.error(f"--fault is {given.fault!r}: must be a part of {', '.join(fault.name for fault in FAULTS)}")

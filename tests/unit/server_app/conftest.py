@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -16,6 +17,8 @@ from typer.testing import CliRunner
 from fl_app.data import open_split
 from fl_app.models import build
 from server_app import cli as command_line
+from server_app.compare import comparison
+from server_app.compare.cell import Cell, work
 from server_app.settings.build import build_job, held_out
 from server_app.settings.read import Settings, default_settings, read_settings
 from server_app.settings.server_data import HeldOut
@@ -142,6 +145,22 @@ def oneshot(
         return done.exit_code, json.loads(lines[-1]) if lines else {}, done.stderr
 
     return command
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, int]]:
+    """Let the cells of comparisons run in this process, and return the list of those that do."""
+    found: list[tuple[str, str, int]] = []
+
+    def here(cell: Cell, token: str, log: Callable[[str], None]) -> str:
+        found.append((cell.method, cell.run.name, cell.seed))
+        work(cell, log)
+        return ""
+
+    monkeypatch.setattr(comparison, "run_cell", here)
+    monkeypatch.setattr(comparison, "guarded", lambda: nullcontext((Path(), "")))  # there is no process to guard
+    monkeypatch.setattr(comparison, "jobs_for", lambda *_: 1)  # cells in one process take turns
+    return found
 
 
 @pytest.fixture

@@ -48,6 +48,7 @@ def test_a_method_of_every_kind_runs_to_a_finished_result(oneshot: Any, method: 
     assert result["table"]
 
 
+@pytest.mark.usefixtures("ran")
 def test_clients_of_a_finished_run_score_its_result_and_those_of_replays_in_one_exchange(
     oneshot: Any, tmp_path: Path
 ) -> None:

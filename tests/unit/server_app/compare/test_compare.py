@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,9 +21,8 @@ from typer.testing import CliRunner
 
 from fl_app.models import build
 from server_app import cli as command_line
-from server_app.compare import comparison as comparing
 from server_app.compare import comparison as running
-from server_app.compare.cell import Cell, run_cell, work
+from server_app.compare.cell import Cell, run_cell
 from server_app.compare.comparison import Comparison, compare_runs
 from server_app.compare.table import table_of
 from server_app.replay.request import ReplayRequest
@@ -37,22 +35,6 @@ from strategies.run.files import read_json, write_json
 from strategies.run.run_folder import RunFolder
 
 MakeRun = Callable[..., Path]
-
-
-@pytest.fixture
-def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, int]]:
-    """Let cells run in this process, and return the list of those that do."""
-    found: list[tuple[str, str, int]] = []
-
-    def here(cell: Cell, token: str, log: Callable[[str], None]) -> str:
-        found.append((cell.method, cell.run.name, cell.seed))
-        work(cell, log)
-        return ""
-
-    monkeypatch.setattr(running, "run_cell", here)
-    monkeypatch.setattr(running, "guarded", lambda: nullcontext((Path(), "")))  # there is no process to guard
-    monkeypatch.setattr(comparing, "jobs_for", lambda *_: 1)  # cells in one process take turns
-    return found
 
 
 @pytest.fixture
