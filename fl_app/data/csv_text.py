@@ -25,6 +25,7 @@ _UNPACK: dict[str, Callable[[bytes], bytes]] = {".gz": gzip.decompress, ".bz2": 
 PACKED = (*_UNPACK, ".zip")
 _SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 _NUMBER = re.compile(r"[+-]?\d+,\d+([eE][+-]?\d+)?")
+_POINTED_THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(\.\d{3})+")
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+")
 
 
@@ -88,12 +89,13 @@ def read_csv(data: bytes, wanted: Collection[str], *, strict: bool = True) -> Ta
     lines, skipped = list(io.StringIO(text, newline="")), 1 if said else 0
     records = _records(lines, separator, skipped)
     names = tuple(name.strip() for name in next(records, (0, 0, [""]))[2])
-    rows = list[list[str]]()
+    rows, torn = list[list[str]](), 0 if text.endswith(("\n", "\r")) else len(lines)
     for first, last, cells in records:
         where = f"row {len(rows) + 1} (line {first + skipped})"
         if len(cells) != len(names):
+            cut = ", and the file ends there without a line break, as if it were cut off" if last == torn else ""
             raise ValueError(
-                f"{where} has {len(cells)} cells: must have {len(names)}, one per column named in the head"
+                f"{where} has {len(cells)} cells{cut}: must have {len(names)}, one per column named in the head"
             )
         # A cell may have line breaks. Where every line of it is a row by itself, two stray quotes have joined rows.
         if strict and last > first and _are_rows(lines[first - 1 : last], separator, len(names)):
@@ -102,11 +104,13 @@ def read_csv(data: bytes, wanted: Collection[str], *, strict: bool = True) -> Ta
                 "by itself: must be closed in its own line"
             )
         rows.append(cells)
-    if strict and rows and len(names) > 1 and not rows[-1][-1] and not text.endswith(("\n", "\r")):
+    if strict and rows and len(names) > 1 and not rows[-1][-1] and torn:
         raise ValueError(
             f"row {len(rows)} ends in an empty cell without a line break, as if the file were cut off: must end in a "
             "line break if it is whole"
         )
+    if rows and torn and (end := rows[-1][-1].strip())[-1:].isdecimal():  # a text that is torn is no class or level
+        remarks = (*remarks, f"the last line has no line break: {end[:80]!r} lacks digits if the file was cut off")
     return Table(names, rows, separator, remarks)
 
 
@@ -118,9 +122,16 @@ def decimal_points(cells: list[str], separator: str) -> list[str]:
         separator: The character between cells; with commas there are no decimal commas.
 
     Raises:
-        ValueError: They may have commas between thousands, or have points too.
+        ValueError: They may have commas or points between thousands, or have both.
     """
     commas = [cell for cell in cells if "," in cell]
+    points = [cell.strip() for cell in cells if "." in cell]
+    # Programs that divide cells by semicolons write decimal commas, and may put points between thousands.
+    if separator == ";" and not commas and points and all(map(_POINTED_THOUSANDS.fullmatch, points)):
+        raise ValueError(
+            f"{points[0][:80]!r}: may be thousands or a decimal point, as cells are divided by semicolons: must be "
+            "written without a mark between thousands, or in a file whose cells are divided by commas"
+        )
     if separator == "," or not commas:
         return cells
     if odd := next((cell for cell in commas if not _NUMBER.fullmatch(cell.strip())), None):

@@ -8,6 +8,8 @@ from __future__ import annotations
 import functools
 import struct
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from logging import WARNING
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +17,7 @@ import torch
 from PIL import Image, ImageOps
 
 from strategies.core.errors import DataError, shorten_list
-from strategies.core.scan import LOG, is_hidden, scan
+from strategies.core.scan import LOG, Scan, is_hidden, log_once, scan
 
 from .files import composed
 from .preprocessing import resize
@@ -65,6 +67,7 @@ def open_images(
                 f"'data.classes', {', '.join(classes)}"
             )
     else:
+        _refuse_alike(folder)
         _check_layout(root, split)
     names = classes or tuple(sorted(classes_in(folder)))
     labels, read = open_classes(folder, image_size, names, lacking=bool(classes))
@@ -91,7 +94,8 @@ def open_classes(
     own = classes_in(folder)
     numbers = {own.get(name, name): number for number, name in enumerate(classes)}
     found = scan(folder, lambda path: path.parent != folder and _is_image(path), deep=True)
-    of_class = [path.relative_to(folder).parts[0] for path in found.taken]
+    found = _without_links(found)
+    of_class = [_class_of(path, folder) for path in found.taken]
     empty = sorted(numbers.keys() - set(of_class))
     left = f"; left out are {found.left_out}" if found.left_out else ""
     if not found.taken:
@@ -105,6 +109,46 @@ def open_classes(
     order = sorted(range(len(of_class)), key=of_class.__getitem__)
     labels = torch.tensor([numbers[of_class[k]] for k in order])
     return labels, reader([str(found.taken[k]) for k in order], image_size)
+
+
+def _class_of(path: Path, folder: Path) -> str:
+    return path.relative_to(folder).parts[0]
+
+
+def _without_links(found: Scan) -> Scan:
+    """Return the images without those that are links to others of their class, which would count twice.
+
+    Raises:
+        DataError: One file is in two classes.
+    """
+    firsts, taken, links = dict[tuple[int, int], Path](), list[Path](), list[Path]()
+    for path in found.taken:
+        status = path.stat()
+        first = firsts.setdefault((status.st_dev, status.st_ino), path)
+        if _class_of(first, found.folder) != _class_of(path, found.folder):
+            raise DataError(f"{first} and {path} are one file: must be in one class, for an image has one label")
+        (taken if first is path else links).append(path)
+    if links:
+        log_once(
+            WARNING,
+            f"{found.folder}: {len(links)} links to other images of their class are left out, such as {links[0]}",
+        )
+    return replace(found, taken=tuple(taken))
+
+
+def _refuse_alike(folder: Path) -> None:
+    """Refuse class folders whose names differ in case or in spaces around them alone.
+
+    Raises:
+        DataError: Names both.
+    """
+    seen = dict[str, str]()
+    for name in sorted(classes_in(folder)):
+        if (other := seen.setdefault(name.strip().casefold(), name)) != name:
+            raise DataError(
+                f"folder {folder} under data.root has class folders {other!r} and {name!r}, whose names differ in case "
+                "or spaces alone: must be one folder, or both be named in 'data.classes'"
+            )
 
 
 def _is_image(file: Path) -> bool:
@@ -188,10 +232,15 @@ def classes_in(folder: Path) -> dict[str, str]:
     """Return the composed name of each folder in a folder -> its own name, without hidden ones and those of tools.
 
     Raises:
-        DataError: Two names are one as composed names.
+        DataError: Two names are one as composed names, or two folders are one by a link.
     """
     names = [entry.name for entry in folder.iterdir() if entry.is_dir() and not is_hidden(entry.name)]
     found = {composed(name): name for name in names}
+    places = dict[tuple[int, int], str]()
+    for name in sorted(names):
+        status = (folder / name).stat()
+        if (other := places.setdefault((status.st_dev, status.st_ino), name)) != name:
+            raise DataError(f"{folder / other} and {folder / name} are one folder, by a link: must be one class")
     if len(found) < len(names):
         twice = next(name for name in names if found[composed(name)] != name)
         raise DataError(f"folder {folder} under data.root has two folders of the name {composed(twice)}: must have one")

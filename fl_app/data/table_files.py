@@ -234,9 +234,9 @@ def encoded(frame: pd.DataFrame, schema: Schema, file: Path) -> torch.Tensor:
     import pandas as pd
 
     separator = frame.attrs.get("separator", ",")
-    parts = [_features(_column_of(frame, column.name, file), column, file, separator) for column in schema.columns]
     if separator != ",":
         _refuse_two_decimals(frame, schema, file)
+    parts = [_features(_column_of(frame, column.name, file), column, file, separator) for column in schema.columns]
     rows = pd.concat(parts, axis="columns").to_numpy("float32", copy=True)  # a view of pandas is read-only
     return torch.from_numpy(rows)[:, :, None, None]
 
@@ -248,7 +248,7 @@ def _refuse_two_decimals(frame: pd.DataFrame, schema: Schema, file: Path) -> Non
     for name in numbers:
         cells = _column_of(frame, name, file).dropna().astype(str)
         marked |= {mark: name for mark in marked if cells.str.contains(mark, regex=False).any()}
-    if marked[","] and marked["."]:
+    if marked[","] and marked["."] and marked[","] != marked["."]:  # of one column its own check says more
         raise DataError(
             f"{file} has numbers with a comma in column {marked[',']!r} and with a point in column {marked['.']!r}: "
             "must have points or decimal commas, not both, and nothing between thousands"

@@ -46,7 +46,10 @@ def test_the_form_of_a_file_is_recognised(data: bytes) -> None:
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ("age,sugar,outcome\n40,1,ill\n50,2", r"row 2 \(line 3\) has 2 cells: must have 3"),
+        (
+            "age,sugar,outcome\n40,1,ill\n50,2",
+            r"row 2 \(line 3\) has 2 cells, and the file ends there without .* cut off: must have 3",
+        ),
         ("age,sugar,outcome\n40,1\n50,2,ill\n", r"row 1 \(line 2\) has 2 cells"),
         ("age,sugar,outcome\n40,1,ill,9\n", r"row 1 \(line 2\) has 4 cells"),
         ("age,outcome,sugar\n40,ill,1\n50,ill,", "row 2 ends in an empty cell without a line break, as if .* cut off"),
@@ -65,6 +68,13 @@ def test_a_damaged_row_is_an_error_and_never_repaired(text: str, fault: str) -> 
         read_csv(text.encode(), WANTED)
 
 
+@pytest.mark.parametrize(("end", "said"), [("7", True), ("7.25", True), ("7\n", False), ("ill", False)])
+def test_a_last_number_that_may_be_torn_is_said(end: str, said: bool) -> None:
+    table = read_csv(f"age,outcome,sugar\n40,ill,1\n50,ill,{end}".encode(), WANTED)
+    assert table.rows[-1][-1] == end.strip()
+    assert any(repr(end) in remark and "cut off" in remark for remark in table.remarks) == said
+
+
 def test_another_encoding_is_named_with_its_line() -> None:
     with pytest.raises(ValueError, match=r"line 3 is no UTF-8 \(byte 0xe4\): must be saved as UTF-8"):
         read_csv("age,sugar,outcome\n40,1,ill\n50,2,krank ä\n".encode("latin-1"), WANTED)
@@ -81,6 +91,9 @@ def test_a_cell_may_have_line_breaks_and_quotes() -> None:
         (["1,5", "-2,25e3", "7"], ";", ["1.5", "-2.25e3", "7"]),
         (["1,234"], ";", ["1.234"]),
         (["1.5", "2"], ";", ["1.5", "2"]),
+        (["1.500", "0.250"], ";", ["1.500", "0.250"]),
+        (["1.500", "2.500"], ",", ["1.500", "2.500"]),
+        (["1.500", "2.500"], "\t", ["1.500", "2.500"]),
         (["1,5", "2"], "\t", ["1.5", "2"]),
         (["1,5"], ",", ["1,5"]),  # which is no number, as the column says
     ],
@@ -91,7 +104,15 @@ def test_decimal_commas(cells: list[str], separator: str, found: list[str]) -> N
 
 @pytest.mark.parametrize(
     ("cells", "separator"),
-    [(["1.234,5"], ";"), (["1,5", "2.5"], ";"), (["1,234", "12,345,678"], "\t"), (["1,234"], "\t"), (["a,b"], ";")],
+    [
+        (["1.234,5"], ";"),
+        (["1,5", "2.5"], ";"),
+        (["1,234", "12,345,678"], "\t"),
+        (["1,234"], "\t"),
+        (["a,b"], ";"),
+        (["1.500"], ";"),
+        (["900", "-12.345.678"], ";"),
+    ],
 )
 def test_commas_that_may_mean_two_things_are_refused(cells: list[str], separator: str) -> None:
     with pytest.raises(ValueError, match=r"^'.*must "):

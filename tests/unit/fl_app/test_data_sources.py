@@ -19,6 +19,7 @@ from whole_sets import load
 
 from fl_app.data import GROUPS, SOURCES, open_data, open_facts, open_split
 from fl_app.data.config import DataConfig
+from fl_app.data.folders import open_images
 from fl_app.data.preprocessing import resize
 from fl_app.data.sources import open_folders
 from strategies.core.errors import DataError, OptionError
@@ -311,3 +312,27 @@ def test_a_server_without_examples_knows_what_all_parties_share(images: Path, da
     assert (len(bare.labels), bare.take().images.shape) == (0, (0, *train.input_shape))
     assert (bare.agreement, bare.classes, bare.num_classes) == (train.agreement, train.classes, train.num_classes)
     assert (bare.normalization, bare.augmentation) == (train.normalization, train.augmentation)
+
+
+def test_links_between_images_and_class_folders_alike_are_never_counted_twice(
+    images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr("strategies.core.scan.LOG.log", lambda level, form, line: lines.append(form % line))
+    cat, ant = images / "train" / "cat", images / "train" / "ant"
+    (cat / "link.png").symlink_to(cat / "a.png")
+    (cat / "hard.png").hardlink_to(cat / "b.png")
+    assert open_folders(images, "train", 8).labels.tolist() == [0, 0, 0, 1, 1, 1]
+    assert any("2 links to other images of their class are left out" in line for line in lines)
+    (link := ant / "z.png").symlink_to(cat / "a.png")
+    with pytest.raises(DataError, match=r"are one file: must be in one class"):
+        open_folders(images, "train", 8)
+    link.unlink()
+    for name in ("Cat", "cat "):
+        (images / "train" / name).mkdir()
+        with pytest.raises(DataError, match="whose names differ in case or spaces alone"):
+            open_images(images, "train", 8)
+        (images / "train" / name).rmdir()
+    (images / "train" / "feline").symlink_to(cat, target_is_directory=True)
+    with pytest.raises(DataError, match="are one folder, by a link: must be one class"):
+        open_images(images, "train", 8, ("ant", "cat", "feline"))
