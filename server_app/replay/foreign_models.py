@@ -77,7 +77,8 @@ def check_models(
             with _naming(text):
                 _check_model(name, job, stored.get(name))
                 if name in answering:
-                    check_student(replace(job, student=name), trained=trained and name == job.student)
+                    trains = trained and name == job.student
+                    check_student(replace(job, student=name), trained=trains, trained_by_clients=name in stored)
 
 
 def answering_of(method: Choice, student: str, stored: Collection[str]) -> set[str]:

@@ -531,7 +531,7 @@ def merge(
     if began is not None or adapters:  # adapters without a start began at the base
         given |= {"start": began, "clients_seed": given.get("seed", 0)}
     job = Job(uploads, copies.builders, num_classes=num_classes, input_shape=input_shape, **given)
-    job = _checked(job, chosen)
+    job = _checked(job, chosen, copied=model is None)
     notes += [
         f"model {name!r} {build.form}" for name, build in job.builders.items() if isinstance(build, FormedBuilder)
     ]
@@ -565,8 +565,14 @@ def _compare_classes(named: Mapping[str, Trained]) -> list[str]:
     return unnamed_note(unnamed, len(named))
 
 
-def _checked(job: Job, method: Method) -> Job:
-    """Return the job with its models as plain classifiers, each of which has been tried."""
+def _checked(job: Job, method: Method, *, copied: bool) -> Job:
+    """Return the job with its models as plain classifiers, each of which has been tried.
+
+    Args:
+        job: The job.
+        method: Its method.
+        copied: Whether the models are copies of the trained modules, with the buffers that no state_dict has.
+    """
     # Where the result is an ensemble of other models than classifiers, no student is built.
     if not job.num_classes or kind_of(job.student) != CLASSIFIER:
         return job
@@ -574,10 +580,10 @@ def _checked(job: Job, method: Method) -> Job:
         return job
     if method.uploads == CLASSIFIER:
         job = replace(job, builders=formed_builders(job))
-    check_student(job, trained=method.kind == "student")
+    check_student(job, trained=method.kind == "student", trained_by_clients=not copied)
     for name in sorted({upload.architecture for upload in job.uploads} - {job.student}):
         if kind_of(name) == CLASSIFIER:
-            check_student(replace(job, student=name), trained=False)
+            check_student(replace(job, student=name), trained=False, trained_by_clients=not copied)
     return job
 
 

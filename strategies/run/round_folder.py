@@ -93,6 +93,10 @@ class RoundFolder:
         """
         return self._uploads.uploads()
 
+    def unlisted(self) -> tuple[str, ...]:
+        """Return the names of stored files that the index does not have, which count as not accepted."""
+        return self._uploads.unlisted()
+
     def one_of_each(self) -> tuple[Upload, ...]:
         """Return an accepted upload of each architecture; its file is checked when it is read, and no other is."""
         return self._uploads.one_of_each()

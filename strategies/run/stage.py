@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ..compute.threads import follow_threads
 from ..core.durable import store_errors
-from ..core.errors import OneShotError, OptionError, StoreError, blaming
+from ..core.errors import OneShotError, OptionError, StoreError, blaming, shorten_list
 from ..core.facts import CLASSIFIER, Agreed, kind_of, weights_alone
 from ..core.names import match_names
 from ..core.stage_options import NONE, RIDGE
@@ -406,6 +406,9 @@ def replay(  # noqa: PLR0913  what a replay needs
     """
     with RunFolder.open(source, write=False) as run:
         uploads, held = usable_uploads(last_round(run)), last_round(run).path
+        if unlisted := last_round(run).unlisted():
+            names = shorten_list(unlisted)
+            log(f"{held / 'uploads'}: left out are {names}, which uploads.jsonl does not list as accepted")
         if run.info.get("method") == method.name:
             job = follow_threads(job, run.outcome() or {})
         job = with_start(method, job, run)

@@ -181,6 +181,17 @@ class UploadStore:
             verify(self._file(record.client), record.sha256, f"upload of client {record.client!r}")
         return tuple(self._upload(record) for record in records)
 
+    def unlisted(self) -> tuple[str, ...]:
+        """Return the names of stored files that the index does not have, which count as not accepted.
+
+        Raises:
+            StoreError: The index is damaged, or the folder cannot be read.
+        """
+        listed = {self._file(record.client).name for record in self.records()}
+        with store_errors(self.path):
+            found = sorted(path.name for path in (self.path / "uploads").glob("*.safetensors"))
+        return tuple(name for name in found if name not in listed)
+
     def one_of_each(self) -> tuple[Upload, ...]:
         """Return an accepted upload of each architecture; its file is checked when it is read, and no other is."""
         return tuple(map(self._upload, {record.facts.architecture: record for record in self.records()}.values()))

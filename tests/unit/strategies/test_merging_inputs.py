@@ -203,3 +203,26 @@ def test_models_that_name_other_classes_or_another_order_are_not_merged(tmp_path
     lines = list[str]()
     merge(tmp_path, method, model=net, log=lines.append, **SHAPE)
     assert "b name no classes: taken to be those of the others, in their order" in lines
+
+
+class Counted(nn.Module):
+    """Shifts by what training has seen, which its state_dict lacks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(64, 4)
+        self.register_buffer("seen", torch.zeros(64), persistent=False)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.seen += images.flatten(1).mean(0)
+        return self.head(images.flatten(1) - self.seen)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("method", ["fedens", "label-count-ensemble"])
+def test_a_buffer_that_training_changes_and_no_state_dict_has_is_refused(method: str) -> None:
+    states = [Counted().state_dict() for _ in range(2)]
+    counts = [[1, 1, 1, 1]] * 2
+    with pytest.raises(OptionError, match="buffer 'seen', which changes in training, and its state_dict lacks it"):
+        merge(states, method, model=Counted, label_counts=counts, **SHAPE)
+    assert merge([Counted(), Counted()], method, label_counts=counts, log=lambda _: None, **SHAPE).ensemble is not None

@@ -153,10 +153,12 @@ def test_a_model_that_is_wrapped_takes_the_uploads_of_the_bare_one(run: Path, me
             state = nn.Sequential(nn.Flatten(), nn.Linear(16, 3)).state_dict()
             folder.round(1).accept(UploadFacts(f"d{number}", "model", 5, (1, 2, 2)), state)
     lines, settings = list[str](), {"tally.epochs": 1} if method == "tally" else {}
+    (run / "uploads" / "lost.safetensors").write_bytes((run / "uploads" / "d0.safetensors").read_bytes())
     results = [
         replay_run(ReplayRequest(run, method, settings, model=f"their_nets:{name}"), log=lines.append)
         for name in ("net", model)
     ]
     assert any("names" in line and "d1" in line for line in lines)
+    assert any("left out are lost.safetensors, which uploads.jsonl does not list" in line for line in lines)
     bare, wrapped = (load_file(next(Path(found["run_dir"]).glob("**/*.safetensors"))) for found in results)
     assert [value.tolist() for value in bare.values()] == [value.tolist() for value in wrapped.values()]
