@@ -5,13 +5,17 @@ from __future__ import annotations
 import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from server_app.report.tables import Table
 from strategies.core.durable import atomic_write
 from strategies.core.errors import StoreError
 from strategies.core.places import expand_user
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 # The template of a page; a Python file, because Flower's bundle of an app carries no HTML.
 
@@ -214,10 +218,14 @@ def write_page(path: Path, page: Page) -> None:
     Raises:
         StoreError: The disk refuses.
     """
+    atomic_write(path, _template().render(page=page).encode())
+
+
+@cache
+def _template() -> Template:
     from jinja2 import Environment  # torch needs it, a run without a page does not
 
-    html = Environment(autoescape=True).from_string(TEMPLATE).render(page=page)
-    atomic_write(path, html.encode())
+    return Environment(autoescape=True).from_string(TEMPLATE)
 
 
 def report_folder(out: Path | None, facts: str) -> Path | None:

@@ -6,12 +6,13 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import typer.testing
 from typer.testing import CliRunner
 
 from fl_app.data import open_split
@@ -116,6 +117,14 @@ def _blank(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
     if request.node.get_closest_marker("plots") is None:
         monkeypatch.setattr("matplotlib.figure.Figure", lambda **_: Blank())
         monkeypatch.setattr("matplotlib.backends.backend_agg.FigureCanvasAgg", lambda _: None)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_command() -> Iterator[None]:
+    """Make the command once: it takes as long as many of its answers."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("typer.testing._get_command", cache(typer.testing._get_command))
+        yield
 
 
 @pytest.fixture
