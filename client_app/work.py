@@ -40,7 +40,7 @@ from strategies.client.holdout import held_out, split_test
 from strategies.client.measures import MOST, calibrate, fisher_diagonal, gram_matrices
 from strategies.core import refusals
 from strategies.core.checkpoints import read_checkpoint, read_classes
-from strategies.core.errors import UploadError
+from strategies.core.errors import UploadError, shorten_list
 from strategies.core.facts import (
     CLASSIFIER,
     STATISTICS,
@@ -129,7 +129,10 @@ def load_examples(config: AppConfig, node: Node, request: TrainRequest) -> Local
     )
     test, positions = positions[torch.from_numpy(tested)], positions[torch.from_numpy(kept)]
     labels = split.labels[positions].numpy() if request.per_class else None
-    parts = held_out(len(positions), client=node.client, seed=request.seed, share=request.holdout, labels=labels)
+    groups = None if split.groups is None else split.groups[positions].numpy()
+    parts = held_out(
+        len(positions), client=node.client, seed=request.seed, share=request.holdout, labels=labels, groups=groups
+    )
     train, held = (positions[torch.from_numpy(part)] for part in parts)
     return LocalExamples(split, train, held, test)
 
@@ -151,6 +154,20 @@ def _check_expected(expected: Agreement, own: Agreement, node: Node, *, shows: b
         if not shows:  # the names of a node's own class folders would tell which classes it has
             agreed.check(own.without_words())
         raise
+
+
+def copies_in(own: LocalExamples, data: ImageData) -> list[int]:
+    """Return the positions of the test examples whose bytes are those of a training example.
+
+    Args:
+        own: The client's examples.
+        data: Its decoded training examples.
+    """
+    if not len(own.test):
+        return []
+    trained = {row.numpy().tobytes() for row in data.images}
+    tested = zip(own.test.tolist(), own.split.take(own.test).images, strict=True)
+    return [position for position, row in tested if row.numpy().tobytes() in trained]
 
 
 def _read(policy: NodePolicy, what: str, read: Read, positions: torch.Tensor) -> torch.Tensor:
@@ -252,7 +269,14 @@ def _train_as(node: Node, config: AppConfig, request: TrainRequest, start: State
     if _sends_sums(node, request):
         check_enough(len(own.train), config.features.min_examples, node.client)
     split, classes = own.split, own.split.num_classes
-    data = poison(split.take(own.train), config.attack, client=node.client, num_classes=classes, seed=request.seed)
+    data = split.take(own.train)
+    if copies := copies_in(own, data):
+        named = shorten_list([split.files[k] if split.files else f"row {k + 1}" for k in copies])
+        LOG.warning(
+            "%s: %d of %d test examples are equal to a training example, so their scores say nothing of new ones: %s",
+            node.client, len(copies), len(own.test), named,
+        )  # fmt: skip
+    data = poison(data, config.attack, client=node.client, num_classes=classes, seed=request.seed)
     model, last, epsilon = _build_untrained(config, node, request, split), NO_METRICS, None
     training = Training(
         data,

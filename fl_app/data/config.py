@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from strategies.core.errors import OptionError
@@ -62,6 +63,10 @@ class DataConfig(PartitionSpec):
     client: str = option(
         "", "csv, parquet: column that names the client of a row; empty: a file per client, or one client"
     )
+    group: str = option(
+        "", "what belongs together, such as a patient's examples, which no share of a client's examples cuts: csv, "
+        "parquet: a column; imagefolder: a regular expression with one group, for a file's path below its class",
+    )  # fmt: skip
     schema_sha256: str = option("", "csv, parquet: sha256 of the schema that all clients must have; empty: any")
 
     def __post_init__(self) -> None:
@@ -77,6 +82,7 @@ class DataConfig(PartitionSpec):
         self._check_classes()
         self._check_proxy()
         self._check_tables()
+        self._check_group()
 
     @property
     def own(self) -> bool:
@@ -114,6 +120,26 @@ class DataConfig(PartitionSpec):
         if self.classes and (not 2 <= len(names) <= MOST_CLASSES or len(set(names)) < len(names)):
             raise OptionError(
                 f"setting 'data.classes' is {self.classes[:200]!r}: must be 2 to {MOST_CLASSES} different names"
+            )
+
+    def _check_group(self) -> None:
+        if not self.group or self.tables:
+            return
+        if self.name != "imagefolder":
+            forms = ", ".join(map(repr, (*TABLE_FORMS, "imagefolder")))
+            raise OptionError(
+                f"setting 'data.group' is {self.group!r}: must be '' unless 'data.name' is one of {forms}"
+            )
+        try:
+            groups = re.compile(self.group).groups
+        except re.error as error:
+            raise OptionError(
+                f"setting 'data.group' is {self.group!r}: must be a regular expression, but {error}"
+            ) from error
+        if groups != 1:
+            raise OptionError(
+                f"setting 'data.group' is {self.group!r}, which has {groups} groups in parentheses: must have one, "
+                "such as '(.+)_' for the part of a name before the last underscore"
             )
 
     def _check_tables(self) -> None:

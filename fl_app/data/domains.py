@@ -153,7 +153,7 @@ def _classes(folder: Path, wanted: tuple[str, ...], size: int, *, get: str) -> t
             f"folder {folder} under data.root has the wrong classes (missing or unexpected: {wrong}): must be "
             f"{', '.join(wanted)}"
         )
-    return open_classes(folder, size, sorted(wanted))
+    return open_classes(folder, size, sorted(wanted))[:2]
 
 
 def _listed(listed: Path, folder: Path, size: int) -> tuple[torch.Tensor, Read]:

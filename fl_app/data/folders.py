@@ -6,6 +6,7 @@ The set is ``<root>/train/<class>/*`` and ``<root>/test/<class>/*``.
 from __future__ import annotations
 
 import functools
+import re
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -37,7 +38,7 @@ SPLITS = ("train", "test")
 
 def open_images(
     root: Path, split: str, image_size: int, classes: Sequence[str] = ()
-) -> tuple[torch.Tensor, tuple[str, ...], Read]:
+) -> tuple[torch.Tensor, tuple[str, ...], Read, list[str]]:
     """Find the images of one half; reading decodes them as RGB and stretches them to squares.
 
     Args:
@@ -48,7 +49,8 @@ def open_images(
             folders' own, in the order of their names.
 
     Returns:
-        The labels, int64 [N], the names of the classes, and a function positions [B] -> uint8 [B, 3, size, size].
+        The labels, int64 [N], the names of the classes, a function positions [B] -> uint8 [B, 3, size, size], and the
+        files below the folders of their classes [N].
 
     Raises:
         DataError: The layout is wrong, a class is not in both halves or not among the named ones, or one has no images.
@@ -70,13 +72,29 @@ def open_images(
         _refuse_alike(folder)
         _check_layout(root, split)
     names = classes or tuple(sorted(classes_in(folder)))
-    labels, read = open_classes(folder, image_size, names, lacking=bool(classes))
-    return labels, names, read
+    labels, read, files = open_classes(folder, image_size, names, lacking=bool(classes))
+    return labels, names, read, files
+
+
+def groups_of(files: Sequence[str], pattern: str) -> torch.Tensor:
+    """Return the number of each file's group, int64 [N]: of what the group of a regular expression finds in its name.
+
+    Raises:
+        DataError: The expression does not fit a file's name.
+    """
+    found = [re.search(pattern, file) for file in files]
+    if strange := [file for file, match in zip(files, found, strict=True) if match is None or match[1] is None]:
+        raise DataError(
+            f"setting 'data.group' is {pattern!r}, which does not fit {shorten_list(strange)}: must find the group, "
+            "such as the patient, in each file's path below the folder of its class"
+        )
+    names = [match[1] for match in found if match is not None]
+    return torch.from_numpy(np.unique(names, return_inverse=True)[1])
 
 
 def open_classes(
     folder: Path, image_size: int, classes: Sequence[str], *, lacking: bool = False
-) -> tuple[torch.Tensor, Read]:
+) -> tuple[torch.Tensor, Read, list[str]]:
     """Find the images of a folder of classes.
 
     Args:
@@ -86,7 +104,7 @@ def open_classes(
         lacking: Whether a class may have no images, and no folder.
 
     Returns:
-        The labels, int64 [N], and a function as in :func:`reader`.
+        The labels, int64 [N], a function as in :func:`reader`, and the files below the folders of their classes [N].
 
     Raises:
         DataError: The folder has no image, or a class that must have some has none.
@@ -108,7 +126,9 @@ def open_classes(
     found.report(f"images of {len(set(of_class))} classes")
     order = sorted(range(len(of_class)), key=of_class.__getitem__)
     labels = torch.tensor([numbers[of_class[k]] for k in order])
-    return labels, reader([str(found.taken[k]) for k in order], image_size)
+    files = [found.taken[k] for k in order]
+    below = [Path(*file.relative_to(folder).parts[1:]).as_posix() for file in files]
+    return labels, reader([str(file) for file in files], image_size), below
 
 
 def _class_of(path: Path, folder: Path) -> str:

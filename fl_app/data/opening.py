@@ -181,16 +181,19 @@ def open_data(data: DataConfig, half: str, *, root: str | None = None, download:
     if data.tables:
         folder = data_root(place)
         schema = schema_of(folder, label=data.label, sha256=data.schema_sha256)
-        found = open_tables(folder, half, form=data.name, label=data.label, client=data.client, schema=schema)
+        found = open_tables(
+            folder, half, form=data.name, label=data.label, client=data.client, group=data.group, schema=schema
+        )
         opened = unchanged(
             found.labels, found.rows.__getitem__, num_classes=len(schema.classes), shape=(schema.features, 1, 1)
         )
         columns = tuple(column.words for column in schema.columns)
         return replace(
-            opened, domains=found.holders, by_client=found.by_client, classes=schema.classes, columns=columns
-        )
-    if data.classes:
-        return open_folders(data_root(place), half, data.image_size, listed(data.classes))
+            opened, domains=found.holders, by_client=found.by_client, groups=found.groups, classes=schema.classes,
+            columns=columns,
+        )  # fmt: skip
+    if data.name == "imagefolder":
+        return open_folders(data_root(place), half, data.image_size, listed(data.classes), data.group)
     return open_split(
         data.name,
         half,

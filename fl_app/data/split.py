@@ -51,6 +51,7 @@ class Split:
         classes: The names of the classes, in the order of their numbers; empty where numbers are their names.
         columns: How each column of a table becomes features, one text per column; empty for other examples.
         groups: The group of each example, such as its patient, int64 [N]; None if each example is its own.
+        files: The name of each example's file [N]; empty where examples have none of their own.
         named: Whether the classes are known to all parties by name or number; not those of a user's own code.
     """
 
@@ -65,6 +66,7 @@ class Split:
     by_client: bool = False
     groups: torch.Tensor | None = None
     classes: tuple[str, ...] = ()
+    files: Sequence[str] = ()
     columns: tuple[str, ...] = ()
     named: bool = True
 

@@ -173,15 +173,19 @@ class TableHalf(NamedTuple):
         rows: float32 [N, F, 1, 1].
         holders: The client of each training row, int64 [N], by the order of the clients' names; zeros of the test half.
         by_client: Whether the files say which client holds which row.
+        groups: The group of each training row, int64 [N]; None if each row is its own.
     """
 
     labels: torch.Tensor
     rows: torch.Tensor
     holders: torch.Tensor
     by_client: bool
+    groups: torch.Tensor | None = None
 
 
-def open_tables(folder: Path, split: str, *, form: str, label: str, client: str = "", schema: Schema) -> TableHalf:
+def open_tables(
+    folder: Path, split: str, *, form: str, label: str, client: str = "", group: str = "", schema: Schema
+) -> TableHalf:
     """Open one half of the tables.
 
     Args:
@@ -190,6 +194,7 @@ def open_tables(folder: Path, split: str, *, form: str, label: str, client: str 
         form: One of :data:`TABLE_FORMS`.
         label: The column of the classes.
         client: The column that names each training row's client; empty for a file per client, or one client.
+        group: The column that names each training row's group, such as its patient; empty: each row is its own.
         schema: The agreed schema.
 
     Raises:
@@ -207,10 +212,13 @@ def open_tables(folder: Path, split: str, *, form: str, label: str, client: str 
     labels = torch.cat([_labels(frame, label, schema, file) for frame, file in zip(frames, files, strict=True)])
     rows = torch.cat([encoded(frame, schema, file) for frame, file in zip(frames, files, strict=True)])
     if client and split == "train":
-        holders = _codes(frames[0], client, files[0])
+        holders = _codes(frames[0], client, files[0], "client")
     else:
         holders = torch.repeat_interleave(torch.tensor([len(frame) for frame in frames]))
-    return TableHalf(labels, rows, holders, by_client)
+    groups = None
+    if group and split == "train":
+        groups = torch.cat([_codes(frame, group, file, "group") for frame, file in zip(frames, files, strict=True)])
+    return TableHalf(labels, rows, holders, by_client, groups)
 
 
 def schema_of(folder: Path, *, label: str, sha256: str = "") -> Schema:
@@ -295,13 +303,13 @@ def _labels(frame: pd.DataFrame, label: str, schema: Schema, file: Path) -> torc
     return torch.from_numpy(codes.astype("int64"))
 
 
-def _codes(frame: pd.DataFrame, client: str, file: Path) -> torch.Tensor:
-    """Return the number of each row's client, by the order of the names."""
+def _codes(frame: pd.DataFrame, column: str, file: Path, what: str) -> torch.Tensor:
+    """Return the number of each row's client or group, by the order of the names."""
     import pandas as pd
 
-    names = _column_of(frame, client, file)
+    names = _column_of(frame, column, file)
     if names.isna().any():
-        raise DataError(f"{_place(names.isna(), client, file)} no value: must name the client of the row")
+        raise DataError(f"{_place(names.isna(), column, file)} no value: must name the {what} of the row")
     return torch.from_numpy(pd.Categorical(names).codes.astype("int64"))
 
 

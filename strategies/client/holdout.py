@@ -41,6 +41,7 @@ def held_out(
     seed: int,
     share: float = 0.1,
     labels: npt.NDArray[np.integer] | None = None,
+    groups: npt.NDArray[np.integer] | None = None,
 ) -> tuple[Positions, Positions]:
     """Divide a client's examples: positions to train on, and positions to hold out; both ascending.
 
@@ -50,16 +51,29 @@ def held_out(
         seed: The run's seed.
         share: Share of the examples to hold out, in [0, 1): ``int(share * n)`` examples.
         labels: The class of each example [n], to hold out the share of every class; None: of all examples together.
+        groups: The group of each example [n], which is never cut: then the share is one of groups, each of the class of
+            its first example. None if each is its own.
 
     Raises:
         OptionError: The share is out of range.
     """
     if not 0.0 <= share < 1.0:
         raise OptionError(f"the share of examples to keep is {share}: must be a number from 0, below 1")
-    order = np.random.default_rng(derive_seed(seed, "holdout", client)).permutation(count)
-    groups = [order] if labels is None else [order[labels[order] == kind] for kind in np.unique(labels)]
-    kept = np.concatenate([group[: int(share * len(group))] for group in groups]) if count else order
-    return np.setdiff1d(order, kept), np.sort(kept)
+    units, kinds = _units(np.zeros(count, np.int64) if labels is None else labels, groups)
+    order = np.random.default_rng(derive_seed(seed, "holdout", client)).permutation(len(kinds))
+    chosen = np.zeros(len(kinds), bool)
+    for kind in np.unique(kinds):
+        own = order[kinds[order] == kind]
+        chosen[own[: int(share * len(own))]] = True
+    return np.flatnonzero(~chosen[units]), np.flatnonzero(chosen[units])
+
+
+def _units(labels: npt.NDArray[np.integer], groups: npt.NDArray[np.integer] | None) -> tuple[Positions, Positions]:
+    """Return the number of each example's group [n], and the class of each group's first example."""
+    units = np.arange(len(labels)) if groups is None else np.unique(groups, return_inverse=True)[1]
+    kinds = np.empty(int(units.max(initial=-1)) + 1, np.int64)
+    kinds[units[::-1]] = labels[::-1]
+    return units, kinds
 
 
 def split_test(
@@ -86,12 +100,9 @@ def split_test(
     everything = np.arange(len(labels))
     if not share or not len(labels):
         return everything, everything[:0]
-    units = everything if groups is None else np.unique(groups, return_inverse=True)[1]
-    count = int(units.max()) + 1
-    kinds = np.empty(count, np.int64)  # a group counts by the class of its first example
-    kinds[units[::-1]] = labels[::-1]
-    order = np.random.default_rng(derive_seed(0, "test", client)).permutation(count)
-    chosen = np.zeros(count, bool)
+    units, kinds = _units(labels, groups)
+    order = np.random.default_rng(derive_seed(0, "test", client)).permutation(len(kinds))
+    chosen = np.zeros(len(kinds), bool)
     for kind in np.unique(kinds):
         own = order[kinds[order] == kind]
         chosen[own[: max(1, round(share * len(own))) if len(own) > 1 else 0]] = True

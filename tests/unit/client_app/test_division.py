@@ -9,10 +9,12 @@ import torch
 from PIL import Image
 
 from client_app.node import Node, TrainRequest
-from client_app.work import load_examples
-from fl_app.config import AppConfig
+from client_app.work import copies_in, load_examples, prepare_upload
+from fl_app.config import AppConfig, ClientConfig
 from fl_app.data import GROUPS
+from fl_app.data.config import DataConfig
 from fl_app.data.domains import THINGS
+from fl_app.models.config import ModelConfig
 from strategies.core.errors import OptionError
 from strategies.core.options import Scalar
 
@@ -44,3 +46,28 @@ def test_clients_when_each_holds_a_domain_hold_no_other(tmp_path: Path, limit: i
         positions(0, 1, **asked)  # without a number: that of a node's own holders is no matter of the server
     with pytest.raises(OptionError, match="2 clients where 'data.partition' is 'domains': must be 3"):
         positions(0, 2, **asked)
+
+
+def test_no_share_of_a_client_cuts_a_patient_and_test_rows_that_equal_a_training_row_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "schema.toml").write_text('classes = ["healthy", "ill"]\n[columns.age]\n')
+    rows = [f"p{k // 3},{k if k < 60 else 7},{('healthy', 'ill')[k // 3 % 2]}" for k in range(90)]
+    (tmp_path / "train.csv").write_text("\n".join(["patient,age,outcome", *rows]))
+    data = DataConfig(name="csv", root=str(tmp_path), label="outcome", group="patient", partition="iid")
+    config = AppConfig(data=data, model=ModelConfig(name="logistic"), client=ClientConfig(epochs=1))
+    node = Node("a", 0, 1, "logistic", "", str(tmp_path), has_data=True)
+    request = TrainRequest("", 1, 0, holdout=0.2, test_share=0.3)
+
+    own = load_examples(config, node, request)
+
+    assert own.split.groups is not None
+    parts = [set(own.split.groups[part].tolist()) for part in (own.train, own.held, own.test)]
+    assert all(parts)
+    assert sum(map(len, parts)) == len(set.union(*parts)) == 30
+    copies = copies_in(own, own.split.take(own.train))
+    ages = [int(row.split(",")[1]) for row in rows]
+    assert copies == [k for k in own.test.tolist() if ages[k] in {ages[each] for each in own.train.tolist()}]
+    prepare_upload(config, node, request, {})
+    assert f"{len(copies)} of {len(own.test)} test examples are equal to a training example" in caplog.text
+    assert f"row {copies[0] + 1}" in caplog.text

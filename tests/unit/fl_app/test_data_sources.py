@@ -336,3 +336,32 @@ def test_links_between_images_and_class_folders_alike_are_never_counted_twice(
     (images / "train" / "feline").symlink_to(cat, target_is_directory=True)
     with pytest.raises(DataError, match="are one folder, by a link: must be one class"):
         open_images(images, "train", 8, ("ant", "cat", "feline"))
+
+
+def test_images_of_one_patient_are_found_by_their_names(images: Path) -> None:
+    (images / "train/cat/a.png").rename(images / "train/cat/b_2.png")
+    data = DataConfig(name="imagefolder", image_size=8, root=str(images), group=r"^(.)")
+
+    split = open_data(data, "train")
+
+    assert list(split.files) == ["a.png", "b.png", "c.png", "b.png", "b_2.png", "c.png"]
+    assert split.groups is not None
+    assert split.groups.tolist() == [0, 1, 2, 1, 1, 2]
+    assert open_data(data, "test").groups is None
+    with pytest.raises(
+        DataError, match=r"'data.group' is '\(.\)_', which does not fit a.png, b.png, c.png, b.png and 1"
+    ):
+        open_data(replace(data, group="(.)_"), "train")
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"name": "imagefolder", "group": "x"}, "has 0 groups in parentheses: must have one"),
+        ({"name": "imagefolder", "group": "(x"}, "must be a regular expression"),
+        ({"name": "digits", "group": "(x)"}, "must be '' unless 'data.name' is one of 'csv', 'parquet', 'imagefolder'"),
+    ],
+)
+def test_a_wrong_group_is_refused(given: dict[str, str], reason: str) -> None:
+    with pytest.raises(OptionError, match=reason):
+        DataConfig(**given)  # type: ignore[arg-type]

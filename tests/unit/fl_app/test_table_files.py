@@ -245,3 +245,13 @@ def test_a_server_has_test_rows_under_any_suffix_unless_its_settings_say_that_it
     bare = open_facts(config(folder), absent=True)
     assert bare is not None
     assert (len(bare.labels), bare.agreement) == (0, open_data(config(folder), "train").agreement)
+
+
+def test_a_column_names_the_patients(folder: Path) -> None:
+    split = open_data(config(folder, group="centre"), "train")
+
+    assert split.groups is not None
+    assert split.groups.tolist() == [1, 0, 1, 0]
+    assert open_data(config(folder, group="centre"), "test").groups is None
+    with pytest.raises(DataError, match=r"row 2 \(and 1 more\): no value: must name the group"):
+        open_data(config(folder, group="remark"), "train")

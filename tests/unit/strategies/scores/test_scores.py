@@ -132,6 +132,12 @@ def test_intervals_of_few_or_no_examples_are_wide_and_hold_the_value() -> None:
             assert score.high - score.low > 0.1 or name == "log-loss", name
 
 
+def test_groups_are_counted_by_hand() -> None:
+    """Patients 7, 7, 7, 9, 3 with right answers 1, 1, 0, 1, 0: k is 2, 1, 0 of m = 3, 1, 1."""
+    logits = 10 * torch.eye(2)[[1, 1, 0, 1, 0]]
+    assert sums_of(logits, [1] * 5, [7, 7, 7, 9, 3]).groups == (5, 7, 11)
+
+
 def test_images_of_one_patient_count_as_few() -> None:
     """Five images each of 40 patients, right or wrong together in most cases."""
     rng = np.random.default_rng(0)

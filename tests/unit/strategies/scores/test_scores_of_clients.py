@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from strategies.client.evaluation import Local, OwnExamples, respond
-from strategies.client.holdout import split_test
+from strategies.client.holdout import held_out, split_test
 from strategies.core.clients import Answer, Question
 from strategies.core.errors import UploadError
 from strategies.core.facts import UploadFacts, default_normalization
@@ -260,3 +260,8 @@ def test_no_group_is_cut_and_no_class_is_lost(seed: int) -> None:
     assert not set(groups[train]) & set(groups[test])
     assert set(labels[train]) == set(labels)
     assert sorted([*train, *test]) == list(range(60))
+    for per_class in (None, labels[train]):
+        kept, held = held_out(len(train), client="a", seed=seed, share=0.5, labels=per_class, groups=groups[train])
+        assert not set(groups[train][kept]) & set(groups[train][held])
+        assert sorted([*kept, *held]) == list(range(len(train)))
+        assert len(held)
