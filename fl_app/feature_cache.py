@@ -213,7 +213,8 @@ class FeatureSource:
         Raises:
             DataError: Images are floats outside [0, 1].
         """
-        check_pixels(data.images, "the data set")
+        if self.function.backbone.kind == "images":
+            check_pixels(data.images, "the data set")
         extractor = self.function.module
         if self.cache is None:
             yield from _extracted(extractor, data, normalization)

@@ -1,7 +1,7 @@
 """Frozen, pretrained backbones by name: packaged ones, torchvision's with a local file, or one of the user's project.
 
-Nothing is downloaded. A backbone maps prepared images [B, 3, side, side], or the tokens of texts [B, 1, 1, L], to
-pooled features [B, d].
+Nothing is downloaded. A backbone maps prepared images [B, 3, side, side], the tokens of texts [B, 1, 1, L], or rows
+[B, F, 1, 1] to pooled features [B, d].
 """
 
 from __future__ import annotations
@@ -60,13 +60,14 @@ class Backbone:
     Attributes:
         name: For fingerprints and reports, with the version of its package.
         features: d.
-        build: Returns the frozen module in eval mode: [B, 3, side, side] or [B, 1, 1, L] -> [B, d].
+        build: Returns the frozen module in eval mode: [B, 3, side, side], [B, 1, 1, L] or [B, F, 1, 1] -> [B, d].
         side: Height and width of its input, where no setting names another.
         mean: Per channel, of pixels in [0, 1].
         std: Per channel.
         non_negative: Whether no feature is negative.
         multiple: The side must be a multiple of this.
-        texts: How it reads texts; None for a backbone of images.
+        texts: How it reads texts; None for a backbone of images or rows.
+        columns: F, the columns of a row, which it takes as they are; 0 for a backbone of images or texts.
     """
 
     name: str
@@ -78,6 +79,12 @@ class Backbone:
     non_negative: bool = False
     multiple: int = 1
     texts: Texts | None = None
+    columns: int = 0
+
+    @property
+    def kind(self) -> str:
+        """What it takes: ``"images"``, ``"texts"`` or ``"rows"``."""
+        return "rows" if self.columns else "images" if self.texts is None else "texts"
 
 
 @functools.lru_cache(maxsize=4)

@@ -257,19 +257,24 @@ class FeatureFunction:
             name: The data set's name.
 
         Raises:
-            OptionError: The backbone takes images and the examples are none, or it takes texts and they are none. Also:
-                images have other channels than one or three.
+            OptionError: The backbone takes images, texts or rows, and the examples are of another kind. Or images
+                have other channels than one or three, or rows another number of columns.
             DataError: Images are floats outside [0, 1].
         """
         kind = "images" if holds_images(split.input_shape) else "rows" if split.input_shape[2] == 1 else "texts"
-        wanted = "images" if self.backbone.texts is None else "texts"
+        wanted = self.backbone.kind
         if kind != wanted:
             raise OptionError(
                 f"setting 'features.backbone' is {self.config.backbone!r}, which takes {wanted}, and 'data.name' is "
                 f"{name!r}, which has {kind}: must be a backbone and a data set of one kind, such as "
-                "'efficientnet-lite0' for images and 'wordllama' for texts"
+                "'efficientnet-lite0' for images, 'wordllama' for texts, and a project's module:attribute for rows"
             )
         channels = split.input_shape[0]
+        if kind == "rows" and channels != self.backbone.columns:
+            raise OptionError(
+                f"setting 'features.backbone' is {self.config.backbone!r}, which takes rows of {self.backbone.columns} "
+                f"columns, and 'data.name' is {name!r}, whose rows have {channels}: must be equal"
+            )
         if kind == "images" and channels not in (1, 3):
             raise OptionError(
                 f"'data.name' is {name!r}, whose images have {channels} channels: must be 1 or 3 for "
@@ -355,7 +360,7 @@ class Extractor(nn.Module):
     """From a model's input, normalised as the data set says, to features of norm 1 in float64.
 
     Grey images are repeated to three channels. Images are resized bilinearly without antialiasing, in float32. Tokens
-    of texts go to the backbone as they are. An example without features, such as an empty text, has zeros.
+    of texts and rows go to the backbone as they are. An example without features, such as an empty text, has zeros.
     """
 
     def __init__(self, function: FeatureFunction, net: nn.Module) -> None:
@@ -366,7 +371,7 @@ class Extractor(nn.Module):
             torch.tensor(numbers).view(1, -1, 1, 1)
             for numbers in (function.mean, function.std, backbone.mean, backbone.std)
         )
-        self._constants, self._texts = (shift, scale, mean, std), backbone.texts is not None
+        self._constants, self._kind = (shift, scale, mean, std), backbone.kind
         kept = function.config.dim
         self._projection = projection(backbone.features, kept, function.seed) if kept else None
         given = kept or backbone.features, function.config.width, function.seed
@@ -375,17 +380,17 @@ class Extractor(nn.Module):
         self.eval()
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Map images [B, 1 or 3, H, W], or tokens [B, 1, 1, L], to features [B, d]."""
+        """Map images [B, 1 or 3, H, W], tokens [B, 1, 1, L], or rows [B, F, 1, 1] to features [B, d]."""
         return self.finished(self.pooled(images))
 
     @torch.no_grad()
     def pooled(self, images: torch.Tensor) -> torch.Tensor:
-        """Map images [B, 1 or 3, H, W], or tokens [B, 1, 1, L], to the backbone's own features, in float32."""
+        """Map images [B, 1 or 3, H, W], tokens [B, 1, 1, L], or rows [B, F, 1, 1] to its features, float32."""
         with torch.autocast("cpu", torch.bfloat16, enabled=self._half):
             return torch.cat([self._batch(batch).float() for batch in torch.split(images, BATCH)])
 
     def at_once(self, images: torch.Tensor) -> torch.Tensor:
-        """Map images or tokens [B, ...] to features [B, d] in one pass, which a program of any B can hold."""
+        """Map images, tokens or rows [B, ...] to features [B, d] in one pass, which a program of any B can hold."""
         with torch.autocast("cpu", torch.bfloat16, enabled=self._half):
             pooled = self._batch(images).float()
         return self.finished(pooled)
@@ -397,9 +402,9 @@ class Extractor(nn.Module):
         return unit if self._map is None else normalize_features(self._map(unit))
 
     def _batch(self, images: torch.Tensor) -> torch.Tensor:
-        if self._texts:
-            tokens: torch.Tensor = self.net(images.long())
-            return tokens
+        if self._kind != "images":
+            taken: torch.Tensor = self.net(images.long() if self._kind == "texts" else images)
+            return taken
         shift, scale, mean, std = self._constants
         pixels = (images * scale + shift).clamp(0, 1).expand(-1, 3, -1, -1)
         if pixels.shape[-2:] != (self._side, self._side):
@@ -431,6 +436,8 @@ def _preprocessing(function: FeatureFunction) -> dict[str, Any]:
     backbone, texts = function.backbone, function.backbone.texts
     if texts is not None:
         return {"tokenizer": texts.tokenizer, "special-tokens": texts.special, "truncation": texts.length}
+    if backbone.columns:
+        return {"columns": backbone.columns}
     return {
         "side": function.side,
         "resize": "bilinear, no antialias",
@@ -453,5 +460,7 @@ def _raw_probe(function: FeatureFunction) -> list[str]:
 
 
 def _example(function: FeatureFunction) -> torch.Tensor:
-    texts = function.backbone.texts
+    texts, columns = function.backbone.texts, function.backbone.columns
+    if columns:
+        return torch.linspace(-1.0, 1.0, columns).view(1, -1, 1, 1)
     return noise_image(function.mean, function.std) if texts is None else texts.tokens([TEXT])

@@ -62,10 +62,11 @@ def _head_line(metrics: Metrics, *, trained: bool) -> str:
 
 
 def _described(function: FeatureFunction) -> str:
-    texts = function.backbone.texts
+    backbone, texts = function.backbone, function.backbone.texts
     reads = f"{function.side} pixels a side" if texts is None else f"the first {texts.length} tokens of a text"
+    reads = f"rows of {backbone.columns} columns" if backbone.columns else reads
     fields = ", ".join(f"{name} {value}" for name, value in function.fields.items())
-    return f"""- Backbone: {function.backbone.name}, frozen, {reads}, {function.features} features. Its
+    return f"""- Backbone: {backbone.name}, frozen, {reads}, {function.features} features. Its
   licence and its training data are those of its makers, and every figure here rests on them.
 - Fingerprint {short_name(function.fingerprint)}: {fields}.
 """

@@ -17,6 +17,8 @@ EPOCHS = (10, 20, 50, 100, 150, 200, 300, 400, 500)  # of a curve
 # Ends the name of a row whose clients have the partition of the tables' clients, and were trained by another processor.
 OTHERS = ", clients of another processor"
 STUDENT, TITLES = "student's step", {"lenet5": "LeNet-5", "cnn5": "CNN5"}  # of the table of a GPU
+# Centre in docs/results/heart_disease.json -> its name.
+CENTRES = {"cleveland": "Cleveland", "hungarian": "Hungary", "switzerland": "Switzerland", "va": "Long Beach"}
 Found = Mapping[str, Any]
 Entry = tuple[str, str]  # a row's name in docs/results/published.json, and one of its accuracies
 # Group -> row -> its entry; Tally's row stands last in the groups that it leads or not.
@@ -174,7 +176,47 @@ def gpu(found: Found) -> str:
 
 
 # Name of a mark -> how its table is made of the file in docs/results/ before the colon, and its page in docs/.
+def centres(found: Found, *, score: str, gains: bool) -> str:
+    """Return the scores of each hospital, in %: what its own model has, then each way.
+
+    Args:
+        found: docs/results/heart_disease.json.
+        score: Which.
+        gains: Whether a way has its gain over the own model, with its interval; or the score, with its own.
+    """
+    first = found["rows"][0]["centres"]
+    trained = [row["centres"] for row in found["rows"] if row["way"] == "fedavg"]
+    own = [_over_draws([each[name]["own"][score] for each in trained]) for name in first]
+    lines = _head("", [*CENTRES.values(), *([] if gains else ["all patients"])])
+    lines += [] if gains else [f"| own model | {' | '.join(own)} | |"]
+    for way in dict.fromkeys(row["way"] for row in found["rows"]):
+        rows = [row for row in found["rows"] if row["way"] == way]
+        if gains and rows[0]["centres"]["cleveland"]["gain"] is None:
+            continue
+        cells = [
+            [row["centres"][name]["gain"] if gains else row["centres"][name]["result"][score] for row in rows]
+            for name in first
+        ]
+        cells += [] if gains else [[row["pooled"][score] for row in rows]]
+        lines.append(f"| `{way}` | {' | '.join(_over_draws(cell, signed=gains) for cell in cells)} |")
+    return "\n".join(lines)
+
+
+def _over_draws(values: Sequence[Any], *, signed: bool = False) -> str:
+    """Return the mean of some scores in %, and of the ends of their intervals, if all draws have it."""
+    if any(value is None for value in values):
+        return "-"
+    sign = "+" if signed else ""
+    if not isinstance(values[0], Mapping):
+        return f"{100 * fmean(values):{sign}.1f}"
+    value, low, high = (100 * fmean(each[end] for each in values) for end in ("value", "low", "high"))
+    return f"{value:{sign}.1f} ({low:{sign}.1f} to {high:{sign}.1f})"
+
+
 TABLES: dict[str, tuple[Callable[[Found], str], str]] = {
+    "heart_disease:gains": (partial(centres, score="auroc", gains=True), "lab/heart-disease.md"),
+    "heart_disease:auroc": (partial(centres, score="auroc", gains=False), "lab/heart-disease.md"),
+    "heart_disease:balanced": (partial(centres, score="balanced-accuracy", gains=False), "lab/heart-disease.md"),
     **{f"published:{data}": (partial(published, data=data), f"results/{data}.md") for data in MEASURED},
     **{
         f"published:{data}, {name}": (partial(made, data=data), f"lab/{page}.md")

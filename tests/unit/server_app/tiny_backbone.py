@@ -1,4 +1,4 @@
-"""A backbone of random weights, for features.backbone=tiny_backbone:make."""
+"""Backbones for features.backbone: of random weights, tiny_backbone:make, and of rows, tiny_backbone:rows."""
 
 import torch
 from torch import nn
@@ -16,3 +16,7 @@ def net() -> nn.Module:
 
 def make() -> Backbone:
     return Backbone("tiny", 96, net, side=16, non_negative=True)
+
+
+def rows() -> Backbone:
+    return Backbone("rows as they are", 3, nn.Flatten, columns=3)

@@ -1,4 +1,4 @@
-"""Ridge and LDA on texts: from raw news by a backbone's own tokens to the result, with the refusals on the way."""
+"""Ridge and LDA on texts and rows: from raw news by a backbone's own tokens, and from tables, to the result."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 from feature_fakes import CLIENTS, SETTINGS, Sent, replayed, sent_by_clients, stored
@@ -105,6 +107,7 @@ def test_another_tokenizer_is_refused_with_both_names(sums: tuple[Sent, dict[str
             r"'tiny_texts:make', which takes texts, and 'data.name' is 'digits', which has image",
         ),
         ({"features.backbone": "tiny_backbone:make"}, "takes images, and 'data.name' is 'ag-news', which has texts"),
+        ({"features.backbone": "tiny_backbone:rows"}, "takes rows, and 'data.name' is 'ag-news', which has texts"),
     ],
 )
 def test_a_backbone_of_another_kind_than_the_examples_is_refused_before_anything_starts(
@@ -112,6 +115,41 @@ def test_a_backbone_of_another_kind_than_the_examples_is_refused_before_anything
 ) -> None:
     with pytest.raises(OptionError, match=message):
         check_before_start(read_settings({**given, **changed}), CLIENTS)
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    root, draws = tmp_path_factory.mktemp("tables"), np.random.default_rng(0)
+    names = ["low", "middle", "high"]
+    for half, count in (("train", 240), ("test", 120)):
+        table = pd.DataFrame(draws.normal(size=(count, 3)), columns=names)
+        table["kind"] = np.array(names)[table[names].to_numpy().argmax(1)]
+        table["site"] = [f"site-{number % CLIENTS}" for number in range(count)]
+        table.to_csv(root / f"{half}.csv", index=False)
+    columns = "".join(f"[columns.{name}]\n" for name in names)
+    (root / "schema.toml").write_text(f"classes = {names}\n{columns}")
+    return {
+        **SETTINGS, "features.backbone": "tiny_backbone:rows", "data.limit": 0, "data.name": "csv",
+        "data.root": str(root), "data.label": "kind", "data.client": "site", "data.partition": "domains",
+        "features.moments": True, "client.state-dir": str(root / "state"),
+    }  # fmt: skip
+
+
+def test_rows_lead_to_a_head_for_a_backbone_of_rows(tables: dict[str, Any], tmp_path: Path) -> None:
+    run = stored(tmp_path / "run", tables, *sent_by_clients(tables))
+    for method in ("ridge", "lda", "fedpft"):
+        assert replayed(run, method, tmp_path / method)["accuracy"] > 90.0
+    assert "rows of 3 columns, 3 features" in (tmp_path / "ridge" / "model_card.md").read_text()
+
+
+def test_rows_of_another_number_of_columns_are_refused(tables: dict[str, Any], tmp_path: Path) -> None:
+    place = Path(tables["data.root"])
+    for half in ("train", "test"):
+        (tmp_path / f"{half}.csv").write_text((place / f"{half}.csv").read_text())
+    short = (place / "schema.toml").read_text().replace("[columns.low]\n", "")
+    (tmp_path / "schema.toml").write_text(short)
+    with pytest.raises(OptionError, match="takes rows of 3 columns, and 'data.name' is 'csv', whose rows have 2"):
+        check_before_start(read_settings({**tables, "data.root": str(tmp_path)}), CLIENTS)
 
 
 def test_other_methods_read_hashes_of_words_unless_a_backbone_of_texts_is_named(given: dict[str, Any]) -> None:
