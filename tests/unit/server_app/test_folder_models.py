@@ -97,7 +97,7 @@ def test_clients_train_a_folders_model_to_a_finished_result(
 
     assert status == 0, log
     assert ("drawn anew" in log) == (kind == "texts")
-    assert result["accuracy"] > (70 if kind == "texts" else 20), (result["accuracy"], log)
+    assert result["accuracy"] > (50 if kind == "texts" else 20), (result["accuracy"], log)
     assert result["refusals"] == []
     folder = tmp_path / ("bert" if kind == "texts" else "vit")
     head = "Sequence" if kind == "texts" else "Image"
