@@ -30,7 +30,7 @@ from client_app.training.local import Epoch, Training, train
 from client_app.work import LocalExamples, State, augmentation_of, load_examples, reporter
 from fl_app.data import ImageData, normalize
 from fl_app.models import build
-from fl_app.models.blocks import cut
+from fl_app.models.client_nets import cut
 from strategies.client.fusefl import Frozen, above, sum_members
 from strategies.core import refusals
 from strategies.core.durable import MIB

@@ -13,7 +13,7 @@ from client_app.evaluating import holdout_of
 from client_app.fens import FensClient
 from client_app.label_counts import check_shares_counts
 from client_app.node import refuse
-from client_app.training.feature_sums import check_enough
+from client_app.training.features import check_enough
 from fl_app.data import normalize
 from strategies.client.measures import sum_inputs
 from strategies.core import refusals

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from client_app.training import fafi, feature_sums, fedcvae_ens, fedov, heads, local, private
+from client_app.training import fafi, features, fedcvae_ens, fedov, local, private
 from fl_app.data import Normalization
 from fl_app.feature_cache import FeatureCache
 from fl_app.models import build
-from fl_app.models.blocks import cut
-from fl_app.models.cvae import Cvae
+from fl_app.models.client_nets import Cvae, cut
 from fl_app.models.feature_heads import of_backbone
 from fl_app.models.features import FeatureFunction
 from fl_app.models.uploaded import open_set_builder, prototype_builder
@@ -108,11 +107,11 @@ def _cvae(wanted: Wanted) -> nn.Module:
 
 def _sums(wanted: Wanted) -> nn.Module:
     second = wanted.config.features.second(wanted.config.method)
-    return feature_sums.ClientSums(_function(wanted), wanted.num_classes, wanted.cache, second)
+    return features.ClientSums(_function(wanted), wanted.num_classes, wanted.cache, second)
 
 
 def _head(wanted: Wanted) -> nn.Module:
-    return heads.ClientHead(_function(wanted), wanted.num_classes, wanted.cache)
+    return features.ClientHead(_function(wanted), wanted.num_classes, wanted.cache)
 
 
 def _function(wanted: Wanted) -> FeatureFunction:
@@ -126,6 +125,6 @@ TASKS: Mapping[str, Task] = {
     "prototypes": Task(_prototypes, fafi.train),
     "block": Task(_blocks, local.train, sent="0.", calibrates=False),
     "cvae": Task(_cvae, fedcvae_ens.train, sent="decoder."),
-    "statistics": Task(_sums, feature_sums.add_up, feature_sums.add_up_privately, calibrates=False),
+    "statistics": Task(_sums, features.add_up, features.add_up_privately, calibrates=False),
 }
-HEADS = Task(_head, heads.train, heads.train_privately, calibrates=False)
+HEADS = Task(_head, features.train_head, features.train_head_privately, calibrates=False)

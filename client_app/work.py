@@ -22,7 +22,7 @@ from client_app.keeping import KeptModel, Trained
 from client_app.label_counts import check_shares_counts, reports_counts
 from client_app.node import Node, TrainRequest, check_question, refuse
 from client_app.tasks import Wanted, task_of
-from client_app.training.feature_sums import ClientSums, check_enough
+from client_app.training.features import ClientSums, check_enough
 from client_app.training.local import Epoch, Training, epoch_lengths
 from fl_app.config import AppConfig
 from fl_app.data import ImageData, Normalization, Split, normalize, open_data

@@ -23,7 +23,7 @@ from client_app.training.losses import loss_of
 from fl_app.data.preprocessing import RATIO, enlarged, uniform, unit_pixels
 
 if TYPE_CHECKING:
-    from fl_app.models.prototypes import PrototypeNet
+    from fl_app.models.client_nets import PrototypeNet
 
 
 # Views of images for contrastive learning: a part enlarged, mirrored, with other colours or none.

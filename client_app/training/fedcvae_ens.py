@@ -26,7 +26,7 @@ def train(model: nn.Module, training: Training) -> Epoch:
     """Train a CVAE in place; see :func:`client_app.training.local.train`.
 
     Args:
-        model: A :class:`fl_app.models.cvae.Cvae`.
+        model: A :class:`fl_app.models.client_nets.Cvae`.
         training: At least 2 images; its normalisation is not used.
 
     Returns:

@@ -12,11 +12,11 @@ from typing import Any
 
 from torch import nn
 
+from fl_app.models.client_nets import CUTS, FirstBlock, cut
 from strategies.core.errors import OptionError
 from strategies.core.facts import SUFFIXES
 
 from . import build, builders, is_users
-from .blocks import CUTS, FirstBlock, cut
 from .feature_heads import feature_builders
 from .features import FeatureFunction
 
@@ -122,7 +122,7 @@ def prototype_builder(
 def _prototypes(
     name: str, num_classes: int, input_shape: tuple[int, int, int], normalization: tuple[Any, Any] | None
 ) -> nn.Module:
-    from .prototypes import PrototypeNet
+    from fl_app.models.client_nets import PrototypeNet
 
     encoder = build(name, num_classes=num_classes, input_shape=input_shape, normalization=normalization)
     return PrototypeNet(encoder, num_classes)
@@ -133,6 +133,6 @@ def _first_block(name: str, *, blocks: int, num_classes: int, input_shape: tuple
 
 
 def _decoder(num_classes: int, input_shape: tuple[int, int, int], *, latent: int) -> nn.Module:
-    from .cvae import Decoder  # imported here because most runs have no decoder
+    from .client_nets import Decoder  # imported here because most runs have no decoder
 
     return Decoder(num_classes, input_shape, latent=latent)

@@ -11,7 +11,7 @@ import typer
 from server_app.launch.console import Format, errors
 
 if TYPE_CHECKING:
-    from server_app.doctor.findings import DoctorFinding
+    from server_app.doctor import DoctorFinding
     from server_app.doctor.node import NodeConfig
     from server_app.settings.read import Settings
 
@@ -126,7 +126,7 @@ def _node_model(settings: Settings, own: NodeConfig) -> Iterator[DoctorFinding]:
 
 
 def _not_given(check: str, fix: str) -> Iterator[DoctorFinding]:
-    from server_app.doctor.findings import DoctorFinding
+    from server_app.doctor import DoctorFinding
 
     yield DoctorFinding("skipped", check, "not given", fix=fix)
 
@@ -140,8 +140,7 @@ def _settings(given: Sequence[str] | None) -> Settings:
 
 def _report(role: str, checks: Checks, format: Format) -> None:  # noqa: A002
     """Run the checks of every machine and those of a role, print them, and exit with status 1 if one is an error."""
-    from server_app.doctor import machine
-    from server_app.doctor.findings import print_findings, run_checks
+    from server_app.doctor import machine, print_findings, run_checks
 
     every = {"packages": machine.packages(), "Flower's commands": machine.flower_commands(role)}
     if not print_findings(role, run_checks({**every, **checks}), format):

@@ -14,7 +14,7 @@ from fl_app.data import Split, data_root, open_data
 from fl_app.division import own_positions
 from fl_app.models.features import FeatureFunction, as_read
 from fl_app.models.uploaded import model_builders
-from server_app.doctor.findings import DoctorFinding
+from server_app.doctor import DoctorFinding
 from server_app.doctor.node import NodeConfig
 from server_app.settings.read import Settings
 from strategies.core.checkpoints import read_checkpoint

@@ -16,7 +16,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from server_app.doctor.findings import DoctorFinding, Level
+from server_app.doctor import DoctorFinding, Level
 from strategies.core.durable import MIB
 from strategies.core.places import RUNS_KEPT, nearest_existing, state_root
 from strategies.run import RUNS_VARIABLE, app_runs_folder

@@ -23,7 +23,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from server_app.doctor.findings import DoctorFinding, Level
+from server_app.doctor import DoctorFinding, Level
 from strategies.core.errors import OptionError
 from strategies.core.places import expand_user
 

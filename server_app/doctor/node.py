@@ -13,7 +13,7 @@ from fl_app.config import AppConfig
 from fl_app.ledger import Ledger
 from fl_app.node_config import checked_facts, checkpoint_path, client_name, node_policy
 from fl_app.node_policy import NodePolicy
-from server_app.doctor.findings import DoctorFinding
+from server_app.doctor import DoctorFinding
 from strategies.core.errors import OptionError, StoreError, UploadError
 from strategies.core.facts import CLIENT_NAME
 from strategies.core.places import expand_user, state_root

@@ -17,7 +17,7 @@ from ..core.facts import CLASSIFIER, Agreed, kind_of, weights_alone
 from ..core.names import match_names
 from ..core.stage_options import NONE, RIDGE
 from ..method import Need, Outcome
-from ..statistics.groups import with_heads
+from ..statistics.uploaded import with_heads
 from ..teacher.last_layer import average_rows, body_of, solve_layer
 from ..teacher.weight_space import has_adapters
 from ..uploads.checks import RenamedTensors, Signatures

@@ -10,7 +10,7 @@ from client_app.training.fedcvae_ens import divergence, reconstruction, train
 from client_app.training.local import Epoch, Training
 from fl_app.config import ClientConfig
 from fl_app.data import Normalization, open_split
-from fl_app.models.cvae import Cvae, Decoder
+from fl_app.models.client_nets import Cvae, Decoder
 from strategies.core.errors import OptionError
 
 HALF = Normalization((0.5,), (0.5,))

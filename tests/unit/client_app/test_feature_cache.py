@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from client_app.training.feature_sums import ClientSums, add_up
-from client_app.training.heads import ClientHead, train
+from client_app.training.features import ClientHead, ClientSums, add_up, train
 from client_app.training.local import Training
 from fl_app.config import ClientConfig
 from fl_app.data import ImageData, Normalization

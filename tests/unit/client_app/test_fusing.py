@@ -20,7 +20,7 @@ from client_app.node import Node, TrainRequest
 from client_app.work import load_examples, prepare_upload
 from fl_app.data import Normalization, normalize, open_split
 from fl_app.models import build
-from fl_app.models.blocks import cut
+from fl_app.models.client_nets import cut
 from server_app.settings.build import build_job, build_strategy
 from server_app.settings.read import Settings, read_settings
 from strategies.core.errors import QuorumError, UploadError

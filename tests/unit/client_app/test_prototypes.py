@@ -15,7 +15,7 @@ from client_app.training.local import Epoch, Training
 from fl_app.config import ClientConfig
 from fl_app.data import ImageData, Normalization
 from fl_app.models import build
-from fl_app.models.prototypes import PrototypeNet
+from fl_app.models.client_nets import PrototypeNet
 
 HALF = Normalization((0.5,), (0.5,))
 CONFIG = ClientConfig(epochs=1, batch_size=6, lr=0.05, clip=1.0, whole_batches=True)

@@ -15,7 +15,7 @@ from fl_app.data import ImageData
 from fl_app.data.text import BUCKETS, LENGTH, tokens
 from fl_app.models import ARCHITECTURES, build, penultimate, wordllama
 from fl_app.models.backbones import backbone_of
-from fl_app.models.blocks import CUTS, cut
+from fl_app.models.client_nets import CUTS, cut
 from fl_app.models.uploaded import uploaded_builders
 from strategies.core.errors import OptionError
 from strategies.core.seeds import generator, seeded_torch

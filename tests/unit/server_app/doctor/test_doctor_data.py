@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from fl_app.models import build
-from server_app.doctor import data
-from server_app.doctor.findings import DoctorFinding
+from server_app.doctor import DoctorFinding, data
 from server_app.doctor.node import NodeConfig
 from server_app.settings.read import Settings, read_settings
 from strategies.core.errors import OptionError

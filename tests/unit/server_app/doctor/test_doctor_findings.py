@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from server_app.doctor.findings import DoctorFinding, print_findings, run_checks
+from server_app.doctor import DoctorFinding, print_findings, run_checks
 from strategies.core.errors import DataError
 
 

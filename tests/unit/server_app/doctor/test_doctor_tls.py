@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.hazmat.primitives.serialization import PrivateFormat
 from doctor_keys import NOW, Authority, write_key
 
-from server_app.doctor.findings import DoctorFinding
+from server_app.doctor import DoctorFinding
 from server_app.doctor.network import ServerFiles, node_key, root_certificate, server_certificate
 from strategies.core.errors import OptionError
 

@@ -12,7 +12,7 @@ import torch
 from feature_fakes import CLIENTS, SETTINGS, Sent, replayed, sent_by_clients, stored
 from safetensors.torch import load_file
 
-from client_app.training.feature_sums import ClientSums
+from client_app.training.features import ClientSums
 from fl_app.data import open_split
 from fl_app.ledger import Ledger
 from fl_app.models.features import FeatureFunction

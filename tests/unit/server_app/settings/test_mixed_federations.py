@@ -20,8 +20,8 @@ from strategies.core.facts import Upload, UploadFacts
 from strategies.core.stage_options import GatekeeperConfig
 from strategies.gatekeeper.inspection import inspect
 from strategies.run.run_folder import RunFolder, load_ensemble
-from strategies.statistics.groups import SIZE, with_heads
 from strategies.statistics.sums import merge_sums
+from strategies.statistics.uploaded import SIZE, with_heads
 from strategies.uploads.checks import check_outputs
 
 KINDS = ("lenet5", "head+other_backbone:make", "statistics", "statistics")

@@ -7,7 +7,7 @@ import torch
 
 from strategies.gatekeeper import measures
 from strategies.gatekeeper.evidence import Behaviour, Evidence, Trigger
-from strategies.gatekeeper.findings import Cohort, find_backdoor
+from strategies.gatekeeper.inspection import Cohort, find_backdoor
 from strategies.gatekeeper.verdicts import MEASURES
 
 NAN = float("nan")
