@@ -17,7 +17,7 @@ from server_app.settings.choices import CHOICES, Choice
 from server_app.settings.read import Settings, known_settings
 from server_app.settings.settled import check_same_run
 from strategies.core.errors import OneShotError, OptionError
-from strategies.core.facts import CLASSIFIER, kind_of
+from strategies.core.facts import ADAPTER, CLASSIFIER, kind_of
 from strategies.core.options import flatten, options_of, parse, reject_unknown
 from strategies.core.seeds import seeded_torch
 from strategies.method import METHODS, Job
@@ -25,7 +25,6 @@ from strategies.run.run_folder import stored_normalization
 from strategies.uploads.builders import check_described, check_student, named_builders
 from strategies.uploads.checks import Signatures, check_upload
 from strategies.uploads.tensors import tensor_form
-from strategies.weights.adapters import ARCHITECTURE
 
 if TYPE_CHECKING:
     from strategies.method import State
@@ -122,7 +121,7 @@ def foreign_job(request: ReplayRequest, info: Mapping[str, Any]) -> tuple[Settin
         StoreError: The run's folder or an upload is damaged.
     """
     settings, job = _foreign_job(request, info)
-    if job.student == ARCHITECTURE:  # adapters, which merge without their base
+    if job.student == ADAPTER:  # adapters, which merge without their base
         check_described(METHODS[settings.choice.name], None, None)
         return settings, job
     stored = upload_of_each(request.run)
@@ -140,7 +139,7 @@ def _no_module() -> nn.Module:
 
 def _foreign_job(request: ReplayRequest, info: Mapping[str, Any]) -> tuple[Settings, Job]:
     name = request.method or (info["method"] if request.resume is not None else "")
-    adapters = info["student"] == ARCHITECTURE
+    adapters = info["student"] == ADAPTER
     if not name or (":" not in request.model and not adapters):
         raise OptionError(
             f"{request.run} is a run of another project: needs {'' if name else '--method and '}--model, as "
@@ -159,7 +158,7 @@ def _foreign_job(request: ReplayRequest, info: Mapping[str, Any]) -> tuple[Setti
     shape = tuple(info["input-shape"])
     job = Job(
         uploads=(),
-        builders={ARCHITECTURE: _no_module} if adapters else foreign_models(request.model, info["student"]),
+        builders={ADAPTER: _no_module} if adapters else foreign_models(request.model, info["student"]),
         student=info["student"],
         num_classes=info["num-classes"],
         input_shape=shape,

@@ -21,9 +21,11 @@ from server_app.settings.build import build_job, held_out
 from server_app.settings.read import Settings, read_settings
 from strategies.core import refusals
 from strategies.core.checkpoints import (
+    ADAPTER_CONFIG,
     SUFFIXES,
     checkpoint_bytes,
     client_name_of,
+    is_adapter,
     read_checkpoint,
     read_classes,
     scan_checkpoints,
@@ -31,6 +33,7 @@ from strategies.core.checkpoints import (
 from strategies.core.durable import MIB, make_folder, staged, store_errors, sync_folder
 from strategies.core.errors import OptionError, StoreError, UploadError, blaming, shorten_list
 from strategies.core.facts import (
+    ADAPTER,
     CLIENT_NAME,
     STATISTICS,
     UNKNOWN_SHAPE,
@@ -47,6 +50,7 @@ from strategies.core.options import Scalar, reject_unknown
 from strategies.core.places import nearest_existing
 from strategies.core.scan import Scan
 from strategies.core.toml import read_toml_file
+from strategies.merging.adapters import open_adapters
 from strategies.method import METHODS, Job
 from strategies.run import FACTS_FILE, runs_folder
 from strategies.run.files import read_json
@@ -54,7 +58,6 @@ from strategies.run.run_folder import RunFolder, default_run_dir, open_run
 from strategies.uploads.builders import check_described
 from strategies.uploads.checks import Signature, Signatures, check_outputs, check_size, check_upload
 from strategies.uploads.tensors import tensor_form
-from strategies.weights.adapters import ARCHITECTURE, CONFIG_FILE, is_adapter, read_adapter
 
 # The checkpoints in a folder, with their names, and with the facts from a map file.
 
@@ -116,7 +119,7 @@ def list_checkpoints(
         raise OptionError(f"{folder} is no folder: must be one that holds checkpoints ({', '.join(SUFFIXES)})")
     with store_errors(folder):
         found = scan_checkpoints(folder)
-    if architecture == ARCHITECTURE:
+    if architecture == ADAPTER:
         adapters = tuple(filter(is_adapter, found.taken))
         found = replace(found, taken=adapters, others=(*found.others, *sorted(set(found.taken) - set(adapters))))
     files = found.taken
@@ -251,7 +254,7 @@ def import_checkpoints(request: ImportRequest, *, log: Callable[[str], None]) ->
         StoreError: The run folder cannot be made.
         DataError: The data set is missing; the error names the remedy.
     """
-    if request.architecture in ("", ARCHITECTURE):
+    if request.architecture in ("", ADAPTER):
         return _import_adapters(request, log)
     settings = _settings(request)
     images, split = held_out(settings)
@@ -269,23 +272,23 @@ def import_checkpoints(request: ImportRequest, *, log: Callable[[str], None]) ->
 
 def _import_adapters(request: ImportRequest, log: Callable[[str], None]) -> dict[str, Any]:
     """Import PEFT's folders of LoRA adapters, which a replay merges without their base."""
-    folder, known = request.folder, ServerModels((ARCHITECTURE,), 0)
+    folder, known = request.folder, ServerModels((ADAPTER,), 0)
     with store_errors(folder):
         inside = list(folder.iterdir()) if folder.is_dir() else []
     if inside and not any(map(is_adapter, inside)):
         raise OptionError(
-            f"{folder} holds no folders of LoRA adapters ({CONFIG_FILE}): for other checkpoints needs --architecture, "
-            f"one of {', '.join((*ARCHITECTURES, SUMS, HEAD_FORM))}, {USERS_FORM}"
+            f"{folder} holds no folders of LoRA adapters ({ADAPTER_CONFIG}): for other checkpoints needs "
+            f"--architecture, one of {', '.join((*ARCHITECTURES, SUMS, HEAD_FORM))}, {USERS_FORM}"
         )
     reject_unknown(request.settings, ["method", "seed"])
     method = str(request.settings.get("method", "fedavg"))
     seed = AppConfig.from_settings({"seed": request.settings.get("seed", 0)}).seed
     check_described(METHODS[method], None, None)
-    entries, found = list_checkpoints(request.folder, request.map_file, architecture=ARCHITECTURE, known=known)
+    entries, found = list_checkpoints(request.folder, request.map_file, architecture=ADAPTER, known=known)
     if keyed := [entry.path.name for entry in entries if entry.keys]:
         raise OptionError(f"map {request.map_file} has keys for {keyed[0]!r}: must have none, PEFT names the tensors")
     facts = {
-        "method": method, "seed": seed, "threads": 0, "student": ARCHITECTURE, "num-classes": 0,
+        "method": method, "seed": seed, "threads": 0, "student": ADAPTER, "num-classes": 0,
         "input-shape": UNKNOWN_SHAPE, "normalization": list(default_normalization(UNKNOWN_SHAPE)),
         "teacher": "method", **_origin(request, entries),
     }  # fmt: skip
@@ -300,7 +303,7 @@ def _store_adapters(run: RunFolder, entries: Sequence[Entry]) -> dict[str, str]:
     refused = dict[str, str]()
     for entry in entries:
         try:
-            adapter = read_adapter(entry.path, f"checkpoint {entry.path}")
+            adapter = open_adapters({str(entry.path): entry.path})[str(entry.path)]
         except UploadError as error:
             refused[entry.facts.client] = str(error)
             run.round(1).refuse(entry.facts.client, str(error))

@@ -61,6 +61,9 @@ _SHARDS = "its index names"
 _SLACK = 2**24
 
 
+ADAPTER_CONFIG = "adapter_config.json"  # of PEFT's folders
+
+
 def scan_checkpoints(folder: Path) -> Scan:
     """Look for checkpoints in a folder: files by their suffix, and subfolders that each hold one saved model.
 
@@ -79,6 +82,11 @@ def scan_checkpoints(folder: Path) -> Scan:
 def model_file(folder: Path) -> Path | None:
     """Return the file of the one model that a folder of Hugging Face's holds, or its index of shards; None if none."""
     return next((path for name in _OF_FOLDER if (path := folder / name).is_file()), None)
+
+
+def is_adapter(path: object) -> bool:
+    """Say whether a path is PEFT's folder of a LoRA adapter."""
+    return isinstance(path, str | Path) and (Path(path) / ADAPTER_CONFIG).is_file()
 
 
 def client_name_of(path: Path) -> str:

@@ -421,6 +421,7 @@ BLOCK = "block"
 CVAE = "cvae"
 STATISTICS = "statistics"
 HEAD = "head+"  # before the name of a backbone
+ADAPTER = "adapter"  # the architecture of a LoRA adapter
 # The second moments of sums of features: Gram matrices, sums of squares per class, or both.
 GRAM, SQUARES = "gram", "squares"
 # The scores that can head a table; of a log loss less is better.

@@ -30,6 +30,8 @@ _METRIC = frozenset({
 })  # fmt: skip
 _LOSSES = ("criterion", "loss", "loss_fn", "loss_func", "loss_function", "train_loss", "val_loss")
 _CANDIDATES = 16
+# LoRA's first factors, of a matrix and of an embedding, as PEFT names them.
+LORA_A, LORA_EMBEDDING_A = ".lora_A.weight", ".lora_embedding_A"
 
 
 @dataclass(frozen=True)
@@ -131,6 +133,11 @@ def without_wrappers(name: str) -> str:
 def is_average(name: str) -> bool:
     """Say whether what has this name is a model's average over its training, such as ``model_ema``."""
     return not _AVERAGES.isdisjoint(re.split(r"[._-]", name.lower()))
+
+
+def is_adapter_state(names: Iterable[object]) -> bool:
+    """Say whether tensors' names are those of a LoRA adapter: averaging its tensors one by one would be wrong."""
+    return any(isinstance(name, str) and name.endswith((LORA_A, LORA_EMBEDDING_A)) for name in names)
 
 
 def _bare(names: Collection[str]) -> dict[str, str]:

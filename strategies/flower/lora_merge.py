@@ -14,14 +14,14 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 
 from ..core.errors import OptionError, QuorumError, UploadError
-from ..core.facts import UNKNOWN_SHAPE, Upload, UploadFacts, default_normalization
-from ..core.names import match_names
+from ..core.facts import ADAPTER, UNKNOWN_SHAPE, Upload, UploadFacts, default_normalization
+from ..core.names import is_adapter_state, match_names
 from ..core.seeds import derive_seed
 from ..merging.adapters import describe_merge
 from ..method import METHODS, Job, Method, Silent
 from ..uploads.builders import choose_config
 from ..uploads.checks import check_arrays
-from ..weights.adapters import ARCHITECTURE, Adapter, clean_names, cut_adapter, is_adapter_state, plain_config
+from ..weights.adapters import Adapter, clean_names, cut_adapter, plain_config
 from .evaluation import mean_of_scores
 from .messages import array_form
 from .nodes import cause_of_failure
@@ -121,7 +121,7 @@ class LoRAMerge(FedAvg):
         self._merged = True
         start = Adapter("the start", clean_names(sent), self.peft_config)
         job = Job(
-            tuple(uploads), {}, ARCHITECTURE, 0, UNKNOWN_SHAPE, default_normalization(UNKNOWN_SHAPE), self.config,
+            tuple(uploads), {}, ADAPTER, 0, UNKNOWN_SHAPE, default_normalization(UNKNOWN_SHAPE), self.config,
             seed=derive_seed(self.seed, "round", server_round), start=start.to_state(), clients_seed=self.seed,
         )  # fmt: skip
         notes = _Notes()
@@ -163,13 +163,13 @@ class LoRAMerge(FedAvg):
         record = next(iter(message.content.array_records.values()))
         signature = {key: (tuple(array.shape), array.dtype) for key, array in self._sent.items()}
         try:
-            arrays = check_arrays(record, ARCHITECTURE, signature, array_form(self.arrayrecord_key))
+            arrays = check_arrays(record, ADAPTER, signature, array_form(self.arrayrecord_key))
         except UploadError as error:
             raise error.of(client) from error
         tensors = clean_names({key: torch.from_numpy(value) for key, value in arrays.items()})
         metrics: Mapping[str, Any] = next(iter(message.content.metric_records.values()))
         state = Adapter(client, tensors, self.peft_config).to_state()
-        facts = UploadFacts(client, ARCHITECTURE, metrics[self.weighted_by_key])
+        facts = UploadFacts(client, ADAPTER, metrics[self.weighted_by_key])
         return Upload(facts, lambda: dict(state))
 
 

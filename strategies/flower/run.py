@@ -19,6 +19,7 @@ from ..core.clients import TEST_SHARE
 from ..core.durable import MIB
 from ..core.errors import OptionError
 from ..core.facts import CLASSIFIER, weights_alone
+from ..core.names import is_adapter_state
 from ..core.options import option
 from ..core.stage_options import NONE, OFF, RIDGE, StageOptions
 from ..method import Job, Method, Need
@@ -44,7 +45,6 @@ from ..uploads.checks import Signature, Signatures, check_outputs
 from ..uploads.needs import check_needs
 from ..uploads.parts import Part, find_part
 from ..uploads.tensors import weights_sha256
-from ..weights.adapters import is_adapter_state
 from .arguments import Participation
 from .asking import Exchange
 from .clients import GridClients

@@ -22,7 +22,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..combiners.combiners import Mean
 from ..core.facts import CLASSIFIER, holds_images, is_head, kind_of
 from ..core.gpu import eager
 from ..core.layout import settle_input
@@ -342,7 +341,8 @@ class _Gatherer:
         return Evidence(names, kinds, self.known, norms, statistics, vectors, behaviour)
 
     def model(self, upload: Upload) -> nn.Module:
-        ensemble = Ensemble.from_uploads([upload], self.job.builders, Mean(), device=self.job.device, fold=False)
+        nobody = nn.Identity()  # combines the answers of no others
+        ensemble = Ensemble.from_uploads([upload], self.job.builders, nobody, device=self.job.device, fold=False)
         model = ensemble.get_submodule("members.0")
         if self.images:  # called past the ensemble, which settles its members at their first images
             settle_input(model, torch.zeros(2, *self.job.input_shape, device=self.job.device))

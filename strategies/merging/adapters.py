@@ -16,13 +16,14 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
+from ..core.checkpoints import ADAPTER_CONFIG, is_adapter
 from ..core.durable import atomic_write, make_folder, store_errors
 from ..core.errors import OptionError, StoreError, blaming
+from ..core.names import is_adapter_state
 from ..core.places import expand_user
 from ..teacher.average import example_weights
 from ..weights.adapters import (
     BASE_DIGEST,
-    CONFIG_FILE,
     PREFIX,
     TOKENS,
     WEIGHTS_FILE,
@@ -30,8 +31,6 @@ from ..weights.adapters import (
     add_update,
     cut_adapter,
     find_weights,
-    is_adapter,
-    is_adapter_state,
     read_adapter,
 )
 
@@ -192,7 +191,7 @@ class MergedAdapter:
         with store_errors(place):
             make_folder(place)
             atomic_write(place / WEIGHTS_FILE, save({**self.adapter.tensors}, header))
-            atomic_write(place / CONFIG_FILE, json.dumps(self.adapter.config, indent=2).encode() + b"\n")
+            atomic_write(place / ADAPTER_CONFIG, json.dumps(self.adapter.config, indent=2).encode() + b"\n")
             atomic_write(place / CARD_FILE, self._card().encode())
 
     def added_to_base(self, dtype: torch.dtype | None = None) -> tuple[dict[str, Tensor], float]:

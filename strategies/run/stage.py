@@ -14,7 +14,7 @@ from ..compute.threads import follow_threads
 from ..core.durable import store_errors
 from ..core.errors import OneShotError, OptionError, StoreError, blaming, shorten_list
 from ..core.facts import CLASSIFIER, Agreed, kind_of, weights_alone
-from ..core.names import match_names
+from ..core.names import is_adapter_state, match_names
 from ..core.stage_options import NONE, RIDGE
 from ..method import Need, Outcome
 from ..statistics.uploaded import with_heads
@@ -23,7 +23,6 @@ from ..teacher.weight_space import has_adapters
 from ..uploads.checks import RenamedTensors, Signatures
 from ..uploads.forms import forms_of
 from ..uploads.tensors import weights_sha256
-from ..weights.adapters import is_adapter_state
 from .ensembles import FOLDER_NAME, save_ensemble
 from .files import read_equal_weights, read_json, save_weights, write_json
 from .journal import Journal

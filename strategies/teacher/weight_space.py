@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import OptionError, shorten_list
+from ..core.names import is_adapter_state
 from ..core.options import option
 from ..method import Outcome
 from ..uploads.tensors import weights_sha256
-from ..weights.adapters import Adapter, is_adapter_state, merge_adapters
+from ..weights.adapters import Adapter, merge_adapters
 from ..weights.states import mean, merge_states
 from .average import recorded_weights
 from .merged import resembles_start

@@ -25,8 +25,9 @@ from safetensors import safe_open
 from torch import Tensor
 
 from ..core import refusals
-from ..core.checkpoints import read_checkpoint
+from ..core.checkpoints import ADAPTER_CONFIG, read_checkpoint
 from ..core.errors import OptionError, shorten_list
+from ..core.names import LORA_A, LORA_EMBEDDING_A
 from ..uploads.tensors import weights_sha256
 from .lora import LowRank, cut_rank, factor_matrix, merge_aligned, stack_updates
 from .states import Updates, mean
@@ -35,17 +36,14 @@ if TYPE_CHECKING:
     from ..core.facts import State
     from .states import Rule
 
-CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
-ARCHITECTURE = "adapter"  # of an upload that is an adapter
 BASE_DIGEST = "base_sha256"  # in the header of the weights
 PREFIX = "base_model.model."  # of every tensor's name
 _LONGEST = 2**20  # bytes of a config
 
-_A, _B = ".lora_A.weight", ".lora_B.weight"
-_EMBEDDING_A, _EMBEDDING_B = ".lora_embedding_A", ".lora_embedding_B"
+_B, _EMBEDDING_B = ".lora_B.weight", ".lora_embedding_B"
 TOKENS = ".token_adapter.trainable_tokens_delta"
-_SUFFIXES = {_A: _B, _EMBEDDING_A: _EMBEDDING_B}
+_SUFFIXES = {LORA_A: _B, LORA_EMBEDDING_A: _EMBEDDING_B}
 
 # Fields of the config that make another function of A and B, and why they cannot be merged.
 _OTHER_FUNCTIONS = {
@@ -96,14 +94,14 @@ class Adapter:
         Raises:
             UploadError: It is damaged, or of a form that cannot be merged.
         """
-        tensors = {key: state[key] for key in state if key != CONFIG_FILE}
-        if CONFIG_FILE not in state:
+        tensors = {key: state[key] for key in state if key != ADAPTER_CONFIG}
+        if ADAPTER_CONFIG not in state:
             return cls(client, clean_names(tensors))
         try:
-            facts = json.loads(bytes(state[CONFIG_FILE].to(torch.uint8).flatten().tolist()))
+            facts = json.loads(bytes(state[ADAPTER_CONFIG].to(torch.uint8).flatten().tolist()))
             return cls(client, clean_names(tensors), **facts)
         except (ValueError, TypeError, RecursionError) as error:
-            raise refusals.bad_adapter(CONFIG_FILE, "damaged", "be what PEFT wrote").of(client) from error
+            raise refusals.bad_adapter(ADAPTER_CONFIG, "damaged", "be what PEFT wrote").of(client) from error
 
     def to_state(self) -> State:
         """Return the tensors, and the config as one of them, as an upload travels and is stored: JSON in uint8."""
@@ -111,7 +109,7 @@ class Adapter:
             return dict(self.tensors)
         facts = {"config": self.config, "base_sha256": self.base_sha256, "lost_share": self.lost_share}
         text = json.dumps(facts, separators=(",", ":")).encode()
-        return {**self.tensors, CONFIG_FILE: torch.frombuffer(bytearray(text), dtype=torch.uint8)}
+        return {**self.tensors, ADAPTER_CONFIG: torch.frombuffer(bytearray(text), dtype=torch.uint8)}
 
     def __post_init__(self) -> None:
         for key, value in self.tensors.items():
@@ -157,7 +155,7 @@ class Adapter:
             return 1
         if rows % rank or not (self.config or {}).get("target_parameters"):
             raise refusals.bad_adapter(
-                f"{CONFIG_FILE}'s rank of {layer!r}", f"{rank} and its A has {rows} rows", "be equal"
+                f"{ADAPTER_CONFIG}'s rank of {layer!r}", f"{rank} and its A has {rows} rows", "be equal"
             ).of(self.client)
         return rows // rank
 
@@ -216,7 +214,7 @@ class Adapter:
             given = next((rows for part, rows in given.items() if f".{name}".endswith(f".{part}")), None)
         if given is None or len(given) != len(self.tensors[key]):
             raise refusals.bad_adapter(
-                f"{CONFIG_FILE}'s trainable_token_indices",
+                f"{ADAPTER_CONFIG}'s trainable_token_indices",
                 repr(given),
                 f"name the {len(self.tensors[key])} tokens of {key!r}",
             ).of(self.client)
@@ -258,11 +256,6 @@ def _plain(value: Any) -> Any:
     return sorted(value) if isinstance(value, set) else getattr(value, "value", str(value))
 
 
-def is_adapter(path: object) -> bool:
-    """Say whether a path is a folder with an adapter's config."""
-    return isinstance(path, str | Path) and (Path(path) / CONFIG_FILE).is_file()
-
-
 def read_adapter(folder: Path, client: str) -> Adapter:
     """Read an adapter's folder; nothing is downloaded.
 
@@ -273,7 +266,7 @@ def read_adapter(folder: Path, client: str) -> Adapter:
     Raises:
         UploadError: A file is missing or damaged, or the adapter is of a form that cannot be merged.
     """
-    path = folder / CONFIG_FILE
+    path = folder / ADAPTER_CONFIG
     try:
         with path.open("rb") as file:
             config = json.loads(file.read(_LONGEST))
@@ -282,7 +275,7 @@ def read_adapter(folder: Path, client: str) -> Adapter:
             client
         ) from error
     if not isinstance(config, dict):
-        raise refusals.bad_adapter(CONFIG_FILE, type(config).__name__, "hold an object").of(client)
+        raise refusals.bad_adapter(ADAPTER_CONFIG, type(config).__name__, "hold an object").of(client)
     weights = folder / WEIGHTS_FILE
     old = weights.with_suffix(".bin")
     weights = old if old.is_file() and not weights.is_file() else weights
@@ -301,7 +294,7 @@ def _check_config(config: Mapping[str, Any], client: str) -> None:
     """Refuse a config of another form of adapter, or with values that PEFT does not write."""
 
     def bad(key: str, rule: str) -> Exception:
-        return refusals.bad_adapter(f"{CONFIG_FILE}'s {key}", f"{config.get(key)!r:.80}", rule).of(client)
+        return refusals.bad_adapter(f"{ADAPTER_CONFIG}'s {key}", f"{config.get(key)!r:.80}", rule).of(client)
 
     if config.get("peft_type") != "LORA":
         raise bad("peft_type", "be 'LORA'")
@@ -360,11 +353,6 @@ class Aligned:
     def merge(self, one: Updates, updates: Sequence[LowRank]) -> LowRank:
         """Return the merged update of matrices that are held as factors."""
         return merge_aligned(updates, lambda parts: self.rule(replace(one, updates=parts)))
-
-
-def is_adapter_state(state: Mapping[str, object]) -> bool:
-    """Say whether a state is that of an adapter: averaging its tensors one by one would be wrong."""
-    return any(isinstance(key, str) and key.endswith((_A, _EMBEDDING_A)) for key in state)
 
 
 def merge_adapters(
@@ -548,7 +536,7 @@ def find_weights(adapter: Adapter, base: Mapping[str, Tensor]) -> dict[str, tupl
                 "fit one weight of the base",
             ).of(adapter.client)
         name, is_turned = next(iter(fits.items()))
-        if suffix == _EMBEDDING_A:
+        if suffix == LORA_EMBEDDING_A:
             is_turned = True
         elif size == turned:
             square.append(layer)

@@ -24,6 +24,7 @@ from ...core.durable import MIB
 from ...core.errors import OptionError, QuorumError, shorten_list
 from ...core.facts import EXPECTED
 from ...core.gpu import resolve_device
+from ...core.names import is_adapter_state
 from ...method import Job, Outcome, Snapshot
 from ...run.journal import Journal
 from ...run.stage import TRAFFIC_FILE, StageReport, keep_outcome
@@ -31,7 +32,6 @@ from ...run.traffic import Traffic
 from ...teacher.student import fresh_student, observe
 from ...uploads.checks import Signatures
 from ...uploads.parts import find_part
-from ...weights.adapters import is_adapter_state
 from ..messages import metrics_of
 from ..nodes import FOREIGN_APPS, Limits, Nodes, Refusals
 from ..results import log_scores
