@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from client_app.training.features import ClientHead, ClientSums, add_up, train
+from client_app.training.features import ClientHead, ClientSums, add_up, train_head
 from client_app.training.local import Training
 from fl_app.config import ClientConfig
 from fl_app.data import ImageData, Normalization
@@ -110,7 +110,7 @@ def test_a_head_is_trained_on_the_cached_features_of_an_earlier_run(cache: Featu
     for own in (cache, cache, None):
         with seeded_torch(0, "head"):
             model = ClientHead(function, 3, own)
-        last = train(model, Training(DATA, config, HALF, "crop-flip"))
+        last = train_head(model, Training(DATA, config, HALF, "crop-flip"))
         states.append(model.state_dict())
     assert sum(PASSES) == 2 * 300  # the second run reads, the third has no cache
     assert last.number == 3

@@ -587,7 +587,7 @@ def test_a_loop_of_the_project_s_own_asks_once_and_has_the_result(tmp_path: Path
     ("kind", "demand"),
     [
         (LabelCountEnsemble, r"label counts .*upload_facts"),
-        (FisherMerging, "merging.fisher_diagonal"),
+        (FisherMerging, "fisher_diagonal"),
         (FedOV, "one more output"),
     ],
 )
