@@ -9,13 +9,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from server_app.compare.cell import Cell, facts_of, run_cell
 from server_app.compare.report import comparison_page, draw_comparison
 from server_app.compare.sources import data_of, differing, info_of, own_results, scored_alike, with_rows, with_uploads
-from server_app.compare.table import differing_line, lines_of
+from server_app.compare.table import Line, differing_line, lines_of
 from server_app.launch.console import oneshot
 from server_app.launch.guard import guarded, sigterm_as_interrupt
 from server_app.replay.stored import check_replay, unmet_need
+from server_app.report.evaluation import read_answers
 from server_app.report.page import PAGE_FILE, report_folder, write_page
 from server_app.settings.choices import CHOICES
 from server_app.settings.read import default_settings, overridden
@@ -29,6 +33,7 @@ from strategies.run.files import read_json, write_json
 from strategies.run.journal import ProgressFile
 from strategies.run.results import COMPARISON_FILE
 from strategies.run.run_folder import default_run_dir
+from strategies.scores.values import paired_difference
 
 # Runs the cells of a comparison, as many at once as the cores hold.
 
@@ -302,17 +307,41 @@ def _written(
     """Write compare.json and the plots; return the content of compare.json."""
     facts = {**facts, "cells": [found for cell in cells if (found := facts_of(cell)) is not None]}
     lines = lines_of([*facts["cells"], *facts["own"]])
+    facts["to_best"] = _to_best(facts, lines)
     result = {
         **facts,
         "status": "failed" if failures else "finished",
         **({"error": _failed(failures, facts["command"])} if failures else {}),
-        "table": [line.as_json() for line in lines],
+        "table": [{**line.as_json(), "to_best": facts["to_best"].get(line.name)} for line in lines],
         **draw_comparison(folder, facts, lines, log),
         "page": PAGE_FILE,
     }
     write_page(folder / PAGE_FILE, comparison_page(result, lines))
     write_json(folder / COMPARISON_FILE, result)
     return result
+
+
+def _to_best(facts: Mapping[str, Any], lines: Sequence[Line]) -> dict[str, dict[str, float]]:
+    """Return line -> by how much its accuracy is higher than the best line's, on the same held-out examples.
+
+    Lines of other runs than the best one have none, nor have runs with other held-out examples.
+    """
+    right: dict[str, dict[str, list[npt.NDArray[np.uint8]]]] = {}  # line -> run -> its results' answers
+    examples = set()
+    for entry in [*facts["cells"], *facts["own"]]:
+        digest, answers = read_answers(Path(entry.get("run_dir", entry["run"])))
+        examples.add(digest)
+        for name in (outcome["name"] for outcome in entry["outcomes"] if outcome["name"] in answers):
+            right.setdefault(name, {}).setdefault(entry["run"], []).append(answers[name])
+    scored = [line for line in lines if line.accuracy is not None and line.name in right]
+    best = max(scored, key=lambda line: line.accuracy or 0.0, default=None)
+    if best is None or len(examples) > 1:
+        return {}
+    # The mean over the runs of the mean over a run's results.
+    means = {name: np.mean([np.mean(each, axis=0) for each in runs.values()], axis=0) for name, runs in right.items()}
+    runs = right[best.name].keys()
+    names = [line.name for line in scored if line is not best and right[line.name].keys() == runs]
+    return {name: paired_difference(means[best.name], means[name]).as_json() for name in names}
 
 
 def _failed(failures: Sequence[tuple[str, str]], command: str) -> str:

@@ -17,7 +17,8 @@ from server_app.settings.read import default_settings, scaled_line
 from server_app.settings.text import to_toml
 from strategies.run.results import COMPARISON_FILE
 
-COLUMNS = ("method", "kind", "n", "accuracy, %", "best, %", "wall, s", "CPU, s", "MiB", "MiB/client", "uploads")
+BEHIND = "to the best, points"
+COLUMNS = ("method", "kind", "n", "accuracy, %", BEHIND, "best, %", "wall, s", "CPU, s", "MiB", "MiB/client", "uploads")
 # Amounts of a cell -> digits of their mean.
 WORK = ("teacher_forward", "teacher_backward", "student_steps", "generator_steps")
 AMOUNTS = {"server_s": 2, "server_cpu_s": 2, "peak_mib": 2, "gpu_mib": 2, "mib_per_client": 6, **dict.fromkeys(WORK, 1)}
@@ -96,13 +97,18 @@ class Line:
             **{name: self.work.get(name) for name in WORK},
         }
 
-    def shown(self) -> tuple[str, ...]:
-        """Return the line for the printed table, one text per column."""
+    def shown(self, to_best: Mapping[str, float] | None) -> tuple[str, ...]:
+        """Return the line for the printed table, one text per column.
+
+        Args:
+            to_best: By how much its accuracy is higher than the best line's, with the ends of the interval, as shares.
+        """
         return (
             self.name,
             self.kind,
             str(self.results),
             self.accuracy_text,
+            _difference(to_best),
             _text(self.best_accuracy, 2),
             _text(self.server_s, 1),
             _text(self.server_cpu_s, 1),
@@ -225,6 +231,14 @@ def table_of(comparison: Mapping[str, Any], lines: Sequence[Line], *, work: bool
         if scored
         else "No accuracies: the runs are of another project, whose held-out examples are missing here; --evaluate "
         "names a function that has them.",
+        *(
+            [
+                "To the best: the difference of accuracy on the same held-out examples, with its 95 % interval over "
+                "these examples; a tie if the interval holds 0."
+            ]
+            if comparison.get("to_best")
+            else []
+        ),
         *(["Methods without random draws have one result per run."] if comparison["seeds"] > 1 else []),
         *(["Best: the mean of the best server epochs, chosen on the held-out examples themselves."] if scored else []),
         f"Wall and CPU: mean seconds of the server stage, its tests after every epoch included, on {threads} "
@@ -235,10 +249,26 @@ def table_of(comparison: Mapping[str, Any], lines: Sequence[Line], *, work: bool
         *_scaled(cells),
         *(f"Without {name}: {reason}." for name, reason in comparison["left_out"].items()),
     ]
-    more = WORK if work else ()
+    more, apart = WORK if work else (), comparison.get("to_best", {})
     columns = (*COLUMNS, *(name.replace("_", " ") for name in more))
-    rows = [(*line.shown(), *(_text(line.work.get(name), 0) for name in more)) for line in lines]
+    rows = [(*line.shown(apart.get(line.name)), *(_text(line.work.get(name), 0) for name in more)) for line in lines]
+    if not apart:
+        columns, rows = _without(BEHIND, columns, rows)
     return Table(f"{headline(comparison)}.", columns, rows, texts=TEXTS, notes=notes)
+
+
+def _difference(found: Mapping[str, float] | None) -> str:
+    if found is None:
+        return "-"
+    value, low, high = (100 * found[key] for key in ("value", "low", "high"))
+    return f"{value:+.1f} ({low:+.1f} to {high:+.1f}){', tie' if low <= 0 <= high else ''}"
+
+
+def _without(
+    name: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
+) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    place = columns.index(name)
+    return (*columns[:place], *columns[place + 1 :]), [(*row[:place], *row[place + 1 :]) for row in rows]
 
 
 def differing_line(settings: Mapping[str, Sequence[Any]]) -> str:

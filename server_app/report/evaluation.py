@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-import torch
+import numpy as np
+import numpy.typing as npt
 from torch import nn
 
 from server_app.settings.choices import CHOICES, Choice
@@ -101,11 +103,8 @@ def _key(job: Job, held_out: Scorer) -> str | None:
             return None
         uploads.append([upload.client, upload.architecture, upload.read.sha256, upload.num_examples])
     normalization = [held_out.normalization.mean, held_out.normalization.std]
-    digest = hashlib.sha256(json.dumps([uploads, job.student, normalization, job.device, job.threads]).encode())
-    for tensor in (held_out.data.images, held_out.data.labels):
-        digest.update(json.dumps([str(tensor.dtype), list(tensor.shape)]).encode())
-        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+    facts = [uploads, job.student, normalization, job.device, job.threads, held_out.digest]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
 PLAIN = EnsembleSpec((), "mean")
@@ -122,6 +121,7 @@ class Row:
         accuracy: In %, on the held-out examples; None where a function of the user's own has other scores.
         scores: All scores with their intervals, by name.
         details: What else is known of the answers, see :func:`strategies.scores.values.describe`.
+        right: Which held-out examples it gets right, see :meth:`.HeldOut.scored`; empty where that is not known.
     """
 
     name: str
@@ -129,16 +129,53 @@ class Row:
     accuracy: float | None
     scores: Mapping[str, Any] = field(default_factory=dict)
     details: Mapping[str, Any] = field(default_factory=dict)
+    right: str = ""
 
     @classmethod
     def of(cls, name: str, kind: str, found: Mapping[str, Any]) -> Row:
         """Return the row of a model, given its scores as :meth:`.HeldOut.scored` describes them."""
-        details = {key: value for key, value in found.items() if key not in ("accuracy", "scores")}
-        return cls(name, kind, found["accuracy"], found["scores"], details)
+        details = {key: value for key, value in found.items() if key not in ("accuracy", "scores", "right")}
+        return cls(name, kind, found["accuracy"], found["scores"], details, found.get("right", ""))
 
     def as_json(self) -> dict[str, Any]:
         """Return the row for result.json."""
         return {"name": self.name, "kind": self.kind, "accuracy": self.accuracy, "scores": dict(self.scores)}
+
+
+ANSWERS_FILE = "answers.json"  # which held-out examples the results of a run get right
+
+
+def write_answers(folder: Path, rows: Sequence[Row], held_out: HeldOut) -> None:
+    """Write which held-out examples the baselines and results get right, for comparisons with those of other runs.
+
+    Raises:
+        StoreError: The disk refuses.
+    """
+    right = {row.name: row.right for row in rows if row.kind != "client"}
+    write_json(
+        folder / ANSWERS_FILE, {"examples": len(held_out.data.labels), "examples-sha256": held_out.digest, "right": right}
+    )
+
+
+def read_answers(folder: Path) -> tuple[str, dict[str, npt.NDArray[np.uint8]]]:
+    """Return a digest of the held-out examples, and for each baseline and result 1 where it is right [n], else 0.
+
+    Returns:
+        Both empty for a run that has none, as one of another project.
+
+    Raises:
+        StoreError: The file is damaged.
+    """
+    path = folder / ANSWERS_FILE
+    if not path.exists():
+        return "", {}
+    found = read_json(path)
+    try:
+        packed = {name: np.frombuffer(base64.b64decode(text), np.uint8) for name, text in found["right"].items()}
+        right = {name: np.unpackbits(bits, count=found["examples"]) for name, bits in packed.items()}
+        return str(found["examples-sha256"]), right
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise StoreError(f"{path} is damaged: {error!s:.80}") from error
 
 
 def evaluate(

@@ -14,7 +14,7 @@ from fl_app.data import TABLE_FORMS
 from server_app.report.client_scores import client_lines, client_plots, client_rows
 from server_app.report.communication import Cost, cost_of, moved_in, moved_lines, points_of, rounds_in
 from server_app.report.drawing import save_all
-from server_app.report.evaluation import Row, best_accuracy, evaluate
+from server_app.report.evaluation import Row, best_accuracy, evaluate, write_answers
 from server_app.report.gatekeeping import attack_facts, attack_lines, plot_verdict, verdict_facts, verdict_lines
 from server_app.report.load_code import load_code
 from server_app.report.page import PAGE_FILE, write_page
@@ -139,6 +139,8 @@ def finish(  # noqa: PLR0913  everything that a result consists of
         bare |= {"evaluation": evaluation} if evaluation else {}
         _keep(folder, settings, bare, log=log)
         return bare
+    if isinstance(held_out, HeldOut):
+        write_answers(folder.path, rows, held_out)
     accuracy = rows[-1].accuracy  # the last row is the method's own result: the student, if it has both outcomes
     refused, cost = [refusal for each in rounds_in(folder) for refusal in each.refused()], cost_of(folder)
     result: dict[str, Any] = {

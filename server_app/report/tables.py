@@ -108,7 +108,7 @@ class Table:
                 name,
                 justify="left" if place < self.texts else "right",
                 min_width=None if broken else width,
-                no_wrap=place < whole,
+                no_wrap=not broken,  # else Rich narrows them first, and cuts what comes after them
             )
         for row in self.rows:
             shown.add_row(*map(printable, row))

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -174,7 +179,10 @@ class HeldOut:
         return percent(hits, len(self.data.labels))
 
     def scored(self, model: nn.Module) -> dict[str, Any]:
-        """Return all scores of a model, as :func:`strategies.scores.values.describe`; its mode is restored."""
+        """Return all scores of a model, as :func:`strategies.scores.values.describe`, and which examples it gets right.
+
+        The examples are bits in base64, under ``right``. The model's mode is restored.
+        """
         was_training, found = model.training, []
         model.eval()
         with torch.no_grad():
@@ -198,7 +206,18 @@ class HeldOut:
         return [self._described(logits) for logits in torch.cat(alone, dim=1)], self._described(torch.cat(together))
 
     def _described(self, logits: torch.Tensor) -> dict[str, Any]:
-        return describe(Answers.of(logits, self.data.labels).sums(), self.classes)
+        answers = Answers.of(logits, self.data.labels)
+        right = np.packbits(answers.predicted == answers.labels)
+        return {**describe(answers.sums(), self.classes), "right": base64.b64encode(right.tobytes()).decode()}
+
+    @cached_property
+    def digest(self) -> str:
+        """What tells these examples from others: SHA-256 of the images and labels."""
+        digest = hashlib.sha256()
+        for tensor in (self.data.images, self.data.labels):
+            digest.update(json.dumps([str(tensor.dtype), list(tensor.shape)]).encode())
+            digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        return digest.hexdigest()
 
 
 def percent(hits: int, total: int) -> float:

@@ -174,6 +174,24 @@ def gain(first: Sums, second: Sums, pair: PairSums | None, metric: str) -> Score
     return Score(-value, -high, -low) if metric in LOWER_IS_BETTER else Score(value, low, high)
 
 
+def paired_difference(first: Array, second: Array) -> Score:
+    """Return by how much the second model's accuracy is higher, with its 95 % interval over the examples.
+
+    Two models: Bonett and Price on the examples that one of them alone gets right, as :func:`gain`. Means over several
+    models of each kind: the t interval of the examples' differences.
+
+    Args:
+        first: Of each example [n], the share of the first kind's models that are right.
+        second: Of the same examples, that of the second kind's.
+    """
+    apart, n = second - first, len(first)
+    if np.isin(apart, (-1, 0, 1)).all():
+        return _bonett_price(int((apart > 0).sum()), int((apart < 0).sum()), n, 1.0)
+    fixed = np.rint(apart * ONE).astype(np.int64), np.rint(apart**2 * ONE).astype(np.int64)
+    mean, half = _mean((int(fixed[0].sum()), int(fixed[1].sum())), n, 1.0)
+    return Score(mean, max(-1.0, mean - half), min(1.0, mean + half))
+
+
 def verdict(found: Score) -> str:
     """Return ``"gains"``, ``"loses"``, or ``"ties"`` where the interval of a gain holds 0."""
     return "gains" if found.low > 0 else "loses" if found.high < 0 else "ties"

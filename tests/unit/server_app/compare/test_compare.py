@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import html
 import json
+import math
 import os
 import re
 import signal
@@ -17,20 +18,23 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from safetensors.torch import load_file
 from typer.testing import CliRunner
 
-from fl_app.models import build
+from fl_app.data import open_split
+from fl_app.models import build, builders
 from server_app import cli as command_line
 from server_app.compare import comparison as running
 from server_app.compare.cell import Cell, run_cell
 from server_app.compare.comparison import Comparison, compare_runs
-from server_app.compare.table import table_of
+from server_app.compare.table import lines_of, table_of
 from server_app.replay.request import ReplayRequest
 from server_app.replay.stored import replay_run
 from strategies.core.errors import OneShotError, OptionError
 from strategies.core.processor import all_cores
 from strategies.core.seeds import seeded_torch
 from strategies.method import METHODS, EnsembleSpec, Job, Outcome, Progress
+from strategies.run.ensembles import load_ensemble_module
 from strategies.run.files import read_json, write_json
 from strategies.run.run_folder import RunFolder
 
@@ -90,6 +94,47 @@ def test_methods_when_compared_have_a_line_per_outcome_with_mean_and_sample_devi
     assert lines["FedAvg (one shot)"]["accuracy_spread"] is None
     assert [line["best_accuracy"] for line in lines.values()] == [None, 94.0, None]  # of 93, 94 and 95
     assert {line["uploads"] for line in lines.values()} == {"3"}
+
+
+@pytest.mark.usefixtures("both", "ran")
+def test_every_line_is_compared_with_the_best_one_on_the_same_examples(run_folder: MakeRun, tmp_path: Path) -> None:
+    run = run_folder()
+
+    found = compared(run, methods="fedens,fedavg,dense", seeds=2, out=tmp_path / "out")
+
+    [cells] = (tmp_path / "out" / "cells").iterdir()
+    average = build("lenet5", num_classes=10, input_shape=(1, 16, 16)).eval()
+    average.load_state_dict(load_file(cells / "fedavg-seed0" / "student.safetensors"))
+    makes = builders(10, (1, 16, 16))
+    models = {
+        "FedENS": load_ensemble_module(cells / "fedens-seed0" / "ensemble", makes),
+        "DENSE ensemble": load_ensemble_module(cells / "dense-seed0" / "ensemble", makes),
+        "FedAvg (one shot)": average,
+    }
+    split = open_split("digits", "test", image_size=16)
+    data = split.take(torch.arange(len(split.labels)))
+    pixels, count = (data.images / 255 - 0.5) / 0.5, len(split.labels)
+    right = {name: model(pixels).argmax(1) == data.labels for name, model in models.items()}
+    best = max(right, key=lambda name: int(right[name].sum()))
+    lines = rows_of(found)
+    assert lines[best]["to_best"] is None
+    for name in right.keys() - {best}:
+        gained, lost = int((right[name] & ~right[best]).sum()), int((~right[name] & right[best]).sum())
+        up, down = (gained + 1) / (count + 2), (lost + 1) / (count + 2)  # Bonett and Price (2012)
+        half = 1.959964 * math.sqrt((up + down - (up - down) ** 2) / (count + 2))
+        wanted = {"value": (gained - lost) / count, "low": up - down - half, "high": up - down + half}
+        assert lines[name]["to_best"] == pytest.approx(wanted, abs=1e-5)
+    student = lines["DENSE (2 epochs of 200)"]  # of two seeds
+    assert student["to_best"]["value"] == pytest.approx((student["accuracy"] - lines[best]["accuracy"]) / 100, abs=2e-4)
+    shown = table_of(found, lines_of(found["cells"]))
+    place = shown.columns.index("to the best, points")
+    text = {row[0]: row[place] for row in shown.rows}
+    assert text[best] == "-"
+    assert all(("tie" in text[name]) == (row["to_best"]["high"] >= 0) for name, row in lines.items() if row["to_best"])
+
+    other = run_folder(name="other", **{"data.image-size": 16, "data.held-out": "report"})
+    apart = compared(run, other, methods="fedens,fedavg", out=tmp_path / "apart")
+    assert [row["to_best"] for row in apart["table"]] == [None, None]  # other examples
 
 
 @pytest.mark.usefixtures("both", "ran")
