@@ -151,10 +151,9 @@ def write_answers(folder: Path, rows: Sequence[Row], held_out: HeldOut) -> None:
     Raises:
         StoreError: The disk refuses.
     """
+    facts = {"examples": len(held_out.data.labels), "examples-sha256": held_out.digest}
     right = {row.name: row.right for row in rows if row.kind != "client"}
-    write_json(
-        folder / ANSWERS_FILE, {"examples": len(held_out.data.labels), "examples-sha256": held_out.digest, "right": right}
-    )
+    write_json(folder / ANSWERS_FILE, {**facts, "right": right})
 
 
 def read_answers(folder: Path) -> tuple[str, dict[str, npt.NDArray[np.uint8]]]:
