@@ -308,6 +308,7 @@ def facts_of(cell: Cell) -> dict[str, Any] | None:
         "run_dir": str(cell.folder),
         "weights_sha256": result["weights_sha256"],
         "outcomes": _outcomes(cell, result),
+        "metric": result.get("metric", "accuracy"),
         "best_accuracy": result["best_accuracy"],
         "uploads": result["uploads"],
         "server_s": round(usage.wall_s, 2),

@@ -328,8 +328,9 @@ def _to_best(facts: Mapping[str, Any], lines: Sequence[Line]) -> dict[str, dict[
     """
     right: dict[str, dict[str, list[npt.NDArray[np.uint8]]]] = {}  # line -> run -> its results' answers
     examples = set()
-    for entry in [*facts["cells"], *facts["own"]]:
-        digest, answers = read_answers(Path(entry.get("run_dir", entry["run"])))
+    places = [(cell, cell["run_dir"]) for cell in facts["cells"]] + [(own, own["run"]) for own in facts["own"]]
+    for entry, place in places:
+        digest, answers = read_answers(Path(place))
         examples.add(digest)
         for name in (outcome["name"] for outcome in entry["outcomes"] if outcome["name"] in answers):
             right.setdefault(name, {}).setdefault(entry["run"], []).append(answers[name])

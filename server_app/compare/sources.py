@@ -164,6 +164,7 @@ def _own_result(run: Path) -> dict[str, Any] | None:
         "run_dir": result["run_dir"],
         "weights_sha256": result["weights_sha256"],
         "outcomes": own,
+        "metric": result.get("metric", "accuracy"),
         "best_accuracy": result["best_accuracy"],
         "uploads": result["uploads"],
         "server_s": result["seconds"].get("server", 0.0),

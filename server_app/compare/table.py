@@ -12,13 +12,13 @@ import pandas as pd
 
 from server_app.launch.console import TableFormat
 from server_app.report.communication import Curve, Point
-from server_app.report.tables import Table, write_out
+from server_app.report.tables import Table, places_of, titled, write_out
+from server_app.report.tables import headline as headline_score
 from server_app.settings.read import default_settings, scaled_line
 from server_app.settings.text import to_toml
 from strategies.run.results import COMPARISON_FILE
 
 BEHIND = "to the best, points"
-COLUMNS = ("method", "kind", "n", "accuracy, %", BEHIND, "best, %", "wall, s", "CPU, s", "MiB", "MiB/client", "uploads")
 # Amounts of a cell -> digits of their mean.
 WORK = ("teacher_forward", "teacher_backward", "student_steps", "generator_steps")
 AMOUNTS = {"server_s": 2, "server_cpu_s": 2, "peak_mib": 2, "gpu_mib": 2, "mib_per_client": 6, **dict.fromkeys(WORK, 1)}
@@ -43,6 +43,8 @@ class Line:
         mib_per_client: Mean MiB that a client sent and received for the result.
         uploads: The fewest and the most uploads.
         work: Mean counts of :data:`WORK`.
+        metric: The headline score of all cells; ``"accuracy"`` where cells differ.
+        scores: That of every cell, in % or in its own unit; None if one lacks it.
 
     A number that was not measured in every cell is None.
     """
@@ -60,23 +62,33 @@ class Line:
     mib_per_client: float | None
     uploads: tuple[int, int]
     work: Mapping[str, float | None] = field(default_factory=dict)
+    metric: str = "accuracy"
+    scores: tuple[float, ...] | None = None
 
     @property
     def accuracy(self) -> float | None:
         """The mean over the cells, in %."""
-        return _rounded(pd.Series(self.accuracies).mean(), 2) if self.accuracies else None
+        return _mean(self.accuracies, 2)
 
     @property
     def spread(self) -> float | None:
         """The sample standard deviation over the cells (n - 1), in %; None for a single one."""
-        several = self.accuracies is not None and len(self.accuracies) > 1
-        return _rounded(pd.Series(self.accuracies).std(), 2) if several else None
+        return _spread(self.accuracies, 2)
+
+    @property
+    def score(self) -> float | None:
+        """The mean of the headline score over the cells, in % or in its own unit."""
+        return _mean(self.scores, places_of(self.metric))
+
+    @property
+    def score_spread(self) -> float | None:
+        """The sample standard deviation of the headline score; None for a single one."""
+        return _spread(self.scores, places_of(self.metric))
 
     @property
     def accuracy_text(self) -> str:
         """Mean and spread as text: ``61.50 ± 1.20``."""
-        mean = _text(self.accuracy, 2)
-        return f"{mean} ± {self.spread:.2f}" if self.spread is not None else mean
+        return _mean_and_spread(self.accuracy, self.spread, 2)
 
     def as_json(self) -> dict[str, Any]:
         """Return the line for compare.json and the CSV."""
@@ -87,6 +99,9 @@ class Line:
             "results": self.results,
             "accuracy": self.accuracy,
             "accuracy_spread": self.spread,
+            "metric": self.metric,
+            "score": self.score,
+            "score_spread": self.score_spread,
             "best_accuracy": self.best_accuracy,
             "server_s": self.server_s,
             "server_cpu_s": self.server_cpu_s,
@@ -97,25 +112,35 @@ class Line:
             **{name: self.work.get(name) for name in WORK},
         }
 
-    def shown(self, to_best: Mapping[str, float] | None) -> tuple[str, ...]:
-        """Return the line for the printed table, one text per column.
+    def shown(self, to_best: Mapping[str, float] | None) -> dict[str, str]:
+        """Return the line for the printed table, a text for each column.
 
         Args:
             to_best: By how much its accuracy is higher than the best line's, with the ends of the interval, as shares.
         """
-        return (
-            self.name,
-            self.kind,
-            str(self.results),
-            self.accuracy_text,
-            _difference(to_best),
-            _text(self.best_accuracy, 2),
-            _text(self.server_s, 1),
-            _text(self.server_cpu_s, 1),
-            _text(self.peak_mib, 0),
-            "-" if self.mib_per_client is None else f"{self.mib_per_client:.3g}",
-            uploads_text(self.uploads),
-        )
+        return {
+            "method": self.name,
+            "kind": self.kind,
+            "n": str(self.results),
+            titled("accuracy"): self.accuracy_text,
+            titled(self.metric): _mean_and_spread(self.score, self.score_spread, places_of(self.metric)),
+            BEHIND: _difference(to_best),
+            "best, %": _text(self.best_accuracy, 2),
+            "wall, s": _text(self.server_s, 1),
+            "CPU, s": _text(self.server_cpu_s, 1),
+            "MiB": _text(self.peak_mib, 0),
+            "MiB/client": "-" if self.mib_per_client is None else f"{self.mib_per_client:.3g}",
+            "uploads": uploads_text(self.uploads),
+            **{_column_of(name): _text(self.work.get(name), 0) for name in WORK},
+        }
+
+
+def _mean_and_spread(mean: float | None, spread: float | None, digits: int) -> str:
+    return _text(mean, digits) + ("" if spread is None else f" ± {spread:.{digits}f}")
+
+
+def _column_of(work: str) -> str:
+    return work.replace("_", " ")
 
 
 def lines_of(cells: Sequence[Mapping[str, Any]]) -> list[Line]:
@@ -125,9 +150,12 @@ def lines_of(cells: Sequence[Mapping[str, Any]]) -> list[Line]:
         cells: See :func:`server_app.compare.cell.facts_of`.
     """
     methods = dict.fromkeys(cell["method"] for cell in cells)
+    metrics = {cell.get("metric", "accuracy") for cell in cells}
+    metric = metrics.pop() if len(metrics) == 1 else "accuracy"
     rows = [
         {**{name: cell.get(name) for name in AMOUNTS}, **_best(cell, outcome), "uploads": cell["uploads"],
-         "method": method, **{key: outcome[key] for key in ("name", "kind", "accuracy")}}
+         "score": headline_score(outcome, metric), "method": method,
+         **{key: outcome[key] for key in ("name", "kind", "accuracy")}}
         for method in methods
         for cell in cells if cell["method"] == method
         for outcome in cell["outcomes"]
@@ -135,7 +163,7 @@ def lines_of(cells: Sequence[Mapping[str, Any]]) -> list[Line]:
     if not rows:
         return []
     groups = pd.DataFrame(rows).groupby(["name", "method", "kind"], sort=False)
-    return [_line((str(name), str(method), str(kind)), group) for (name, method, kind), group in groups]
+    return [_line((str(name), str(method), str(kind)), group, metric) for (name, method, kind), group in groups]
 
 
 def _best(cell: Mapping[str, Any], outcome: Mapping[str, Any]) -> dict[str, Any]:
@@ -143,8 +171,7 @@ def _best(cell: Mapping[str, Any], outcome: Mapping[str, Any]) -> dict[str, Any]
     return {"best": cell["best_accuracy"] if outcome["kind"] == "student" or "options" in cell else None}
 
 
-def _line(key: tuple[str, str, str], group: pd.DataFrame) -> Line:
-    scores = group["accuracy"]
+def _line(key: tuple[str, str, str], group: pd.DataFrame, metric: str) -> Line:
     numbers = group[[*AMOUNTS, "best"]].astype(float)
     # An amount that a cell could not measure has no mean.
     means = {name: _rounded(numbers[name].mean(skipna=False), digits) for name, digits in AMOUNTS.items()}
@@ -154,7 +181,7 @@ def _line(key: tuple[str, str, str], group: pd.DataFrame) -> Line:
         method,
         kind,
         results=len(group),
-        accuracies=tuple(map(float, scores)) if scores.notna().all() else None,
+        accuracies=_all(group["accuracy"]),
         best_accuracy=_rounded(numbers["best"].mean(), 2),
         server_s=means["server_s"] or 0.0,
         server_cpu_s=means["server_cpu_s"],
@@ -163,7 +190,21 @@ def _line(key: tuple[str, str, str], group: pd.DataFrame) -> Line:
         mib_per_client=means["mib_per_client"],
         uploads=(int(group["uploads"].min()), int(group["uploads"].max())),
         work={name: means[name] for name in WORK},
+        metric=metric,
+        scores=_all(group["score"]),
     )
+
+
+def _all(numbers: pd.Series) -> tuple[float, ...] | None:
+    return tuple(map(float, numbers)) if numbers.notna().all() else None
+
+
+def _mean(numbers: Sequence[float] | None, digits: int) -> float | None:
+    return _rounded(pd.Series(numbers).mean(), digits) if numbers else None
+
+
+def _spread(numbers: Sequence[float] | None, digits: int) -> float | None:
+    return _rounded(pd.Series(numbers).std(), digits) if numbers and len(numbers) > 1 else None
 
 
 def _rounded(value: float, digits: int) -> float | None:
@@ -249,11 +290,11 @@ def table_of(comparison: Mapping[str, Any], lines: Sequence[Line], *, work: bool
         *_scaled(cells),
         *(f"Without {name}: {reason}." for name, reason in comparison["left_out"].items()),
     ]
-    more, apart = WORK if work else (), comparison.get("to_best", {})
-    columns = (*COLUMNS, *(name.replace("_", " ") for name in more))
-    rows = [(*line.shown(apart.get(line.name)), *(_text(line.work.get(name), 0) for name in more)) for line in lines]
-    if not apart:
-        columns, rows = _without(BEHIND, columns, rows)
+    apart = comparison.get("to_best", {})
+    shown = [line.shown(apart.get(line.name)) for line in lines]
+    hidden = {*([] if apart else [BEHIND]), *([] if work else map(_column_of, WORK))}
+    columns = [name for name in (shown[0] if shown else ()) if name not in hidden]
+    rows = [[texts[name] for name in columns] for texts in shown]
     return Table(f"{headline(comparison)}.", columns, rows, texts=TEXTS, notes=notes)
 
 
@@ -262,13 +303,6 @@ def _difference(found: Mapping[str, float] | None) -> str:
         return "-"
     value, low, high = (100 * found[key] for key in ("value", "low", "high"))
     return f"{value:+.1f} ({low:+.1f} to {high:+.1f}){', tie' if low <= 0 <= high else ''}"
-
-
-def _without(
-    name: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
-) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    place = columns.index(name)
-    return (*columns[:place], *columns[place + 1 :]), [(*row[:place], *row[place + 1 :]) for row in rows]
 
 
 def differing_line(settings: Mapping[str, Sequence[Any]]) -> str:

@@ -132,6 +132,13 @@ def test_every_line_is_compared_with_the_best_one_on_the_same_examples(run_folde
     assert text[best] == "-"
     assert all(("tie" in text[name]) == (row["to_best"]["high"] >= 0) for name, row in lines.items() if row["to_best"])
 
+    scored = compared(run_folder(name="scored", metric="log-loss"), methods="fedens,fedavg", out=tmp_path / "scored")
+    results = [read_json(Path(cell["run_dir"]) / "result.json") for cell in scored["cells"]]
+    losses = [result["scores"]["log-loss"]["value"] for result in results]
+    assert [line["score"] for line in scored["table"]] == pytest.approx(losses, abs=5e-4)
+    table = table_of(scored, lines_of(scored["cells"]))
+    assert [row[table.columns.index("log loss")] for row in table.rows] == [f"{loss:.3f}" for loss in losses]
+
     other = run_folder(name="other", **{"data.image-size": 16, "data.held-out": "report"})
     apart = compared(run, other, methods="fedens,fedavg", out=tmp_path / "apart")
     assert [row["to_best"] for row in apart["table"]] == [None, None]  # other examples
