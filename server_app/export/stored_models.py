@@ -164,7 +164,8 @@ def _builders(run: Path, info: Mapping[str, Any], model: str, split: Split) -> t
         raise OptionError(
             f"{run} is a run of another project: needs --model, as module:attribute that returns its nn.Module"
         )
-    return foreign_models(model, info["student"]), info["student"]
+    shape = info["input-shape"] if info["num-classes"] else None
+    return foreign_models(model, info["student"], shape), info["student"]
 
 
 def _of_another_project(info: Mapping[str, Any]) -> bool:

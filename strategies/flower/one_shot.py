@@ -117,7 +117,7 @@ class OneShot(Strategy):
         **flower: Unpack[FlowerArguments],
     ) -> None:
         participation = Participation.read(type(self).__name__, flower)
-        options, builders = options or RunOptions(), named_builders(model)
+        options, builders = options or RunOptions(), named_builders(model, input_shape)
         check_described(method, num_classes, input_shape)
         shape = check_arguments(
             UNKNOWN_SHAPE if input_shape is None else input_shape,

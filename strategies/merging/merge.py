@@ -505,7 +505,7 @@ def merge(
     facts = _facts(named, label_counts, sizes, num_classes)
     kept = {client: keep_weights(client, one) for client, one in named.items()}
     start = further.pop("start", None)
-    copies = _copies(named, model, chosen, config)
+    copies = _copies(named, model, input_shape if num_classes else None, chosen, config)
     if STATES in copies.builders:  # the counts are checked, and no module says more
         num_classes, input_shape = 0, UNKNOWN_SHAPE
     if adapters and chosen.any_model:
@@ -594,11 +594,14 @@ def _members(adapter: Adapter, model: Model | None) -> State:
     return model.fitted(adapter)
 
 
-def _copies(named: Mapping[str, Trained], model: Model | None, method: Method, config: Any) -> Copies:
+def _copies(
+    named: Mapping[str, Trained], model: Model | None, input_shape: tuple[int, ...] | None, method: Method, config: Any
+) -> Copies:
     """Return the given builders, else those of the modules, which are of one architecture where the method needs it."""
     if model is None and method.any_model and not all(isinstance(one, nn.Module) for one in named.values()):
         return Copies({STATES: _no_module}, {}, "")
-    found = Copies(named_builders(model), {}, "") if model is not None else copies_of(named, method.uploads)
+    given = None if model is None else named_builders(model, input_shape)
+    found = copies_of(named, method.uploads) if given is None else Copies(given, {}, "")
     if found.difference and Need.SAME_ARCHITECTURE in method.all_needs(config):
         raise OptionError(
             f"method {method.name!r} needs one architecture, but {found.difference}: choose another method, or give "

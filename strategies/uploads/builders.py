@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +22,16 @@ if TYPE_CHECKING:
     Shape = tuple[int, int, int]
 
 
-def named_builders(model: Model) -> dict[str, ModelBuilder]:
+def named_builders(model: Model, input_shape: Any = None) -> dict[str, ModelBuilder]:
     """Return the models by name; a single one is called ``"model"``.
 
+    Args:
+        model: A callable that returns an nn.Module, or a dict of them.
+        input_shape: Of one example, by which lazy layers find their sizes; None if it is unknown.
+
     Raises:
-        OptionError: There is no model, or the argument is of another type.
+        OptionError: There is no model, the argument is of another type, or a model has lazy layers and the shape is
+            unknown.
     """
     from torch import nn
 
@@ -38,7 +44,55 @@ def named_builders(model: Model) -> dict[str, ModelBuilder]:
                 f"model is {kind}: must be a callable that returns an nn.Module, as its class does, or a dict of "
                 "architecture name -> callable"
             )
+    for name in [name for name, builder in builders.items() if _makes_lazy_layers(builder)]:
+        if input_shape is None:
+            raise OptionError(
+                f"model {name!r} has lazy layers, whose sizes follow from the examples: needs input_shape, or layers "
+                "that name their sizes"
+            )
+        builders[name] = SizedBuilder(builders[name], check_shape(input_shape))
     return builders
+
+
+@dataclass(frozen=True)
+class SizedBuilder:
+    """Builds another builder's modules, whose lazy layers have found their sizes by two blank examples."""
+
+    build: ModelBuilder
+    input_shape: Shape
+
+    @property
+    def __name__(self) -> str:
+        """The name of the builder inside."""
+        return getattr(self.build, "__name__", "model")
+
+    def __call__(self) -> nn.Module:
+        """Return a fresh module."""
+        import torch
+
+        module = self.build()
+        training = module.training
+        with torch.no_grad():
+            if self.input_shape[1:] == (1, 1):  # a row
+                try:
+                    module.eval()(torch.zeros(2, self.input_shape[0]))
+                    return module.train(training)
+                except MODEL_ERRORS:  # it takes rows as [F, 1, 1]
+                    module = self.build()
+            run_on_blanks(module.eval(), self.input_shape)
+        return module.train(training)
+
+
+def _makes_lazy_layers(builder: ModelBuilder) -> bool:
+    import torch
+    from torch.nn.parameter import is_lazy
+
+    try:
+        with torch.device("meta"), seeded_torch(0, "lazy"):  # without memory for weights
+            module = builder()
+    except Exception:  # noqa: BLE001  the user's own code, which says more where its model is needed
+        return False
+    return isinstance(module, torch.nn.Module) and any(map(is_lazy, (*module.parameters(), *module.buffers())))
 
 
 def choose_student(student: str | None, builders: Mapping[str, ModelBuilder]) -> str:

@@ -120,7 +120,7 @@ class Iterative(Strategy):
         for name in unknown:
             inside = f"it is an argument of the strategy inside, as in base=FedAvg({name}=...)"
             refuse_argument(type(self).__name__, name, inside if name in FlowerArguments.__annotations__ else "")
-        options, builders = _in_rounds(options, refiner), named_builders(model)
+        options, builders = _in_rounds(options, refiner), named_builders(model, input_shape)
         strategy, refines = type(self).__name__, refiner is not None
         num_classes, input_shape = choose_task(strategy, num_classes, input_shape, needed=refines)
         shape = check_arguments(input_shape, seed=seed, min_uploads=min_uploads)
