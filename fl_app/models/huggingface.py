@@ -64,11 +64,13 @@ class MeanOfHiddenStates(nn.Module):
 def _ids_of(x: torch.Tensor, padding: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return token numbers, attention mask and the places of tokens, each [B, T], of texts [B, 1, 1, L].
 
-    T is the length of the longest text of the batch. A text without tokens is attended to at its first place, because
-    without a token to look at it would have no number.
+    T is the length of the longest text of the batch, and L in an exported program. A text without tokens is attended
+    to at its first place, because without a token to look at it would have no number.
     """
     rows = x.flatten(1).long()
-    rows = rows[:, : max(1, int((rows != 0).sum(1).max()))]
+    if not torch.compiler.is_exporting():  # a program has one length, whatever its texts
+        used = (rows != 0).any(0).nonzero()
+        rows = rows[:, : int(used[-1]) + 1 if len(used) else 1]
     mask = rows != 0
     seen = mask.clone()
     seen[:, 0] = True

@@ -22,6 +22,7 @@ from fl_app.models.backbones import backbone_of
 from fl_app.models.features import as_read
 from fl_app.models.huggingface import folder_digest, tokens
 from fl_app.node_policy import NodePolicy
+from server_app.export.exporting import export_run
 from server_app.settings.build import build_job, folder_digests
 from server_app.settings.read import read_settings
 from server_app.settings.server_data import open_half
@@ -104,6 +105,7 @@ def test_clients_train_a_folders_model_to_a_finished_result(
     config = transformers.AutoConfig.from_pretrained(folder, num_labels=4 if kind == "texts" else 10)
     model = getattr(transformers, f"AutoModelFor{head}Classification").from_config(config)
     model.load_state_dict(load_file(Path(result["run_dir"]) / "student.safetensors"))
+    export_run(Path(result["run_dir"]), log=list[str]().append)  # compares the program's answers with the model's
 
 
 def test_a_client_whose_folder_has_other_files_is_refused_before_it_trains(news: dict[str, Any]) -> None:
