@@ -9,9 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from server_app import cli as command_line
-from server_app.compare import comparison
 from server_app.compare import comparison as comparing
-from server_app.compare.cell import Cell, work
 from server_app.compare.comparison import Comparison, compare_runs
 from server_app.compare.sources import differing, own_results, with_uploads
 from server_app.report.communication import Cost
@@ -23,21 +21,6 @@ from strategies.run.traffic import Traffic
 
 MakeRun = Callable[..., Path]
 CURVE = [[3.0, 40.0], [4.0, 70.0]]
-
-
-@pytest.fixture
-def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, int]]:
-    """Let cells run in this process, and return the list of those that do."""
-    found: list[tuple[str, str, int]] = []
-
-    def here(cell: Cell, token: str, log: Callable[[str], None]) -> str:
-        found.append((cell.method, cell.run.name, cell.seed))
-        work(cell, log)
-        return ""
-
-    monkeypatch.setattr(comparison, "run_cell", here)
-    monkeypatch.setattr(comparing, "jobs_for", lambda *_: 1)  # cells in one process take turns
-    return found
 
 
 @pytest.fixture
