@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -59,13 +60,39 @@ def held_out(
     """
     if not 0.0 <= share < 1.0:
         raise OptionError(f"the share of examples to keep is {share}: must be a number from 0, below 1")
-    units, kinds = _units(np.zeros(count, np.int64) if labels is None else labels, groups)
-    order = np.random.default_rng(derive_seed(seed, "holdout", client)).permutation(len(kinds))
+    chosen, _ = _draw(
+        np.zeros(count, np.int64) if labels is None else labels,
+        groups,
+        derive_seed(seed, "holdout", client),
+        lambda size: int(share * size),
+    )
+    return np.flatnonzero(~chosen), np.flatnonzero(chosen)
+
+
+def _draw(
+    labels: npt.NDArray[np.integer],
+    groups: npt.NDArray[np.integer] | None,
+    seed: int,
+    count: Callable[[int], int],
+) -> tuple[npt.NDArray[np.bool_], Positions]:
+    """Draw whole groups of each class.
+
+    Args:
+        labels: The class of each example [n].
+        groups: The group of each example [n]; None if each is its own.
+        seed: Of the draw.
+        count: Number of a class's groups -> how many of them to draw.
+
+    Returns:
+        Whether each example is drawn [n], and the number of its group [n].
+    """
+    units, kinds = _units(labels, groups)
+    order = np.random.default_rng(seed).permutation(len(kinds))
     chosen = np.zeros(len(kinds), bool)
     for kind in np.unique(kinds):
         own = order[kinds[order] == kind]
-        chosen[own[: int(share * len(own))]] = True
-    return np.flatnonzero(~chosen[units]), np.flatnonzero(chosen[units])
+        chosen[own[: count(len(own))]] = True
+    return chosen[units], units
 
 
 def _units(labels: npt.NDArray[np.integer], groups: npt.NDArray[np.integer] | None) -> tuple[Positions, Positions]:
@@ -100,13 +127,12 @@ def split_test(
     everything = np.arange(len(labels))
     if not share or not len(labels):
         return everything, everything[:0]
-    units, kinds = _units(labels, groups)
-    order = np.random.default_rng(derive_seed(0, "test", client)).permutation(len(kinds))
-    chosen = np.zeros(len(kinds), bool)
-    for kind in np.unique(kinds):
-        own = order[kinds[order] == kind]
-        chosen[own[: max(1, round(share * len(own))) if len(own) > 1 else 0]] = True
-    test = chosen[units]
+    test, units = _draw(
+        labels,
+        groups,
+        derive_seed(0, "test", client),
+        lambda size: max(1, round(share * size)) if size > 1 else 0,
+    )
     for kind in np.setdiff1d(labels[test], labels[~test]):  # groups of several classes may take a whole class
         test[units == units[labels == kind][0]] = False
     return everything[~test], everything[test]
