@@ -175,7 +175,7 @@ def _facts_beside(path: Path) -> Iterator[Mapping[Any, Any]]:
                 metadata = opened.metadata() or {}
             yield {key: _decoded(value) for key, value in metadata.items()}
         elif not has_suffix(file, (_INDEX, ".npz")):
-            content = _read(file)
+            content = _read(file, "meta")  # without the bytes of the weights
             yield content if isinstance(content, Mapping) else {}
     except _DAMAGES:
         return
@@ -279,7 +279,8 @@ class OpenFile(Mapping[str, torch.Tensor]):
         return len(self._names)
 
 
-def _read(path: Path) -> Any:
+def _read(path: Path, device: str = "cpu") -> Any:
+    """Return what a file holds, with the tensors of a torch checkpoint on a device; ``"meta"`` reads none of them."""
     if has_suffix(path, (_INDEX,)):
         return _read_shards(path)
     if is_safetensors(path):
@@ -290,7 +291,7 @@ def _read(path: Path) -> Any:
             return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the error names a file of another format
-        return torch.load(path, weights_only=True, map_location="cpu")
+        return torch.load(path, weights_only=True, map_location=device)
 
 
 def is_safetensors(path: Path) -> bool:
