@@ -164,8 +164,7 @@ def _builders(run: Path, info: Mapping[str, Any], model: str, split: Split) -> t
         raise OptionError(
             f"{run} is a run of another project: needs --model, as module:attribute that returns its nn.Module"
         )
-    shape = info["input-shape"] if info["num-classes"] else None
-    return foreign_models(model, info["student"], shape), info["student"]
+    return foreign_models(model, info), info["student"]
 
 
 def _of_another_project(info: Mapping[str, Any]) -> bool:

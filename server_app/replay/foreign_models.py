@@ -38,20 +38,20 @@ def of_the_app(app: AppConfig) -> dict[str, Any]:
     return {key: value for key, value in flatten(app).items() if key in OF_THE_APP}
 
 
-def foreign_models(text: str, student: str, input_shape: Any = None) -> dict[str, Callable[[], Any]]:
+def foreign_models(text: str, info: Mapping[str, Any]) -> dict[str, Callable[[], Any]]:
     """Import the models' builder: one callable for all, or a dict of architecture name -> callable.
 
     Args:
         text: ``module:attribute``; the module may lie in the current folder.
-        student: The architecture of the result; a single callable builds this one.
-        input_shape: Of one example; None if it is unknown.
+        info: The content of the run's run.json; a single callable builds the architecture of its result.
 
     Raises:
         OptionError: The import fails, or the attribute is neither of the two.
     """
+    student, shape = info["student"], info["input-shape"] if info["num-classes"] else None
     found = imported(text, "--model")
     with _naming(text):
-        models = named_builders(found if isinstance(found, Mapping) else {student: found}, input_shape)
+        models = named_builders(found if isinstance(found, Mapping) else {student: found}, shape)
         if student not in models:
             raise OptionError(f"it builds {', '.join(map(str, models))}: must build {student!r} too, the run's student")
     return models
@@ -157,10 +157,9 @@ def _foreign_job(request: ReplayRequest, info: Mapping[str, Any]) -> tuple[Setti
         now = {**flatten(config, name), "seed": app.seed, **of_the_app(app)}
         check_same_run({"settings": {**begun, "seed": info["seed"]}}, now)
     shape = tuple(info["input-shape"])
-    sized = shape if info["num-classes"] else None
     job = Job(
         uploads=(),
-        builders={ADAPTER: _no_module} if adapters else foreign_models(request.model, info["student"], sized),
+        builders={ADAPTER: _no_module} if adapters else foreign_models(request.model, info),
         student=info["student"],
         num_classes=info["num-classes"],
         input_shape=shape,

@@ -238,8 +238,7 @@ def result_table(
 
     Returns:
         A row for every client whose upload is a classifier, or is merged in weight space. For closed-set classifiers
-        also the averaged ensemble, and
-        one-shot FedAvg if the architectures permit it. The method's own rows come last.
+        also the averaged ensemble, and one-shot FedAvg if the architectures permit it. The method's own rows come last.
     """
     job, method, spec = report.job, CHOICES[method_name], report.outcome.ensemble
     if not job.uploads:  # clients that answered round by round leave no uploads
