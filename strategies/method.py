@@ -12,22 +12,21 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from .core.clients import ClientAsks as ClientAsks
+from .core.clients import Clients
 from .core.facts import UNNAMED
 from .core.facts import Agreement as Agreement
 from .core.facts import Normalization as Normalization
+from .core.facts import State as State
 from .core.facts import Upload as Upload
 from .core.options import Always, described
 from .core.registry import TEACHER_HOMES, Registry
+from .core.shards import Shards
 
 if TYPE_CHECKING:
     import torch
 
-    from .core.clients import Clients
-    from .core.facts import State as State
-    from .core.shards import Shards
-
-    ModelBuilder = Callable[[], torch.nn.Module]
-    Observer = Callable[[int, torch.nn.Module], Mapping[str, float]]
+ModelBuilder = Callable[[], "torch.nn.Module"]
+Observer = Callable[[int, "torch.nn.Module"], Mapping[str, float]]
 
 
 class Need(enum.Enum):

@@ -15,9 +15,10 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
 
@@ -26,15 +27,11 @@ from ..core.durable import atomic_write
 from ..core.errors import OneShotError, OptionError
 from ..core.places import make_private, run_place
 from ..core.processor import flush_subnormals
+from ..method import ModelBuilder
 from ..scores.exchange import FEDAVG, KIND, MOST_RESULTS, OWN, RESULT, classes_digest, results_in
 from ..scores.sums import Answers, pack, pack_pair
 from ..uploads.packed import from_wire, unpack_member
 from . import answer_question, read_arrays
-
-if TYPE_CHECKING:
-    import torch
-
-    from ..method import ModelBuilder
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 MIB = 2**20

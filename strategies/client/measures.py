@@ -22,21 +22,17 @@ drawn from the model. RegMean: Jin et al., ICLR 2023, https://arxiv.org/abs/2212
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..core.errors import OptionError
-from ..core.facts import FISHER_OF, GRAM_OF, GRAM_OF_ROWS
+from ..core.facts import FISHER_OF, GRAM_OF, GRAM_OF_ROWS, State
 from ..core.layout import evaluating
 from ..statistics.sums import Statistics, to_arrays
 from ..teacher.heads import head_keys, last_linear
 from ..uploads.quantization import calibrate as calibrate
-
-if TYPE_CHECKING:
-    from ..core.facts import State
-
 
 MOST = 256  # examples; one backward pass each
 MOST_INPUTS = 4096  # of a layer: a matrix of their square is sent

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..core.seeds import derive_seed, seeded_torch
 from .aggregators import AGGREGATORS, TORCH_ONLY, check_params
-
-if TYPE_CHECKING:
-    from .forms import Params
-
+from .forms import Params
 
 Array = np.ndarray[Any, Any]
 

@@ -17,7 +17,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,11 +25,7 @@ from torch.nn import functional
 
 from ..core.facts import holds_images, is_head
 from ..core.seeds import seeded_torch
-from ..method import Normalization
-
-if TYPE_CHECKING:
-    from ..method import Job, ModelBuilder, Observer, State, Upload
-
+from ..method import Job, ModelBuilder, Normalization, Observer, State, Upload
 
 EXPONENTS = (0.5, 3.0)  # drawn uniformly between them
 # Images whose spectra are in memory together: AT_ONCE of up to 3 x 32 x 32 values each, fewer larger ones.

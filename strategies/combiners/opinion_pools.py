@@ -21,15 +21,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
+from ..method import Upload
 from .trained import register
-
-if TYPE_CHECKING:
-    from ..method import Upload
 
 SMOOTHING = 2 / 130  # a
 UNHELD = 10.0  # a class that no client holds gets a logit this far below all others

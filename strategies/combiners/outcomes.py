@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from torch import nn
 
 from ..core.errors import OneShotError
 from ..core.seeds import seeded_torch
+from ..method import EnsembleSpec, Job, Outcome, Upload
 from ..teacher.ensemble import Ensemble
 from .combiners import build_combiner
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from ..method import EnsembleSpec, Job, Outcome, Upload
 
 
 def load_model(outcome: Outcome, job: Job) -> nn.Module:

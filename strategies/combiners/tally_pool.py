@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,17 +16,13 @@ from ..core.errors import OptionError
 from ..core.facts import holds_images
 from ..core.options import option
 from ..core.seeds import generator, seeded_torch
-from ..method import Teacher
+from ..method import Job, ModelBuilder, Teacher, Upload
 from ..teacher.augment import Standardize
 from ..teacher.ensemble import Ensemble
 from ..teacher.heads import head_keys
 from .combiners import Mean
 from .noise import generate_noise
 from .opinion_pools import RULES, SMOOTHING, OpinionPool, with_stand_ins
-
-if TYPE_CHECKING:
-    from ..method import Job, ModelBuilder, Upload
-
 
 # Estimates of a client's class shares from its model alone.
 #

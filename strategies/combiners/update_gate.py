@@ -22,23 +22,19 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from ..core.errors import OptionError
 from ..core.gpu import has_hooks
+from ..method import Job, Progress, State, Upload
 from ..teacher.average import repeat_tied_weights
 from ..teacher.copies import build_module
 from ..teacher.merged import linear_layers, merge_layers, resembles_start
 from ..teacher.student import draw_start, start_model
 from .opinion_pools import RULES, UNHELD, OpinionPool, center_logits
 from .trained import hold_as_buffers, register
-
-if TYPE_CHECKING:
-    from ..method import Job, Progress, State, Upload
-
 
 SHARE = 0.3  # largest number of basis vectors, as a share of the layer's inputs
 LEAST_RESIDUAL = 1e-5  # r_k(x) is exact to about a tenth of it in float32

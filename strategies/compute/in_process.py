@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ..core.clients import Answer, Clients
 from ..core.gpu import resolve_device
 from ..core.processor import flush_subnormals, keep_freed_memory
 from ..core.work import Counting, Work, count_work, work
 from ..method import Job, Method, Outcome, Progress
 from ..uploads.needs import check_needs
 from .threads import Sharing, choose_threads, steady_threads
-
-if TYPE_CHECKING:
-    from ..core.clients import Answer, Clients
-    from ..method import Job, Method, Outcome, Progress
 
 
 class InProcess:

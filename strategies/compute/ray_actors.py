@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from ..core.errors import ComputeError, describe, with_remedy
 from ..core.facts import UploadFacts
 from ..core.offline import ray_token
-from ..method import Job, Method, Outcome, Upload
+from ..method import Job, Method, Outcome, Progress, Upload
 from ..uploads.needs import check_needs
 from .in_process import InProcess
 from .ray_shards import Loading, ShardActors, ShardLostError, ShardPlan, method_share, plan_shards
@@ -28,10 +28,6 @@ from .ray_start import ActorTerms, NoRoomError, Session, start_ray
 from .task import LIBRARY, ActorTask, SentParts, pack, unpack
 from .threads import steady_threads
 from .worker import Failure, Relay
-
-if TYPE_CHECKING:
-    from ..method import Job, Method, Outcome, Progress
-
 
 # One Ray actor for many runs: made at the first, replaced if it dies. The caller passes Ray in.
 #

@@ -15,8 +15,7 @@ from .errors import OptionError, shorten_list
 if TYPE_CHECKING:
     import torch
 
-    State = dict[str, torch.Tensor]
-
+State = dict[str, "torch.Tensor"]
 CLIENT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 # Layers whose ranges one client may send, and the letters of a layer's name.

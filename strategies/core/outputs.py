@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-
-if TYPE_CHECKING:
-    from torch import nn
+from torch import nn
 
 # Where models keep their logits: Hugging Face's under the first, torchvision's segmentation under the second.
 LOGITS_NAMES = ("logits", "out", "output", "outputs", "pred", "preds", "prediction", "predictions")

@@ -9,13 +9,10 @@ facts, arrays and sums, the disk, later answers, and what a client refuses to do
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from .durable import MIB
 from .errors import UploadError, shorten_list
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def _cut(value: object, width: int = 80) -> str:

@@ -7,18 +7,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..core.seeds import seeded_torch
-from ..method import Outcome, Snapshot
+from ..method import Job, Outcome, Progress, Snapshot, State
 from ..teacher.student import observe
 from .pool import Pool, quantize
-
-if TYPE_CHECKING:
-    from ..method import Job, Progress, State
 
 SHOWN = 64  # images in the report
 

@@ -8,20 +8,17 @@ each weighted by its examples of the class, from smooth noise.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from ..combiners.noise import random_fields
+from ..method import Job
 from ..teacher.augment import Standardize
+from ..teacher.ensemble import Ensemble
 from .consensus import weighted_cross_entropy
 from .pool import quantize
 from .synthesis import Recipe, Term, View, synthesize
-
-if TYPE_CHECKING:
-    from ..method import Job
-    from ..teacher.ensemble import Ensemble
 
 BATCH = 256
 RATE = 0.15  # Adam's learning rate of the pixels

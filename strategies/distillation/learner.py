@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +15,7 @@ from ..combiners.opinion_pools import OpinionPool, with_stand_ins
 from ..combiners.outcomes import find_members
 from ..core.gpu import Graphed, make_optimizer, set_rate
 from ..core.seeds import generator
-from ..method import TEACHERS
+from ..method import TEACHERS, Job, Outcome, Progress
 from ..teacher.augment import AUGMENTATIONS, Standardize, dequantize
 from ..teacher.ensemble import Ensemble
 from ..teacher.student import fast_student
@@ -24,11 +23,8 @@ from .distill import Distillation, DistillRecipe, Loss
 from .epochs import Stage, learning_rate, run_epochs
 from .losses import soft_kl
 from .pool import Pool, batch_count, shuffled_batches, shuffled_groups
+from .settings import PoolOptions
 from .synthesis import Batch
-
-if TYPE_CHECKING:
-    from ..method import Job, Outcome, Progress
-    from .settings import PoolOptions
 
 # Makes one epoch's images, given its number and a callable for after each step.
 Make = Callable[[int, Callable[[], None]], Batch]

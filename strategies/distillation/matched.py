@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -14,16 +13,12 @@ from ..combiners.opinion_pools import with_stand_ins
 from ..core.errors import OptionError
 from ..core.facts import holds_images
 from ..core.seeds import seeded_torch
-from ..method import TEACHERS
+from ..method import TEACHERS, Job, Progress, State
 from ..teacher.ensemble import Ensemble, load_member
 from ..teacher.heads import count_features, last_linear
 from ..teacher.student import fast_student
 from ..uploads.needs import check_gradients
 from .generators import ConditionalGenerator, FeatureGenerator
-
-if TYPE_CHECKING:
-    from ..method import Job, Progress, State
-
 
 LEVELS = ("images", "features")
 

@@ -10,18 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from ..core.errors import OptionError
 from ..core.facts import PIXELS
+from ..method import Job, Progress
 from ..teacher.copies import build_module
 from ..teacher.ensemble import load_member
-
-if TYPE_CHECKING:
-    from ..method import Job, Progress
 
 MOMENTS = ("none", "models", *PIXELS)
 NEIGHBOURS = 0.9  # guessed correlation of neighbouring pixels, and of a pixel's channels

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -27,15 +26,13 @@ from ..combiners.update_gate import Spans, lower_part, residual
 from ..core.gpu import eager, has_hooks
 from ..core.layout import fast_layout, settle_input
 from ..core.work import work
+from ..method import Job
 from ..teacher.augment import Standardize, dequantize
 from ..teacher.calls import evaluate_calls, group_calls, single_calls
 from ..teacher.copies import build_module
 from ..teacher.ensemble import disable_inplace
 from ..teacher.frozen import simplify
 from .pool import quantize
-
-if TYPE_CHECKING:
-    from ..method import Job
 
 BATCH = 256
 DIRECTIONS = 0.5  # of a span at most, as a share of the layer's inputs: a full-rank span contains noise

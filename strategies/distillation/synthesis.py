@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -14,15 +13,12 @@ from ..core.errors import OptionError
 from ..core.gpu import Graphed, eager
 from ..core.seeds import generator, seeded_torch
 from ..core.work import work
+from ..method import Job
 from ..teacher.augment import AUGMENTATIONS, Standardize
 from ..teacher.ensemble import Ensemble
 from ..teacher.student import frozen
 from .distill import take_step
 from .generators import DenseGenerator
-
-if TYPE_CHECKING:
-    from ..method import Job
-
 
 ARITHMETICS = ("auto", "float32", "bfloat16")
 RESETS = ("epoch", "never")

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from ..core import refusals
@@ -20,9 +21,6 @@ from ..uploads.checks import check_size
 from .asking import DEPLOYED_POLL_S, Exchange, PollPace
 from .messages import count_bytes, decode_array
 from .nodes import Limits, Nodes, SentQuestion, cause_of_failure
-
-if TYPE_CHECKING:
-    import numpy as np
 
 # In a deployment an answer takes seconds; in a simulation it comes within a tenth, and the rounds are many.
 SIMULATION_POLL_S = 0.005

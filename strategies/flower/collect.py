@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from logging import INFO, WARNING
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flwr.app import Message, RecordDict
 from flwr.common.logger import log
@@ -16,23 +16,19 @@ from flwr.serverapp import Grid
 from ..core import refusals
 from ..core.durable import MIB
 from ..core.errors import QuorumError, UploadError, blaming, shorten_list
-from ..core.facts import UNNAMED, Agreed, Agreement
+from ..core.facts import UNNAMED, Agreed, Agreement, UploadFacts
+from ..method import State
 from ..run.files import weights_bytes
+from ..run.run_folder import RoundFolder
 from ..run.stage import TRAFFIC_FILE
 from ..run.traffic import UPLOAD_PHASE, Traffic
 from ..uploads.checks import Signature
+from ..uploads.parts import Part
 from .arguments import Participation, kept_scores
 from .asking import Exchange
 from .messages import Reply, Request, count_bytes, is_anonymous, mean_metrics, read_reply, without_arrays
 from .names import Names
 from .nodes import Nodes, Refusals, SentQuestion, cause_of_failure
-
-if TYPE_CHECKING:
-    from ..core.facts import UploadFacts
-    from ..method import State
-    from ..run.run_folder import RoundFolder
-    from ..uploads.parts import Part
-
 
 # Seconds that a resumed deployed run with its quorum of uploads waits for a first node, where it cannot know whether
 # others are to come. A SuperNode whose SuperLink was restarted tries again every 20 seconds.

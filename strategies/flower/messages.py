@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
@@ -29,12 +29,9 @@ from ..core import refusals
 from ..core.errors import blaming
 from ..core.facts import CLIENT_NAME, EXPECTED, Agreed, UploadFacts, read_agreement, weights_alone
 from ..core.scan import LOG
+from ..method import Job, Method, State
 from ..uploads.checks import Form, Signature, check_measured, check_size, check_upload, fits
-
-if TYPE_CHECKING:
-    from ..method import Job, Method, State
-    from ..uploads.parts import Part
-
+from ..uploads.parts import Part
 
 V = TypeVar("V")
 H = TypeVar("H", bound=Hashable)

@@ -7,29 +7,31 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from logging import INFO, WARNING
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Unpack
 
+import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from ..combiners.outcomes import load_model
-from ..compute import choose
+from ..compute import ServerCompute, choose
 from ..core.errors import OptionError
 from ..core.facts import CLASSIFIER, UNKNOWN_SHAPE, choose_normalization, holds_images
 from ..core.options import QUICK
 from ..core.places import expand_user
-from ..method import ASSUMED, METHODS, Job, Method, Normalization, Silent
+from ..method import ASSUMED, METHODS, Job, Method, Normalization, Observer, Silent
 from ..run.quarantine import guarded_replay
 from ..run.run_folder import RunFolder, default_run_dir, open_run
 from ..run.stage import StageReport, pinned_clients
 from ..run.trial import describe_cost
 from ..scores.exchange import FEDAVG, Evaluation, ask, question_of, result_name
-from ..uploads.builders import check_described, check_task, choose_config, choose_student, named_builders
+from ..uploads.builders import Model, check_described, check_task, choose_config, choose_student, named_builders
 from ..uploads.forms import FormedBuilder, formed_builders
 from ..uploads.needs import check_needs, list_demands
 from .arguments import (
+    EvaluateFn,
     FlowerArguments,
     Participation,
     absolute,
@@ -42,17 +44,6 @@ from .evaluation import ClientEvaluation
 from .messages import Request
 from .results import log_ensemble, log_scores, show_result, single_model, write_run_card
 from .run import Account, Rounds, RunOptions, signature_of
-
-if TYPE_CHECKING:
-    from typing import Unpack
-
-    import torch
-
-    from ..compute import ServerCompute
-    from ..method import Observer
-    from ..uploads.builders import Model
-
-    EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
 FLOWER_DEFAULT_ROUNDS = 3
 

@@ -6,24 +6,25 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from logging import INFO, WARNING
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from ..compute import choose
+from ..compute import ServerCompute, choose
 from ..compute.in_process import InProcess
 from ..core import refusals
 from ..core.clients import TEST_SHARE
 from ..core.durable import MIB
 from ..core.errors import OptionError
-from ..core.facts import CLASSIFIER, weights_alone
+from ..core.facts import CLASSIFIER, UploadFacts, weights_alone
 from ..core.names import is_adapter_state
 from ..core.options import option
 from ..core.stage_options import NONE, OFF, RIDGE, StageOptions
-from ..method import Job, Method, Need
+from ..method import Job, Method, Need, State
 from ..run.quarantine import Gatekeeper, quarantined_clients
+from ..run.run_folder import RoundFolder, RunFolder
 from ..run.stage import (
     TRAFFIC_FILE,
     Finish,
@@ -52,12 +53,6 @@ from .collect import Collector
 from .messages import Request, in_order, is_anonymous
 from .names import Names
 from .nodes import MAX_BYTES, Limits, Nodes, Refusals, SentQuestion, has_engine
-
-if TYPE_CHECKING:
-    from ..compute import ServerCompute
-    from ..core.facts import UploadFacts
-    from ..method import State
-    from ..run.run_folder import RoundFolder, RunFolder
 
 PROBE_S = 60.0  # that a client has to say whether its app answers a method's questions; then the run begins anyway
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -28,14 +27,11 @@ from ..core.layout import settle_input
 from ..core.seeds import generator
 from ..core.stage_options import GatekeeperConfig
 from ..distillation.inverted import jitter
+from ..method import Job, Progress, Upload
 from ..teacher.augment import Standardize
 from ..teacher.batchnorm import batchnorm_loss
 from ..teacher.ensemble import Ensemble
 from .measures import median, statistic_norms, weight_norms, weight_vector
-
-if TYPE_CHECKING:
-    from ..method import Job, Progress, Upload
-
 
 INVERSION_LR = 0.1  # Adam's, of inverted pixels
 SMOOTHNESS = 0.02  # weight of their roughness

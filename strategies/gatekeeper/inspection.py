@@ -10,14 +10,13 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from ..core.facts import STATISTICS, kind_of
+from ..core.facts import STATISTICS, Upload, kind_of
 from ..core.stage_options import GatekeeperConfig
-from ..method import Silent
+from ..method import Job, Progress, Silent
 from .evidence import TRIGGER_SIZE, Evidence, can_judge_by_images, gather_evidence, usual_size
 from .measures import (
     NAN,
@@ -50,11 +49,6 @@ from .verdicts import (
     VerdictRow,
     some_pairs,
 )
-
-if TYPE_CHECKING:
-    from ..core.facts import Upload
-    from ..method import Job, Progress
-
 
 FEWEST = 3  # of two that differ, neither is known to be the outlier
 # The least deviation that scores are divided by, per measure; for ratios, in doublings.

@@ -7,17 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ..core.fingerprint import probe_warning
+from ..method import Progress, Upload
 from .measures import NAN, median, robust_scores
 from .verdicts import COPY, LABEL_FLIP, RANDOM, SCALED, Finding, Inspection, VerdictRow, some_pairs
-
-if TYPE_CHECKING:
-    from ..method import Progress, Upload
 
 LEAST = 10  # examples of a class that a client and the others must have, for its mean to be compared
 APART = 0.05  # a client is suspect from this distance of its class means, in units of the variance within classes,

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import safetensors
 import torch
@@ -21,6 +21,7 @@ from ..core.durable import atomic_write, make_folder, store_errors
 from ..core.errors import OptionError, StoreError, blaming
 from ..core.names import is_adapter_state
 from ..core.places import expand_user
+from ..method import Job, Outcome
 from ..teacher.average import example_weights
 from ..weights.adapters import (
     BASE_DIGEST,
@@ -34,10 +35,7 @@ from ..weights.adapters import (
     read_adapter,
 )
 
-if TYPE_CHECKING:
-    from ..method import Job, Outcome
-
-    Base = nn.Module | Mapping[str, Tensor] | str | Path
+Base = nn.Module | Mapping[str, Tensor] | str | Path
 
 CARD_FILE = "README.md"  # as PEFT calls it
 # Input embeddings in Hugging Face's models, which tie_word_embeddings shares with the output layer.

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..core.options import flatten
-from ..method import METHODS
+from ..method import METHODS, Job, Outcome
 from ..run.ensembles import FOLDER_NAME
 from ..run.run_folder import STUDENT_FILE
 from ..uploads.tensors import weights_sha256
-
-if TYPE_CHECKING:
-    from ..method import Job, Outcome
 
 
 def write_card(

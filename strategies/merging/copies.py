@@ -9,7 +9,7 @@ from functools import partial
 from itertools import chain
 from pickle import PickleError
 from types import CellType, FunctionType, MethodType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import ref
 
 import numpy as np
@@ -21,9 +21,7 @@ from torch.optim.swa_utils import AveragedModel
 from ..core.errors import OptionError
 from ..core.facts import CLASSIFIER, CVAE, MODEL_ERRORS, STATISTICS, SUFFIXES
 from ..core.seeds import seeded_torch
-
-if TYPE_CHECKING:
-    from ..method import ModelBuilder
+from ..method import ModelBuilder
 
 # How an architecture of each kind is called, see :mod:`.core.kinds`.
 _NAMES = {

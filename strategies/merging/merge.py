@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from numbers import Integral, Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any, TypedDict, TypeVar, Unpack
 
 import numpy as np
 import torch
@@ -40,6 +40,7 @@ from ..core.facts import (
     UNNAMED,
     Agreed,
     Agreement,
+    State,
     UploadFacts,
     base_of,
     default_normalization,
@@ -51,7 +52,7 @@ from ..core.facts import (
 from ..core.names import match_names, own_names
 from ..core.options import meant
 from ..core.places import expand_user
-from ..method import ASSUMED, METHODS, Job, Method, Need, Normalization, Outcome, Upload
+from ..method import ASSUMED, METHODS, EnsembleSpec, Job, Method, Need, Normalization, Outcome, Upload
 from ..run import CARD_FILE
 from ..run.ensembles import FOLDER_NAME, save_ensemble
 from ..run.files import save_weights
@@ -60,7 +61,9 @@ from ..run.run_folder import STUDENT_FILE
 from ..run.stage import check_finite
 from ..scores.sums import Answers
 from ..scores.values import describe
+from ..teacher.ensemble import Ensemble
 from ..uploads.builders import (
+    Model,
     check_described,
     check_shape,
     check_student,
@@ -71,6 +74,7 @@ from ..uploads.builders import (
 from ..uploads.checks import (
     ModelSignature,
     RenamedTensors,
+    Signature,
     Signatures,
     check_arrays,
     check_measured,
@@ -79,25 +83,16 @@ from ..uploads.checks import (
 )
 from ..uploads.forms import FormedBuilder, formed_builders, forms_of, unformed
 from ..uploads.tensors import tensor_form
+from ..weights.adapters import Adapter
 from .adapters import MergedAdapter, describe_merge, open_adapters, open_start
 from .card import write_card
 from .copies import Copies, bare_module, copies_of, lost_buffer, maker_of
 from .shared_base import SharedBase
 
-if TYPE_CHECKING:
-    from typing import TypeVar, Unpack
-
-    from ..core.facts import State
-    from ..method import EnsembleSpec
-    from ..teacher.ensemble import Ensemble
-    from ..uploads.builders import Model
-    from ..uploads.checks import Signature
-    from ..weights.adapters import Adapter
-
-    Value = TypeVar("Value")
-    PerModel = Sequence[Value] | Mapping[str, Value]
-    Trained = nn.Module | Mapping[str, torch.Tensor] | str | Path
-    Kept = State | str | Path
+Value = TypeVar("Value")
+PerModel = Sequence[Value] | Mapping[str, Value]
+Trained = nn.Module | Mapping[str, torch.Tensor] | str | Path
+Kept = State | str | Path
 
 
 STATES = "state-dict"  # the architecture of weights without a module

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,11 +38,8 @@ from ..distillation.losses import draw_directions, hard_cross_entropy, predictio
 from ..distillation.pool import Pool, shuffled_groups
 from ..distillation.settings import StudentOptions, TextOrCodeOptions
 from ..distillation.synthesis import Batch, GeneratedImages, Term, View
-from ..method import POOLS, EnsembleSpec, Method, Need, Outcome
+from ..method import POOLS, EnsembleSpec, Job, Method, Need, Outcome, Progress
 from ..teacher.ensemble import TOGETHER
-
-if TYPE_CHECKING:
-    from ..method import Job, Progress
 
 LEAST = 1e-3  # smallest weight in a pool, as a share of 1 / number of clients
 

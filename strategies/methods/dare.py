@@ -11,20 +11,16 @@ Deviations: each draw follows from the seed, the client and the tensor's name, s
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+
+from torch import Tensor
 
 from ..core.options import Always, check, option
 from ..core.seeds import generator
-from ..method import Method, Need, Outcome, Plan
+from ..method import Job, Method, Need, Outcome, Plan, Progress
 from ..teacher.weight_space import merge_in_weight_space, scaling
 from ..weights.rules import average, drop_and_rescale, ties
+from ..weights.states import Updates
 from .tsv import merge_tensor
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from ..method import Job, Progress
-    from ..weights.states import Updates
 
 
 @dataclass(frozen=True)

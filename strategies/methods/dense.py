@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
@@ -32,12 +32,8 @@ from ..distillation.losses import adversarial_divergence, cross_entropy
 from ..distillation.pool import Pool
 from ..distillation.settings import AUGMENTATION_NAMES, StudentOptions, TextOrCodeOptions, shared
 from ..distillation.synthesis import Batch, GeneratedImages, Term, View
-from ..method import ENSEMBLES, Method, Need, Outcome, Plan
+from ..method import ENSEMBLES, Job, Method, Need, Outcome, Plan, Progress
 from ..teacher.batchnorm import batchnorm_loss, note_without_statistics, reads_statistics
-
-if TYPE_CHECKING:
-    from ..method import Job, Progress
-
 
 # "quick": tried out on digits, where it takes seconds and the published values an hour. "paper": the text.
 # "published-code": its release on CIFAR; on other data sets its pool augmentation is "flip". "fedsyn": its tables' row,

@@ -11,18 +11,14 @@ Where: ``min_f mean_X T^2 KL(sm(A(X) / T) || sm(f(X) / T))`` -> losses.soft_kl; 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from ..core.options import check, option
 from ..distillation.distill import DistillRecipe
 from ..distillation.learner import Learner, build_teacher, learn_from_images
 from ..distillation.pool import batch_count
 from ..distillation.settings import SCHEDULES, shared
-from ..method import ENSEMBLES, Method, Need
+from ..method import ENSEMBLES, Job, Method, Need, Outcome, Progress
 from ..teacher.average import average_uploads
-
-if TYPE_CHECKING:
-    from ..method import Job, Outcome, Progress
 
 
 @dataclass(frozen=True)

@@ -10,16 +10,12 @@ Deviations: if a client sends no number of examples, all weigh the same, and the
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ..combiners.combiners import Weighted
 from ..core.errors import OptionError
-from ..method import EnsembleSpec, Method, Outcome, Teacher
+from ..method import EnsembleSpec, Job, Method, Outcome, Progress, Teacher
 from ..teacher.average import example_weights, recorded_weights
 from ..teacher.ensemble import Ensemble
-
-if TYPE_CHECKING:
-    from ..method import Job, Progress
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,13 +34,9 @@ from ..distillation.losses import cross_entropy, jensen_shannon, total_variation
 from ..distillation.pool import Pool
 from ..distillation.settings import PoolOptions, StudentOptions, shared
 from ..distillation.synthesis import Batch, Recipe, Term, View, synthesize
-from ..method import ENSEMBLES, Method, Need, Outcome
+from ..method import ENSEMBLES, Job, Method, Need, Outcome, Progress
 from ..teacher.batchnorm import batchnorm_loss, note_without_statistics, reads_statistics
 from ..teacher.student import frozen
-
-if TYPE_CHECKING:
-    from ..method import Job, Progress
-
 
 JITTER = 2  # the most pixels that the images roll before each step, as in the published code
 COMPETITION_TEMPERATURE = 3.0  # temperature of the two predictions in R_compete, as in the published code

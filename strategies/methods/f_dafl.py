@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
@@ -32,12 +32,8 @@ from ..distillation.losses import cross_entropy, information
 from ..distillation.pool import Pool
 from ..distillation.settings import PoolOptions, StudentOptions, SynthesisOptions
 from ..distillation.synthesis import Batch, GeneratedImages, Term, View
-from ..method import ENSEMBLES, Method, Need, Outcome
+from ..method import ENSEMBLES, Job, Method, Need, Outcome, Progress
 from ..teacher.heads import penultimate_features
-
-if TYPE_CHECKING:
-    from ..method import Job, Progress
-
 
 # "fedsyn": the row of DENSE's paper.
 PRESETS: dict[str, dict[str, Any]] = {

@@ -15,7 +15,6 @@ Deviations: the published code predicts in training mode, so batch normalisation
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -25,14 +24,10 @@ from ..combiners.trained import register
 from ..core.errors import OptionError
 from ..core.options import check, option
 from ..core.seeds import generator
-from ..method import TRANSDUCTIVE, EnsembleSpec, Method, Need, Outcome, Plan
+from ..method import TRANSDUCTIVE, EnsembleSpec, Job, Method, Need, Outcome, Plan, Progress, Upload
 from ..teacher.average import recorded_weights
 from ..teacher.ensemble import load_member
 from ..teacher.frozen import forget_statistics
-
-if TYPE_CHECKING:
-    from ..method import Job, Progress, Upload
-
 
 # Encoders whose features are summed and compared with common prototypes of the classes.
 

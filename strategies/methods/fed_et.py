@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -27,10 +26,7 @@ from ..core.options import check, option, presets
 from ..distillation.learner import Learner, build_teacher, learn_from_images
 from ..distillation.losses import cross_entropy
 from ..distillation.settings import OPTIMIZER, ProxyStudentOptions, shared
-from ..method import POOLS, Method, Need, Outcome
-
-if TYPE_CHECKING:
-    from ..method import Job, Progress
+from ..method import POOLS, Job, Method, Need, Outcome, Progress
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,11 +40,8 @@ from ..distillation.generator_spec import LEVELS, NOISES, GeneratorSpec, draw_no
 from ..distillation.losses import diversity
 from ..distillation.matched import Matched, check_level, class_weights
 from ..distillation.settings import shared
-from ..method import InRounds, Method, Need, Outcome
+from ..method import InRounds, Job, Method, Need, Outcome, Progress
 from ..teacher.average import average_uploads
-
-if TYPE_CHECKING:
-    from ..method import Job, Progress
 
 # Every count of a class starts at this value, and a class counts as held from one example of one client on.
 FIRST = 1

@@ -16,17 +16,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ..combiners.update_gate import merge_uploads
 from ..core.options import check, option
 from ..core.seeds import seeded_torch
-from ..method import Method, Need, Outcome
+from ..method import Job, Method, Need, Outcome, Progress, State
 from ..teacher.average import recorded_weights, weighted_mean
 from ..teacher.weight_space import has_adapters, merge_uploaded_adapters
-
-if TYPE_CHECKING:
-    from ..method import Job, Progress, State
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -29,13 +29,10 @@ from ..distillation.epochs import Stage, run_epochs, sample_images
 from ..distillation.losses import cross_entropy
 from ..distillation.pool import Pool, batch_count, quantize, shuffled_batches
 from ..distillation.settings import shared
-from ..method import Method, Need, Outcome
+from ..method import Job, Method, Need, Outcome, Progress, Upload
 from ..teacher.augment import Standardize, dequantize
 from ..teacher.ensemble import load_member
 from ..teacher.student import fast_student
-
-if TYPE_CHECKING:
-    from ..method import Job, Progress, Upload
 
 CUT = 3.0  # the noise stays within so many standard deviations
 CHUNK = 500  # images decoded at once

@@ -15,17 +15,13 @@ Deviations: the defaults are those of Co-Boosting's comparison: a fresh student,
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..core.options import check, option, presets
 from ..distillation.learner import Learner, build_teacher, learn_from_images
 from ..distillation.settings import StudentOptions, shared
-from ..method import ENSEMBLES, Method, Need, Outcome
+from ..method import ENSEMBLES, Job, Method, Need, Outcome, Progress
 from ..teacher.average import average_uploads
-
-if TYPE_CHECKING:
-    from ..method import Job, Progress
-
 
 # "paper": FedDF's own. "fedsyn": the row of DENSE's paper. The declared defaults: Co-Boosting's comparison.
 PRESETS: dict[str, dict[str, Any]] = {

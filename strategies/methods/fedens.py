@@ -12,13 +12,9 @@ Deviations: none known; logits are averaged, as in all published codes. The mean
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ..core.options import check, option
-from ..method import EnsembleSpec, Method, Outcome
-
-if TYPE_CHECKING:
-    from ..method import Job, Progress
+from ..method import EnsembleSpec, Job, Method, Outcome, Progress
 
 
 @dataclass(frozen=True)

@@ -16,17 +16,13 @@ Deviations: as in FENS's comparison, the clients' predictions are neither quanti
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ..combiners.combiners import LabelCount
 from ..core.options import check, option, presets
 from ..distillation.learner import Learner, build_teacher, learn_from_images
 from ..distillation.losses import logit_distance
 from ..distillation.settings import OPTIMIZER, ProxyStudentOptions, shared
-from ..method import ENSEMBLES, Method, Need, Outcome
-
-if TYPE_CHECKING:
-    from ..method import Job, Progress
+from ..method import ENSEMBLES, Job, Method, Need, Outcome, Progress
 
 
 @dataclass(frozen=True)

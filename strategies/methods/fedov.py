@@ -11,19 +11,14 @@ Deviations: none known of the vote; the paper reports every v, and its default i
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from ..core.errors import OptionError
 from ..core.options import check, option
-from ..method import EnsembleSpec, Method, Need, Outcome
+from ..method import EnsembleSpec, Job, Method, Need, Outcome, Progress, Upload
 from ..teacher.ensemble import load_member
-
-if TYPE_CHECKING:
-    from ..method import Job, Progress, Upload
-
 
 # The vote of open-set classifiers, which predict for themselves whether a sample is unknown to them.
 

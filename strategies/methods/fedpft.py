@@ -19,7 +19,6 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -34,13 +33,10 @@ from ..core.stage_options import max_share
 from ..core.work import work
 from ..distillation.epochs import learning_rate
 from ..distillation.pool import shuffled_batches
-from ..method import Method, Need, Outcome
+from ..method import Job, Method, Need, Outcome, Progress
 from ..statistics.heads import Head
 from ..statistics.moments import FeatureMoments, mean_variance, moments_from_arrays
 from ..statistics.uploaded import ClientSumsOnServer, check_second, head_state
-
-if TYPE_CHECKING:
-    from ..method import Job, Progress
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,18 +32,26 @@ from torch import Tensor, nn
 
 from ..combiners.aggregator_trainers import Dialogue, FedAdam, ServersImages, Trainers, require_labelled
 from ..combiners.aggregators import AGGREGATORS, STATIC, Aggregator, choose_aggregator
-from ..combiners.forms import label_shares
+from ..combiners.forms import Params, label_shares
+from ..core.clients import Clients
 from ..core.errors import OptionError
 from ..core.options import RESUME, check, option, presets
-from ..method import POOLS, TEACHERS, ClientAsks, ClientPhase, EnsembleSpec, Method, Need, Outcome, Plan, Snapshot
+from ..method import (
+    POOLS,
+    TEACHERS,
+    ClientAsks,
+    ClientPhase,
+    EnsembleSpec,
+    Job,
+    Method,
+    Need,
+    Outcome,
+    Plan,
+    Progress,
+    Snapshot,
+)
 from ..teacher.ensemble import Ensemble
 from ..uploads.packed import PRECISIONS
-
-if TYPE_CHECKING:
-    from ..combiners.forms import Params
-    from ..core.clients import Clients
-    from ..method import Job, Progress
-
 
 # From here on the paper's gate has a weight per member and class.
 MANY_CLASSES = 100

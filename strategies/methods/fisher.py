@@ -12,20 +12,15 @@ Deviations: F_i takes the labels of the client's examples, not labels drawn from
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+from torch import Tensor
 
 from ..core.facts import FISHER_OF
 from ..core.options import Always, check
-from ..method import ClientAsks, Method, Need, Outcome, Plan
+from ..method import ClientAsks, Job, Method, Need, Outcome, Plan, Progress
 from ..teacher.weight_space import Measure, merge_in_weight_space
 from ..weights.rules import average, fisher
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from ..method import Job, Progress
-    from ..weights.states import Updates
-
+from ..weights.states import Updates
 
 MEASURE = Measure("fisher", "fisher_diagonal", (FISHER_OF,))
 

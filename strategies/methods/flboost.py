@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,14 +43,10 @@ from ..distillation.moments import MOMENTS, ImageMoments, check_moments
 from ..distillation.pool import quantize
 from ..distillation.settings import shared
 from ..distillation.synthesis import generate, in_bfloat16
-from ..method import POOLS, InRounds, Method, Outcome
+from ..method import POOLS, InRounds, Job, Method, Outcome, Progress
 from ..teacher.augment import AUGMENTATIONS, Standardize
 from ..teacher.average import average_uploads
 from ..teacher.student import frozen, observe
-
-if TYPE_CHECKING:
-    from ..method import Job, Progress
-
 
 # "paper": the text. "published-code": its release. "feddf": the FedDF of its comparison, by the text: a generator that
 # learns as FedGen's, from the cross-entropy of the mean output with uniform labels, and the average of logits as the

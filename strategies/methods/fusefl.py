@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -27,7 +27,7 @@ from torch import nn
 
 from ..combiners.fused_blocks import ADAPTERS, FusedBlocks, SideBySide, adapt_block
 from ..core import refusals
-from ..core.clients import Question
+from ..core.clients import Answer, Clients, Question
 from ..core.errors import OptionError
 from ..core.facts import BLOCK, SUFFIXES, base_of
 from ..core.gpu import eager
@@ -35,17 +35,25 @@ from ..core.options import check, option
 from ..core.seeds import generator, seeded_torch
 from ..core.work import work
 from ..distillation.pool import shuffled_batches
-from ..method import ClientPhase, EnsembleSpec, Method, Need, Outcome, Plan, Snapshot
+from ..method import (
+    ClientPhase,
+    EnsembleSpec,
+    Job,
+    Method,
+    ModelBuilder,
+    Need,
+    Outcome,
+    Plan,
+    Progress,
+    Snapshot,
+    State,
+)
 from ..statistics.gaussians import LARGEST, Gaussians
 from ..teacher.average import weighted_mean
 from ..teacher.copies import build_module
 from ..uploads.builders import builders_of_kind
 from ..uploads.checks import Signature, check_answers, check_arrays
 from ..uploads.tensors import tensor_form
-
-if TYPE_CHECKING:
-    from ..core.clients import Answer, Clients
-    from ..method import Job, ModelBuilder, Progress, State
 
 CALIBRATION_LR, CALIBRATION_BATCH = 0.01, 128
 MOST_EXAMPLES = 2**31  # of one client, whatever its upload reports: sums over clients stay far below 2**63

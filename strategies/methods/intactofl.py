@@ -20,7 +20,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -47,15 +47,10 @@ from ..distillation.losses import (
 from ..distillation.pool import Pool, shuffled_batches
 from ..distillation.settings import PoolOptions, SynthesisOptions, shared
 from ..distillation.synthesis import Batch, GeneratedImages, Term, View
-from ..method import EnsembleSpec, Method, Need, Outcome, Plan
+from ..method import EnsembleSpec, Job, Method, Need, Outcome, Plan, Progress, State
 from ..teacher.augment import AUGMENTATIONS, Standardize, dequantize
 from ..teacher.batchnorm import batchnorm_loss, note_without_statistics, reads_statistics
 from ..teacher.ensemble import Ensemble
-
-if TYPE_CHECKING:
-    from ..method import Job, Progress, State
-    from ..teacher.ensemble import Ensemble
-
 
 # Linear gates that weigh the experts of a mixture: by the image's pixels, or by the predictions of all experts.
 #

@@ -10,13 +10,9 @@ Deviations: a class that no client holds gets weight, and therefore logit, zero;
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ..combiners.combiners import LabelCount
-from ..method import EnsembleSpec, Method, Need, Outcome
-
-if TYPE_CHECKING:
-    from ..method import Job, Progress
+from ..method import EnsembleSpec, Job, Method, Need, Outcome, Progress
 
 
 @dataclass(frozen=True)

@@ -13,20 +13,16 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ..core.errors import OptionError
 from ..core.facts import GRAM
 from ..core.options import Always, check, option
 from ..core.stage_options import max_share
-from ..method import Method, Need, Outcome, Plan
+from ..method import Job, Method, Need, Outcome, Plan, Progress
 from ..statistics.choice import choose_shrinkage
 from ..statistics.heads import Lda
 from ..statistics.sums import Statistics
 from ..statistics.uploaded import ClientSumsOnServer, check_second, head_state
-
-if TYPE_CHECKING:
-    from ..method import Job, Progress
 
 
 @dataclass(frozen=True)

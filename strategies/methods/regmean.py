@@ -13,22 +13,16 @@ Deviations: the bias is merged with its layer, by a constant input. A small ridg
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from ..core.facts import GRAM_OF, GRAM_OF_ROWS, name_in
 from ..core.options import Always, check, option
-from ..method import ClientAsks, Method, Need, Outcome, Plan
+from ..method import ClientAsks, Job, Method, Need, Outcome, Plan, Progress
 from ..teacher.weight_space import Measure, merge_in_weight_space
 from ..weights.rules import average, regmean
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from ..method import Job, Progress
-    from ..weights.states import Updates
-
+from ..weights.states import Updates
 
 MEASURE = Measure("regmean", "gram_matrices", (GRAM_OF, GRAM_OF_ROWS))
 

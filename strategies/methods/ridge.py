@@ -18,22 +18,17 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
 from ..core.facts import GRAM
 from ..core.options import Always, check, option
 from ..core.stage_options import max_share
-from ..method import Method, Outcome, Plan
+from ..method import Job, Method, Outcome, Plan, Progress
 from ..statistics.choice import choose_penalty, value_clients
 from ..statistics.heads import Head, balance_classes, ridge_head
 from ..statistics.sums import Statistics
 from ..statistics.uploaded import ClientSumsOnServer, check_second, head_state
-
-if TYPE_CHECKING:
-    from ..method import Job, Progress
-
 
 # The ridge head of sums with noise, whose penalty follows from the noise alone.
 

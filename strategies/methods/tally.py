@@ -13,16 +13,16 @@ Where: the counts -> combiners.tally_pool; the teacher -> opinion_pools.OpinionP
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ..combiners.combiners import name_of
 from ..combiners.noise import generate_noise, noise_batches, overlay_shapes, to_feature_space, to_image_space
-from ..combiners.opinion_pools import class_shares
+from ..combiners.opinion_pools import OpinionPool, class_shares
 from ..combiners.tally_pool import FROM_LAST_LAYER, TallyPoolOptions, build_tally_teacher
 from ..combiners.update_gate import check_gate, find_spans, gate_pool, merge_uploads
 from ..core.errors import OptionError
@@ -35,7 +35,7 @@ from ..distillation.learner import Learner, learn_from_table
 from ..distillation.pool import quantize
 from ..distillation.settings import DistillOptions, shared
 from ..distillation.spanned import DIRECTIONS, move_into_spans
-from ..method import EnsembleSpec, Method, Need, Outcome
+from ..method import EnsembleSpec, Job, Method, Need, Outcome, Progress, State, Upload
 from ..teacher.average import (
     LARGEST,
     find_shrink_factors,
@@ -47,13 +47,6 @@ from ..teacher.average import (
 from ..teacher.copies import build_module
 from ..teacher.heads import head_keys
 from ..uploads.needs import check_gradients
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from ..combiners.opinion_pools import OpinionPool
-    from ..method import Job, Progress, State, Upload
-
 
 # Every published figure of Tally was measured with these values, without weight decay and clipping.
 OPTIMIZER = "adam"

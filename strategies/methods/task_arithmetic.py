@@ -11,15 +11,11 @@ Deviations: the updates are weighted by the clients' numbers of examples, which 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ..core.options import check
-from ..method import Method, Need, Outcome
+from ..method import Job, Method, Need, Outcome, Progress
 from ..teacher.weight_space import merge_in_weight_space, scaling
 from ..weights.states import mean
-
-if TYPE_CHECKING:
-    from ..method import Job, Progress
 
 
 @dataclass(frozen=True)

@@ -13,19 +13,15 @@ Deviations: each tensor keeps its share of entries, where the paper trims the mo
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+from torch import Tensor
 
 from ..core.options import check, option
-from ..method import Method, Need, Outcome
+from ..method import Job, Method, Need, Outcome, Progress
 from ..teacher.weight_space import merge_in_weight_space, scaling
 from ..weights.adapters import Aligned
 from ..weights.rules import ties
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from ..method import Job, Progress
-    from ..weights.states import Updates
+from ..weights.states import Updates
 
 
 @dataclass(frozen=True)

@@ -13,18 +13,14 @@ Deviations: singular values of rounding are left out, so that equal clients coun
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+from torch import Tensor
 
 from ..core.options import check
-from ..method import Method, Need, Outcome
+from ..method import Job, Method, Need, Outcome, Progress
 from ..teacher.weight_space import merge_in_weight_space, scaling
 from ..weights.rules import average, tsv
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from ..method import Job, Progress
-    from ..weights.states import Updates
+from ..weights.states import Updates
 
 
 @dataclass(frozen=True)

@@ -6,20 +6,17 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..combiners.combiners import build_combiner
 from ..core.durable import make_folder, store_errors, sync_folder
 from ..core.errors import StoreError
 from ..core.facts import UploadFacts
-from ..method import EnsembleSpec, Upload
+from ..method import EnsembleSpec, ModelBuilder, Upload
 from ..teacher.ensemble import Ensemble
 from ..uploads.forms import with_forms
 from .files import read_json, read_weights, save_weights, write_json
 from .uploads import StoredWeights, verify
-
-if TYPE_CHECKING:
-    from ..method import ModelBuilder
 
 FOLDER_NAME = "ensemble"
 _FACTS = "ensemble.json"

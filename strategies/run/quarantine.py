@@ -4,24 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+from ..compute import ServerCompute
 from ..core.errors import ComputeError, QuorumError
 from ..core.stage_options import EXCLUDE, NONE, OFF, GatekeeperConfig
+from ..gatekeeper.verdicts import Inspection
+from ..method import Job, Method, Upload
 from ..uploads.needs import check_alone
 from .files import read_json, write_json
+from .round_folder import RoundFolder
 from .run_folder import RunFolder
-from .stage import CHECKPOINT_S, last_round, pin_clients, pinned_clients, replay, usable_uploads
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from ..compute import ServerCompute
-    from ..gatekeeper.verdicts import Inspection
-    from ..method import Job, Method, Upload
-    from .round_folder import RoundFolder
-    from .stage import StageReport
-    from .uploads import UploadRecord
+from .stage import CHECKPOINT_S, StageReport, last_round, pin_clients, pinned_clients, replay, usable_uploads
+from .uploads import UploadRecord
 
 GATEKEEPER_FILE = "gatekeeper.json"  # one per round of uploads
 

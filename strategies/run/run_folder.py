@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -22,6 +22,7 @@ from ..core.errors import OptionError, StoreError
 from ..core.facts import Normalization
 from ..core.options import flatten, named_as_today
 from ..core.places import expand_user, nearest_existing
+from ..method import Job
 from ..run import FACTS_FILE, RESULT_FILE, RUNS_VARIABLE, app_runs_folder, check_run_folder, is_run_folder
 from ..uploads.checks import Signatures
 from ..uploads.tensors import Weights, weights_sha256
@@ -29,10 +30,6 @@ from .ensembles import load_ensemble
 from .files import LOCK_NAME, FolderLock, plain, read_equal_weights, read_json, save_weights, write_json
 from .round_folder import RoundFolder
 from .uploads import StoredWeights, UploadRecord
-
-if TYPE_CHECKING:
-    from ..method import Job
-
 
 __all__ = [
     "STUDENT_FILE",

@@ -8,15 +8,18 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from torch import Tensor
+
+from ..compute import ServerCompute
 from ..compute.threads import follow_threads
 from ..core.durable import store_errors
 from ..core.errors import OneShotError, OptionError, StoreError, blaming, shorten_list
-from ..core.facts import CLASSIFIER, Agreed, kind_of, weights_alone
-from ..core.names import is_adapter_state, match_names
+from ..core.facts import CLASSIFIER, Agreed, State, kind_of, weights_alone
+from ..core.names import Names, is_adapter_state, match_names
 from ..core.stage_options import NONE, RIDGE
-from ..method import Need, Outcome
+from ..method import EnsembleSpec, Job, Method, Need, Outcome, Upload
+from ..method import State as Weights
 from ..statistics.uploaded import with_heads
 from ..teacher.last_layer import average_rows, body_of, solve_layer
 from ..teacher.weight_space import has_adapters
@@ -28,16 +31,6 @@ from .files import read_equal_weights, read_json, save_weights, write_json
 from .journal import Journal
 from .run_folder import IMAGES_FILE, STUDENT_FILE, RoundFolder, RunFolder, load_ensemble
 from .run_folder import OUTCOME_FILE as OUTCOME_FILE
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from ..compute import ServerCompute
-    from ..core.facts import State
-    from ..core.names import Names
-    from ..method import EnsembleSpec, Job, Method, Outcome, Upload
-    from ..method import State as Weights
-
 
 SUMS_FILE, SUMS_FACTS = "head-sums.safetensors", "head-sums.json"
 Sums = Mapping[str, "Weights"]

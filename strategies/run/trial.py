@@ -9,25 +9,20 @@ from __future__ import annotations
 import ctypes
 import math
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from time import monotonic, process_time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..compute.in_process import InProcess
 from ..core.errors import OneShotError
 from ..core.facts import CLASSIFIER, UploadFacts, kind_of
 from ..core.options import LENGTHS, QUICK, preset_of
 from ..core.seeds import seeded_torch
-from ..method import Method, Part, Silent, Upload
+from ..method import Job, Method, Part, Silent, Upload
 from .journal import Pace, duration
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ..method import Job
 
 TRIAL_S = 3.0  # the processor's seconds of a trial
 LIMIT_S = 8.0  # of the clock, if the reports do not show the time before

@@ -12,18 +12,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import add
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ..combiners.outcomes import find_members
 from ..core import refusals
 from ..core.clients import Answer, Clients, Question
+from ..method import Job, Outcome
 from ..uploads.packed import PackedMember, pack_member, to_wire
 from .sums import SHARES, PairSums, Sums, unpack, unpack_pair
-
-if TYPE_CHECKING:
-    from ..method import Job, Outcome
 
 KIND = "evaluate"  # of the question, and of the client's handler
 PHASE = "evaluation"

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
 from ..core.seeds import generator
+from ..method import Progress
 from .heads import LAMBDAS, SHRINKAGES, Head, Lda, Ridge, fallback_penalties, ridge_head, squared_error
 from .sums import Statistics
-
-if TYPE_CHECKING:
-    from ..method import Progress
 
 # Up to so many clients each is a fold of its own; more are dealt to ten folds.
 SINGLE_FOLDS, FOLDS = 20, 10

@@ -7,26 +7,21 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from ..core import refusals
 from ..core.errors import OptionError
-from ..core.facts import GRAM, SQUARES, STATISTICS, Upload, UploadFacts, backbone_in, is_head, kind_of
+from ..core.facts import GRAM, SQUARES, STATISTICS, State, UploadFacts, backbone_in, is_head, kind_of
 from ..core.fingerprint import PROBE, check_fingerprint, probe_warning, short_fingerprint
 from ..core.seeds import seeded_torch
+from ..method import Job, ModelBuilder, Upload
 from .bounds import check_counts, check_diagonal, check_gram, check_noisy, check_non_negative, check_squares, check_sums
 from .choice import choose_penalty
 from .heads import Head, Ridge
 from .moments import FeatureMoments, moments_from_arrays, moments_to_arrays
 from .sums import Statistics, from_arrays, to_arrays
-
-if TYPE_CHECKING:
-    from ..core.facts import State
-    from ..method import Job, ModelBuilder, Upload
-
 
 MOST = 2**63  # examples; the sum of larger counts may be infinite
 

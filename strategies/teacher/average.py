@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from ..core.errors import OptionError
-
-if TYPE_CHECKING:
-    from ..method import Job, Progress, State
+from ..method import Job, Progress, State
 
 LARGEST = 3.0  # a tensor with a norm above this multiple of the clients' median norm is shrunk
 

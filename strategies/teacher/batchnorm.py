@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..core.shards import HeldMembers
+from ..method import Job, Progress
 from .calls import running_again
 from .copies import build_module
 from .sharded import STATISTICS
-
-if TYPE_CHECKING:
-    from ..method import Job, Progress
 
 
 class BatchNormLoss:

@@ -11,14 +11,12 @@ import io
 import pickle
 from collections.abc import Mapping
 from types import BuiltinFunctionType, FunctionType, ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor, nn
 
 from ..core.seeds import seeded_torch
-
-if TYPE_CHECKING:
-    from ..method import ModelBuilder
+from ..method import ModelBuilder
 
 # Pickling a module runs its own __reduce__ and __getstate__, which may raise any of these.
 _REFUSALS = (pickle.PicklingError, ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -15,13 +15,11 @@ from ..core.gpu import has_hooks
 from ..core.layout import channels_last, fast_layout, settle_input
 from ..core.shards import HeldMembers
 from ..core.work import work
+from ..method import Job, ModelBuilder, Upload
 from ..uploads.quantization import simulate_int8
 from .calls import Call, evaluate_calls, group_calls, single_calls
 from .copies import FreshModules, build_module
 from .frozen import Rewriting, forget_statistics, rewriting_of
-
-if TYPE_CHECKING:
-    from ..method import Job, ModelBuilder, Upload
 
 Module = TypeVar("Module", bound=nn.Module)
 

@@ -12,28 +12,24 @@ normalised, lambda is chosen by leaving clients out, and there is no temperature
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ..core import refusals
-from ..core.clients import Question
+from ..core.clients import Answer, Clients, Question
 from ..core.errors import OptionError
+from ..core.facts import State
 from ..core.seeds import seeded_torch
 from ..core.stage_options import RIDGE
+from ..method import Job
 from ..statistics.bounds import check_counts, check_gram
 from ..statistics.choice import choose_penalty
 from ..statistics.heads import ridge_head
 from ..statistics.sums import Statistics, from_arrays
 from .heads import head_keys, last_linear
 from .weight_space import open_weights
-
-if TYPE_CHECKING:
-    from ..core.clients import Answer, Clients
-    from ..core.facts import State
-    from ..method import Job
 
 KIND = "head"  # of the question
 

@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import ExitStack
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
+from ..method import ModelBuilder, Upload
 from .batchnorm import BatchNormLoss, keeps_statistics
 from .ensemble import Ensemble, MemberLoader
 from .heads import penultimate_features
 from .sharded import FEATURES, NOTHING, STATISTICS, Array, ShardAnswer, ShardRequest
-
-if TYPE_CHECKING:
-    from ..method import ModelBuilder, Upload
 
 
 class HeldShard:

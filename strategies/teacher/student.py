@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -12,9 +11,7 @@ from torch import nn
 from ..core.layout import evaluating, fast_layout
 from ..core.seeds import initial_torch, seeded_torch
 from ..core.work import Work, count_work
-
-if TYPE_CHECKING:
-    from ..method import Job
+from ..method import Job
 
 
 def fresh_student(job: Job) -> nn.Module:

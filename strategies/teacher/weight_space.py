@@ -5,24 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch import Tensor
 
 from ..core.errors import OptionError, shorten_list
 from ..core.names import is_adapter_state
 from ..core.options import option
-from ..method import Outcome
+from ..method import Job, Outcome, Progress, Upload
 from ..uploads.tensors import weights_sha256
 from ..weights.adapters import Adapter, merge_adapters
-from ..weights.states import mean, merge_states
+from ..weights.states import Rule, mean, merge_states
 from .average import recorded_weights
 from .merged import resembles_start
 from .student import start_model
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from ..method import Job, Progress, Upload
-    from ..weights.states import Rule
 
 # Said where no start is known; each way to run a method has its own argument for it.
 NEEDS_START = (

@@ -11,15 +11,14 @@ from ..core.errors import OptionError
 from ..core.facts import CLASSIFIER, MODEL_ERRORS, STATISTICS, Agreement, base_of, kind_of, run_on_blanks
 from ..core.options import PRESET_NAMES, QUICK, listed, preset_of
 from ..core.seeds import seeded_torch
+from ..method import Job, Method, ModelBuilder
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from ..method import Job, Method, ModelBuilder
-
-    Model = ModelBuilder | Mapping[str, ModelBuilder]
-    Shape = tuple[int, int, int]
+Model = ModelBuilder | Mapping[str, ModelBuilder]
+Shape = tuple[int, int, int]
 
 
 def named_builders(model: Model, input_shape: Any = None) -> dict[str, ModelBuilder]:

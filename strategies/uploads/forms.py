@@ -9,18 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import nn
 
 from ..core.errors import OptionError
 from ..core.facts import CLASSIFIER, MODEL_ERRORS, holds_images, kind_of
 from ..core.outputs import logits_of
 from ..core.seeds import generator, seeded_torch
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
-
-    from ..method import Job, ModelBuilder
+from ..method import Job, ModelBuilder
 
 # How a batch is given to the model -> in words.
 INPUTS = {

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from ..core.errors import OptionError, shorten_list
 from ..core.facts import CLASSIFIER, STATISTICS, base_of, holds_images, is_head, kind_of
-from ..method import GIVEN, METHODS, TEACHERS, EnsembleSpec, Need
+from ..method import GIVEN, METHODS, TEACHERS, EnsembleSpec, Job, Method, Need
 from .builders import builders_of_kind
-
-if TYPE_CHECKING:
-    from ..method import Job, Method
 
 # Combiners that no gradient passes through.
 WITHOUT_GRADIENT = frozenset({"voting", "open-set"})

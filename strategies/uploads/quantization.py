@@ -18,7 +18,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,12 +29,10 @@ from torch.nn.modules.conv import _ConvNd
 
 from ..core import refusals
 from ..core.layout import evaluating
+from ..method import State
 
-if TYPE_CHECKING:
-    from ..method import State
-
-    Arrays = Mapping[str, npt.NDArray[Any]]
-    Ranges = Mapping[str, tuple[float, float]]
+Arrays = Mapping[str, npt.NDArray[Any]]
+Ranges = Mapping[str, tuple[float, float]]
 
 # The name of the input's range, beside the layers' names.
 INPUT = "<input>"

@@ -18,7 +18,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -27,14 +27,11 @@ from torch import Tensor
 from ..core import refusals
 from ..core.checkpoints import ADAPTER_CONFIG, read_checkpoint
 from ..core.errors import OptionError, shorten_list
+from ..core.facts import State
 from ..core.names import LORA_A, LORA_EMBEDDING_A
 from ..uploads.tensors import weights_sha256
 from .lora import LowRank, cut_rank, factor_matrix, merge_aligned, stack_updates
-from .states import Updates, mean
-
-if TYPE_CHECKING:
-    from ..core.facts import State
-    from .states import Rule
+from .states import Rule, Updates, mean
 
 WEIGHTS_FILE = "adapter_model.safetensors"
 BASE_DIGEST = "base_sha256"  # in the header of the weights

@@ -5,16 +5,13 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedProx, FedYogi, Strategy
 
 from ..surroundings import within
 from .algorithms import FedDyn, FedNova, Scaffold, Stc
-from .config import BETA1, BETA2, OWN_LR, TAU
-
-if TYPE_CHECKING:
-    from .config import IterativeConfig
+from .config import BETA1, BETA2, OWN_LR, TAU, IterativeConfig
 
 # The rounds choose the clients: a strategy sees the nodes of the round only, and asks all of them.
 EVERYONE: dict[str, Any] = {"fraction_train": 1.0, "min_train_nodes": 1, "min_available_nodes": 1}

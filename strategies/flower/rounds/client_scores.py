@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from logging import WARNING
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flwr.app import Message, MetricRecord
 from flwr.common.logger import log
@@ -13,11 +13,9 @@ from flwr.serverapp.exception import AggregationError, InconsistentMessageReplie
 from ...core.errors import QuorumError, printable
 from ..evaluation import average_scores, scores_check
 from ..run import log_info
-
-if TYPE_CHECKING:
-    from .base import Base
-    from .global_model import GlobalModel
-    from .round_trip import RoundTrip
+from .base import Base
+from .global_model import GlobalModel
+from .round_trip import RoundTrip
 
 
 class ClientScores:

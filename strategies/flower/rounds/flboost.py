@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import (
     Bulyan,
@@ -31,6 +31,8 @@ from flwr.serverapp.strategy import (
 
 from ...core.errors import OptionError
 from ...core.options import option
+from ...uploads.builders import Model
+from ..arguments import EvaluateFn
 from ..one_shot import FLOWER_DEFAULT_ROUNDS, OneShot
 from ..surroundings import within
 from .algorithms import FedDyn, FedNova, Scaffold, Stc
@@ -38,12 +40,6 @@ from .base import Base
 from .config import REFINERS, IterativeConfig
 from .iterative import DEADLINE_S, Iterative
 from .refinement import Refiner
-
-if TYPE_CHECKING:
-    from ...uploads.builders import Model
-
-    EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
-
 
 # Turns a Flower strategy of an existing project into the base of rounds whose model is changed between them.
 #

@@ -12,28 +12,25 @@ import traceback
 from collections.abc import Mapping, Sequence
 from logging import WARNING
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
+import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.exception import AggregationError, InconsistentMessageReplies
+from torch import nn
 
 from ...core.errors import OneShotError, shorten_list
 from ...core.seeds import seeded_torch
+from ...method import Job, State
 from ...teacher.average import weighted_mean
+from ...uploads.parts import Part
 from ..evaluation import averages_training_as_flower, with_largest_epsilon
 from ..messages import in_order
 from ..surroundings import ShownNodes, seeded_strategy, within
 from .answers import CheckedAnswer, check_strategy_parts, show_to_strategy, to_numpy, to_record
 from .base import Base
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
-
-    from ...method import Job, State
-    from ...uploads.parts import Part
 
 
 class GlobalModel:

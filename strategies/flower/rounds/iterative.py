@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from logging import INFO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Never
+from typing import Any, Never
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -15,17 +15,19 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from ...combiners.outcomes import load_model
+from ...compute import ServerCompute
 from ...core.durable import MIB
 from ...core.errors import OptionError
 from ...core.facts import Agreement, choose_normalization
 from ...core.options import flatten
 from ...core.stage_options import OFF
-from ...method import Job, Normalization
+from ...method import Job, Normalization, Observer
 from ...run.run_folder import RunFolder, default_run_dir, open_run
 from ...run.stage import StageReport, last_finished_round, load_report
-from ...uploads.builders import check_student, check_task, choose_student, named_builders
+from ...uploads.builders import Model, check_student, check_task, choose_student, named_builders
 from ...uploads.forms import formed_builders
 from ..arguments import (
+    EvaluateFn,
     FlowerArguments,
     absolute,
     check_arguments,
@@ -40,14 +42,7 @@ from ..run import Account, RunOptions
 from .base import Base, identify_strategy
 from .config import NAME, IterativeConfig
 from .loop import IterativeRounds
-
-if TYPE_CHECKING:
-    from ...compute import ServerCompute
-    from ...method import Observer
-    from ...uploads.builders import Model
-    from .refinement import Refiner
-
-    EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
+from .refinement import Refiner
 
 DEADLINE_S = 3600.0
 

@@ -8,15 +8,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from logging import WARNING
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
 from torch import nn
 
+from ...compute import ServerCompute
 from ...compute.in_process import torch_as_usual
 from ...compute.threads import steady_threads
 from ...core.bounds import Bound
@@ -25,13 +27,15 @@ from ...core.errors import OptionError, QuorumError, shorten_list
 from ...core.facts import EXPECTED
 from ...core.gpu import resolve_device
 from ...core.names import is_adapter_state
-from ...method import Job, Outcome, Snapshot
+from ...method import Job, Outcome, Snapshot, State
 from ...run.journal import Journal
+from ...run.run_folder import RunFolder
 from ...run.stage import TRAFFIC_FILE, StageReport, keep_outcome
 from ...run.traffic import Traffic
 from ...teacher.student import fresh_student, observe
 from ...uploads.checks import Signatures
 from ...uploads.parts import find_part
+from ..arguments import EvaluateFn
 from ..messages import metrics_of
 from ..nodes import FOREIGN_APPS, Limits, Nodes, Refusals
 from ..results import log_scores
@@ -43,15 +47,6 @@ from .global_model import GlobalModel
 from .refined import RefinedRounds
 from .refinement import Refiner
 from .round_trip import RoundTerms, RoundTrip
-
-if TYPE_CHECKING:
-    from flwr.serverapp.strategy import Strategy
-
-    from ...compute import ServerCompute
-    from ...method import State
-    from ...run.run_folder import RunFolder
-    from ..arguments import EvaluateFn
-
 
 # The round of each client's last accepted answer, which a request sends to clients that keep a state.
 #

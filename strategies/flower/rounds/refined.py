@@ -5,23 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+import torch
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from flwr.serverapp import Grid
 
-from ...compute import choose
-from ...method import Upload
+from ...compute import ServerCompute, choose
+from ...method import Job, State, Upload
 from ..nodes import has_engine
 from ..run import log_info
+from .answers import CheckedAnswer
 from .refinement import Refinement, Refiner
-
-if TYPE_CHECKING:
-    import torch
-
-    from ...compute import ServerCompute
-    from ...method import Job, State
-    from .answers import CheckedAnswer
 
 GENERATOR = "generator"
 
