@@ -57,8 +57,6 @@ def disagreement(
     """Return the answer of a client whose classes or preprocessing differ from the server's, or None if it may train.
 
     Args:
-        msg: The request.
-        client: The client's name.
         classes: As in :func:`upload_facts`.
         preprocessing: As in :func:`upload_facts`.
     """
@@ -76,7 +74,6 @@ def held_digest(client: str, run_id: str) -> str:
     """Return the digest that stands for a client's name in a request, so that a node reads no other client's name.
 
     Args:
-        client: The client's name.
         run_id: The run folder's id, which makes the digests of two runs differ.
     """
     return hashlib.sha256(f"{run_id}/{client}".encode()).hexdigest()
@@ -93,9 +90,7 @@ def answer_question(msg: Message, said: Mapping[str, Any], arrays: ArrayRecord) 
     """Return the answer to a question of FENS or FuseFL.
 
     Args:
-        msg: The question.
         said: The facts, with the client's name as ``client``, and the reason as ``error`` if it cannot answer.
-        arrays: Those of the answer.
     """
     from flwr.app import ConfigRecord, Message, RecordDict
 
@@ -106,7 +101,6 @@ def read_arrays(record: ArrayRecord, made: Callable[[np.ndarray[Any, Any]], V]) 
     """Return the arrays of a server's record by name, whatever their bytes are.
 
     Args:
-        record: The record.
         made: Makes the result of an array, such as ``torch.from_numpy``.
 
     Raises:

@@ -59,7 +59,6 @@ def load_or_zeros(kept: Mapping[str, torch.Tensor], start: State) -> State:
 
     Args:
         kept: Kept values by name of parameter; empty for none.
-        start: The parameters.
     """
     if shapes_of(kept) == shapes_of(start):
         return beside(kept, start)
@@ -99,7 +98,6 @@ class Travel:
 
     Attributes:
         momentum: rho, in [0, 1).
-        length: The distance so far.
     """
 
     momentum: float = 0.0
@@ -223,7 +221,6 @@ def compression_of(density: float, said: Mapping[str, Any]) -> Compression | Non
 
     Args:
         density: Its ``stc-density``; 0 for none.
-        said: Its config.
 
     Raises:
         UploadError: It asks for one that does not exist.
@@ -266,8 +263,6 @@ def load_start(model: nn.Module, sent: Mapping[str, State], compression: Compres
     """Give a model the weights of a request: the weights sent, or those of the round before plus a sparse update.
 
     Args:
-        model: The model to change.
-        sent: The request's arrays by name of record.
         compression: Of the sparse update; None if none may come.
         kept: The client's state of the round before; empty if it took no part in it.
 
@@ -303,7 +298,6 @@ class OnBatches(Protocol):
         """Return the term added to the loss of a batch, a scalar.
 
         Args:
-            model: The model in training.
             logits: [B, C], with their graph.
             labels: [B].
         """
@@ -317,8 +311,6 @@ class LocalUpdate:
 
     Args:
         model: Receives the weights that local training starts from.
-        said: The request's config.
-        sent: The request's arrays by name of record.
         momentum: Momentum of the client's SGD; 0 for none.
         memory: The client's state of earlier rounds; None: every round starts without one.
         label_counts: The client's examples per class [C], which end a generator's epochs; None: it takes part in all.
@@ -369,7 +361,6 @@ class LocalUpdate:
         """Return the term added to the loss of a batch, a scalar; 0 if the strategy adds none.
 
         Args:
-            model: The model in training.
             logits: Its outputs for the batch [B, C]; without them, corrections that depend on the batch add nothing.
             labels: [B].
         """

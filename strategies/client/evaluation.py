@@ -63,7 +63,6 @@ class Local:
     """The client's side; its callables run only where a question needs them.
 
     Attributes:
-        client: Its name.
         examples: Facts of the question -> its test examples.
         build: An architecture's name -> a fresh module.
         own: Facts of the question -> its own model, ready to predict; None if it has none.

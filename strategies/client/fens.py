@@ -70,7 +70,6 @@ class Local:
     """The client's side of FENS; its callables run only when a message needs their result.
 
     Attributes:
-        client: The client's name.
         examples: Its held examples: normalised inputs [n, ...], labels int64 [n] or [n, 1]; tensors, or numpy arrays.
         build: An architecture's name -> a fresh module.
         own: The client's copy of its own upload, which the server then need not send; None if it has lost the copy.
@@ -96,8 +95,6 @@ def respond(facts: Mapping[str, Any], arrays: Arrays, local: Local) -> Said:
 
     Args:
         facts: The question's config, with "run-id" and "seed".
-        arrays: The question's arrays.
-        local: The client's side.
     """
     if local.refusal:
         return {"error": local.refusal}, {}

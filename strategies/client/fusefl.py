@@ -28,7 +28,6 @@ class Frozen(nn.Sequential):
 
     Attributes:
         members: M.
-        channels: C of the joined maps.
 
     Raises:
         UploadError: The adapter is unknown, or weights do not fit their block.
@@ -77,7 +76,6 @@ def above(whole: nn.Sequential, stage: int, frozen: Frozen, adapter: str, kept: 
     Args:
         whole: The client's blocks and classifier; the result has its modules and their names.
         stage: s, from 2 to the number of blocks.
-        frozen: The blocks below.
         adapter: A key of :data:`ADAPTERS`; a convolution is drawn from torch's global generator.
         kept: The weights that these blocks have after the stage before.
 

@@ -34,9 +34,6 @@ class GeneratedExamples:
     classes, so that it teaches those that this client lacks; the second takes the batch's own.
 
     Args:
-        model: The model in training.
-        said: The request's config.
-        sent: The generator's weights.
         client: The client's name; with the round and the request's ``seed`` it determines all draws.
         server_round: The round, from 1.
         label_counts: The client's examples per class [C], whose sum ends the generator's epochs; None: the terms last

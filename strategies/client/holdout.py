@@ -19,8 +19,6 @@ class HoldoutRequest:
     """What the server's question says of the examples that the client held out of training.
 
     Attributes:
-        run_id: The run of the ensemble's uploads.
-        seed: The run's seed.
         share: Share of the client's examples that it held out.
         per_class: Whether it held out that share of every class.
         num_classes: C.
@@ -49,7 +47,6 @@ def held_out(
     Args:
         count: n, the client's examples.
         client: The client's name; equal names and seeds give equal parts.
-        seed: The run's seed.
         share: Share of the examples to hold out, in [0, 1): ``int(share * n)`` examples.
         labels: The class of each example [n], to hold out the share of every class; None: of all examples together.
         groups: The group of each example [n], which is never cut: then the share is one of groups, each of the class of
@@ -80,7 +77,6 @@ def _draw(
     Args:
         labels: The class of each example [n].
         groups: The group of each example [n]; None if each is its own.
-        seed: Of the draw.
         count: Number of a class's groups -> how many of them to draw.
 
     Returns:
@@ -117,7 +113,6 @@ def split_test(
 
     Args:
         labels: The class of each example [n].
-        client: The client's name.
         share: Share of every class to test on, in [0, 0.5]; at least one example of a class with two or more.
         groups: The group of each example [n], such as a patient's number, which is never cut; None if each is its own.
 

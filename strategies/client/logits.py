@@ -68,7 +68,6 @@ def check_made(what: str, size: int, most_mib: float) -> None:
     The limit on messages does not bound the logits. The name of a member has 64 bytes, its logits have 4 n C.
 
     Args:
-        what: What the client would make.
         size: Its bytes.
         most_mib: The largest ensemble that the client accepts, MiB; 0: :data:`MADE_MIB`.
 
@@ -85,8 +84,6 @@ class LogitCache:
 
     Args:
         state_dir: See :func:`.places.run_place`.
-        run_id: The run of the ensembles' uploads.
-        client: The client's name.
         held: The settings that determine the client's held examples, as one text.
     """
 

@@ -61,7 +61,6 @@ class RoundState:
 
     Attributes:
         folder: The run's folder, see :func:`strategies.client.places.run_place`; None to keep no state.
-        client: The client's name.
     """
 
     folder: Path | None
@@ -108,8 +107,6 @@ class RoundState:
         """Write the state after a round, and remove old ones; a disk that refuses only causes a warning.
 
         Args:
-            server_round: The round.
-            state: By name.
             safe_round: The oldest round whose state the server may still need; None if the server does not send it.
             last_round: The newest before this one that it may need, and none in between; None if it does not send it.
         """

@@ -41,7 +41,6 @@ class Sgd:
 
         Args:
             count: n_i, from 1.
-            seed: Of this client and round.
         """
         rng = np.random.default_rng(derive_seed(seed, "batches"))
         per_epoch = -(-count // self.batch_size)
@@ -65,7 +64,6 @@ def local_steps(
         logits: Z, of every member on every held example, float32 [M, n_i, C].
         labels: y, int64 [n_i], in [0, C).
         sgd: K, B and eta_l.
-        seed: Of this client and round.
 
     Raises:
         KeyError: There is no such aggregator.
@@ -93,13 +91,11 @@ def round_steps(
     """Return the parameters after the K steps of one trainer.
 
     Args:
-        aggregator: The key in AGGREGATORS of a trained aggregator.
         params: lambda, float32.
         inputs: The members' input, float32 [n, ...]; only an aggregator with a gate reads it, and needs torch.
         logits: Of the members, float32 [M, n, C].
         labels: int64 [n].
         sgd: K, B and eta_l.
-        seed: Of this trainer and round.
 
     Raises:
         KeyError: There is no such aggregator.

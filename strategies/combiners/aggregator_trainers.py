@@ -56,7 +56,6 @@ class FedAdam:
         lr: The server's learning rate eta_s.
         beta_1: Decay of the mean m.
         beta_2: Decay of the mean square v.
-        tau: Added to the root of v.
     """
 
     lr: float
@@ -154,7 +153,6 @@ class Dialogue:
 
     Args:
         job: The job with its uploads; its config is a ``FensConfig``.
-        clients: The clients.
 
     Raises:
         QuorumError: Too few clients have stored the ensemble's logits.

@@ -30,7 +30,6 @@ class Aggregator:
         combiner: The key of its torch form in ``combiners.COMBINERS``.
         kind: ``"static"``: from label counts, or without parameters. ``"voted"``: from counts of votes. ``"trained"``:
             by gradients in numpy. ``"torch"``: by gradients in torch, since its gate sees the members' input.
-        draw: Draws fresh parameters.
         apply: Parameters and logits [M, B, C] -> combined logits [B, C] and the pullback.
         counts: The name of the parameter that is a table of counts; empty without one.
     """
@@ -78,7 +77,6 @@ class Aggregator:
         """Return the mean cross-entropy of the combined logits, and its gradient by every parameter.
 
         Args:
-            params: Those of this aggregator.
             logits: z, float32 [M, B, C].
             labels: y [B], whole numbers in [0, C).
 
@@ -114,7 +112,6 @@ def check_params(expected: Mapping[str, Array], given: Mapping[str, Array]) -> N
 
     Args:
         expected: Parameters with the right names, shapes and dtypes.
-        given: The received parameters.
 
     Raises:
         ValueError: A name is missing or not expected, a shape or a dtype differs, or a value is not finite.

@@ -181,7 +181,6 @@ def build_combiner(
 
     Args:
         name: A key of :data:`COMBINERS`.
-        weights: Its tensors.
         member: Builds a module like the first member, for a combiner whose structure is the members' own.
 
     Raises:

@@ -96,7 +96,6 @@ def random_fields(count: int, channels: int, exponent: Tensor, size: tuple[int, 
 
     Args:
         count: Images.
-        channels: Fields of each image, independent of one another.
         exponent: b of every image [count].
         size: (H, W), not both 1.
         rng: A CPU generator.
@@ -169,7 +168,6 @@ def generate_noise(job: Job, count: int, rng: torch.Generator) -> Iterator[Tenso
     """Yield noise for a job's models in batches: images in [0, 1], or features of the form of :func:`to_feature_space`.
 
     Args:
-        job: Its uploads are heads where its inputs are features.
         count: At least 1.
         rng: A CPU generator.
     """

@@ -75,10 +75,6 @@ class OpinionPool(nn.Module):
 
     Raises:
         ValueError: The rule is unknown, or a tensor's shape or range is wrong.
-
-    Attributes:
-        kind: Stands before the rule in the pool's name.
-        rule: As given.
     """
 
     kind = ""

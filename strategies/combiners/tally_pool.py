@@ -179,9 +179,7 @@ def fit_pool(job: Job, ensemble: Ensemble, options: TallyPoolOptions) -> Opinion
     """Return Tally's combiner of a job's uploads.
 
     Args:
-        job: Its uploads, seed, input space, device and builders.
         ensemble: Of all its uploads, in their order, with any combiner.
-        options: How to combine the uploads.
 
     Returns:
         The pool, on the job's device. A client has weight 0 if it does not agree with the others, or if a logit of its
@@ -217,10 +215,8 @@ def examples_per_class(job: Job, answers: Tensor, uploads: Sequence[Upload], opt
     """Return the examples n_k^c of every class, counted or estimated, that each member was trained on [M, C] float32.
 
     Args:
-        job: Its classes and builders.
         answers: The members' logits on noise [M, P, C].
         uploads: The members, in their order.
-        options: How to count or estimate.
     """
     sizes = fill_sizes(uploads)
     sizes = cap_at_median(sizes) if options.cap_examples else sizes
@@ -327,7 +323,6 @@ def check_images(job: Job, key: str) -> None:
 
     Args:
         job: Its uploads may be missing.
-        key: The setting that names the teacher.
 
     Raises:
         OptionError: The examples are no images.

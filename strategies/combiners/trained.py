@@ -112,7 +112,6 @@ def register(module: nn.Module, tensors: dict[str, tuple[Tensor, int]]) -> None:
     """Keep tensors as float32 buffers of a combiner.
 
     Args:
-        module: The combiner.
         tensors: Name -> the tensor and its required number of dimensions.
 
     Raises:

@@ -50,7 +50,6 @@ class GatedPool(OpinionPool):
     """An opinion pool that also sees the image; see the module's description.
 
     Args:
-        pool: Rule, counts, weights, temperatures, smoothing, scales and bias.
         bases: V_k [M, R, D]; rows of zeros where a span has fewer dimensions.
         power: b >= 0 [1].
         below: The layers below the linear one, with the start weights: images [B, ch, H, W] to a(x) [B, D].
@@ -117,10 +116,6 @@ class GatedPools:
     def of_member(self, member: Callable[[], nn.Module] | None, weights: Mapping[str, Tensor]) -> GatedPool:
         """Return the pool that has these tensors as its ``state_dict``.
 
-        Args:
-            member: Builds a module like the members.
-            weights: The tensors.
-
         Raises:
             ValueError: The member lacks the layers of these tensors.
         """
@@ -165,9 +160,6 @@ def check_gate(job: Job, key: str, value: str = "'updates'", otherwise: str = "'
 
     Args:
         job: Its builders and student; uploads may be missing.
-        key: The setting that asks for the spans.
-        value: Its value, for the message.
-        otherwise: Its value for other architectures.
 
     Raises:
         OptionError: Names the setting and its possible values.
@@ -201,7 +193,6 @@ def gate_pool(job: Job, pool: OpinionPool) -> GatedPool | str:
 
     Args:
         job: Its uploads, one for each member of the pool and of one architecture; their start; their input space.
-        pool: Of the job's uploads, on any device.
     """
     spans = find_spans(job, (pool.weights > 0).tolist())
     if isinstance(spans, str):
@@ -215,7 +206,6 @@ def find_spans(job: Job, counted: Sequence[bool], *, share: float = SHARE) -> Sp
 
     Args:
         job: Its uploads, of one architecture, and their start.
-        counted: Of each upload, whether it is read.
         share: See :func:`span`.
     """
     if job.clients_seed is None:  # in rounds ``start`` is the uploads' mean, from which no client started
@@ -283,10 +273,8 @@ def merge_uploads(
     half, so that no single client can turn it off; otherwise there is no merge.
 
     Args:
-        job: Its student and its clients' start.
         uploads: Of the student's architecture; each is read twice.
         weights: w_k, one for each upload.
-        progress: Receives the notes.
         but: The name of a weight that is not merged.
     """
     averaged = "linear layers are averaged and not merged"

@@ -26,7 +26,6 @@ class ServerCompute(Protocol):
         """Run ``method`` on ``job``.
 
         Args:
-            method: The method.
             job: Its job; ``device="auto"`` means a GPU where one is visible, else the CPU.
             progress: Called in this process, from the calling thread.
 

@@ -30,7 +30,6 @@ class InProcess:
         """Run ``method`` on ``job`` with ``job.threads`` torch threads, see :mod:`.threads`.
 
         Args:
-            method: The method.
             job: Its job; ``device="auto"`` means a GPU where one is visible, else the CPU.
             progress: The method calls it directly.
 

@@ -47,10 +47,8 @@ class _Parcel:
     """A task, its packed uploads, and their sources in this process.
 
     Attributes:
-        task: The task.
         uploads: The facts of each upload, and the reference to its packed weights in Ray's object store. The list is
             empty where the actor fetches the weights on demand.
-        job: The job.
         plan: The plan of its teachers' shards.
     """
 
@@ -61,12 +59,7 @@ class _Parcel:
 
 
 class KeptActor:
-    """An actor that serves many runs, one at a time; the first run creates it.
-
-    Args:
-        session: The Ray that it runs in.
-        terms: Its resources and limits.
-    """
+    """An actor that serves many runs, one at a time; the first run creates it."""
 
     def __init__(self, session: Session, terms: ActorTerms) -> None:
         self._session, self._terms = session, terms
@@ -261,7 +254,6 @@ class RayActors:
 
         Args:
             method: Travels by name if it is in METHODS, else pickled by value.
-            job: Its builders, config and observer are pickled by value.
             progress: ``resume`` is called before an actor begins. An optional ``save(snapshot)`` gets each checkpoint.
                 An optional ``tick()`` is called at least twice a second once Ray runs. An optional ``interval_s`` is
                 the least number of seconds between two checkpoints (else 20). Of consecutive reports only the last may
@@ -295,9 +287,6 @@ class RayActors:
     @contextmanager
     def session(self, tick: Callable[[], None]) -> Iterator[Session]:
         """Use the running Ray, or start one for the block.
-
-        Args:
-            tick: Called during the wait.
 
         Raises:
             NoRoomError: Ray is missing or does not start.

@@ -37,7 +37,6 @@ class RayShard:
     """A shard in another process, see :class:`strategies.teacher.sharded.Shard`.
 
     Attributes:
-        ray: The module.
         actor: The shard's actor.
     """
 
@@ -68,7 +67,6 @@ class Loading:
     Attributes:
         uploads: The members, in order.
         builders: Architecture -> the pickle of its builder.
-        device: The job's device.
         threads: Torch threads of the job.
         fold: See :meth:`strategies.teacher.ensemble.Ensemble.from_uploads`.
         precision: See the same.
@@ -90,7 +88,6 @@ class ShardActors:
     """The shard actors of a method's actor; the first load creates them.
 
     Args:
-        session: The Ray that they run in.
         wait_s: Seconds that they may take to start.
     """
 
@@ -208,7 +205,6 @@ class ShardPlan:
 
     Attributes:
         shards: The number of shards; 1: no shard, but the method's own process.
-        reason: The reason, for the log.
         num_gpus: Each shard's share of a GPU.
         nodes: Ids of the nodes that host the shards without a GPU, in turn.
     """
@@ -249,8 +245,6 @@ def plan_shards(ray: Any, job: Job, shards: int) -> ShardPlan:
     """Plan the shards of a job.
 
     Args:
-        ray: The module, connected.
-        job: The job with its uploads.
         shards: 0: choose; 1: none; else this many, but not more than members.
     """
     members = len(job.uploads)

@@ -30,7 +30,6 @@ def start_ray(ray: Any, cluster: str) -> None:
     """Join the cluster, or start a Ray that no other machine can reach.
 
     Args:
-        ray: The module.
         cluster: The address of a running cluster; this library travels to it as a package. Empty: start a Ray.
 
     Raises:
@@ -107,7 +106,6 @@ class Session:
     """A running Ray.
 
     Attributes:
-        ray: The module.
         code: (digest, folder) of this library when this Ray was first used.
         paths: The folders of this library for actors, in front of their own ``sys.path``.
         actor: The actor's class, for ``ray.remote``.
@@ -149,7 +147,6 @@ class Session:
         """Return an actor's answer.
 
         Args:
-            reference: The reference of the answer.
             tick: Called during the wait, and once after it.
             wait_s: The longest wait in seconds.
 

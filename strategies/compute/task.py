@@ -40,8 +40,6 @@ def dumps(what: str, value: Any, cloudpickle: Any, modules: Sequence[ModuleType]
     """Pickle ``value``: code of user modules by value, of installed packages and of this library by reference.
 
     Args:
-        what: The value's description for the error.
-        value: The value to pickle.
         cloudpickle: The pickler, ``ray.cloudpickle``.
         modules: The result of :func:`user_modules`, for callers who pickle often; None to search again.
 
@@ -196,7 +194,6 @@ class ActorTask:
     """A method and its job in the form that travels; uploads follow one by one.
 
     Attributes:
-        name: The method's name.
         job: The job without uploads and without the fields below.
         parts: The parts that seldom change from run to run, by name. Pickles: the ``method`` (None if it is in METHODS,
             where its name is enough), the ``builders`` by architecture, the ``config`` and the ``observer``. Tensors:
@@ -214,7 +211,6 @@ class ActorTask:
         """Pickle the user's code and values.
 
         Args:
-            method: The method.
             job: Its job; the uploads are left out.
             cloudpickle: The pickler, ``ray.cloudpickle``.
 

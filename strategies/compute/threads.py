@@ -46,12 +46,7 @@ def steady_threads(job: Job) -> int:
 
 
 def follow_threads(job: Job, outcome: Mapping[str, Any]) -> Job:
-    """Return a job with the numbers that a run recorded, unless it has the caller's.
-
-    Args:
-        job: Of the same method.
-        outcome: The run's outcome.json.
-    """
+    """Return a job with the numbers that a run recorded, unless it has the caller's."""
     recorded = {int(epoch): int(count) for epoch, count in outcome.get("threads", {}).items()}
     return replace(job, threads=recorded.pop(0), later_threads=recorded) if recorded and not job.threads else job
 
@@ -89,8 +84,6 @@ class Sharing:
 
     Args:
         job: A stage of the caller's number keeps it.
-        count: The number that the stage begins with.
-        progress: Receives everything.
 
     Attributes:
         counts: Epoch -> the number of threads from its end on; from 0 at the beginning.

@@ -48,10 +48,6 @@ class Failure:
 
     Attributes:
         kind: The nearest class of this library's errors; empty if there is none.
-        origin: The exception's own type.
-        message: Its text.
-        trace: Its traceback.
-        fields: The arguments of that class.
     """
 
     kind: str
@@ -181,7 +177,6 @@ class Worker:
         """Add an upload to the next task.
 
         Args:
-            facts: Its facts.
             read_packed: Returns its packed weights, anew at each call; None to fetch them from the driver.
         """
         number = len(self._uploads)
@@ -283,12 +278,7 @@ class ShardWorker:
         return None
 
     def add(self, facts: UploadFacts, read_packed: Callable[[], Any]) -> Failure | None:
-        """Load one member.
-
-        Args:
-            facts: Its facts.
-            read_packed: Returns its packed weights.
-        """
+        """Load one member."""
         try:
             self._open.add(Upload(facts, lambda: unpack(read_packed())))
         except (OneShotError, RuntimeError) as error:
@@ -317,11 +307,7 @@ class ShardWorker:
 
 
 class Relay:
-    """A Progress with its three optional members: ``save``, ``tick`` and ``interval_s``.
-
-    Args:
-        progress: The driver's Progress.
-    """
+    """A Progress with its three optional members: ``save``, ``tick`` and ``interval_s``."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress

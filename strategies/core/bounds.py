@@ -24,7 +24,6 @@ def shorten_changes(
     """Shorten changes that are far longer than those of the other clients.
 
     Args:
-        start: The parameters at the start of the round.
         ends: The parameters of every client after its steps, of the same names and shapes.
         per: Divides the norm of each change, for rules that divide the changes; positive, empty for 1 each.
 
@@ -50,9 +49,7 @@ def shorten_step(
     """Shorten the server's step that is far longer than its clients' changes, as a reported factor can make it.
 
     Args:
-        start: The parameters at the start of the round.
         step: The server's step from there, float64: it may be longer than the parameters' own type can hold.
-        ends: Those of every client.
         most: The longest step, in medians of the norms of the clients' changes; see :func:`shorten_changes`.
 
     Returns:
@@ -66,9 +63,6 @@ def shorten_step(
 
 class Bound:
     """The bound of all rounds of a run, with a note on every client that exceeds it.
-
-    Args:
-        what: The name of the bounded quantity, for the notes.
 
     Attributes:
         notes: Lines for the log, one per client, until the caller takes them.
@@ -89,8 +83,6 @@ class Bound:
         """Return the parameters of one round's clients within the bound, in their order; see :func:`shorten_changes`.
 
         Args:
-            number: The round, for the note.
-            start: The parameters at its start.
             ends: Client -> its parameters.
             per: Divides the norm of each client's change; empty for 1 each.
         """

@@ -250,7 +250,6 @@ class OpenFile(Mapping[str, torch.Tensor]):
     """The tensors of a safetensors file, each read when it is asked for; the file stays open.
 
     Args:
-        path: The file.
         bare: Whether what wraps a model is left out where it stands before all names.
 
     Raises:
@@ -325,7 +324,6 @@ def unwrap_state(found: Any, where: str) -> Any:
     ``model_ema``, it is the model; a line of the log says so, and what else is left out.
 
     Args:
-        found: What was saved.
         where: It, in the line of the log.
 
     Raises:

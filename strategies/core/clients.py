@@ -95,8 +95,6 @@ def read_int(said: Mapping[str, Any], key: str, usual: int | None = None) -> int
     """Return a whole number of a request's config, or its default.
 
     Args:
-        said: The config, with any values.
-        key: The number's key.
         usual: The default; None: the config must have the key.
 
     Raises:

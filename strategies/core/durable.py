@@ -34,7 +34,6 @@ def atomic_write(path: Path, data: bytes | memoryview) -> None:
 
     Args:
         path: The file; its folder must exist.
-        data: Its whole content.
 
     Raises:
         OSError: The disk is full or refuses; the temporary file is removed.
@@ -61,8 +60,6 @@ def staged(parent: Path, name: str, ours: Callable[[Path], bool]) -> Iterator[Pa
     Folders that killed processes left there are removed first. Those of living processes have a lock, and stay.
 
     Args:
-        parent: The folder that holds it.
-        name: Part of its name.
         ours: Whether a folder of such a name is one that this function made, by its content; an empty one is not, for
             another process may be about to lock it.
 
@@ -122,7 +119,6 @@ def make_folder(folder: Path, mode: int = 0o777) -> None:
     """Make a folder and those above it; nothing happens if it exists.
 
     Args:
-        folder: The folder.
         mode: Its permissions, less the umask; of those above it only the umask decides.
 
     Raises:

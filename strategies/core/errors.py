@@ -103,12 +103,10 @@ class UploadError(OneShotError):
     """An upload cannot be accepted; the message names the client, the field and the reason.
 
     Args:
-        reason: The field, its value and the remedy.
         client: The sender, with which the message begins; empty while it is unknown.
 
     Attributes:
         reason: As given, in one line as a message: it reaches logs by itself.
-        client: As given.
     """
 
     def __init__(self, reason: str, client: str = "") -> None:

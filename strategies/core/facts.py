@@ -110,7 +110,6 @@ class Agreement:
         """Return the agreement of a model's file, to compare with another party's.
 
         Args:
-            classes: The names of the classes that the file has.
             other: The other party's. Data sets without names number their classes, which no names contradict.
         """
         words = other.classes.words
@@ -135,23 +134,14 @@ UNNAMED = Agreement()
 
 
 def unnamed_note(unnamed: Sequence[str], number: int) -> list[str]:
-    """Return a line about the models that name no classes where others do; no line if all or none do.
-
-    Args:
-        unnamed: Those that name none.
-        number: The number of all models.
-    """
+    """Return a line about the models that name no classes where others do; no line if all or none do."""
     if not 0 < len(unnamed) < number:
         return []
     return [f"{shorten_list(unnamed)} name no classes: taken to be those of the others, in their order"]
 
 
 class Agreed:
-    """What the uploads of a run must share: the server's agreement, and where it has none, that of the first upload.
-
-    Args:
-        own: The server's.
-    """
+    """What the uploads of a run must share: the server's agreement, and where it has none, that of the first upload."""
 
     def __init__(self, own: Agreement) -> None:
         self._known = {name: ("the server", part) for name, part in own.parts.items() if part.sha256}
@@ -306,7 +296,6 @@ def read_agreement(record: Mapping[str, Any], prefix: str = "") -> Agreement:
     """Check what another party says of what all share.
 
     Args:
-        record: A client's answer, or a server's request.
         prefix: As in :meth:`Agreement.to_record`.
 
     Raises:
@@ -317,10 +306,6 @@ def read_agreement(record: Mapping[str, Any], prefix: str = "") -> Agreement:
 
 def read_size(value: object, what: str) -> int:
     """Return the size of a training set.
-
-    Args:
-        value: The claimed size.
-        what: The field's name, for the message.
 
     Raises:
         UploadError: It is missing, or not a positive whole number.
@@ -343,9 +328,7 @@ def read_ranges(layers: object, bounds: object, what: str) -> dict[str, tuple[fl
     """Return the activation ranges of a model by layer, in float32, in which they are sent on.
 
     Args:
-        layers: A list of the layers' names.
         bounds: A list of two finite numbers for each of them, the smallest first.
-        what: The ranges' name in messages.
 
     Raises:
         UploadError: They are something else.

@@ -40,7 +40,6 @@ def resolve_device(name: str, setting: str = "'device'") -> str:
 
     Args:
         name: ``"auto"``, or an argument of ``torch.device``.
-        setting: What names it, for errors.
 
     Raises:
         OptionError: The name is not that of a torch device.

@@ -41,7 +41,6 @@ class Names:
     Attributes:
         sources: A tensor's name in the model -> its name where it was found.
         counters: Counters of batch normalisation that were not found, which are 0 in models that lack them.
-        missing: The model's other tensors.
         extra: Names that are no tensors of the model, nor known to belong beside one.
         notes: What was taken for the same, and what was left out, a line for each.
     """
@@ -68,8 +67,6 @@ def match_names(found: Collection[str], wanted: Collection[str], ties: Mapping[s
     6. The factors of a weight norm have the names of either version of PyTorch.
 
     Args:
-        found: The names of the tensors.
-        wanted: The model's own names.
         ties: Name in the model -> another name in the model of the same tensor.
 
     Raises:

@@ -105,11 +105,8 @@ class Option:
     """One declared option, as the command line and the manual show it.
 
     Attributes:
-        key: Its key in settings.
         kind: bool, int, float or str.
         default: Its default; :data:`UNSET` where the method and its preset decide.
-        help: Its meaning.
-        allowed: The valid values, in words.
         rules: The arguments of :func:`option`; an absent one does not apply.
         presets: Where the default is :data:`UNSET`: the name of a preset -> its value, in one method's config.
     """
@@ -200,7 +197,6 @@ def check(config: Any, table: str = "") -> None:
 
     Args:
         config: An instance of a dataclass made of :func:`option` fields.
-        table: The name of its table, for the message.
 
     Raises:
         OptionError: A value is of the wrong kind or out of range.
@@ -224,7 +220,6 @@ def parse(cls: type[T], settings: Mapping[str, Scalar], table: str = "", preset:
     """Build a config from flat settings; absent keys keep their default.
 
     Args:
-        cls: The config dataclass.
         settings: ``key -> value``; only keys that belong to this config (see :func:`reject_unknown`). The key of an
             option in a shared table may also be that of the config's own table, which wins, as in runs of before.
         table: The name of its table; keys are looked up as ``table.key``.
@@ -320,10 +315,6 @@ DEVICE_NAMES = "auto, cpu, cuda, cuda:N or mps"
 
 def check_device(device: str, where: str = "setting 'device'") -> None:
     """Check the name of a torch device; the machine need not have it.
-
-    Args:
-        device: The name.
-        where: Where it stands, for the error.
 
     Raises:
         OptionError: The name is not that of a torch device.

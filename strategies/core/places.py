@@ -41,7 +41,6 @@ def run_place(state_dir: str, run_id: str) -> Path:
 
     Args:
         state_dir: The client's folder; empty: ``$ONESHOT_CLIENT_STATE``, else a folder in the user's cache.
-        run_id: The run folder's id, as the server sends it.
 
     Raises:
         UploadError: The id is not that of a run folder.
@@ -90,7 +89,6 @@ def forget_old_runs(root: Path, kept: int, *, beside: str = "") -> tuple[list[st
 
     Args:
         root: A client's folder, which may be missing; everything else in it stays.
-        kept: The number of runs that stay.
         beside: A run that stays beside them: after the clock was set back, the one in use looks like the oldest.
 
     Returns:

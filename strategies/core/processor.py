@@ -74,11 +74,7 @@ def all_cores() -> int:
 
 
 def free_cores(seconds: float = 0.2) -> int:
-    """Return how many of the cores that this process may use are idle, at least 1.
-
-    Args:
-        seconds: How long the processor is watched.
-    """
+    """Return how many of the cores that this process may use are idle, at least 1."""
     import psutil
 
     busy, allowed = psutil.cpu_percent(seconds, percpu=True), _cores()

@@ -29,9 +29,7 @@ class Scan:
     """The files of a folder.
 
     Attributes:
-        folder: The folder.
         taken: The files that were looked for, by folder and name.
-        others: Files of another kind, or in the wrong place.
         hidden: Files that are hidden, or lie in a hidden folder or one of :data:`TOOLS`.
     """
 
@@ -70,7 +68,6 @@ def scan(folder: Path, takes: Callable[[Path], bool], *, deep: bool = False) -> 
     """Look through a folder.
 
     Args:
-        folder: The folder.
         takes: Whether a file that is not hidden is looked for.
         deep: Look into subfolders too; else they are left out, each as one.
 

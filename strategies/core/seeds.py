@@ -22,7 +22,6 @@ def derive_seed(seed: int, *path: str | int) -> int:
     """Return the seed of one use, so that uses share no stream and do not depend on their order.
 
     Args:
-        seed: The seed of the run.
         *path: The use, for example ``("client", "client-003", "shuffle")``.
 
     Returns:
@@ -62,8 +61,6 @@ def initial_torch(seed: int, architecture: str, *client: str) -> AbstractContext
     """Seed torch for the start weights of an architecture, which the server can draw as the clients do.
 
     Args:
-        seed: The seed of the run.
-        architecture: Its name.
         client: The client, where each has weights of its own.
     """
     return seeded_torch(seed, "init", architecture, *client)

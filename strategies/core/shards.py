@@ -28,7 +28,6 @@ class HeldMembers(Protocol):
         """Return the logits [m, B, C] for normalised images [B, ch, H, W]; gradients reach the images.
 
         Args:
-            x: The images.
             part: The members to evaluate; None for all.
         """
 
@@ -51,7 +50,6 @@ class Shards(Protocol):
         """Load some clients' uploads, in this order, in place of those held before.
 
         Args:
-            clients: Their names.
             fold: See :meth:`strategies.teacher.ensemble.Ensemble.from_uploads`.
             precision: See :meth:`strategies.teacher.ensemble.Ensemble.from_uploads`.
 

@@ -21,7 +21,6 @@ class Work:
     Attributes:
         teacher_forward: Passes through the teacher. Passes that a backward pass repeats to save memory do not count.
         teacher_backward: Passes of a gradient through the teacher, to the image.
-        student_steps: Steps of the student's optimiser, or of a gate's.
         generator_steps: Steps of a generator's optimiser, or of images that are optimised themselves.
         bfloat16_steps: The generator's steps in bfloat16 among them.
         exchanges: Questions to the clients after their upload, each with the clients' answers.
@@ -83,12 +82,7 @@ def count_work(counts: Work) -> Iterator[Work]:
 
 
 class Counting:
-    """A Progress whose snapshots carry the counts, so that a resumed stage has those of its earlier processes.
-
-    Args:
-        progress: Receives everything.
-        counts: The counts of this process.
-    """
+    """A Progress whose snapshots carry the counts, so that a resumed stage has those of its earlier processes."""
 
     def __init__(self, progress: Any, counts: Work) -> None:
         self._counts, self._progress = counts, progress

@@ -56,9 +56,6 @@ def weighted_cross_entropy(members: Tensor, labels: Tensor, weights: Tensor, for
         form: ``"per-sample"``: ``mean_i sum_k a_ki CE(f_ki, y_i)`` (the paper); ``"batch-mean"``:
             ``sum_k mean_i(a_ki) mean_i(CE(f_ki, y_i))`` (the published code); ``"mean-output"``:
             ``mean_i CE(sum_k a_ki f_ki, y_i)``, which needs all members (FedGen and FedDF in the text, section 3.3).
-
-    Returns:
-        A scalar.
     """
     if form == "mean-output":
         return F.cross_entropy((weights[:, :, None] * members).sum(0), labels)
@@ -77,7 +74,6 @@ class Lesson:
             sum_k a_k f_k [B, C].
         constant: The loss's part that depends on the members alone; a scalar.
         direction: One of :data:`DIRECTIONS`.
-        scale: A factor of the loss.
     """
 
     answers: Tensor
@@ -121,7 +117,6 @@ class Lesson:
         """Return an ensemble's lesson on a batch; see :meth:`of`.
 
         Args:
-            ensemble: Its members, or its combiner, give the targets.
             images: Normalised images [B, ch, H, W], or other inputs of the members.
             weights: a [M, B].
             mean: As in :meth:`of`; or ``"pool"``: the student is pulled to the combiner's output, regardless of a.

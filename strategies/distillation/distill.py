@@ -84,7 +84,6 @@ class Distillation:
 
         Args:
             batches: Pairs of normalised images [B, ch, H, W] and the teacher's answers [B, ...] without gradient.
-            tick: Called after each step.
         """
         self._step.forget_moved()
         self._student.train()
@@ -108,9 +107,7 @@ def take_step(loss: Tensor, module: nn.Module, optimizer: torch.optim.Optimizer,
     """Take a step of a module's optimiser down a loss, a scalar, and return the loss without its gradient.
 
     Args:
-        loss: Depends on the module's weights.
         module: Whose gradient is clipped.
-        optimizer: Of the module's parameters.
         clip: Largest norm of the gradient; 0 does not clip.
     """
     optimizer.zero_grad()

@@ -36,9 +36,6 @@ class Stage:
 
     Attributes:
         modules: The trained modules; ``"student"`` is the result.
-        optimizer: The student's optimiser.
-        pool: The synthetic images.
-        made: The number of images that an epoch makes.
         store_images: :attr:`~strategies.method.Job.store_images`: how many images the outcome holds; 0 for a sample.
         seconds: Phase -> seconds spent since the start of this process.
         steps: The number of steps of each epoch of this process so far; the last may be under way.
@@ -60,7 +57,6 @@ class Stage:
         """Begin the steps of an epoch, and return the function to call after each, which reports it.
 
         Args:
-            progress: Receives the reports.
             epoch: The epoch, from 0.
             epochs: T.
             of: The number of steps; 0: as many as in the epoch before, and more if it had more than the one before.
@@ -105,7 +101,6 @@ def run_epochs(
     """Run the remaining epochs; the outcome is the last epoch's student.
 
     Args:
-        job: Supplies the seed and the observer.
         progress: Supplies the snapshot to resume from; receives reports, rows and checkpoints.
         stage: The state that ``step`` changes.
         epochs: T.

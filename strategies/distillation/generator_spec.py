@@ -30,13 +30,10 @@ class GeneratorSpec:
     Attributes:
         level: ``"features"``: it makes inputs of the model's last linear layer; ``"images"``: inputs of the model.
         noise: ``"normal"``: N(0, 1); ``"uniform"``: U[0, 1).
-        latent: Length of its noise.
         classes: C.
-        width: Width of its layers, at the level of features.
         shape: (channels, height, width) of its images.
         batch: b_g, the number of examples that it makes for the first term.
         weight: gamma_t, the weight of both terms, at least 0.
-        epochs: Local epochs after which both terms end.
     """
 
     level: str

@@ -21,10 +21,6 @@ class UpsampleConv(nn.Module):
 
     Equal to one 4x4 transposed convolution of stride 2: along one axis ``out[2i] = w0 x[i-1] + (w1 + w2) x[i]`` and
     ``out[2i+1] = (w0 + w1) x[i] + w2 x[i+1]``. It needs 4/9 of the arithmetic and never builds the large image.
-
-    Args:
-        inputs: Channels in.
-        outputs: Channels out.
     """
 
     def __init__(self, inputs: int, outputs: int) -> None:
@@ -51,10 +47,6 @@ class PixelConv(nn.Conv2d):
     Convolution kernels of a CPU work on eight or sixteen channels at a time, and leave most of that empty here. There
     it is a matrix product, of every pixel with every tap, and the sum of the shifted products: twice as fast for one
     channel, with the backward pass.
-
-    Args:
-        inputs: Channels in.
-        channels: Those of the image.
     """
 
     bias: Tensor

@@ -82,13 +82,11 @@ def invert_images(
     shifted by up to two pixels.
 
     Args:
-        job: Its input space and device.
         teacher: The members f_k.
         shares: l [M, C].
         labels: y [N].
         steps: Steps of Adam, per batch of 256.
         rng: A CPU generator.
-        tick: Called after each step.
     """
     standardize = Standardize(job.normalization).to(job.device)
     recipe = Recipe(steps=steps, lr=RATE, betas=BETAS, optimize_noise=False, keep="last")

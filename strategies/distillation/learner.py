@@ -41,7 +41,6 @@ def build_teacher(
     combiner and quantisation; bfloat16 arithmetic would undo the quantisation, so that its precision counts.
 
     Args:
-        job: Its uploads, builders, device and teacher.
         combiner: The method's own, a module [M, B, C] -> [B, ...]; None for the plain mean of logits.
         precision: Of the members' arithmetic, ``"float32"`` or ``"bfloat16"``.
         watched: Whether a loss reads the members' layers, which must then stay unchanged.
@@ -67,8 +66,6 @@ class Learner:
 
     Args:
         job: Supplies the student's architecture and start, the seed and the device.
-        teacher: The ensemble.
-        recipe: Of the student's training.
         augmentation: A key of ``AUGMENTATIONS``: the change of images each time they are read.
         loss: The loss to minimise; by default :func:`.losses.soft_kl` at the recipe's temperature.
         asked_once: Whether the teacher sees the images unchanged while the student sees them augmented.
@@ -120,7 +117,6 @@ class Learner:
                 ``logits`` [N, C] may hold them and save its forward pass.
             epoch: From 0; determines the order, the augmentation and the learning rate.
             perturb: A change of the normalised images [B, ch, H, W] that teacher and student both see.
-            tick: Called after each step.
         """
         return self._distillation.learn(self._lessons(table, epoch, perturb), tick)
 
@@ -134,7 +130,6 @@ class Learner:
 
         Args:
             rows: A table with ``images`` [N, ch, H, W].
-            tick: Called after each batch that the teacher answers.
         """
         if not self._cache_logits:
             return dict(rows)
@@ -204,11 +199,7 @@ def image_epoch(
 
     Args:
         epoch: From 0.
-        stage: Its clock and pool.
-        learner: The student and its teacher.
-        make: Makes the images.
         remember: Stores them, and returns the table that the student learns from.
-        progress: Receives a report after each step.
     """
     tick = stage.ticks(progress, epoch, learner.recipe.epochs)
     with stage.clock("synthesis"):
@@ -230,12 +221,7 @@ def learn_from_made(
     """Run all epochs of a student on the images made so far; the outcome is the last epoch's student.
 
     Args:
-        job: Supplies the seed and the observer.
         progress: Receives a report after each step; supplies the epoch to resume from.
-        stage: Its clock and pool.
-        learner: The student and its teacher.
-        make: Makes the images of an epoch.
-        options: Of the pool.
     """
     remember = partial(add_to_pool, stage=stage, learner=learner, options=options)
     step = partial(image_epoch, stage=stage, learner=learner, make=make, remember=remember, progress=progress)
@@ -268,9 +254,7 @@ def learn_from_table(
     """Run all epochs of a student on a table of images; the outcome is the last epoch's student.
 
     Args:
-        job: Supplies the seed and the observer.
         progress: Receives a report after each step; supplies the epoch to resume from.
-        learner: The student and its teacher.
         make: Returns the table, see :meth:`Learner.learn`. A resumed run calls it again, so that it must return the
             same table each time.
     """

@@ -69,9 +69,6 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     Args:
         logits: [B, C], unnormalised.
         labels: Classes [B], whole numbers in [0, C).
-
-    Returns:
-        A scalar.
     """
     return F.cross_entropy(logits, labels)
 
@@ -89,9 +86,6 @@ def hard_cross_entropy(
         exponent: At least 0; at 0 this is :func:`cross_entropy`.
         differentiated: Whether the gradient passes through the factor, as Eq. (6) has it; else it is a constant, as in
             the published code.
-
-    Returns:
-        A scalar.
     """
     losses = F.cross_entropy(logits, labels, reduction="none")
     difficulty = (1 - (-(losses if differentiated else losses.detach())).exp()) ** exponent

@@ -28,7 +28,6 @@ class Matched:
     """A generator, and the models that it is trained with.
 
     Attributes:
-        student: The whole model, at the job's start weights.
         judge: The part of the student that takes and learns from generated inputs: the model, or its last layer.
         teacher: The uploads, or their last layers; with a teacher's pool if the job names a teacher.
         generator: (noise [B, Z], labels [B]) -> inputs of the judge.
@@ -46,12 +45,9 @@ class Matched:
         """Build the models; the generator continues from the job's memory, else from a seeded initialisation.
 
         Args:
-            job: Its uploads, start and memory.
             level: ``"images"`` or ``"features"``.
             latent: Z.
-            width: Hidden units of a generator of features.
             form: Of a generator of images, see :class:`.ConditionalGenerator`.
-            table: The method's name, with which its settings begin.
 
         Raises:
             OptionError: At the level of features the last layers differ, or the memory is that of another generator.
@@ -79,7 +75,6 @@ def check_level(job: Job, level: str, *, table: str) -> None:
     Args:
         job: Its uploads may be missing.
         level: ``"images"`` or ``"features"``.
-        table: The method's name, with which its settings begin.
 
     Raises:
         OptionError: The examples are no images with sides that are multiples of 4, no gradient reaches them, or the
@@ -145,7 +140,6 @@ def draw_labels(held: Sequence[int], count: int, draw: str, rng: torch.Generator
 
     Args:
         held: n^y at least 0, not all zero [C]; shares of :data:`MOST` replace more examples than that.
-        count: The number of labels.
         draw: ``"fixed"``: class c gets the places from ``floor(P(c - 1) count)`` to ``floor(P(c) count)``, P the
             cumulative p, then all are shuffled; ``"independent"``: each label is drawn independently.
         rng: A CPU generator.
@@ -167,8 +161,6 @@ def shares_of(
     """Return the frequency of each class among drawn labels, and each client's weight for an example of the class.
 
     Args:
-        job: Supplies the uploads' label counts.
-        progress: Receives a note if they are missing.
         labels: ``"counts"``, or ``"uniform"``: every class that some client holds equally often.
         weights: ``"per-class"``: alpha^{k,y} = n_k^y / sum_j n_j^y; or ``"uniform"``: 1/M.
         found: Another n [M, C], such as estimates, which replaces the uploaded counts.

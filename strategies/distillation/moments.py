@@ -47,7 +47,6 @@ class ImageMoments:
         Args:
             job: Its uploads and input space.
             named: One of :data:`MOMENTS`.
-            progress: Records the moments that models show.
 
         Raises:
             OptionError: The data set has another number of channels, or no model shows its moments.
@@ -109,7 +108,6 @@ def estimate_moments(models: Iterable[nn.Module], channels: int) -> tuple[Tensor
     Here they fall by the factor :data:`NEIGHBOURS` per step aside or down, and between channels.
 
     Args:
-        models: With batch-normalisation statistics.
         channels: ch.
 
     Returns:

@@ -14,7 +14,6 @@ class Pool:
 
     Args:
         cap: The most rows it keeps; the oldest are dropped first; 0 keeps all.
-        device: The device of the columns.
     """
 
     def __init__(self, cap: int = 0, device: str = "cpu") -> None:

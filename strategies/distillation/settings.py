@@ -136,11 +136,7 @@ class DistillOptions:
     student_lr: float = shared("student_lr", 0.01)
 
     def distill_recipe(self, **fixed: Any) -> DistillRecipe:
-        """Return the recipe of the student's training.
-
-        Args:
-            **fixed: Entries of the recipe that the method fixes.
-        """
+        """Return the recipe of the student's training."""
         chosen = {entry.name: getattr(self, entry.name) for entry in fields(DistillRecipe) if hasattr(self, entry.name)}
         return DistillRecipe(**{**chosen, **fixed})
 

@@ -91,13 +91,10 @@ def move_into_spans(
     A client is drawn by its number of examples, and a class by the square root of the client's examples of it.
 
     Args:
-        job: Its uploads, input space and device.
-        spans: Of the uploads.
         examples: n_k^c [M, C], on the CPU; a client without any gets no image.
         images: The images to move, uint8 [N, ch, H, W].
         steps: Steps of Adam, per batch of 256 images of one client.
         rng: A CPU generator.
-        tick: Called after each step.
     """
     clients = torch.multinomial(examples.sum(1), len(images), replacement=True, generator=rng)
     labels = torch.multinomial(examples.sqrt()[clients], 1, generator=rng).flatten()
@@ -113,8 +110,6 @@ class Objective(nn.Module):
     """What images of one client minimise; see the module's description.
 
     Args:
-        job: Its uploads, builders, input space and device.
-        spans: Of the uploads.
         k: The client's place among them.
     """
 

@@ -127,11 +127,8 @@ def synthesize(
     Args:
         generator: [B, Z] -> pixels [B, ch, H, W] in [0, 1]; trained in place, in train mode.
         noise: z [B, Z].
-        look: Evaluates the models on the images.
         terms: The addends of the loss; terms of weight 0 are not computed.
-        recipe: Steps, learning rate and other settings.
         capture: Whether ``look`` and the terms draw no random numbers, so that a GPU may replay a step as one graph.
-        tick: Called after each step.
 
     Returns:
         The kept images [B, ch, H, W], detached, and the last step's loss terms by name, with their weighted sum as
@@ -191,7 +188,6 @@ def generate(generator: nn.Module, noise: Tensor, *labels: Tensor, bf16: bool) -
     """Return what a generator makes of noise, in the type of its weights.
 
     Args:
-        generator: Takes the noise, and labels if it is conditional.
         noise: z [B, Z].
         labels: The classes [B] of a conditional generator.
         bf16: Whether it computes in bfloat16.
@@ -223,9 +219,6 @@ class GeneratedImages:
 
     Args:
         job: Supplies the shape of images, the number of classes, the seed and the device.
-        recipe: Of the generator loop.
-        latent: Length of the noise vector z.
-        batch_size: Images in a batch.
         augmentation: A key of ``AUGMENTATIONS``: the change of images before the models see them.
         reset: One of :data:`RESETS`: ``"epoch"`` draws the generator's weights anew for every batch.
 
@@ -268,11 +261,8 @@ class GeneratedImages:
 
         Args:
             epoch: From 0; determines the noise, the labels and the augmentation.
-            teacher: The ensemble.
             student: For terms that use ``View.student``, held in eval mode; None if no term does.
-            terms: The generator's loss.
             sort_labels: Whether the labels are in ascending order.
-            tick: Called after each step.
         """
         device, rng = self.job.device, generator(self.job.seed, "synthesis", epoch)
         if self._resets:

@@ -105,7 +105,6 @@ class Participation:
 
         Args:
             strategy: The name of the class that they were given to.
-            given: The arguments.
 
         Raises:
             OptionError: One is unknown or out of its range.
@@ -160,8 +159,6 @@ def refuse_argument(strategy: str, name: str, elsewhere: str = "") -> NoReturn:
     """Refuse an argument that a strategy does not take.
 
     Args:
-        strategy: The name of its class.
-        name: The argument.
         elsewhere: What takes its place; empty for what :data:`ELSEWHERE` says.
 
     Raises:
@@ -222,7 +219,6 @@ def check_start(strategy: Strategy, own: type[Strategy], timeout: Any) -> None:
     """Check the deadline of ``start()``, and warn about steps that a subclass overrides and ``start()`` never calls.
 
     Args:
-        strategy: The strategy.
         own: The class whose ``start()`` it is.
         timeout: Seconds, at least 0.
 
@@ -268,9 +264,7 @@ def scores_by_name(what: str, found: Any, read: Callable[[Any], Any] = float) ->
     The result of a run matters more than its scores.
 
     Args:
-        what: The function's name as an argument.
         found: Names -> numbers.
-        read: Makes a number of one score.
     """
     try:
         return MetricRecord({key: read(value) for key, value in found.items()})

@@ -61,7 +61,6 @@ class Exchange:
     answer of its client is final, even if it is an error: no client gets a second question for one answer.
 
     Args:
-        nodes: The nodes.
         phase: The phase that the bytes are booked under.
         question: Node -> the message to it; None to leave it out.
         receive: Takes an answer and its question. Returns whether the client has met the request, or raises an

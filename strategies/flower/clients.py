@@ -35,10 +35,6 @@ class GridClients:
     """The :class:`strategies.core.clients.Clients` of a Flower grid.
 
     Args:
-        nodes: The nodes.
-        common: Sent with every question.
-        limits: The limits of every answer.
-        left_out: Clients that get no questions.
         members: The clients whose answers count, those that have uploaded; None: all.
     """
 
@@ -78,7 +74,6 @@ class GridClients:
             questions: One for every connected client, or one for each name; a named client that is not connected is
                 not waited for.
             phase: The phase that the bytes are booked under.
-            quorum: The number of usable answers that the run needs.
             patience_s: Seconds after which a quorum suffices; None: wait for all.
             check: Raises UploadError for an answer that cannot be used.
 

@@ -39,10 +39,7 @@ class Collector:
     """Takes the uploads of one round into its folder.
 
     Args:
-        folder: Where they are stored.
-        signatures: Known architectures.
         num_classes: C.
-        max_bytes: Largest accepted upload.
         names: The clients' names from earlier rounds; this round adds its own.
         agreement: The server's classes and preprocessing, which uploads must share.
         participation: Which nodes are asked, and how their numbers are combined.
@@ -175,10 +172,6 @@ class Collector:
 
     def receive(self, reply: Message, sent: SentQuestion) -> bool:
         """Check one answer and store its upload.
-
-        Args:
-            reply: The answer.
-            sent: The question.
 
         Raises:
             UploadError: It is refused.

@@ -35,8 +35,6 @@ def check_scores(content: RecordDict, weight: str = "num-examples", *, finite: b
     """Refuse scores that would spoil the average of all clients.
 
     Args:
-        content: The content of the reply.
-        weight: The metric that the client's scores are weighted with.
         finite: Whether every score must be a finite number; a project's own average may do without.
 
     Raises:
@@ -116,7 +114,6 @@ def average_scores(strategy: Strategy, server_round: int, replies: Iterable[Mess
     Args:
         strategy: Its ``aggregate_evaluate`` is used.
         server_round: From 1.
-        replies: The clients' answers, and errors in place of answers.
 
     Returns:
         The scores; None without any.

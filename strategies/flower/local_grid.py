@@ -83,14 +83,7 @@ def run_locally(
 
 
 class LocalGrid(Grid):
-    """Flower's grid over clients in this process.
-
-    Args:
-        client_app: The ClientApp of all clients.
-        run: The run.
-        clients: Their number.
-        run_config: Their settings.
-    """
+    """Flower's grid over clients in this process."""
 
     def __init__(self, client_app: ClientApp, run: Run, clients: int, run_config: Mapping[str, Any]) -> None:
         self._app, self._run = client_app, run

@@ -53,14 +53,11 @@ class Request:
         config: The caller's train_config.
         server_round: The round, from 1.
         run_id: The run folder's id: the key of the files on the client's own disk.
-        seed: The seed of the run.
         held: Names whose uploads of this round are here already: they answer at once without work. The message has
             their digests.
         asks: Further requests of the method to the clients: "holdout", "holdout-per-class", "calibrate", "sums",
             "task". Also what the server's own classes and preprocessing are, under names that begin with
             :data:`..core.facts.EXPECTED`: a client with others need not train.
-        arrays_key: The name of the record of arrays.
-        config_key: The name of the record of settings.
     """
 
     start: ArrayRecord
@@ -111,7 +108,6 @@ class Reply:
     Attributes:
         facts: The client's facts about its upload; its name is given, or derived from its weights.
         state: Its weights, decoded and checked; empty if the server holds them already.
-        held: The server holds its upload already.
         anonymous: It gave no name; that of the facts follows from its weights.
         metrics: Further numbers it reports, without NaN and infinity.
     """
@@ -137,12 +133,9 @@ def read_reply(  # noqa: PLR0913  everything that an answer is compared with
     """Check a client's answer and decode it.
 
     Args:
-        content: The content of the reply.
-        signatures: Known architectures.
         num_classes: C, the length of label counts.
         max_bytes: Largest allowed size of the weights in bytes.
         sender: How to call the client in errors as long as it has not named itself.
-        examples_key: The metric with the number of training examples.
         part: The arrays that travel; None for all of the model.
         agreed: What all uploads must share, which is compared before anything else; None to compare nothing.
 

@@ -148,10 +148,6 @@ class Names:
         Without node authentication a client that starts again is a new node, which Flower lists beside the old one for
         a while. So a name may move to another node, unless keys name the nodes.
 
-        Args:
-            node: The node.
-            client: The name in its answer.
-
         Raises:
             UploadError: The node has another name.
         """

@@ -49,7 +49,6 @@ class Limits:
 
     Attributes:
         timeout_s: Seconds after which a question is given up.
-        max_bytes: Largest accepted answer.
     """
 
     timeout_s: float
@@ -61,7 +60,6 @@ class SentQuestion:
     """A question on its way.
 
     Attributes:
-        node: The node that it went to.
         phase: The phase of the run that its bytes are booked under.
         size: Its bytes.
         activated: When the SuperLink last activated that node; empty if unknown.
@@ -108,18 +106,11 @@ class Nodes:
     """The nodes of a run and the messages between them and the server.
 
     Args:
-        grid: Flower's grid.
-        refusals: The record of refusals.
         traffic: The account of bytes.
         names: The clients' names from earlier rounds, or None.
         max_bytes: The largest answer, all records together.
 
     Attributes:
-        grid: As given.
-        refusals: As given.
-        traffic: As given.
-        names: As given, or new.
-        max_bytes: As given.
         simulated: Whether the nodes are simulated on this machine.
         local: Whether they are simulated in this process, and answer when their answers are pulled.
     """
@@ -174,7 +165,6 @@ class Nodes:
         """Return the answer to one message; None if it has not arrived whole.
 
         Args:
-            message_id: The id of the message.
             node: The node that it went to. The answer bears this id: a node may write another one into its answer, and
                 Flower writes none of a node into an answer that it makes up.
 

@@ -84,11 +84,7 @@ class Puller:
 
 
 class _MissingObjectError(Exception):
-    """An object is announced and not at the SuperLink yet.
-
-    Attributes:
-        request: The request for it.
-    """
+    """An object is announced and not at the SuperLink yet."""
 
     def __init__(self, request: Any) -> None:
         super().__init__(request.object_id)
@@ -99,12 +95,7 @@ class _Announced:
     """An answer whose objects are on their way.
 
     Args:
-        response: The SuperLink's announcement, which it makes once.
-        request: The request for one of the objects.
         max_bytes: The largest answer.
-
-    Attributes:
-        response: As given.
     """
 
     def __init__(self, response: Any, request: Any, max_bytes: int) -> None:
@@ -145,12 +136,8 @@ class _Bounded:
     is measured.
 
     Args:
-        client: Flower's client.
         max_bytes: The largest answer.
         response: The announcement of the answer, if the SuperLink has already made it.
-
-    Attributes:
-        response: The announcement, once it is made.
     """
 
     def __init__(self, client: Any, max_bytes: int, response: Any = None) -> None:
@@ -206,7 +193,6 @@ def count_inflated_bytes(object_id: str, objects: dict[str, bytes]) -> int:
     """Return the bytes of an object in memory: an object that it names several times counts several times.
 
     Args:
-        object_id: The id of the object.
         objects: Id -> content, of the object and of all that it names.
 
     Raises:

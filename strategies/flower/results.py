@@ -35,11 +35,7 @@ PARTS = ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metr
 
 
 class NoArrays(ArrayRecord):
-    """The arrays of a result that is an ensemble of several architectures: empty, and an error where they are read.
-
-    Args:
-        reason: The error's line.
-    """
+    """The arrays of a result that is an ensemble of several architectures: empty, and an error where they are read."""
 
     def __init__(self, reason: str) -> None:
         super().__init__()

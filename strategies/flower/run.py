@@ -91,21 +91,13 @@ class Rounds:
     """Collects uploads and runs the server stage, round by round.
 
     Args:
-        method: The server method.
         job: Its job, without uploads.
         compute: Where the server stage runs; None for Ray.
-        min_uploads: The quorum of every round.
-        options: Limits and intervals.
         participation: Which nodes are asked, in which form, and how their numbers are combined.
 
     Attributes:
         report: The report of the last server stage; None before the first.
-        account: The cost of the rounds.
         train_metrics: Round -> the metrics of the clients that uploaded in this process, averaged by their examples.
-        compute: Where the server stage runs.
-        min_uploads: The quorum.
-        gatekeeper: The tests that uploads have to pass.
-        participation: As given.
 
     Raises:
         OptionError: The job or ``compute`` is invalid.
@@ -154,11 +146,7 @@ class Rounds:
         """Run all rounds whose outcome the run folder lacks.
 
         Args:
-            folder: The run folder.
-            grid: Flower's grid.
-            arrays: Start weights of the first round.
             timeout: The deadline for uploads, in seconds from each round's beginning.
-            train_config: Sent to the clients with every request.
 
         Returns:
             The last student's weights, or ``arrays`` if the outcome is an ensemble.

@@ -55,7 +55,6 @@ def seeded_strategy(seed: int, *path: str | int) -> Iterator[None]:
     Flower draws its clients from Python's state, other strategies noise from numpy's or torch's. All are restored.
 
     Args:
-        seed: The run's seed.
         *path: The use of the draws, for :func:`strategies.core.seeds.derive_seed`.
     """
     before, numbers, level = random.getstate(), np.random.get_state(), FLOWER_LOGGER.level

@@ -52,7 +52,6 @@ def noise_images(count: int, shape: Shape, rng: torch.Generator) -> Tensor:
     Args:
         count: At least 1.
         shape: (channels, height, width).
-        rng: Draws the images.
     """
     channels, height, width = shape
     uniform = torch.rand((count, *shape), generator=rng)
@@ -81,9 +80,7 @@ def invert(
         model: Frozen, in eval mode.
         labels: y [B].
         shape: (channels, height, width).
-        standardize: From pixels to the model's input.
         steps: Steps of Adam.
-        rng: Draws the start and the jitter.
         tick: Called at every step.
     """
     channels, height, width = shape
@@ -141,7 +138,6 @@ def search_triggers(
         model: Frozen, in eval mode.
         images: Pixels [B, ch, H, W] in [0, 1].
         classes: C; every class is a target.
-        standardize: From pixels to the model's input.
         steps: Steps of Adam.
         tick: Called at every step.
     """
@@ -216,7 +212,6 @@ class Trigger:
     """The smallest working trigger of one client's model.
 
     Attributes:
-        target: The class that it leads to.
         size: ``|m|_1``, in pixels.
         mask: m [1, H, W].
         pattern: Delta [ch, H, W].
@@ -265,7 +260,6 @@ class Evidence:
         known: Whether a client knows a class [M, C].
         norms: Layer -> norm of its weight, per client.
         statistics: Layer -> mean running variance, per client.
-        vectors: The weights as one vector each.
         behaviour: None for uploads that are no classifiers of images.
     """
 
@@ -289,7 +283,6 @@ def gather_evidence(job: Job, config: GatekeeperConfig, progress: Progress) -> E
 
     Args:
         job: The job; its device must belong to this process.
-        config: The numbers of images and steps.
         progress: Receives the percentage that is done.
 
     Raises:

@@ -63,7 +63,6 @@ def inspect(
 
     Args:
         job: The job with its uploads; its device must belong to this process. All images follow from its seed.
-        config: The numbers of images and steps.
         arrived: The clients in the order of their arrival; empty if unknown.
         progress: Receives the percentage that is done.
 

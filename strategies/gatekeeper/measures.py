@@ -38,7 +38,6 @@ def weight_vector(state: Mapping[str, Tensor], rng: torch.Generator) -> Tensor:
     i modulo ``VECTOR``, which preserves inner products to about ``1 / sqrt(VECTOR)`` of the norms.
 
     Args:
-        state: The weights.
         rng: Draws the signs; needs the same seed for all models that are compared.
     """
     kept = [v.flatten().float() for k, v in state.items() if v.is_floating_point() and not k.endswith(STATISTICS)]
@@ -161,7 +160,6 @@ class UsualDistance:
 
     Args:
         nearest: See :func:`nearest_distances`.
-        witnesses: The clients whose nearest distances count.
     """
 
     def __init__(self, nearest: Sequence[float], witnesses: Sequence[int]) -> None:
@@ -200,7 +198,6 @@ def pair_agreement(predictions: Tensor, labels: Tensor, makers: Tensor, known: T
         labels: The class that an image was inverted for [N].
         makers: The client whose model it was inverted from [N].
         known: Whether a client knows a class [M, C].
-        least: The fewest images that a share is measured on.
     """
     count, shared = len(predictions), known[:, labels]
     none = torch.zeros((count, count), dtype=torch.float64)

@@ -168,7 +168,6 @@ def by_name(values: PerModel[Value] | None, named: Mapping[str, Trained], what: 
     Args:
         values: In the order of the models, or by client name; numbers of numpy and torch become Python's.
         named: Client -> its model.
-        what: The argument's name in messages.
 
     Raises:
         OptionError: There are more or fewer than models.
@@ -564,8 +563,6 @@ def _checked(job: Job, method: Method, *, copied: bool) -> Job:
     """Return the job with its models as plain classifiers, each of which has been tried.
 
     Args:
-        job: The job.
-        method: Its method.
         copied: Whether the models are copies of the trained modules, with the buffers that no state_dict has.
     """
     # Where the result is an ensemble of other models than classifiers, no student is built.

@@ -47,7 +47,6 @@ def build_sized_teacher(job: Job, *, fold: bool = True, precision: str = "float3
     """Return the ensemble ``sum_k n_k f_k(x) / sum_k n_k`` of a job's uploads, and its combiner.
 
     Args:
-        job: Its uploads, builders and device.
         fold: See :meth:`.ensemble.Ensemble.from_uploads`.
         precision: See :meth:`.ensemble.Ensemble.from_uploads`.
 
@@ -64,7 +63,6 @@ def check_sizes(job: Job, key: str) -> None:
 
     Args:
         job: Its uploads may be missing.
-        key: The setting that names the teacher.
 
     Raises:
         OptionError: A client does not report its number of examples.

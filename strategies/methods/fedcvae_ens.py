@@ -134,7 +134,6 @@ def truncated_normal(shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
     """Draw from N(0, 1) within :data:`CUT` of 0, by the inverse of its distribution function.
 
     Args:
-        shape: Of the result.
         rng: A CPU generator.
 
     Returns:

@@ -83,9 +83,7 @@ def draw_features(clients: ClientSumsOnServer, config: FedPftConfig, *, seed: in
     Each draw has its own seed, by client and class, so that no client changes another's.
 
     Args:
-        clients: Their uploads.
         config: The covariance, and the most features.
-        seed: Of the run.
 
     Returns:
         Features [N, d] in float32 and labels [N], in the order of names and classes.
@@ -141,8 +139,6 @@ def train_head(rows: Tensor, labels: Tensor, job: Job, progress: Progress) -> He
     Args:
         rows: Features [N, d] in float32; times sqrt(d) their deviation is near 1.
         labels: Classes [N].
-        job: Its config, seed and number of classes.
-        progress: Receives the loss of every epoch.
     """
     config, scale = job.config, math.sqrt(rows.shape[1])
     weight = torch.zeros(job.num_classes, rows.shape[1], device=rows.device, requires_grad=True)

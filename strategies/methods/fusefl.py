@@ -139,12 +139,9 @@ class FuseFlServer:
 
     Args:
         job: The job; its uploads are the first blocks.
-        progress: Receives an entry per exchange.
-        clients: The clients.
 
     Attributes:
         templates: The later blocks with their adapters, with weights that do not matter.
-        classifier: The same of the last layer.
     """
 
     def __init__(self, job: Job, progress: Progress, clients: Clients) -> None:

@@ -173,10 +173,7 @@ class Experts(nn.Module, ABC):
     """The experts under a gate; the gate alone is trained, and is all that the module's state holds.
 
     Attributes:
-        combiner: The mixture's name.
         sort_labels: Whether the generator's labels are in ascending order.
-        schedule: Of the gate's learning rate.
-        lr: The rate where the options name none.
         clip: The largest norm of the gate's gradient; 0: no limit.
         moves: Whether :meth:`moved` changes images.
     """

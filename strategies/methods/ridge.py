@@ -41,7 +41,6 @@ def noisy_head(total: Statistics, noises: Sequence[float]) -> Head:
     norm 1 that are not centred carry one.
 
     Args:
-        total: The sum of the clients' statistics.
         noises: sigma_k of every client, the deviation on the diagonal of G.
     """
     edge = math.sqrt(2.0 * total.features * sum(noise**2 for noise in noises))

@@ -37,7 +37,6 @@ class WrittenFile:
 
     Attributes:
         sha256: Digest of its bytes, in hex.
-        bytes: Its size.
     """
 
     sha256: str
@@ -82,7 +81,6 @@ def read_weights(path: Path, sha256: str | None = None) -> dict[str, torch.Tenso
     """Read a safetensors file into memory of its own (no mapped file, so that the file may go).
 
     Args:
-        path: The file.
         sha256: The expected digest of its bytes, in hex; None to leave that unchecked.
 
     Raises:
@@ -102,7 +100,6 @@ def read_equal_weights(path: Path, sha256: str | None) -> dict[str, torch.Tensor
     """Read a safetensors file whose tensors have a known digest.
 
     Args:
-        path: The file.
         sha256: Their :func:`weights_sha256`; None or empty leaves them uncompared.
 
     Raises:

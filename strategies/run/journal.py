@@ -30,7 +30,6 @@ class Pace:
 
     Attributes:
         first: Epochs that an earlier process had finished.
-        began: When this process began.
     """
 
     first: int
@@ -165,15 +164,11 @@ class Journal:
 
     Args:
         folder: The folder of metrics and checkpoints; None to keep none.
-        log: Takes a line for the user.
-        label: The beginning of each line, usually the method's name.
-        unit: The unit of the steps.
         interval_s: Seconds between two checkpoints, at least.
         heartbeat_s: Seconds of silence after which the last state is logged again.
         tick: Called now and then during the stage, for the driver's other duties.
 
     Attributes:
-        interval_s: As given.
         resumed_at: Epochs that an earlier process had finished; 0 for a fresh stage.
     """
 

@@ -24,14 +24,7 @@ GATEKEEPER_FILE = "gatekeeper.json"  # one per round of uploads
 
 @dataclass(frozen=True)
 class Gatekeeper:
-    """The tests that a round's uploads have to pass before the server stage.
-
-    Attributes:
-        config: The gatekeeper's options.
-        min_uploads: The quorum, counted after the tests.
-        log: Takes a line for the user.
-        tick: Called now and then while uploads are judged.
-    """
+    """The tests that a round's uploads have to pass before the server stage."""
 
     config: GatekeeperConfig
     min_uploads: int
@@ -53,7 +46,6 @@ class Gatekeeper:
         Args:
             folder: The round's folder, which keeps the verdict.
             job: The job; its uploads are ignored.
-            uploads: The uploads of the round.
             records: The records of the uploads, in the order of arrival.
 
         Raises:

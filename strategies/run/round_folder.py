@@ -38,7 +38,6 @@ class RoundFolder:
         """Store an upload; once this returns it survives any crash.
 
         Args:
-            facts: The client's facts about it.
             state: Its weights; both are already checked.
 
         Returns:

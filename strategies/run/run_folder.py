@@ -93,7 +93,6 @@ class RunFolder:
         """Open a run folder, as its only writer or as one of many readers.
 
         Args:
-            path: The folder.
             write: Become its writer; the leftovers of a killed writer are then removed.
 
         Raises:
@@ -245,7 +244,6 @@ def default_run_dir(run_dir: str, name: str, *, parent: Path | None = None) -> P
 
     Args:
         run_dir: The folder that the user chose, or an empty string.
-        name: The name of the run, usually its method.
         parent: The parent of a new folder; None for that of a ServerApp, see :func:`strategies.run.app_runs_folder`.
 
     Returns:
@@ -301,11 +299,8 @@ def open_run(path: Path, method: str, job: Job, *, identity: Mapping[str, Any], 
     """Make the run folder of a job, or open it to resume.
 
     Args:
-        path: The folder.
-        method: The method's name.
         job: The job; everything that its result depends on must be as at the run's beginning.
         identity: Further facts that must be as at the run's beginning.
-        facts: Further facts, written to run.json.
 
     Raises:
         OptionError: The run in this folder began with other settings.

@@ -100,8 +100,6 @@ class StageReport:
     """The result of one round's server stage.
 
     Attributes:
-        outcome: The method's outcome.
-        job: The job it ran, with its uploads.
         resumed_at: Epochs that an earlier process had finished; 0 for a fresh stage.
         seconds: Wall time in this process.
     """
@@ -213,7 +211,6 @@ def pin_clients(
     """Begin the server stage of a round: fix its clients, unless an earlier process has done so.
 
     Args:
-        folder: The round.
         present: Clients of this upload phase. Uploads that are here without one of these names are set aside: a
             client without a name has sent another one since, and must not count twice.
         quarantined: Those of them that the stage works without; their uploads stay where replays find them.
@@ -323,12 +320,7 @@ def result_digest(folder: RunFolder) -> str:
 
 
 def load_report(folder: RunFolder, job: Job) -> StageReport:
-    """Read the stored outcome of the last finished round, the inverse of :func:`keep_outcome`.
-
-    Args:
-        folder: The run folder.
-        job: The job with every upload of that round.
-    """
+    """Read the stored outcome of the last finished round, the inverse of :func:`keep_outcome`."""
     facts = read_json(folder.path / OUTCOME_FILE)
     if not set(facts["clients"]) <= {upload.client for upload in job.uploads}:
         job = with_heads(job)  # the members of a mixed federation

@@ -39,7 +39,6 @@ class _Watch(Silent):
     """Follows a trial's reports.
 
     Attributes:
-        pace: Reckons what is left.
         total: The number of epochs; 0 before the first report.
     """
 
@@ -64,7 +63,6 @@ def trial_stage(method: Method, job: Job) -> tuple[float | None, int]:
     """Return the seconds of a server stage, None if a trial does not show them, and its number of epochs.
 
     Args:
-        method: The method.
         job: Its job, with uploads; its observer is not called.
     """
     watch = _Watch()
@@ -80,13 +78,7 @@ def trial_stage(method: Method, job: Job) -> tuple[float | None, int]:
 
 
 def untrained_uploads(job: Job, label_counts: Sequence[Sequence[int]], names: Sequence[str]) -> tuple[Upload, ...]:
-    """Return uploads of fresh models.
-
-    Args:
-        job: Gives the builders.
-        label_counts: Per client, the examples of each class.
-        names: Architectures, which the clients have in turn.
-    """
+    """Return uploads of fresh models."""
     with seeded_torch(0, "trial"):
         states = {name: job.builders[name]().state_dict() for name in set(names)}
     found = []
@@ -101,9 +93,7 @@ def describe_cost(method: Method, job: Job, clients: int) -> str:
     """Return in a line what the server stage of a method that trains will cost; empty for one that costs little.
 
     Args:
-        method: The method.
         job: Its job, without uploads.
-        clients: Their number.
     """
     names = [name for name in job.builders if kind_of(name) == CLASSIFIER]
     if method.kind != "student" or method.any_model or method.uploads != CLASSIFIER or method.client_phase or not names:

@@ -32,9 +32,7 @@ class UploadRecord:
     """The index's record of one accepted upload.
 
     Attributes:
-        facts: The client's facts about it.
         sha256: Digest of the stored file, in hex.
-        bytes: Size of the stored file.
         arrived: When it was accepted, ISO 8601 with the offset from UTC.
     """
 
@@ -140,10 +138,6 @@ class UploadStore:
 
     def accept(self, facts: UploadFacts, state: Weights) -> Upload:
         """Store an upload: first the file, then its line in the index; only then is it accepted.
-
-        Args:
-            facts: The client's facts about it.
-            state: Its weights.
 
         Raises:
             UploadError: The name is no client name or has an upload already, or the disk refuses; nothing is kept.
@@ -262,9 +256,7 @@ def verify(file: Path, sha256: str, what: str) -> None:
     """Check that a stored file is the one that was written.
 
     Args:
-        file: The file.
         sha256: Its expected digest, in hex.
-        what: Its kind, for the message.
 
     Raises:
         StoreError: It is missing or damaged.

@@ -35,7 +35,6 @@ class ClientScores:
     """One client's sums of its own model, of FedAvg and of the result, those that it has, on its own examples.
 
     Attributes:
-        client: Its name.
         sums: The sums by model; always of the result.
         pairs: The result compared with the other models, by their names.
     """
@@ -92,8 +91,6 @@ def question_of(
     Args:
         models: The outcomes of ``fedavg`` if there is one, and of the results, by the names of :func:`result_name`; of
             one with a student and an ensemble the student.
-        job: The job with its uploads.
-        classes: The classes' names.
         jobs: The job of a model that has another one, by its name.
     """
     facts: dict[str, Any] = {"num-classes": job.num_classes, "classes": classes_digest(job.num_classes, classes)}
@@ -134,9 +131,7 @@ def ask(
     """Ask the clients, and return by the name of each result what those answer whose sums fit.
 
     Args:
-        clients: The clients.
         question: See :func:`question_of`.
-        wanted: The clients of the server stage.
         why: A client's name -> why its answer is missing.
     """
     found: dict[str, dict[str, ClientScores]] = {}

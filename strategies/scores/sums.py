@@ -237,7 +237,6 @@ def pack(sums: Sums, share: str = "sums") -> dict[str, np.ndarray[Any, Any]]:
     """Return sums of one client as arrays of integers.
 
     Args:
-        sums: The sums.
         share: One of :data:`SHARES`: all, the confusion matrix, or the number of correct examples alone.
     """
     arrays: dict[str, np.ndarray[Any, Any]] = {"count": np.array([sums.examples, sums.correct], np.int64)}
@@ -265,7 +264,6 @@ def unpack(arrays: Mapping[str, np.ndarray[Any, Any]], num_classes: int, what: s
     Args:
         arrays: Those of :func:`pack`.
         num_classes: C.
-        what: The model that they are about, for the message.
 
     Raises:
         UploadError: An array is unknown, missing, of another shape, negative, or contradicts another.

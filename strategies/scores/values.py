@@ -182,7 +182,6 @@ def paired_difference(first: Array, second: Array) -> Score:
 
     Args:
         first: Of each example [n], the share of the first kind's models that are right.
-        second: Of the same examples, that of the second kind's.
     """
     apart, n = second - first, len(first)
     if np.isin(apart, (-1, 0, 1)).all():

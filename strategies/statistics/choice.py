@@ -23,7 +23,6 @@ class ChosenPenalty:
     """A penalty, chosen by the loss of held-out clients.
 
     Attributes:
-        value: The chosen lambda or shrinkage.
         curve: Candidate -> loss per held-out example; empty if no client could be left out.
         by_client: Client, or the clients of a fold joined by a space -> its loss per example at the chosen value.
     """
@@ -36,7 +35,6 @@ class ChosenPenalty:
         """Record the curve, a row per candidate, and the loss of every client or fold at the chosen value.
 
         Args:
-            progress: Of the server stage.
             name: Of the penalty, ``"lambda"`` or ``"shrinkage"``.
         """
         for candidate, loss in self.curve.items():

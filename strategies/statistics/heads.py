@@ -135,9 +135,6 @@ class Lda:
     ``Sigma = S_w / (N - C)``, ``Sigma_a = (1 - a) Sigma + a tr(Sigma) / d I``, ``w_c = Sigma_a^-1 mu_c``,
     ``b_c = log pi_c - mu_c^T w_c / 2``. C counts the classes with examples; the others are never predicted. Where
     examples have weights N - C is :attr:`~.sums.Statistics.freedom`, so that Sigma has no bias.
-
-    Args:
-        statistics: Over all clients, with more examples than classes.
     """
 
     def __init__(self, statistics: Statistics) -> None:

@@ -109,7 +109,6 @@ def release_sums(statistics: Statistics, epsilon: float, delta: float) -> Statis
     rounded to :data:`GRID_BITS` bits below the noise.
 
     Args:
-        statistics: Exact sums.
         epsilon: Greater than 0.
         delta: Between 0 and 1.
     """

@@ -151,9 +151,6 @@ class Statistics:
 def to_arrays(statistics: Statistics) -> dict[str, Tensor]:
     """Return statistics as they travel: ``counts``, ``sums`` and the upper triangle of the Gram matrix, ``gram``.
 
-    Args:
-        statistics: The sums.
-
     Returns:
         ``counts`` is float64 [C], exact for whole numbers; ``sums`` float32 [C, d]; ``gram`` float32 [d (d + 1) / 2],
         row by row.
@@ -219,7 +216,6 @@ def projection(features: int, kept: int, seed: int) -> Tensor:
     Args:
         features: d.
         kept: e, from 1 to d.
-        seed: Of the run.
 
     Raises:
         ValueError: ``kept`` is out of its range.

@@ -168,7 +168,6 @@ def check_second(job: Job, method: str, name: str) -> None:
 
     Args:
         job: Its uploads may be missing yet.
-        method: The method's name, for the message.
         name: ``gram`` or ``squares``.
 
     Raises:
@@ -245,7 +244,6 @@ def with_heads(job: Job, log: Callable[[str], None] = lambda _: None) -> Job:
 
     Args:
         job: With its uploads; without sums it is returned as it is.
-        log: Takes a line for the user per group.
 
     Raises:
         OptionError: Sums carry noise or have no Gram matrix, or no architecture is the head of their function.

@@ -17,11 +17,7 @@ def dequantize(pixels: Tensor) -> Tensor:
 
 
 class Standardize(nn.Module):
-    """``(pixel - mean) / std`` per channel, as the clients normalised their images.
-
-    Args:
-        normalization: The models' input space.
-    """
+    """``(pixel - mean) / std`` per channel, as the clients normalised their images."""
 
     mean: Tensor
     std: Tensor

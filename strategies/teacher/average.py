@@ -55,7 +55,6 @@ def repeat_tied_weights(model: nn.Module, changed: State) -> State:
 
     Args:
         model: Of which only the names are read.
-        changed: By one of their names each.
     """
     every = dict(model.named_parameters(remove_duplicate=False))
     new = {every[name]: value for name, value in changed.items() if name in every}

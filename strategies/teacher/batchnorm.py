@@ -110,9 +110,6 @@ def statistics_distance(x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
         x: The layer's input [B, ch, ...]; mu and the biased var are over all but the channels.
         mean: The layer's running mean [ch].
         var: The layer's running variance [ch].
-
-    Returns:
-        A scalar.
     """
     x = x.to(torch.promote_types(x.dtype, mean.dtype))  # the 8-bit mantissa of bfloat16 is too short for a variance
     batch_var, batch_mean = torch.var_mean(x, [d for d in range(x.dim()) if d != 1], correction=0)

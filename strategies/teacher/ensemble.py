@@ -92,10 +92,8 @@ class Ensemble(nn.Module):
         """Build the ensemble of some uploads, in their order, reading one at a time.
 
         Args:
-            uploads: The members.
             builders: Architecture -> a module with fresh weights.
             combiner: A module [M, B, C] -> [B, C].
-            device: The device of the ensemble.
             fold: Whether members may be rewritten (:func:`.frozen.rewriting_of`); false if the caller reads their batch
                 normalisation or the names of their weights.
             precision: ``"float32"``, ``"bfloat16"`` or ``"int8"``. With int8 each member computes like its quantised
@@ -145,11 +143,7 @@ class Ensemble(nn.Module):
         return isinstance(self.members, nn.ModuleList)
 
     def batches_at_once(self, pixels: int) -> int:
-        """Return how many batches it should be asked at once: one of small images leaves small members on a GPU idle.
-
-        Args:
-            pixels: Numbers of an image.
-        """
+        """Return how many batches it takes at once: one of small images leaves small members on a GPU idle."""
         if not isinstance(self.members, nn.ModuleList) or any(map(_by_batch, self.combiner.modules())):
             return 1
         weights = [list(member.parameters()) for member in self.members]
@@ -166,7 +160,6 @@ class Ensemble(nn.Module):
         """Return every member's logits [M, B, C], in torch's default precision, for normalised images [B, ch, H, W].
 
         Args:
-            x: The images.
             part: Evaluates only these members [m, B, C], one by one and in the images' own memory layout; None for all.
         """
         logits = self._passed(x, part)
@@ -221,12 +214,8 @@ class MemberLoader:
 
     Args:
         builders: Architecture -> a module with fresh weights.
-        device: The device of the members.
         fold: Whether members may be rewritten.
         precision: ``"float32"``, ``"bfloat16"`` or ``"int8"``.
-
-    Attributes:
-        members: The members loaded so far.
     """
 
     def __init__(

@@ -58,7 +58,6 @@ def count_features(heads: Sequence[nn.Linear], classes: int, owners: Sequence[st
     """Return the number of features F that all the given last layers take.
 
     Args:
-        heads: Last layers.
         classes: C, the outputs that each must have.
         owners: The names of the models they belong to, for the message.
 

@@ -40,9 +40,6 @@ def ask_sums(clients: Clients, job: Job, state: Mapping[str, Tensor], *, phase: 
     :func:`..client.measures.sum_inputs` makes them.
 
     Args:
-        clients: The clients.
-        job: Its student's architecture is the model's.
-        state: The model's weights.
         phase: The name under which the messages' bytes are counted.
         quorum: The least number of usable answers.
 
@@ -67,8 +64,6 @@ def solve_layer(job: Job, state: Mapping[str, Tensor], sums: Mapping[str, Mappin
     """Return a model whose last linear layer is solved from the clients' sums of its inputs.
 
     Args:
-        job: Its student's architecture is the model's.
-        state: The model's weights, with which the sums were made.
         sums: Client -> its sums, see :func:`..client.measures.sum_inputs`.
     """
     clients = {name: from_arrays(arrays) for name, arrays in sums.items()}
@@ -82,10 +77,6 @@ def average_rows(job: Job, state: Mapping[str, Tensor]) -> State:
     """Return a merged model whose last layer's row of a class is the mean of the clients' by their examples of it.
 
     A class without examples keeps its merged row.
-
-    Args:
-        job: Its uploads are of the student's architecture.
-        state: The merged weights.
 
     Raises:
         OptionError: A client does not report its label counts.
@@ -120,8 +111,6 @@ def check_solvable(job: Job, setting: str, how: str) -> None:
 
     Args:
         job: Its uploads may be missing.
-        setting: The setting that asks for it, for the message.
-        how: Its value.
 
     Raises:
         OptionError: The student does not end with a linear layer of C outputs and a bias.

@@ -24,7 +24,6 @@ class HeldShard:
 
     Args:
         builders: Architecture -> a module with fresh weights.
-        device: The device of the members.
         fold: See :meth:`.ensemble.Ensemble.from_uploads`.
         precision: See :meth:`.ensemble.Ensemble.from_uploads`.
     """

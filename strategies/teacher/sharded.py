@@ -32,7 +32,6 @@ class ShardRequest:
 
     Attributes:
         first: The first of the shard's members to evaluate.
-        last: The one after the last.
         watch: ``""`` for logits alone; ``"statistics"`` adds the batch-normalisation terms, ``"features"`` the
             penultimate features.
         ticket: Above 0: the number of a backward pass that may follow; 0: none follows.
@@ -71,14 +70,12 @@ class Shard(Protocol):
 
         Args:
             images: Normalised images [B, ch, H, W], as ``share`` of :class:`ShardedMembers` returned them.
-            request: The members and the outputs.
         """
 
     def backward(self, ticket: int, logits: Array, watched: Array | None) -> Callable[[], Array | None]:
         """Start the backward pass of a forward pass.
 
         Args:
-            ticket: The number of the forward pass.
             logits: The gradient by the logits [m, B, C].
             watched: The gradient by the watched sum; None without one.
 
@@ -94,7 +91,6 @@ class Part:
 
     Attributes:
         shard: The shard.
-        members: Their number.
         statistics: Whether any of them keeps batch-normalisation statistics.
     """
 
@@ -130,7 +126,6 @@ class ShardedMembers:
         """Return the logits [m, B, C] for normalised images [B, ch, H, W]; gradients reach the images.
 
         Args:
-            x: The images.
             part: The members to evaluate; None for all.
         """
         watch = self._watch if torch.is_grad_enabled() or self._watch == FEATURES else NOTHING

@@ -32,9 +32,7 @@ class Measure:
     """What clients measure on their examples for a merge, and send beside their weights.
 
     Attributes:
-        method: The method that needs it.
         function: The function of ``client.measures`` that measures it.
-        prefixes: Of its tensors' names.
     """
 
     method: str
@@ -75,7 +73,6 @@ def merge_in_weight_space(
 
     Args:
         job: Its uploads are of one architecture.
-        progress: Receives the tensors done.
         rule: See :mod:`.weights.rules`.
         scale: s.
         of_updates: Whether the rule takes updates, for which the start must be known; else the weights themselves.
@@ -116,7 +113,6 @@ def merge_uploaded_adapters(
         job: Its ``start`` is the adapter that all clients started from, or the base's tensors; None: all started from
             the base, with B = 0.
         progress: Receives a note on what the cut of the rank loses.
-        weights: One of each upload.
         rule: See :mod:`.weights.rules`.
         scale: s.
 

@@ -302,7 +302,6 @@ def accepted_builders(builders: Mapping[str, ModelBuilder], accepted: str) -> Ma
     """Return the models that a run accepts.
 
     Args:
-        builders: The models that a client may send.
         accepted: Their names with commas between, without the suffix of a kind; empty for all of them.
 
     Raises:

@@ -115,9 +115,7 @@ def check_upload(
 
     Args:
         arrays: By name, in some form; see :func:`..core.names.match_names`.
-        architecture: The architecture's name, for messages.
         signature: The shape and dtype of each of its arrays.
-        form: Reads the arrays.
         notes: Takes a line for each way in which names were taken for the same; None for no lines.
 
     Raises:
@@ -192,10 +190,7 @@ def check_arrays(
     """Check the names, shapes, dtypes and values of arrays, in this order, and return the values.
 
     Args:
-        arrays: By name, in some form.
-        architecture: The architecture's name, for messages.
         signature: The shape and dtype of each of its arrays.
-        form: Reads the arrays.
         names: The arrays' names in the signature; None where they must be the same.
 
     Returns:
@@ -250,8 +245,6 @@ def check_outputs(
 
     Args:
         architecture: The key of the model, from which its kind follows; a decoder takes no images and is not probed.
-        state: Its weights, which fit the builder's model.
-        builder: Builds the model.
         input_shape: Of one input; the probes are standard normal. A model that cannot take them is not judged.
         num_examples: The client's reported number of examples, which its sums must be over; None if it reports none.
 
@@ -277,8 +270,6 @@ def check_answers(model: nn.Module, state: State, input_shape: tuple[int, ...], 
 
     Args:
         model: Takes the weights, in place; one that cannot take the inputs is not judged.
-        state: The weights.
-        input_shape: Of one input.
         most: The largest size of an output.
 
     Raises:

@@ -93,8 +93,6 @@ def check_gradients(job: Job, who: str, remedy: str) -> None:
 
     Args:
         job: Its uploads may be missing.
-        who: What makes images, for the message.
-        remedy: The message's last sentence.
 
     Raises:
         OptionError: A client's model, or the student, is such a head.

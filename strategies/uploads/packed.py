@@ -25,9 +25,7 @@ class PackedMember:
     """One member on its way.
 
     Attributes:
-        architecture: A key of the builders.
         precision: ``"int8"`` or ``"float32"``.
-        arrays: Its weights in that precision, by name.
         ranges: Activation ranges by layer; used by int8 only.
     """
 

@@ -26,7 +26,6 @@ class Part:
 
     Attributes:
         names: Name of an array in messages -> its name in the model's state dict.
-        rest: The other arrays of the model.
         dtypes: Name of an array in messages -> its dtype there and in the model, where these differ.
     """
 
@@ -63,9 +62,6 @@ def find_part(arrays: Signature, whole: Signature, build: ModelBuilder, model: s
 
     Args:
         arrays: The shapes and dtypes of the arrays.
-        whole: Those of the model.
-        build: Builds the model.
-        model: Its name, for messages.
 
     Raises:
         OptionError: They are no part of it, or the other arrays differ from one call of ``build`` to the next.

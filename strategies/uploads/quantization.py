@@ -161,7 +161,6 @@ def quantize_activations(model: nn.Module, ranges: Ranges) -> None:
     The gradient goes straight through the rounding; where a value is clipped to its range it is 0.
 
     Args:
-        model: Its weights are those to use.
         ranges: Of each layer, the smallest and the largest output; names of no such layer change nothing.
     """
     if INPUT in ranges:

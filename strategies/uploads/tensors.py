@@ -65,7 +65,6 @@ def dense(name: str, value: torch.Tensor | np.ndarray) -> torch.Tensor:
     """Return a contiguous tensor on the CPU, not necessarily a copy.
 
     Args:
-        name: The tensor's name in messages.
         value: A dense tensor or array.
 
     Raises:

@@ -108,7 +108,6 @@ class Compression:
         Args:
             arrays: As :meth:`encode` returns them.
             size: n.
-            what: The arrays' name in the message.
 
         Raises:
             UploadError: The arrays are not a code of such a vector.

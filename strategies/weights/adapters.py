@@ -69,7 +69,6 @@ class Adapter:
     """One client's adapter.
 
     Attributes:
-        client: Its name in messages.
         tensors: By PEFT's names, as :func:`clean_names` returns them.
         config: The content of ``adapter_config.json``; None where only tensors travel: then all clients have one
             config, whose scale every merge keeps.
@@ -258,7 +257,6 @@ def read_adapter(folder: Path, client: str) -> Adapter:
 
     Args:
         folder: Holds ``adapter_config.json``, and ``adapter_model.safetensors`` or the ``.bin`` of older versions.
-        client: Its owner's name in messages.
 
     Raises:
         UploadError: A file is missing or damaged, or the adapter is of a form that cannot be merged.
@@ -328,11 +326,7 @@ def _is_number(value: object) -> bool:
 
 @dataclass(frozen=True)
 class Aligned:
-    """A rule in the common basis of a layer's updates (KnOTS); of tensors that are no matrices, the rule itself.
-
-    Attributes:
-        rule: The rule.
-    """
+    """A rule in the common basis of a layer's updates (KnOTS); of tensors that are no matrices, the rule itself."""
 
     rule: Rule
 
@@ -372,7 +366,6 @@ def merge_adapters(
         adapters: At least one, with the same layers; ranks and scales may differ.
         weights: w_k >= 0, not all 0; they are divided by their sum.
         rule: The rule for one tensor; :func:`.states.mean` needs no matrices.
-        scale: The factor s of the merged update.
         start: The adapter that all clients started from; None if they started from the base, with B = 0.
         base: The base's tensors by name; needed where a client lacks a tensor that others trained, and by a rule for
             whole tensors that the start does not hold.
@@ -406,7 +399,6 @@ def cut_adapter(adapter: Adapter, rank: int = 0, *, like: Adapter | None = None)
     """Return the best approximation of an adapter with lower ranks; its ``lost_share`` counts what is lost in all.
 
     Args:
-        adapter: The adapter.
         rank: The rank of every layer; 0 for those of ``like``.
         like: An adapter of the same layers, whose ranks, scales and config the result has, so that its model loads it.
     """
@@ -507,10 +499,6 @@ def find_weights(adapter: Adapter, base: Mapping[str, Tensor]) -> dict[str, tupl
     Transposed are embeddings, and the linear layers of GPT-2's kind (Conv1D). A square weight is taken as the other
     linear layers of the adapter are, or as the config's ``fan_in_fan_out`` says where all are square.
 
-    Args:
-        adapter: One of the adapters.
-        base: The base's tensors by name.
-
     Raises:
         UploadError: The base has no such weight, or one of another size, or it is not clear which one is meant.
     """
@@ -560,9 +548,7 @@ def add_update(weight: Tensor, update: LowRank, *, transposed: bool, dtype: torc
 
     Args:
         weight: W, of any floating-point dtype.
-        update: Delta, of as many entries.
         transposed: Whether W lies as [in, out].
-        dtype: Of the result.
 
     Returns:
         The sum; the norm of what rounding loses; the norm of Delta.

@@ -28,10 +28,8 @@ class Updates:
     """One tensor of all clients, as a rule takes it.
 
     Attributes:
-        name: The tensor's name.
         updates: theta_k - theta_0 of each client, in float32, of a float64 tensor in float64.
         weights: w_k >= 0 of each client; their sum is 1.
-        clients: The clients' names.
         other: Name -> the updates of another tensor.
         measured: Name -> what each client has measured under it, see :data:`.core.facts.MEASURED`; empty for nothing.
     """
@@ -73,7 +71,6 @@ def merge_states(
         start: theta_0, the weights that all clients started from; None: rules get the weights themselves, as
             differences to 0.
         scale: s.
-        tick: Called with the tensors done and their number.
 
     Returns:
         The merged weights on the CPU, in the dtypes of the start, else of the first client.

@@ -69,7 +69,6 @@ def fednova_change(
         weights: Their numbers of examples n_i; p_i = n_i / sum n.
         travels: Their eta ||a_i||_1, positive; for plain SGD local steps times the learning rate; see
             :class:`strategies.client.corrections.Travel`.
-        server_lr: The factor of the step.
     """
     effective = float(np.average(travels, weights=weights))
     shares = [weight / travel for weight, travel in zip(weights, travels, strict=True)]
@@ -132,11 +131,7 @@ def add_step(start: Arrays, step: Arrays, scale: float = 1.0) -> dict[str, npt.N
 
 
 class SteppedFedAvg(FedAvg):
-    """FedAvg whose next model is a step from the start of the round.
-
-    Args:
-        **settings: Those of Flower's FedAvg.
-    """
+    """FedAvg whose next model is a step from the start of the round."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)

@@ -27,14 +27,7 @@ OURS = f"{__name__.partition('.')[0]}."  # the package, which is installed under
 
 @dataclass(frozen=True)
 class CheckedAnswer:
-    """One checked answer of a round.
-
-    Attributes:
-        client: The client's name.
-        message: The reply.
-        content: Its content, after the strategy's own check.
-        reply: Its checked facts.
-    """
+    """One checked answer of a round."""
 
     client: str
     message: Message
@@ -58,7 +51,6 @@ def check_strategy_parts(strategy: Strategy, content: RecordDict) -> RecordDict:
     Args:
         strategy: Its ``check_answer``, if it has one, unpacks records beside a plain model; its ``weighted_by_key``
             names the clients' weights, its ``train_loss_key`` (q-FedAvg) their losses.
-        content: The content of the reply.
 
     Returns:
         The content; a weight that counts examples under another name is there as ``num-examples``, too.
@@ -98,7 +90,6 @@ def drop_incomplete(
 
     Args:
         strategy: It has own code if it replaces Flower's average of the numbers, or of the models.
-        answers: Of one round.
 
     Returns:
         The usable answers, and node -> refusal of the others.
@@ -161,8 +152,6 @@ def show_to_strategy(strategy: Strategy, answers: Sequence[CheckedAnswer], names
 
     Args:
         strategy: Its ``bounded_records``, if it has any, are further array records that it reads.
-        answers: The messages of these are changed.
-        names: The arrays that the strategy sees.
     """
     contents = [answer.content for answer in answers]
     arrays, numbers = _names_of(contents, getattr(strategy, "arrayrecord_key", "arrays"))
@@ -241,8 +230,6 @@ def decode_record(
     """Return the arrays of a record of an answer, decoded and compared with the expected ones.
 
     Args:
-        content: The content of the reply.
-        name: The record's name.
         wanted: Arrays of the same shapes and dtypes; names fit by :func:`..core.names.match_names`.
 
     Raises:

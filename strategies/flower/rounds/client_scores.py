@@ -21,11 +21,6 @@ from .round_trip import RoundTrip
 class ClientScores:
     """Asks for scores as a strategy's ``configure_evaluate`` does; a failure costs the scores only.
 
-    Args:
-        base: The strategy.
-        model: The rounds' model.
-        config: Sent to the clients with every request for scores.
-
     Attributes:
         found: Round -> scores, averaged by the strategy.
     """
@@ -39,7 +34,6 @@ class ClientScores:
 
         Args:
             server_round: From 1.
-            trip: Carries the messages.
 
         Returns:
             The scores, with names that begin with ``clients_``; an empty dict if there are none.
@@ -64,7 +58,6 @@ class ClientScores:
 
         Args:
             server_round: From 1.
-            replies: The clients' answers.
         """
         try:
             return average_scores(self._base.strategy, server_round, replies)

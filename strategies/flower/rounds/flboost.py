@@ -91,7 +91,6 @@ def wrap(strategy: Any, remembers: Iterable[str] = ()) -> Base:
     trainable parameters. The arrays that a strategy does not see are averaged beside it.
 
     Args:
-        strategy: The strategy object.
         remembers: Further attributes that a resumed run needs, trees of arrays and numbers, for example those that a
             subclass has added. A name with dots is an attribute's attribute.
 

@@ -36,15 +36,9 @@ from .base import Base
 class GlobalModel:
     """The weights that the clients of the next round start from.
 
-    Args:
-        base: The strategy.
-        job: Gives the architecture and the seed.
-        start: The weights before the first round.
-
     Attributes:
         state: The weights, buffers included, always in the order of ``start``; they may be replaced between two
             rounds, as a refinement does.
-        message_type: The type of the last requests.
         part: The arrays that travel, if these are not all of the model's; the others stay as every party builds them.
     """
 
@@ -118,7 +112,6 @@ class GlobalModel:
 
         Args:
             server_round: From 1.
-            config: The request's config.
             nodes: Whom the strategy chooses among, in the order of client names.
         """
         with seeded_strategy(self._seed, "evaluate", server_round):

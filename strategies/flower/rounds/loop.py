@@ -93,7 +93,6 @@ class Attendance:
         Args:
             contents: Node -> request; they stay unchanged.
             name_of: Node -> the client's name.
-            key: The config's record.
         """
         found = {}
         for node, content in contents.items():
@@ -140,7 +139,6 @@ class RoundBounds:
 
         Args:
             number: The round, from 1.
-            start: The model at its start.
             answers: In the order of client names.
         """
         numbers = {name for name, value in start.items() if value.is_floating_point()}
@@ -200,17 +198,12 @@ class IterativeRounds:
     Args:
         job: The job, without uploads.
         base: The strategy that combines a round's models; None for the one in the job's config.
-        min_uploads: The quorum.
-        max_bytes: Largest accepted answer.
         refiner: The method that fine-tunes the model of every round; None for none.
         compute: Where the refiner runs; None for a Ray actor, which stays for all rounds.
 
     Attributes:
-        base: The strategy.
-        account: The cost of the rounds in this process.
         train_metrics: Round -> the clients' metrics, averaged by the strategy.
         scores: Round -> the result of ``evaluate_fn``.
-        client_scores: The clients' scores of a round's model.
     """
 
     def __init__(
@@ -262,10 +255,7 @@ class IterativeRounds:
         """Run the rounds that the folder's checkpoint lacks, and keep the last one's model.
 
         Args:
-            folder: The run folder.
-            grid: Flower's grid.
             timeout: Seconds that the clients have for each round.
-            config: Sent to the clients with every request.
             evaluate_fn: Called for round 0, and as often as the observer.
             evaluate_config: Sent to the clients with the requests for scores, as often as the observer runs.
 

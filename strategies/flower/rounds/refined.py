@@ -24,8 +24,6 @@ class RefinedRounds:
     """Fine-tunes the model of every round.
 
     Args:
-        refiner: The method and its config.
-        job: Of the rounds.
         compute: Where the method runs; None for a Ray actor.
 
     Raises:
@@ -58,7 +56,6 @@ class RefinedRounds:
 
         Args:
             grid: Flower's grid; a simulation's has a Ray of its own.
-            tick: Called every now and then while the method works.
         """
         place = self._place(owns_ray=not has_engine(grid))
         with place.kept() as kept:
@@ -71,7 +68,6 @@ class RefinedRounds:
         Args:
             server_round: From 1.
             answers: The round's, in the order of client names.
-            start: Their combination.
         """
         uploads = [_upload(answer, self._job.student) for answer in answers]
         return self._begun().run(server_round, uploads, start)
@@ -82,7 +78,6 @@ class RefinedRounds:
         Args:
             server_round: From 1.
             contents: Node -> request; they are not changed.
-            key: The config's record.
         """
         describe, memory = self._refiner.method.in_rounds.shares_generator, self._begun().memory
         if describe is None or not memory:

@@ -29,7 +29,6 @@ class Refiner:
 
     Attributes:
         method: The method; it ends with one model, works on classifiers and needs no clients.
-        config: Its config.
 
     Raises:
         OptionError: The method cannot refine, or the config is another method's.
@@ -80,11 +79,7 @@ class Refinement:
     """Runs a refiner round after round, and passes its memory from each round to the next.
 
     Args:
-        refiner: The method and its config.
-        job: Supplies everything but uploads, start, round and memory.
-        compute: Runs the method.
         say: Receives a line for the user; a method's note is passed once, not in every round.
-        tick: Called now and then while the method works.
 
     Attributes:
         memory: The method's memory after the last round; empty before the first.

@@ -39,7 +39,6 @@ class RoundTerms:
 
     Attributes:
         quorum: Connected clients without which no round begins, and usable answers without which one is lost.
-        limits: Of every answer.
         num_classes: C.
         agreement: The server's classes and preprocessing, which answers must share.
         part: The arrays that travel; None for all of the model's.
@@ -53,17 +52,7 @@ class RoundTerms:
 
 
 class RoundTrip:
-    """Asks the clients, round by round.
-
-    Args:
-        nodes: The nodes.
-        run_id: The run folder's id.
-        signatures: The one architecture that clients may have.
-        terms: The limits.
-
-    Attributes:
-        run_id: As given.
-    """
+    """Asks the clients, round by round."""
 
     def __init__(self, nodes: Nodes, *, run_id: str, signatures: Mapping[str, Signature], terms: RoundTerms) -> None:
         self.run_id = run_id
@@ -107,7 +96,6 @@ class RoundTrip:
             server_round: From 1.
             fraction: Share of the connected clients; a share of all is drawn by name, so that it is the same in every
                 run of the seed.
-            seed: Of the run.
             named: Whether the clients' names are asked for, even where all of them are in the round.
             least: How many must be connected, beside the quorum.
 
@@ -139,7 +127,6 @@ class RoundTrip:
         Args:
             contents: Node -> request.
             check: The strategy's check, which unpacks an answer: content -> content.
-            what: The question, for the log.
             message_type: As Flower routes it to the clients' functions.
         """
         answers: dict[str, CheckedAnswer] = {}
@@ -159,7 +146,6 @@ class RoundTrip:
         Args:
             contents: Node -> request.
             check: Refuses scores that cannot be used, by an UploadError.
-            what: The question, for the log.
             message_type: As Flower routes it to the clients' functions.
         """
         found: dict[int, Message] = {}
