@@ -162,11 +162,7 @@ def _scored(facts: Mapping[str, Any], arrays: Arrays, local: Local) -> tuple[dic
 
 
 def _model(name: str, facts: Mapping[str, Any], arrays: Arrays, local: Local) -> torch.nn.Module:
-    """Build a model of the question.
-
-    Raises:
-        UploadError: Its parts do not belong together.
-    """
+    """Build a model of the question."""
     import torch
 
     from ..combiners.combiners import build_combiner

@@ -138,11 +138,7 @@ class _Question:
         self.cache = LogitCache(self.local.state_dir, self.holdout.run_id, self.local.client, held)
 
     def fact(self, key: str) -> Any:
-        """Return an entry of the question.
-
-        Raises:
-            UploadError: The question lacks it.
-        """
+        """Return an entry of the question."""
         if key not in self.facts:
             raise refusals.unknown_question(key)
         return self.facts[key]

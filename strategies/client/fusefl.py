@@ -92,11 +92,7 @@ def above(whole: nn.Sequential, stage: int, frozen: Frozen, adapter: str, kept: 
 
 
 def _check_fits(template: nn.Module, stacked: State, members: int, what: str) -> None:
-    """Compare stacked weights of M copies with the module that all of them are like.
-
-    Raises:
-        UploadError: Names some that differ, or M is 0.
-    """
+    """Compare stacked weights of M copies with the module that all of them are like."""
     wanted = {key: (value.dtype, (members, *value.shape)) for key, value in template.state_dict().items()}
     found = {key: (value.dtype, tuple(value.shape)) for key, value in stacked.items()}
     wrong = sorted(key for key in {*wanted, *found} if wanted.get(key) != found.get(key))

@@ -149,13 +149,7 @@ class RoundState:
 
 
 def _read(path: Path) -> State:
-    """Read a state, and compare it with its digest.
-
-    Raises:
-        OSError: The file cannot be read.
-        SafetensorError: The file is damaged.
-        ValueError: The state has another digest.
-    """
+    """Read a state, and compare it with its digest."""
     with safe_open(path, framework="pt") as file:
         wanted = (file.metadata() or {}).get(_DIGEST)
         state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  it is no dict

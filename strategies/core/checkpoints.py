@@ -227,11 +227,7 @@ def _shards_of(index: Path) -> set[Path]:
 
 
 def _read_shards(index: Path) -> dict[str, Any]:
-    """Return the tensors of all shards that an index names.
-
-    Raises:
-        ValueError: The index is damaged, or a shard is missing or lacks a tensor; :func:`_reason` reads the message.
-    """
+    """Return the tensors of all shards that an index names."""
     shards = sorted(_shards_of(index))
     if not shards:
         raise ValueError(f"{_SHARDS} no 'weight_map'")
@@ -303,12 +299,7 @@ def is_safetensors(path: Path) -> bool:
 
 
 def _refuse_bomb(path: Path) -> None:
-    """Refuse an archive that unpacks to far more bytes than its own: torch.save compresses and repeats nothing.
-
-    Raises:
-        ValueError: The archive unpacks to too much; :func:`_reason` reads the message.
-        BadZipFile: The archive is incomplete.
-    """
+    """Refuse an archive that unpacks to far more bytes than its own: torch.save compresses and repeats nothing."""
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             unpacked = sum(entry.file_size for entry in archive.infolist())

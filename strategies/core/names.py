@@ -148,11 +148,7 @@ def _is_left(word: str, sources: Mapping[str, str]) -> bool:
 
 
 def _prefix(names: Collection[str], needed: Collection[str]) -> tuple[str, str]:
-    """Return the prefix of the found names that the model lacks, and that of the model which they lack; one is empty.
-
-    Raises:
-        UploadError: Several fit.
-    """
+    """Return the prefix of found names that the model lacks, and the model's that they lack; one is empty."""
     lacking = [name for name in needed if name not in names]
     if not lacking:
         return "", ""

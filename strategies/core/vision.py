@@ -22,12 +22,7 @@ def _declare_missing_operators() -> None:
 
 
 def _import_torchvision() -> ModuleType:
-    """Import torchvision; if its import fails for lack of the two operators, declare them and import again.
-
-    Raises:
-        RuntimeError: The import fails for another reason, or beside a CUDA build of torch, where it means that the
-            versions of the two packages do not match.
-    """
+    """Import torchvision; if its import fails for lack of the two operators, declare them and import again."""
     try:
         return importlib.import_module("torchvision")
     except RuntimeError as error:

@@ -154,11 +154,7 @@ class LoRAMerge(FedAvg):
         return message
 
     def _upload(self, message: Message) -> Upload:
-        """Return a reply as an upload.
-
-        Raises:
-            UploadError: Its arrays are not those of the request, or its weight is no number above 0.
-        """
+        """Return a reply as an upload."""
         client = f"node-{message.metadata.src_node_id}"
         record = next(iter(message.content.array_records.values()))
         signature = {key: (tuple(array.shape), array.dtype) for key, array in self._sent.items()}

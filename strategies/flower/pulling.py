@@ -92,11 +92,7 @@ class _MissingObjectError(Exception):
 
 
 class _Announced:
-    """An answer whose objects are on their way.
-
-    Args:
-        max_bytes: The largest answer.
-    """
+    """An answer whose objects are on their way."""
 
     def __init__(self, response: Any, request: Any, max_bytes: int) -> None:
         self.response, self._max_bytes, self._received = response, max_bytes, 0
@@ -105,11 +101,7 @@ class _Announced:
         self._missing = [_for_object(request, name) for name in dict.fromkeys(names)]
 
     def has_arrived(self, client: Any) -> bool:
-        """Return whether all objects are at the SuperLink, or one is lost for good: Flower reports that itself.
-
-        Raises:
-            UploadError: They are larger than the largest answer.
-        """
+        """Return whether all objects are at the SuperLink, or one is lost for good: Flower reports that itself."""
         while self._missing:
             response = client.PullObject(self._missing[-1])
             if not response.object_found:
@@ -134,10 +126,6 @@ class _Bounded:
 
     Flower confirms a message after its last object has arrived and before it inflates them, so that is where the whole
     is measured.
-
-    Args:
-        max_bytes: The largest answer.
-        response: The announcement of the answer, if the SuperLink has already made it.
     """
 
     def __init__(self, client: Any, max_bytes: int, response: Any = None) -> None:
@@ -172,11 +160,7 @@ class _Bounded:
 
 
 def _flat(response: Any) -> Any:
-    """Return an announcement that names every object once: Flower pulls an object as often as it is named.
-
-    Raises:
-        UploadError: It names more objects than any answer has.
-    """
+    """Return an announcement that names every object once: Flower pulls an object as often as it is named."""
     trees = chain.from_iterable(map(iterate_object_tree, response.message_object_trees))
     if next(islice(trees, MOST_OBJECTS, None), None) is not None:
         raise refusals.too_many_objects(MOST_OBJECTS)

@@ -433,11 +433,7 @@ class Rounds:
 
 
 def _check_last_layer(method: Method, job: Job, options: RunOptions) -> None:
-    """Refuse a last layer made anew where it has no meaning, before a client has worked.
-
-    Raises:
-        OptionError: The error names the setting.
-    """
+    """Refuse a last layer made anew where it has no meaning, before a client has worked."""
     for setting, how in (("start", options.start), ("finish", options.finish)):
         if how == NONE:
             continue

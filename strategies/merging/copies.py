@@ -195,11 +195,7 @@ def _pair(one: Any, other: Any, paired: _Pairs) -> None:
 
 
 def _copy_to_cpu(client: str, module: nn.Module) -> nn.Module:
-    """Return a copy on the CPU, in the float32 of all uploads.
-
-    Raises:
-        OptionError: It holds what has no copy, such as a lock or a computed tensor.
-    """
+    """Return a copy on the CPU, in the float32 of all uploads."""
     try:
         return copy.deepcopy(module).cpu().float()
     except (*MODEL_ERRORS, copy.Error, PickleError) as error:

@@ -127,11 +127,7 @@ def name_models(models: object) -> dict[str, Trained]:
 
 
 def _models_in(folder: Path) -> dict[str, Path]:
-    """Return client -> its checkpoint, by file name, and log what else the folder holds.
-
-    Raises:
-        OptionError: It is no folder, holds no checkpoints or one model, or two files give the same name.
-    """
+    """Return client -> its checkpoint, by file name, and log what else the folder holds."""
     if not folder.is_dir():
         what = "is one file" if folder.is_file() else "does not exist"
         raise OptionError(
@@ -542,11 +538,7 @@ def merge(
 
 
 def _compare_classes(named: Mapping[str, Trained]) -> list[str]:
-    """Return a line if some models name their classes and others do not.
-
-    Raises:
-        UploadError: Two models name other classes, or in another order.
-    """
+    """Return a line if some models name their classes and others do not."""
     agreed, unnamed = Agreed(UNNAMED), list[str]()
     for client in sorted(named):
         with blaming(f"model {client!r}"):
@@ -560,11 +552,7 @@ def _compare_classes(named: Mapping[str, Trained]) -> list[str]:
 
 
 def _checked(job: Job, method: Method, *, copied: bool) -> Job:
-    """Return the job with its models as plain classifiers, each of which has been tried.
-
-    Args:
-        copied: Whether the models are copies of the trained modules, with the buffers that no state_dict has.
-    """
+    """Return the job with its models as plain classifiers, each of which has been tried."""
     # Where the result is an ensemble of other models than classifiers, no student is built.
     if not job.num_classes or kind_of(job.student) != CLASSIFIER:
         return job

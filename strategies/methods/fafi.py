@@ -136,11 +136,7 @@ def noise_direction(job: Job, upload: Upload) -> Tensor:
 
 
 def _prototypes(job: Job, upload: Upload) -> Tensor:
-    """Return P_k [C, F].
-
-    Raises:
-        OptionError: The upload has no prototypes of the job's classes.
-    """
+    """Return P_k [C, F]."""
     found = upload.read().get(KEY)
     if found is None or found.dim() != 2 or len(found) != job.num_classes:
         shape = "none" if found is None else f"one of shape {tuple(found.shape)}"

@@ -263,11 +263,7 @@ def _start(job: Job, aggregator: Aggregator) -> Params:
 
 
 def _label_counts(job: Job, key: str, value: str) -> Any:
-    """Return the label counts of the uploads [M, C].
-
-    Raises:
-        OptionError: Clients did not send theirs; names the setting that wants them.
-    """
+    """Return the label counts of the uploads [M, C]."""
     silent = [upload.client for upload in job.uploads if upload.label_counts is None]
     if silent:
         raise OptionError(

@@ -36,11 +36,7 @@ class _TimeUp(BaseException):
 
 
 class _Watch(Silent):
-    """Follows a trial's reports.
-
-    Attributes:
-        total: The number of epochs; 0 before the first report.
-    """
+    """Follows a trial's reports."""
 
     def __init__(self) -> None:
         self._began = process_time()

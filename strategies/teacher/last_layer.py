@@ -134,11 +134,7 @@ def _untrained(job: Job) -> tuple[nn.Module, nn.Linear]:
 def _check_sums(
     arrays: Mapping[str, np.ndarray[tuple[int, ...], np.dtype[np.generic]]], classes: int, features: int
 ) -> None:
-    """Refuse sums that no examples can have; inputs of a layer may have any length, so it is divided out.
-
-    Raises:
-        UploadError: Names the array, or the bound that is broken.
-    """
+    """Refuse sums that no examples can have; inputs of a layer may have any length, so it is divided out."""
     wanted = {
         "counts": ((classes,), "int64"),
         "sums": ((classes, features), "float32"),

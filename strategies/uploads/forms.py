@@ -216,11 +216,7 @@ def _returns_more_in_training(model: nn.Module, form: Form, job: Job) -> bool:
 
 
 def _outputs(name: str, output: Any, job: Job) -> str:
-    """Return how logits are made of an output for two examples.
-
-    Raises:
-        OptionError: They cannot be.
-    """
+    """Return how logits are made of an output for two examples."""
     import torch
 
     try:

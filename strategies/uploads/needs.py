@@ -110,11 +110,7 @@ def _on_features(architecture: str) -> bool:
 
 
 def _check_kind(method: Method, job: Job) -> None:
-    """Refuse uploads of another kind than the method works on.
-
-    Raises:
-        OptionError: Names both kinds and the clients.
-    """
+    """Refuse uploads of another kind than the method works on."""
     builders = builders_of_kind(job.builders, method.uploads)
     wrong = {
         f"{upload.client} ({upload.architecture})": kind_of(upload.architecture)

@@ -478,11 +478,7 @@ def base_digest(adapter: Adapter, base: Mapping[str, Tensor]) -> str:
 
 
 def _check_base(adapters: Sequence[Adapter], base: Mapping[str, Tensor] | None) -> str:
-    """Return the digest of the adapters' base; empty if it is unknown.
-
-    Raises:
-        UploadError: An adapter was made for another base.
-    """
+    """Return the digest of the adapters' base; empty if it is unknown."""
     known = {adapter.client: adapter.base_sha256 for adapter in adapters if adapter.base_sha256}
     expected = base_digest(adapters[0], base) if base is not None else next(iter(known.values()), "")
     for client, digest in known.items():

@@ -139,11 +139,7 @@ class _Tensors:
         return self._updates(name, self.read(name))
 
     def measured(self, name: str) -> list[Tensor]:
-        """Return what each client has measured under a name; empty if none has.
-
-        Raises:
-            OptionError: Some have, and some have not.
-        """
+        """Return what each client has measured under a name; empty if none has."""
         found = [state[name].detach().cpu() for state in self.states.values() if name in state]
         if found and len(found) < len(self.states):
             lacking = ", ".join(client for client, state in self.states.items() if name not in state)

@@ -214,11 +214,7 @@ class GlobalModel:
         return RecordDict({**content, key: arrays})
 
     def _check(self, arrays: Mapping[str, Array], server_round: int) -> None:
-        """Refuse a strategy's result that is not a model of this architecture.
-
-        Raises:
-            OneShotError: The error names the differences.
-        """
+        """Refuse a strategy's result that is not a model of this architecture."""
         wanted = {name: tuple(self.state[name].shape) for name in self._seen}
         found = {name: tuple(array.shape) for name, array in arrays.items()}
         if found != wanted:

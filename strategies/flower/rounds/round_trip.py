@@ -180,11 +180,7 @@ class RoundTrip:
         return usable
 
     def _take(self, reply: Message, node: int, check: Check, answers: dict[str, CheckedAnswer]) -> None:
-        """Add one answer to those of its round.
-
-        Raises:
-            UploadError: It cannot be used.
-        """
+        """Add one answer to those of its round."""
         sender = self._nodes.names.describe(node)
         if reply.has_error():
             raise refusals.client_error(cause_of_failure(reply)).of(sender)
