@@ -64,13 +64,9 @@ class Local:
 
     Attributes:
         examples: Facts of the question -> its test examples.
-        build: An architecture's name -> a fresh module.
         own: Facts of the question -> its own model, ready to predict; None if it has none.
-        state_dir: Folder of the answers; see :func:`.places.run_place`.
         max_mib: The most that it accepts from the server, MiB; 0: any.
-        min_examples: Fewer test examples are not evaluated.
         share: What it sends, one of :data:`strategies.scores.sums.SHARES`.
-        refusal: The line with which it answers every question; empty if it answers.
     """
 
     client: str

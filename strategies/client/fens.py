@@ -71,13 +71,9 @@ class Local:
 
     Attributes:
         examples: Its held examples: normalised inputs [n, ...], labels int64 [n] or [n, 1]; tensors, or numpy arrays.
-        build: An architecture's name -> a fresh module.
         own: The client's copy of its own upload, which the server then need not send; None if it has lost the copy.
-        state_dir: Folder of the logits; see :func:`.places.run_place`.
         max_ensemble_mib: The largest ensemble that the client accepts, MiB; 0: any; measured on arrival. What the
             client makes of an ensemble keeps to it too, and to :data:`.logits.MADE_MIB` if it is 0.
-        refusal: The error with which the client answers every question; empty if it answers.
-        tells_counts: Whether the client answers with votes, which count its examples by class.
     """
 
     client: str
@@ -91,11 +87,7 @@ class Local:
 
 
 def respond(facts: Mapping[str, Any], arrays: Arrays, local: Local) -> Said:
-    """Answer one question of FENS with facts and arrays; a failure becomes the answer's "error".
-
-    Args:
-        facts: The question's config, with "run-id" and "seed".
-    """
+    """Answer one question of FENS with facts and arrays; a failure becomes the answer's "error"."""
     if local.refusal:
         return {"error": local.refusal}, {}
     try:

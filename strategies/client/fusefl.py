@@ -74,10 +74,8 @@ def above(whole: nn.Sequential, stage: int, frozen: Frozen, adapter: str, kept: 
     """Return what a client trains in a stage: its blocks from this one on, after an adapter of its own.
 
     Args:
-        whole: The client's blocks and classifier; the result has its modules and their names.
         stage: s, from 2 to the number of blocks.
         adapter: A key of :data:`ADAPTERS`; a convolution is drawn from torch's global generator.
-        kept: The weights that these blocks have after the stage before.
 
     Raises:
         UploadError: Weights are missing.

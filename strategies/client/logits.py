@@ -80,12 +80,7 @@ def check_made(what: str, size: int, most_mib: float) -> None:
 
 
 class LogitCache:
-    """The files of one client and one run.
-
-    Args:
-        state_dir: See :func:`.places.run_place`.
-        held: The settings that determine the client's held examples, as one text.
-    """
+    """The files of one client and one run."""
 
     def __init__(self, state_dir: str, run_id: str, client: str, held: str = "") -> None:
         self._run, self._name = run_place(state_dir, run_id), f"{client}-ensembles-"

@@ -59,11 +59,9 @@ def local_steps(
     Allouah et al., NeurIPS 2024, Algorithm 1, the clients' part of phase 2.
 
     Args:
-        aggregator: The name of an aggregator that is trained in numpy.
         params: lambda, float32; not changed.
         logits: Z, of every member on every held example, float32 [M, n_i, C].
         labels: y, int64 [n_i], in [0, C).
-        sgd: K, B and eta_l.
 
     Raises:
         KeyError: There is no such aggregator.
@@ -95,7 +93,6 @@ def round_steps(
         inputs: The members' input, float32 [n, ...]; only an aggregator with a gate reads it, and needs torch.
         logits: Of the members, float32 [M, n, C].
         labels: int64 [n].
-        sgd: K, B and eta_l.
 
     Raises:
         KeyError: There is no such aggregator.
@@ -141,8 +138,6 @@ def gate_steps(
         inputs: x, the members' normalised input, float32 [n_i, ch, H, W].
         logits: Z, of every member on every held example, float32 [M, n_i, C].
         labels: y, int64 [n_i], in [0, C).
-        sgd: K, B and eta_l.
-        seed: Of this client and round, for the batches and dropout.
 
     Raises:
         ValueError: There are no examples.

@@ -213,12 +213,7 @@ class Dialogue:
             self._clients.ask(lacking, quorum=max(0, quorum - (len(answers) - len(lacking))), **how)
 
     def round(self, number: int, params: Params) -> list[tuple[Params, int]]:
-        """Ask every client for its steps of one round; a client without the ensemble receives it and is asked again.
-
-        Args:
-            number: The round, from 1.
-            params: lambda, from which all clients start.
-        """
+        """Ask every client for its steps of one round; a client without the ensemble receives it and is asked again."""
         config = self._config
         facts = {"round": number, "steps": config.local_steps, "batch-size": config.batch_size, "lr": config.client_lr}
         answers = self._ask("round", facts, params, check=partial(self._check_round, number, params))
@@ -324,11 +319,7 @@ class Dialogue:
 
 
 class ServersImages:
-    """The server with its own labelled images as the only trainer, which does the steps of one client.
-
-    Args:
-        job: The job with its uploads and its labelled images, which only a trained aggregator needs.
-    """
+    """The server with its own labelled images as the only trainer, which does the steps of one client."""
 
     mib_per_client = 0.0
 

@@ -26,7 +26,6 @@ class Aggregator:
     """An aggregator as a value.
 
     Attributes:
-        name: Its key in :data:`AGGREGATORS`.
         combiner: The key of its torch form in ``combiners.COMBINERS``.
         kind: ``"static"``: from label counts, or without parameters. ``"voted"``: from counts of votes. ``"trained"``:
             by gradients in numpy. ``"torch"``: by gradients in torch, since its gate sees the members' input.
@@ -109,9 +108,6 @@ def cross_entropy(combined: Array, labels: Array) -> tuple[float, Array]:
 
 def check_params(expected: Mapping[str, Array], given: Mapping[str, Array]) -> None:
     """Validate received parameters against an aggregator's own.
-
-    Args:
-        expected: Parameters with the right names, shapes and dtypes.
 
     Raises:
         ValueError: A name is missing or not expected, a shape or a dtype differs, or a value is not finite.

@@ -50,7 +50,6 @@ class SideBySide(nn.ModuleList):
 
     Args:
         template: A module like each copy; its weights do not matter.
-        states: The copies' weights, in the order of the members.
 
     Raises:
         RuntimeError: Weights do not fit.
@@ -98,7 +97,6 @@ class FusedBlocks(nn.Module):
 
         Args:
             member: Builds a first block with the attribute ``later``: the blocks after it, and the classifier.
-            weights: The tensors of its ``state_dict``.
 
         Raises:
             ValueError: The member names no later blocks, or the tensors do not fit them.

@@ -71,7 +71,6 @@ def overlay_shapes(images: Tensor, layers: int, rng: torch.Generator) -> Tensor:
 
     Args:
         images: Pixels [B, ch, H, W] in [0, 1]; not changed.
-        layers: At least 0.
         rng: A CPU generator.
     """
     count, channels, height, width = images.shape
@@ -144,9 +143,6 @@ def to_feature_space(job: Job) -> Job:
 
     Its inputs are features times sqrt(d), [B, d, 1, 1], whose entries have a size near 1. Its weights are divided by
     sqrt(d). Any other job, and one with shards, is returned as it is.
-
-    Args:
-        job: With its uploads.
     """
     if job.shards is not None or not is_head(job.student) or {u.architecture for u in job.uploads} != {job.student}:
         return job

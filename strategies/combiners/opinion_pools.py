@@ -216,7 +216,6 @@ def with_stand_ins(uploads: Sequence[Upload], pool: OpinionPool) -> tuple[Upload
     The stand-in's weight is 0 as well. But gradients pass through every member, and 0 times NaN or Inf is not 0.
 
     Args:
-        uploads: The members, in their order.
         pool: Their combiner; not all of its weights are 0.
     """
     counted = (pool.weights > 0).tolist()

@@ -101,11 +101,7 @@ class GatedPool(OpinionPool):
 
 @dataclass(frozen=True)
 class GatedPools:
-    """The gated pools of one rule, for :data:`.combiners.COMBINERS`.
-
-    Attributes:
-        rule: A key of ``RULES``.
-    """
+    """The gated pools of one rule, for :data:`.combiners.COMBINERS`."""
 
     rule: str
 
@@ -158,9 +154,6 @@ def lower_part(model: nn.Module) -> tuple[str, nn.Sequential | None]:
 def check_gate(job: Job, key: str, value: str = "'updates'", otherwise: str = "'none'") -> None:
     """Refuse an architecture whose updates have no span.
 
-    Args:
-        job: Its builders and student; uploads may be missing.
-
     Raises:
         OptionError: Names the setting and its possible values.
     """
@@ -206,7 +199,6 @@ def find_spans(job: Job, counted: Sequence[bool], *, share: float = SHARE) -> Sp
 
     Args:
         job: Its uploads, of one architecture, and their start.
-        share: See :func:`span`.
     """
     if job.clients_seed is None:  # in rounds ``start`` is the uploads' mean, from which no client started
         return UNKNOWN_START
@@ -274,7 +266,6 @@ def merge_uploads(
 
     Args:
         uploads: Of the student's architecture; each is read twice.
-        weights: w_k, one for each upload.
         but: The name of a weight that is not merged.
     """
     averaged = "linear layers are averaged and not merged"

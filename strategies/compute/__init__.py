@@ -46,7 +46,6 @@ def choose(name: str, *, owns_ray: bool | None = None) -> ServerCompute:
     Args:
         name: ``"ray"``, ``"ray:4"`` for Ray with the clients' models in 4 shards, ``"in-process"``, or ``"auto"``: Ray
             for shards, and where there is a GPU or a Ray cluster (``RAY_ADDRESS``), else this process.
-        owns_ray: See :class:`RayActors`; unused in process.
 
     Raises:
         OptionError: The name is unknown.
@@ -77,7 +76,6 @@ def place_name(compute: str, shards: int) -> str:
 
     Args:
         compute: ``"auto"``, ``"ray"`` or ``"in-process"``.
-        shards: See :class:`RayActors`.
 
     Raises:
         OptionError: The shards need Ray.

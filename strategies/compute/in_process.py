@@ -29,10 +29,6 @@ class InProcess:
     def run(self, method: Method, job: Job, progress: Progress) -> Outcome:
         """Run ``method`` on ``job`` with ``job.threads`` torch threads, see :mod:`.threads`.
 
-        Args:
-            job: Its job; ``device="auto"`` means a GPU where one is visible, else the CPU.
-            progress: The method calls it directly.
-
         Raises:
             OptionError: The job lacks an input of the method, or names no torch device.
             ComputeError: This process does not see the job's device.

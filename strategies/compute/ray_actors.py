@@ -49,7 +49,6 @@ class _Parcel:
     Attributes:
         uploads: The facts of each upload, and the reference to its packed weights in Ray's object store. The list is
             empty where the actor fetches the weights on demand.
-        plan: The plan of its teachers' shards.
     """
 
     task: ActorTask

@@ -34,11 +34,7 @@ class ShardLostError(ComputeError):
 
 @dataclass(frozen=True)
 class RayShard:
-    """A shard in another process, see :class:`strategies.teacher.sharded.Shard`.
-
-    Attributes:
-        actor: The shard's actor.
-    """
+    """A shard in another process, see :class:`strategies.teacher.sharded.Shard`."""
 
     ray: Any
     actor: Any
@@ -65,11 +61,7 @@ class Loading:
     """The members that a method loads into its shards.
 
     Attributes:
-        uploads: The members, in order.
         builders: Architecture -> the pickle of its builder.
-        threads: Torch threads of the job.
-        fold: See :meth:`strategies.teacher.ensemble.Ensemble.from_uploads`.
-        precision: See the same.
     """
 
     uploads: Sequence[Upload]
@@ -205,7 +197,6 @@ class ShardPlan:
 
     Attributes:
         shards: The number of shards; 1: no shard, but the method's own process.
-        num_gpus: Each shard's share of a GPU.
         nodes: Ids of the nodes that host the shards without a GPU, in turn.
     """
 
@@ -281,7 +272,6 @@ def method_share(plan: ShardPlan, own: float | None) -> float | None:
     """Return the GPU share of the method's own actor.
 
     Args:
-        plan: The shards beside it.
         own: The share that the caller wants; None for the free share.
     """
     return METHOD_SHARE if own is None and plan.sharded and plan.num_gpus else own

@@ -108,9 +108,6 @@ class Session:
     Attributes:
         code: (digest, folder) of this library when this Ray was first used.
         paths: The folders of this library for actors, in front of their own ``sys.path``.
-        actor: The actor's class, for ``ray.remote``.
-        shard: The class of a shard's actor.
-        name: The name of this Ray, unlike those of earlier and later ones.
     """
 
     ray: Any
@@ -128,9 +125,6 @@ class Session:
     def check_code(self, code: tuple[str, str]) -> None:
         """Refuse an actor that runs other code than this process.
 
-        Args:
-            code: (digest, folder) of its library.
-
         Raises:
             ComputeError: The code differs; the error names both folders.
         """
@@ -147,7 +141,6 @@ class Session:
         """Return an actor's answer.
 
         Args:
-            tick: Called during the wait, and once after it.
             wait_s: The longest wait in seconds.
 
         Raises:

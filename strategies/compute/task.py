@@ -40,7 +40,6 @@ def dumps(what: str, value: Any, cloudpickle: Any, modules: Sequence[ModuleType]
     """Pickle ``value``: code of user modules by value, of installed packages and of this library by reference.
 
     Args:
-        cloudpickle: The pickler, ``ray.cloudpickle``.
         modules: The result of :func:`user_modules`, for callers who pickle often; None to search again.
 
     Raises:
@@ -209,10 +208,6 @@ class ActorTask:
     @classmethod
     def of(cls, method: Method, job: Job, cloudpickle: Any) -> ActorTask:
         """Pickle the user's code and values.
-
-        Args:
-            job: Its job; the uploads are left out.
-            cloudpickle: The pickler, ``ray.cloudpickle``.
 
         Raises:
             ComputeError: A value cannot be pickled; the error names it.

@@ -82,9 +82,6 @@ def multiplications(job: Job) -> int:
 class Sharing:
     """A Progress that adapts torch's threads at epoch borders to the cores that the stage gets.
 
-    Args:
-        job: A stage of the caller's number keeps it.
-
     Attributes:
         counts: Epoch -> the number of threads from its end on; from 0 at the beginning.
     """

@@ -101,8 +101,6 @@ class OutboxProgress:
     """The Progress of a method in an actor.
 
     Args:
-        outbox: The queue that the driver fetches events from.
-        snapshot: The snapshot to resume from.
         interval_s: Least seconds between two checkpoints. Only this clock decides: every checkpoint is then written.
     """
 
@@ -155,12 +153,7 @@ class AskedShards:
 
 
 class Worker:
-    """Runs tasks, one after another; off the network if the driver is.
-
-    Args:
-        connect: Makes a shard from the driver's name for it.
-        share: Makes an array ready to be sent to all shards at once.
-    """
+    """Runs tasks, one after another; off the network if the driver is."""
 
     def __init__(
         self, connect: Callable[[Any], Any] = lambda shard: shard, share: Callable[[Any], Any] = lambda array: array
@@ -258,11 +251,7 @@ class ShardWorker:
         """Drop the members of before, and start to load new ones.
 
         Args:
-            builders: Architecture -> the pickle of its builder.
             device: ``"auto"``, or a torch device of this process.
-            threads: Torch threads of the passes.
-            fold: See :meth:`strategies.teacher.ensemble.Ensemble.from_uploads`.
-            precision: See the same.
         """
         import torch
 

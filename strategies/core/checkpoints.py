@@ -314,9 +314,6 @@ def unwrap_state(found: Any, where: str) -> Any:
     else under the only key that holds name -> tensor. Of a model and its average over the training, as under
     ``model_ema``, it is the model; a line of the log says so, and what else is left out.
 
-    Args:
-        where: It, in the line of the log.
-
     Raises:
         UploadError: It holds several models.
     """

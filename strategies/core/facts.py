@@ -295,9 +295,6 @@ class UploadFacts:
 def read_agreement(record: Mapping[str, Any], prefix: str = "") -> Agreement:
     """Check what another party says of what all share.
 
-    Args:
-        prefix: As in :meth:`Agreement.to_record`.
-
     Raises:
         UploadError: See :meth:`Words.from_record`.
     """
@@ -355,7 +352,6 @@ class Upload:
     """One client's accepted upload.
 
     Attributes:
-        facts: The client's facts about it; methods read each fact as a property of the upload.
         read: Reads the weights anew at each call (never cached), so that uploads need not be in memory together.
         open: Opens the upload as a mapping that reads each tensor when it is asked for, with what the client has
             measured for a merge; None: ``read`` reads all.

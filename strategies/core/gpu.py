@@ -38,9 +38,6 @@ _eager: dict[type, Any] = {}
 def resolve_device(name: str, setting: str = "'device'") -> str:
     """Return the torch device of this process for a name; ``"auto"``: a GPU if one is visible.
 
-    Args:
-        name: ``"auto"``, or an argument of ``torch.device``.
-
     Raises:
         OptionError: The name is not that of a torch device.
         ComputeError: The device is a GPU that this process does not see.
@@ -139,7 +136,6 @@ class Graphed:
 
     Args:
         function: Takes tensors and returns one; gradients pass neither in nor out.
-        device: A torch device; the arguments must be on it.
         capture: False calls the function as it is on a GPU, too.
         reads: Returns tensors that the function reads and that other code may replace, such as a student's weights.
     """

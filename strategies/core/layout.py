@@ -29,7 +29,6 @@ def fast_layout(module: Module, images: Tensor | None = None) -> Module:
     """Store a module's 2-d convolution weights channels-last if it is on the CPU: there that is 1.5 times faster.
 
     Args:
-        module: Changed in place.
         images: Images that it takes [B, ch, H, W], for :func:`settle_input`; None for a module that is known to
             take them.
     """
@@ -54,7 +53,6 @@ def settle_input(module: nn.Module, images: Tensor) -> None:
     once, in eval mode and without gradients; what else it may raise is left to its user.
 
     Args:
-        module: Gets a hook where it needs one.
         images: At least one image that it takes [B, ch, H, W]; a text of L tokens, [1, 1, L], may come as floats.
     """
     import torch

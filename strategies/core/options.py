@@ -105,9 +105,7 @@ class Option:
     """One declared option, as the command line and the manual show it.
 
     Attributes:
-        kind: bool, int, float or str.
         default: Its default; :data:`UNSET` where the method and its preset decide.
-        rules: The arguments of :func:`option`; an absent one does not apply.
         presets: Where the default is :data:`UNSET`: the name of a preset -> its value, in one method's config.
     """
 
@@ -195,9 +193,6 @@ def _values(config: Any, table: str) -> Iterator[tuple[str, Scalar]]:
 def check(config: Any, table: str = "") -> None:
     """Check every value of a config; call it from ``__post_init__``.
 
-    Args:
-        config: An instance of a dataclass made of :func:`option` fields.
-
     Raises:
         OptionError: A value is of the wrong kind or out of range.
     """
@@ -222,7 +217,6 @@ def parse(cls: type[T], settings: Mapping[str, Scalar], table: str = "", preset:
     Args:
         settings: ``key -> value``; only keys that belong to this config (see :func:`reject_unknown`). The key of an
             option in a shared table may also be that of the config's own table, which wins, as in runs of before.
-        table: The name of its table; keys are looked up as ``table.key``.
         preset: The preset whose values stand where a key is absent or :data:`UNSET`; None: the declared defaults, and
             no value is unset.
 

@@ -29,7 +29,6 @@ class Scan:
     """The files of a folder.
 
     Attributes:
-        taken: The files that were looked for, by folder and name.
         hidden: Files that are hidden, or lie in a hidden folder or one of :data:`TOOLS`.
     """
 
@@ -51,11 +50,7 @@ class Scan:
         return "; ".join(parts)
 
     def report(self, what: str) -> None:
-        """Log what was taken and what was left out, once per process for one state of a folder.
-
-        Args:
-            what: The kind of the files that were looked for, a plural.
-        """
+        """Log what was taken and what was left out, once per process for one state of a folder."""
         left = self.left_out
         level = WARNING if self.others or any(path.name.lower() not in _MARKS for path in self.hidden) else INFO
         log_once(level, f"{self.folder}: {len(self.taken)} {what}{f'; left out are {left}' if left else ''}")
@@ -68,7 +63,6 @@ def scan(folder: Path, takes: Callable[[Path], bool], *, deep: bool = False) -> 
     """Look through a folder.
 
     Args:
-        takes: Whether a file that is not hidden is looked for.
         deep: Look into subfolders too; else they are left out, each as one.
 
     Raises:

@@ -49,10 +49,6 @@ class Shards(Protocol):
     def hold(self, clients: Sequence[str], *, fold: bool, precision: str) -> HeldMembers:
         """Load some clients' uploads, in this order, in place of those held before.
 
-        Args:
-            fold: See :meth:`strategies.teacher.ensemble.Ensemble.from_uploads`.
-            precision: See :meth:`strategies.teacher.ensemble.Ensemble.from_uploads`.
-
         Raises:
             UploadError: An upload's weights do not fit its architecture.
         """

@@ -28,12 +28,9 @@ class DistillRecipe:
     Attributes:
         epochs: T, the passes over the images, and the length of the learning rate's schedule.
         batch_size: b, images per step.
-        kd_temperature: Temperature of the distillation loss.
         student_lr: eta_S, the largest learning rate.
         steps_per_epoch: Most batches per epoch; 0 for one pass over all images.
         optimizer: ``"sgd"`` or ``"adam"``.
-        momentum: Momentum of sgd.
-        weight_decay: Weight decay of either optimiser.
         schedule: ``"constant"``, ``"cosine"`` or ``"one-cycle"``.
         student_clip: Largest norm of the gradient; 0 does not clip.
         steps: All steps, with which the last pass and the schedule end; 0: whole passes.
@@ -59,7 +56,6 @@ class Distillation:
 
     Args:
         student: [B, ch, H, W] -> logits [B, C]; trained in place.
-        optimizer: Of the student's parameters, for a GPU one of :func:`sgd` or :func:`adam`.
         loss: The loss to minimise; by default :func:`.losses.soft_kl` at temperature 1, with logits [B, C] as answers.
         clip: Largest norm of the gradient; 0 does not clip.
         frozen_statistics: Whether batch normalisation uses its running statistics and leaves them unchanged.
@@ -107,7 +103,6 @@ def take_step(loss: Tensor, module: nn.Module, optimizer: torch.optim.Optimizer,
     """Take a step of a module's optimiser down a loss, a scalar, and return the loss without its gradient.
 
     Args:
-        module: Whose gradient is clipped.
         clip: Largest norm of the gradient; 0 does not clip.
     """
     optimizer.zero_grad()

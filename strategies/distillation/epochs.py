@@ -36,7 +36,6 @@ class Stage:
 
     Attributes:
         modules: The trained modules; ``"student"`` is the result.
-        store_images: :attr:`~strategies.method.Job.store_images`: how many images the outcome holds; 0 for a sample.
         seconds: Phase -> seconds spent since the start of this process.
         steps: The number of steps of each epoch of this process so far; the last may be under way.
     """
@@ -57,7 +56,6 @@ class Stage:
         """Begin the steps of an epoch, and return the function to call after each, which reports it.
 
         Args:
-            epoch: The epoch, from 0.
             epochs: T.
             of: The number of steps; 0: as many as in the epoch before, and more if it had more than the one before.
         """
@@ -102,7 +100,6 @@ def run_epochs(
 
     Args:
         progress: Supplies the snapshot to resume from; receives reports, rows and checkpoints.
-        stage: The state that ``step`` changes.
         epochs: T.
         step: One epoch, given its number from 0; returns the numbers to record. Its draws from torch's global random
             state are seeded by its number.
@@ -145,7 +142,6 @@ def learning_rate(schedule: str, lr: float, position: float, epochs: float) -> f
         schedule: ``"constant"``: lr. ``"cosine"``: ``lr (1 + cos(pi epoch / epochs)) / 2``, equal in all steps of an
             epoch. ``"one-cycle"``: half a cosine up from lr / 25 to lr in the first tenth of all steps, then half a
             cosine down to lr / 250,000.
-        lr: The largest rate.
         position: The number of epochs done before the step, the current one as a fraction.
         epochs: T; the last one may be a part of an epoch.
     """

@@ -65,7 +65,6 @@ class Learner:
     """A student, its optimiser, and the teacher that it learns from.
 
     Args:
-        job: Supplies the student's architecture and start, the seed and the device.
         augmentation: A key of ``AUGMENTATIONS``: the change of images each time they are read.
         loss: The loss to minimise; by default :func:`.losses.soft_kl` at the recipe's temperature.
         asked_once: Whether the teacher sees the images unchanged while the student sees them augmented.
@@ -198,7 +197,6 @@ def image_epoch(
     """Make the images of an epoch, store them, and distil; return the loss terms of both.
 
     Args:
-        epoch: From 0.
         remember: Stores them, and returns the table that the student learns from.
     """
     tick = stage.ticks(progress, epoch, learner.recipe.epochs)
@@ -218,11 +216,7 @@ def learn_from_made(
     make: Make,
     options: PoolOptions,
 ) -> Outcome:
-    """Run all epochs of a student on the images made so far; the outcome is the last epoch's student.
-
-    Args:
-        progress: Receives a report after each step; supplies the epoch to resume from.
-    """
+    """Run all epochs of a student on the images made so far; the outcome is the last epoch's student."""
     remember = partial(add_to_pool, stage=stage, learner=learner, options=options)
     step = partial(image_epoch, stage=stage, learner=learner, make=make, remember=remember, progress=progress)
     return run_epochs(job, progress, stage, epochs=learner.recipe.epochs, step=step)
@@ -239,7 +233,6 @@ def learn_from_images(job: Job, progress: Progress, learner: Learner) -> Outcome
 
     Args:
         job: Its proxy images, uint8 [N, ch, H, W], which the method must need (``Need.PROXY_IMAGES``).
-        progress: Receives a report after each step; supplies the epoch to resume from.
         learner: The student and its teacher, which is evaluated before the first epoch if its answers never change.
     """
     assert job.proxy is not None  # noqa: S101  the need is checked before a method starts
@@ -254,7 +247,6 @@ def learn_from_table(
     """Run all epochs of a student on a table of images; the outcome is the last epoch's student.
 
     Args:
-        progress: Receives a report after each step; supplies the epoch to resume from.
         make: Returns the table, see :meth:`Learner.learn`. A resumed run calls it again, so that it must return the
             same table each time.
     """

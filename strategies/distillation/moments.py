@@ -45,7 +45,6 @@ class ImageMoments:
         """Return the moments for a job; None for "none".
 
         Args:
-            job: Its uploads and input space.
             named: One of :data:`MOMENTS`.
 
         Raises:
@@ -75,7 +74,6 @@ def check_moments(job: Job, named: str) -> None:
     """Refuse moments that no model shows, or of a data set with another number of channels than the job's images.
 
     Args:
-        job: Its builders and input space; uploads may be missing.
         named: One of :data:`MOMENTS`.
 
     Raises:

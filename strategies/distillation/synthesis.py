@@ -32,7 +32,6 @@ class View:
 
     Attributes:
         images: Pixels as the generator made them [B, ch, H, W], in [0, 1]; those of an inversion are normalised.
-        inputs: The models' inputs: the images, augmented and normalised.
         labels: The target classes of the images [B].
         teacher: The teacher's logits [B, C].
         student: The student's logits [B, C]; None if no term needs them.
@@ -60,7 +59,6 @@ class Batch:
 
     Attributes:
         images: Pixels [b, ch, H, W] in [0, 1].
-        labels: Their target classes [b].
         losses: The last step's loss terms by name, with their weighted sum as ``"generator"``.
     """
 
@@ -99,7 +97,6 @@ def in_bfloat16(chosen: str, device: str) -> bool:
     Args:
         chosen: One of :data:`ARITHMETICS`. ``"auto"`` takes bfloat16 where the device has instructions for it; without
             them it can take more than ten times as long as float32.
-        device: A torch device, for example ``"cpu"`` or ``"cuda"``.
     """
     if chosen != "auto":
         return chosen == "bfloat16"
@@ -190,7 +187,6 @@ def generate(generator: nn.Module, noise: Tensor, *labels: Tensor, bf16: bool) -
     Args:
         noise: z [B, Z].
         labels: The classes [B] of a conditional generator.
-        bf16: Whether it computes in bfloat16.
     """
     with torch.autocast(noise.device.type, torch.bfloat16, enabled=bf16):
         made: Tensor = generator(noise, *labels)
@@ -218,7 +214,6 @@ class GeneratedImages:
     that is never reset is part of the state between epochs: :attr:`modules`.
 
     Args:
-        job: Supplies the shape of images, the number of classes, the seed and the device.
         augmentation: A key of ``AUGMENTATIONS``: the change of images before the models see them.
         reset: One of :data:`RESETS`: ``"epoch"`` draws the generator's weights anew for every batch.
 
@@ -262,7 +257,6 @@ class GeneratedImages:
         Args:
             epoch: From 0; determines the noise, the labels and the augmentation.
             student: For terms that use ``View.student``, held in eval mode; None if no term does.
-            sort_labels: Whether the labels are in ascending order.
         """
         device, rng = self.job.device, generator(self.job.seed, "synthesis", epoch)
         if self._resets:

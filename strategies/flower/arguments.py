@@ -103,9 +103,6 @@ class Participation:
     def read(cls, strategy: str, given: Mapping[str, Any]) -> Participation:
         """Check the arguments of Flower's strategies.
 
-        Args:
-            strategy: The name of the class that they were given to.
-
         Raises:
             OptionError: One is unknown or out of its range.
         """
@@ -174,9 +171,6 @@ def choose_task(
     """Return the number of classes and the shape of an example; 0 and (1, 1, 1) where they may be missing and are.
 
     Args:
-        strategy: The name of the class that they were given to.
-        num_classes: C, or None.
-        input_shape: The shape, or None.
         needed: Whether the method uses the models' outputs; an average of weights needs neither.
 
     Raises:
@@ -199,9 +193,6 @@ def check_arguments(input_shape: Any, *, seed: Any, min_uploads: Any, fraction_e
         min_uploads: A whole number, at least 1.
         fraction_evaluate: From 0 to 1.
 
-    Returns:
-        The input shape, as a tuple.
-
     Raises:
         OptionError: One of them is out of its range.
     """
@@ -217,10 +208,6 @@ def check_arguments(input_shape: Any, *, seed: Any, min_uploads: Any, fraction_e
 
 def check_start(strategy: Strategy, own: type[Strategy], timeout: Any) -> None:
     """Check the deadline of ``start()``, and warn about steps that a subclass overrides and ``start()`` never calls.
-
-    Args:
-        own: The class whose ``start()`` it is.
-        timeout: Seconds, at least 0.
 
     Raises:
         OptionError: The deadline is no such number.
@@ -262,9 +249,6 @@ def scores_by_name(what: str, found: Any, read: Callable[[Any], Any] = float) ->
     """Return the scores that a project's own function returned; none, and a warning, if they are not by name.
 
     The result of a run matters more than its scores.
-
-    Args:
-        found: Names -> numbers.
     """
     try:
         return MetricRecord({key: read(value) for key, value in found.items()})

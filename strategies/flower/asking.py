@@ -61,7 +61,6 @@ class Exchange:
     answer of its client is final, even if it is an error: no client gets a second question for one answer.
 
     Args:
-        phase: The phase that the bytes are booked under.
         question: Node -> the message to it; None to leave it out.
         receive: Takes an answer and its question. Returns whether the client has met the request, or raises an
             UploadError.
@@ -126,8 +125,6 @@ class Exchange:
 
         Args:
             timeout_s: Seconds from the beginning.
-            enough: Whether to stop; called after every look.
-            progress: The line that is logged every few seconds.
         """
         logged, pause = time.monotonic(), LOCAL_POLL_S if self._nodes.local else self._pace.poll_s
         while True:

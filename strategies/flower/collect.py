@@ -40,9 +40,6 @@ class Collector:
 
     Args:
         num_classes: C.
-        names: The clients' names from earlier rounds; this round adds its own.
-        agreement: The server's classes and preprocessing, which uploads must share.
-        participation: Which nodes are asked, and how their numbers are combined.
         part: The arrays that uploads have, if these are not all of their model's.
         probe: (facts, weights) -> a warning, or an empty text; raises UploadError where the model's outputs are not
             finite.
@@ -50,7 +47,6 @@ class Collector:
     Attributes:
         clients: Names of the uploads of this phase. A client that has a name keeps the upload that an earlier process
             took; one without a name, whose upload the server cannot recognise, trains and answers anew.
-        traffic: Bytes of the messages.
     """
 
     def __init__(  # noqa: PLR0913  what a round knows before its first answer

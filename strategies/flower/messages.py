@@ -50,7 +50,6 @@ class Request:
 
     Attributes:
         start: Start weights; empty if every client starts from the seed.
-        config: The caller's train_config.
         server_round: The round, from 1.
         run_id: The run folder's id: the key of the files on the client's own disk.
         held: Names whose uploads of this round are here already: they answer at once without work. The message has
@@ -133,14 +132,10 @@ def read_reply(  # noqa: PLR0913  everything that an answer is compared with
     """Check a client's answer and decode it.
 
     Args:
-        num_classes: C, the length of label counts.
         max_bytes: Largest allowed size of the weights in bytes.
         sender: How to call the client in errors as long as it has not named itself.
         part: The arrays that travel; None for all of the model.
         agreed: What all uploads must share, which is compared before anything else; None to compare nothing.
-
-    Returns:
-        The answer; its state holds torch tensors.
 
     Raises:
         UploadError: Names the client, the field and the reason.
@@ -289,7 +284,6 @@ def mean_metrics(records: Sequence[Mapping[str, Any]], weights: Sequence[float])
     and only where every client reports it.
 
     Args:
-        records: The numbers of each client, without its weight.
         weights: Above 0, one for each client.
     """
     means: dict[str, Any] = {}

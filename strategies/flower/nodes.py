@@ -60,7 +60,6 @@ class SentQuestion:
     """A question on its way.
 
     Attributes:
-        phase: The phase of the run that its bytes are booked under.
         size: Its bytes.
         activated: When the SuperLink last activated that node; empty if unknown.
     """
@@ -104,11 +103,6 @@ class Refusals:
 
 class Nodes:
     """The nodes of a run and the messages between them and the server.
-
-    Args:
-        traffic: The account of bytes.
-        names: The clients' names from earlier rounds, or None.
-        max_bytes: The largest answer, all records together.
 
     Attributes:
         simulated: Whether the nodes are simulated on this machine.

@@ -91,9 +91,7 @@ class Rounds:
     """Collects uploads and runs the server stage, round by round.
 
     Args:
-        job: Its job, without uploads.
         compute: Where the server stage runs; None for Ray.
-        participation: Which nodes are asked, in which form, and how their numbers are combined.
 
     Attributes:
         report: The report of the last server stage; None before the first.

@@ -20,11 +20,7 @@ LOOKS_MOST = 10
 
 
 class ShownNodes:
-    """Flower's grid, as far as a strategy reads it to choose clients.
-
-    Args:
-        nodes: The nodes, in the order of their clients' names.
-    """
+    """Flower's grid, as far as a strategy reads it to choose clients."""
 
     def __init__(self, nodes: Sequence[int]) -> None:
         self._nodes, self._looks = list(nodes), 0
@@ -53,9 +49,6 @@ def seeded_strategy(seed: int, *path: str | int) -> Iterator[None]:
     """Seed the global random states of Python, numpy and torch for a block, and silence Flower's lines of every round.
 
     Flower draws its clients from Python's state, other strategies noise from numpy's or torch's. All are restored.
-
-    Args:
-        *path: The use of the draws, for :func:`strategies.core.seeds.derive_seed`.
     """
     before, numbers, level = random.getstate(), np.random.get_state(), FLOWER_LOGGER.level
     drawn = derive_seed(seed, *path)

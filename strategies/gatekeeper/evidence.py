@@ -81,7 +81,6 @@ def invert(
         labels: y [B].
         shape: (channels, height, width).
         steps: Steps of Adam.
-        tick: Called at every step.
     """
     channels, height, width = shape
     coarse = torch.rand((len(labels), channels, COARSE, COARSE), generator=rng)
@@ -139,7 +138,6 @@ def search_triggers(
         images: Pixels [B, ch, H, W] in [0, 1].
         classes: C; every class is a target.
         steps: Steps of Adam.
-        tick: Called at every step.
     """
     group = max(1, AT_ONCE // len(images))
     found = [

@@ -157,9 +157,6 @@ class UsualDistance:
     """The usual distance of a client to its nearest neighbour: the lower median over the witnesses outside a pair.
 
     So one distant client does not increase it. The witnesses are sorted once for all pairs.
-
-    Args:
-        nearest: See :func:`nearest_distances`.
     """
 
     def __init__(self, nearest: Sequence[float], witnesses: Sequence[int]) -> None:

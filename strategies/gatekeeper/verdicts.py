@@ -46,11 +46,8 @@ class VerdictRow:
     """The inspection's result for one client.
 
     Attributes:
-        client: The client's name.
-        architecture: Its model's architecture.
         measures: Measure -> value; NaN marks a value that was not measured.
         scores: Measure -> distance from the other clients in robust deviations; NaN as above.
-        findings: Empty for an upload without suspicion.
     """
 
     client: str

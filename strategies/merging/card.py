@@ -24,9 +24,6 @@ def write_card(
     """Return the card of a merge, or of a run in a Flower project, as Markdown.
 
     Args:
-        method: The method's key.
-        job: Its whole input.
-        outcome: Its result.
         makers: Architecture -> the import name of what builds it, ``module:attribute``; may lack some.
         scores: Those of :meth:`.merge.Result.evaluate`, by ``student`` and ``ensemble``; may be empty.
         reported: Scores that a project's own code and its clients returned, by their names; None for none.

@@ -122,7 +122,6 @@ class DenseServer:
 
     Attributes:
         teacher: D(x), an ensemble that gradients pass through; not folded where there is a batch-normalisation loss.
-        stage: The state that changes from epoch to epoch.
     """
 
     def __init__(self, job: Job, progress: Progress) -> None:

@@ -46,10 +46,6 @@ METHOD = Method(
 def build_sized_teacher(job: Job, *, fold: bool = True, precision: str = "float32") -> tuple[Ensemble, Weighted]:
     """Return the ensemble ``sum_k n_k f_k(x) / sum_k n_k`` of a job's uploads, and its combiner.
 
-    Args:
-        fold: See :meth:`.ensemble.Ensemble.from_uploads`.
-        precision: See :meth:`.ensemble.Ensemble.from_uploads`.
-
     Raises:
         OneShotError: A client does not report its number of examples, or its weights do not fit its architecture.
     """
@@ -60,9 +56,6 @@ def build_sized_teacher(job: Job, *, fold: bool = True, precision: str = "float3
 
 def check_sizes(job: Job, key: str) -> None:
     """Refuse uploads without their numbers of examples.
-
-    Args:
-        job: Its uploads may be missing.
 
     Raises:
         OptionError: A client does not report its number of examples.

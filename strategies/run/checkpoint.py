@@ -116,11 +116,7 @@ _INDEX = "checkpoint.json"
 
 @dataclass(frozen=True)
 class CheckpointFolder:
-    """The folder of one server stage's checkpoint; there is at most one checkpoint in it.
-
-    Attributes:
-        path: The folder; it is made when first needed.
-    """
+    """The folder of one server stage's checkpoint; there is at most one checkpoint in it."""
 
     path: Path
 

@@ -29,7 +29,6 @@ def save_ensemble(
 
     Args:
         folder: The folder: new, empty, or an earlier ensemble's, which is replaced and may hold files of the uploads.
-        spec: The ensemble.
         uploads: The uploads it refers to, perhaps more. Stored ones are linked, so that they take no space twice.
         architectures: Architecture name -> how its models are built, as JSON values; kept as they are.
 

@@ -33,11 +33,7 @@ from ..uploads.tensors import Weights, dense, weights_sha256
 
 @dataclass(frozen=True)
 class WrittenFile:
-    """A file as it was written.
-
-    Attributes:
-        sha256: Digest of its bytes, in hex.
-    """
+    """A file as it was written."""
 
     sha256: str
     bytes: int
@@ -66,7 +62,6 @@ def save_weights(path: Path, state: Weights) -> WrittenFile:
 
     Args:
         path: The file; its folder must exist.
-        state: Name -> tensor or array, see :func:`weights_bytes`.
 
     Raises:
         StoreError: The disk refuses, or a tensor cannot be stored.
@@ -168,7 +163,6 @@ class JsonLines:
         """Add a row, or leave the file unchanged.
 
         Args:
-            row: JSON values; see :func:`strategies.run.files.plain`.
             sync: Return only when the row is on the disk itself.
 
         Raises:
@@ -304,9 +298,6 @@ os.register_at_fork(after_in_child=_drop_inherited)
 
 class FolderLock:
     """The right to write to a folder, from construction to :meth:`release`.
-
-    Args:
-        folder: The folder; it must exist.
 
     Raises:
         StoreError: Another process holds it (the error names its id), or the folder is not writable.

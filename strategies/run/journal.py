@@ -333,11 +333,7 @@ class Journal:
 
 
 def duration(seconds: float) -> str:
-    """Return a duration in words: ``8 s``, ``2 min 5 s``, ``1 h 3 min``.
-
-    Args:
-        seconds: Not negative.
-    """
+    """Return a duration in words: ``8 s``, ``2 min 5 s``, ``1 h 3 min``."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"

@@ -21,7 +21,6 @@ class RoundFolder:
     """The folder of one round; round 1 is the run folder itself.
 
     Args:
-        path: The folder; made when first needed.
         lock: The run folder's lock; None for reading only.
     """
 
@@ -36,9 +35,6 @@ class RoundFolder:
 
     def accept(self, facts: UploadFacts, state: Weights) -> Upload:
         """Store an upload; once this returns it survives any crash.
-
-        Args:
-            state: Its weights; both are already checked.
 
         Returns:
             The upload, whose ``read`` reads the stored file.
@@ -102,9 +98,6 @@ class RoundFolder:
 
     def save_checkpoint(self, snapshot: Snapshot) -> None:
         """Replace the server stage's checkpoint; a crash at any moment leaves the old one or the new one.
-
-        Args:
-            snapshot: Its ``appended`` holds only the rows that are new since the last one saved or loaded.
 
         Raises:
             StoreError: The disk refuses; the checkpoint before stays.

@@ -49,11 +49,7 @@ _PACKAGES = ("oneshot-fl", "torch", "torchvision", "flwr", "ray", "numpy", "safe
 
 
 class RunFolder:
-    """One run on disk. Made by :meth:`create` or :meth:`open`; a context manager that closes it.
-
-    Attributes:
-        path: The folder, absolute.
-    """
+    """One run on disk. Made by :meth:`create` or :meth:`open`; a context manager that closes it."""
 
     def __init__(self, path: Path, info: Mapping[str, Any], lock: FolderLock | None) -> None:
         self.path = path
@@ -299,7 +295,6 @@ def open_run(path: Path, method: str, job: Job, *, identity: Mapping[str, Any], 
     """Make the run folder of a job, or open it to resume.
 
     Args:
-        job: The job; everything that its result depends on must be as at the run's beginning.
         identity: Further facts that must be as at the run's beginning.
 
     Raises:

@@ -124,12 +124,6 @@ def run_stage(  # noqa: PLR0913  what a stage needs
     """Run ``method`` on ``job``, journalled in ``folder`` so that a later call resumes where this one was interrupted.
 
     Args:
-        method: The method.
-        job: Its job.
-        compute: Where it runs.
-        folder: Where metrics and checkpoints go.
-        log: Takes a line for the user.
-        tick: Called now and then, for the caller's other duties.
         checkpoint_s: Seconds between two checkpoints, at least.
         finish: What is done with the last layer of the result; None for nothing.
 

@@ -60,12 +60,7 @@ class UploadRecord:
 
 @dataclass(frozen=True)
 class StoredWeights:
-    """Reads a stored upload anew at each call; can be pickled.
-
-    Attributes:
-        path: The safetensors file, absolute.
-        sha256: Its expected digest, in hex.
-    """
+    """Reads a stored upload anew at each call; can be pickled."""
 
     path: Path
     sha256: str
@@ -254,9 +249,6 @@ class UploadStore:
 
 def verify(file: Path, sha256: str, what: str) -> None:
     """Check that a stored file is the one that was written.
-
-    Args:
-        sha256: Its expected digest, in hex.
 
     Raises:
         StoreError: It is missing or damaged.

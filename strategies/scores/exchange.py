@@ -54,7 +54,6 @@ class Evaluation:
     """What the clients have answered.
 
     Attributes:
-        clients: In the order of their names.
         refused: Client -> why its scores are missing.
     """
 
@@ -131,7 +130,6 @@ def ask(
     """Ask the clients, and return by the name of each result what those answer whose sums fit.
 
     Args:
-        question: See :func:`question_of`.
         why: A client's name -> why its answer is missing.
     """
     found: dict[str, dict[str, ClientScores]] = {}

@@ -47,7 +47,6 @@ def choose_penalty(clients: Mapping[str, Statistics], *, seed: int, grid: Sequen
     """Choose ridge's lambda by the squared error of every fold under the head of the others.
 
     Args:
-        clients: Name -> statistics.
         seed: Of the run; deals more than 20 clients to ten folds.
         grid: Candidates, ascending.
     """
@@ -65,7 +64,6 @@ def choose_shrinkage(
     """Choose LDA's shrinkage by the negative log-likelihood of every fold under the others.
 
     Args:
-        clients: Name -> statistics.
         seed: Of the run; deals more than 20 clients to ten folds.
         grid: Candidates, ascending.
     """

@@ -46,9 +46,6 @@ class Gaussians:
     def check(self, most: int) -> None:
         """Refuse what no examples' features have, as one client may send it.
 
-        Args:
-            most: The largest number of examples.
-
         Raises:
             UploadError: Counts, means or covariances break a bound.
         """

@@ -36,7 +36,6 @@ class FeatureSums(nn.Module):
         features: d.
         fingerprint: The fields of the feature function, see :func:`..core.fingerprint.encode_fingerprint`.
         probe: Features of a fixed input [16], float32.
-        non_negative: Whether no feature is negative.
         noise: sigma, the deviation of the noise that the run's budget demands on the diagonal of ``gram``; 0: none.
         second: The second moments that it holds: ``gram``, ``squares``, or both.
     """
@@ -167,7 +166,6 @@ def check_second(job: Job, method: str, name: str) -> None:
     """Refuse uploads without the second moments that a method needs; all uploads of a run have the same arrays.
 
     Args:
-        job: Its uploads may be missing yet.
         name: ``gram`` or ``squares``.
 
     Raises:
@@ -241,9 +239,6 @@ SIZE = 5.0
 
 def with_heads(job: Job, log: Callable[[str], None] = lambda _: None) -> Job:
     """Return the job in which the sums of each feature function are one upload, the head that they lead to.
-
-    Args:
-        job: With its uploads; without sums it is returned as it is.
 
     Raises:
         OptionError: Sums carry noise or have no Gram matrix, or no architecture is the head of their function.

@@ -107,7 +107,6 @@ def average_uploads(job: Job, why: str) -> dict[str, Tensor]:
     Uploads are weighted by their numbers of examples if all of them report one, else equally.
 
     Args:
-        job: Its uploads and student.
         why: The setting that needs the average, as the beginning of the error.
 
     Raises:

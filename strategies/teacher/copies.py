@@ -23,11 +23,7 @@ _REFUSALS = (pickle.PicklingError, ArithmeticError, AttributeError, LookupError,
 
 
 class FreshModules:
-    """Fresh modules by architecture, for callers that overwrite their weights.
-
-    Args:
-        builders: Architecture -> a module with fresh weights; most builders are called once.
-    """
+    """Fresh modules by architecture, for callers that overwrite their weights."""
 
     def __init__(self, builders: Mapping[str, ModelBuilder]) -> None:
         self._builders = builders

@@ -122,13 +122,6 @@ class Ensemble(nn.Module):
     ) -> Ensemble:
         """Build the ensemble of some of a job's uploads, in the job's shards if it has any, else in this process.
 
-        Args:
-            job: Its builders, device and shards.
-            uploads: The members, in their order.
-            combiner: A module [M, B, C] -> [B, C].
-            fold: See :meth:`from_uploads`.
-            precision: See :meth:`from_uploads`.
-
         Raises:
             UploadError: An upload's weights do not fit its architecture.
         """
@@ -210,13 +203,7 @@ class Ensemble(nn.Module):
 
 
 class MemberLoader:
-    """Loads uploads one by one as members of an ensemble; see :meth:`Ensemble.from_uploads`.
-
-    Args:
-        builders: Architecture -> a module with fresh weights.
-        fold: Whether members may be rewritten.
-        precision: ``"float32"``, ``"bfloat16"`` or ``"int8"``.
-    """
+    """Loads uploads one by one as members of an ensemble; see :meth:`Ensemble.from_uploads`."""
 
     def __init__(
         self, builders: Mapping[str, ModelBuilder], *, device: str = "cpu", fold: bool = True, precision: str

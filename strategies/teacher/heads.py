@@ -34,7 +34,6 @@ def head_keys(model: nn.Module, classes: int) -> tuple[str, str]:
     """Return the names of weight and bias of a model's last linear layer in its state dict.
 
     Args:
-        model: Ends with a linear layer.
         classes: C, the outputs that it must have.
 
     Raises:

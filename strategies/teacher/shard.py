@@ -21,11 +21,6 @@ class HeldShard:
 
     Memory is bounded because only one graph is kept. A forward pass whose backward pass never comes is dropped at the
     next one; a forward pass whose backward pass comes too late is repeated by the caller.
-
-    Args:
-        builders: Architecture -> a module with fresh weights.
-        fold: See :meth:`.ensemble.Ensemble.from_uploads`.
-        precision: See :meth:`.ensemble.Ensemble.from_uploads`.
     """
 
     def __init__(self, builders: Mapping[str, ModelBuilder], *, device: str, fold: bool, precision: str) -> None:

@@ -90,7 +90,6 @@ class Part:
     """A shard and facts about its members.
 
     Attributes:
-        shard: The shard.
         statistics: Whether any of them keeps batch-normalisation statistics.
     """
 
@@ -103,11 +102,9 @@ class ShardedMembers:
     """M frozen members in shards, in the shards' order, with the interface that :class:`.ensemble.Ensemble` needs.
 
     Args:
-        parts: The shards.
         share: Prepares an array for sending it to all shards.
 
     Attributes:
-        statistics: Whether any member keeps batch-normalisation statistics.
         moved: Bytes of all arrays sent to the shards and received from them so far.
     """
 

@@ -112,7 +112,6 @@ def merge_uploaded_adapters(
     Args:
         job: Its ``start`` is the adapter that all clients started from, or the base's tensors; None: all started from
             the base, with B = 0.
-        progress: Receives a note on what the cut of the rank loses.
         rule: See :mod:`.weights.rules`.
         scale: s.
 

@@ -171,7 +171,6 @@ def check_student(job: Job, *, trained: bool = True, classifies: bool = True, tr
     """Refuse a student that does not map images to logits, before the clients train in vain.
 
     Args:
-        job: Its builders, student, classes and input shape.
         trained: Whether the server trains it.
         classifies: Whether its outputs are used; an average of weights needs none.
         trained_by_clients: Whether other processes build and train it too.

@@ -81,7 +81,6 @@ def check_size(size: int, max_bytes: int, what: str) -> None:
     Args:
         size: Their size in bytes.
         max_bytes: Largest allowed size in bytes.
-        what: The weights' name in the message, a plural.
 
     Raises:
         UploadError: Names both sizes.
@@ -114,8 +113,6 @@ def check_upload(
     """Return the weights of an upload as tensors, see :func:`check_arrays`; their names may differ as they usually do.
 
     Args:
-        arrays: By name, in some form; see :func:`..core.names.match_names`.
-        signature: The shape and dtype of each of its arrays.
         notes: Takes a line for each way in which names were taken for the same; None for no lines.
 
     Raises:
@@ -190,7 +187,6 @@ def check_arrays(
     """Check the names, shapes, dtypes and values of arrays, in this order, and return the values.
 
     Args:
-        signature: The shape and dtype of each of its arrays.
         names: The arrays' names in the signature; None where they must be the same.
 
     Returns:

@@ -57,7 +57,6 @@ def pack_member(
     """Return a model as it travels; equal weights give equal bytes on every machine.
 
     Args:
-        architecture: Its key in the builders.
         state: Its float32 weights.
         precision: ``"int8"`` or ``"float32"``.
         ranges: Activation ranges; without them int8 quantises the weights only.

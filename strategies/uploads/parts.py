@@ -60,9 +60,6 @@ class Part:
 def find_part(arrays: Signature, whole: Signature, build: ModelBuilder, model: str) -> Part | None:
     """Return the part of a model that some arrays are; None if they are the whole model under its own names.
 
-    Args:
-        arrays: The shapes and dtypes of the arrays.
-
     Raises:
         OptionError: They are no part of it, or the other arrays differ from one call of ``build`` to the next.
     """

@@ -64,9 +64,6 @@ def _describe(value: torch.Tensor) -> str:
 def dense(name: str, value: torch.Tensor | np.ndarray) -> torch.Tensor:
     """Return a contiguous tensor on the CPU, not necessarily a copy.
 
-    Args:
-        value: A dense tensor or array.
-
     Raises:
         StoreError: It is neither.
     """
@@ -80,11 +77,7 @@ def dense(name: str, value: torch.Tensor | np.ndarray) -> torch.Tensor:
 
 
 def weights_sha256(state: Weights) -> str:
-    """Return a digest of weights themselves: sorted names, dtypes, shapes, bytes; no file format is part of it.
-
-    Args:
-        state: Name -> tensor or array.
-    """
+    """Return a digest of weights themselves: sorted names, dtypes, shapes, bytes; no file format is part of it."""
     digest = hashlib.sha256()
     for name in sorted(state):
         tensor = dense(name, state[name])

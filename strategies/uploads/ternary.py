@@ -106,7 +106,6 @@ class Compression:
         """Return the vector that :meth:`encode` turned into these arrays, which are validated.
 
         Args:
-            arrays: As :meth:`encode` returns them.
             size: n.
 
         Raises:

@@ -163,7 +163,6 @@ class SteppedFedAvg(FedAvg):
         """Return the next model, and move the server's state.
 
         Args:
-            start: The model that the clients started from.
             answers: The clients' answers, at least one; see :func:`models_of`.
             num_clients: N, the clients of the federation.
         """

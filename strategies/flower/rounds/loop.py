@@ -88,12 +88,7 @@ class Attendance:
     def with_last_rounds(
         self, contents: Mapping[int, RecordDict], name_of: Callable[[int], str | None], key: str = "config"
     ) -> dict[int, RecordDict]:
-        """Return requests with their clients' rounds; a client without a name gets none.
-
-        Args:
-            contents: Node -> request; they stay unchanged.
-            name_of: Node -> the client's name.
-        """
+        """Return requests with their clients' rounds; a client without a name gets none."""
         found = {}
         for node, content in contents.items():
             name = name_of(node)
@@ -138,7 +133,6 @@ class RoundBounds:
         """Return a round's answers within the bounds; an answer within them is returned as given.
 
         Args:
-            number: The round, from 1.
             answers: In the order of client names.
         """
         numbers = {name for name, value in start.items() if value.is_floating_point()}
@@ -196,7 +190,6 @@ class IterativeRounds:
     """Runs the rounds.
 
     Args:
-        job: The job, without uploads.
         base: The strategy that combines a round's models; None for the one in the job's config.
         refiner: The method that fine-tunes the model of every round; None for none.
         compute: Where the refiner runs; None for a Ray actor, which stays for all rounds.
@@ -257,7 +250,6 @@ class IterativeRounds:
         Args:
             timeout: Seconds that the clients have for each round.
             evaluate_fn: Called for round 0, and as often as the observer.
-            evaluate_config: Sent to the clients with the requests for scores, as often as the observer runs.
 
         Raises:
             QuorumError: Too few clients are connected, or several rounds in a row, or all, gave no model.

@@ -51,9 +51,6 @@ class Refiner:
     def check(self, job: Job) -> None:
         """Refuse a job of rounds that the method could not work on.
 
-        Args:
-            job: Of the rounds, without uploads.
-
         Raises:
             OptionError: The job lacks something that the method needs; the message names it.
         """
@@ -105,11 +102,6 @@ class Refinement:
 
     def run(self, server_round: int, uploads: Sequence[Upload], start: State) -> tuple[State, dict[str, float]]:
         """Fine-tune a round's model.
-
-        Args:
-            server_round: From 1.
-            uploads: The round's models, in the order of client names.
-            start: Their combination; not changed.
 
         Returns:
             The fine-tuned weights, and the losses of the method's last epoch by name. If the method's result is not

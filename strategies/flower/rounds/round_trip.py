@@ -93,7 +93,6 @@ class RoundTrip:
         """Return the nodes that a round asks, in the order of their clients' names.
 
         Args:
-            server_round: From 1.
             fraction: Share of the connected clients; a share of all is drawn by name, so that it is the same in every
                 run of the seed.
             named: Whether the clients' names are asked for, even where all of them are in the round.
@@ -125,9 +124,7 @@ class RoundTrip:
         """Send every node its request, and return the usable answers in the order of client names.
 
         Args:
-            contents: Node -> request.
             check: The strategy's check, which unpacks an answer: content -> content.
-            message_type: As Flower routes it to the clients' functions.
         """
         answers: dict[str, CheckedAnswer] = {}
 
@@ -144,9 +141,7 @@ class RoundTrip:
         """Send every node its request for scores, and return the usable answers in the order of client names.
 
         Args:
-            contents: Node -> request.
             check: Refuses scores that cannot be used, by an UploadError.
-            message_type: As Flower routes it to the clients' functions.
         """
         found: dict[int, Message] = {}
 
