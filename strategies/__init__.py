@@ -23,7 +23,33 @@ if TYPE_CHECKING:
     from .flower.rounds.iterative import Iterative as Iterative
     from .flower.rounds.refinement import Refiner as Refiner
     from .flower.run import RunOptions as RunOptions
-    from .flower.strategies import *  # noqa: F403  one class per method
+    from .flower.strategies import DARE as DARE
+    from .flower.strategies import FADI as FADI
+    from .flower.strategies import FAFI as FAFI
+    from .flower.strategies import FDAFL as FDAFL
+    from .flower.strategies import TIES as TIES
+    from .flower.strategies import TSV as TSV
+    from .flower.strategies import CoBoosting as CoBoosting
+    from .flower.strategies import Dense as Dense
+    from .flower.strategies import Distilled as Distilled
+    from .flower.strategies import DWFedENS as DWFedENS
+    from .flower.strategies import FedCvaeEns as FedCvaeEns
+    from .flower.strategies import FedDF as FedDF
+    from .flower.strategies import FedENS as FedENS
+    from .flower.strategies import FedET as FedET
+    from .flower.strategies import FedKD as FedKD
+    from .flower.strategies import FedOV as FedOV
+    from .flower.strategies import FedPFT as FedPFT
+    from .flower.strategies import Fens as Fens
+    from .flower.strategies import FisherMerging as FisherMerging
+    from .flower.strategies import IntactOFL as IntactOFL
+    from .flower.strategies import LabelCountEnsemble as LabelCountEnsemble
+    from .flower.strategies import LdaOnFeatures as LdaOnFeatures
+    from .flower.strategies import OneShotFedAvg as OneShotFedAvg
+    from .flower.strategies import RegMean as RegMean
+    from .flower.strategies import RidgeOnFeatures as RidgeOnFeatures
+    from .flower.strategies import Tally as Tally
+    from .flower.strategies import TaskArithmetic as TaskArithmetic
     from .merging.merge import Result as Result
     from .merging.merge import merge as merge
     from .merging.shared_base import SharedBase as SharedBase
