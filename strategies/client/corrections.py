@@ -55,7 +55,11 @@ def parameters_of(model: nn.Module) -> State:
 
 
 def load_or_zeros(kept: Mapping[str, torch.Tensor], start: State) -> State:
-    """Return a client's kept value of every parameter, or zeros if no kept value fits."""
+    """Return a client's kept value of every parameter, or zeros if no kept value fits.
+
+    Args:
+        kept: Kept values by name of parameter; empty for none.
+    """
     if shapes_of(kept) == shapes_of(start):
         return beside(kept, start)
     return {name: torch.zeros_like(value) for name, value in start.items()}
@@ -238,6 +242,7 @@ class SparseUpdate:
 
     Args:
         model: Holds the weights that local training starts from.
+        compression: The share of the entries to send, and their form.
         left: The rest of earlier rounds, float32 [n]; None for nothing.
     """
 
@@ -305,6 +310,8 @@ class LocalUpdate:
     """One client's part of one round, for every strategy; see the module.
 
     Args:
+        model: Receives the weights that local training starts from.
+        momentum: Momentum of the client's SGD; 0 for none.
         memory: The client's state of earlier rounds; None: every round starts without one.
         label_counts: The client's examples per class [C], which end a generator's epochs; None: it takes part in all.
 

@@ -66,7 +66,9 @@ class Local:
         examples: Facts of the question -> its test examples.
         own: Facts of the question -> its own model, ready to predict; None if it has none.
         max_mib: The most that it accepts from the server, MiB; 0: any.
+        min_examples: Fewer test examples are not evaluated.
         share: What it sends, one of :data:`strategies.scores.sums.SHARES`.
+        refusal: The line with which it answers every question; empty if it answers.
     """
 
     client: str

@@ -74,6 +74,8 @@ class Local:
         own: The client's copy of its own upload, which the server then need not send; None if it has lost the copy.
         max_ensemble_mib: The largest ensemble that the client accepts, MiB; 0: any; measured on arrival. What the
             client makes of an ensemble keeps to it too, and to :data:`.logits.MADE_MIB` if it is 0.
+        refusal: The error with which the client answers every question; empty if it answers.
+        tells_counts: Whether the client answers with votes, which count its examples by class.
     """
 
     client: str

@@ -19,6 +19,8 @@ class HoldoutRequest:
     """What the server's question says of the examples that the client held out of training.
 
     Attributes:
+        share: Share of the client's examples that it held out.
+        per_class: Whether it held out that share of every class.
         num_classes: C.
         test_share: Share of every class that it keeps for the evaluation of the result, see :func:`split_test`.
     """

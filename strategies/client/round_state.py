@@ -46,6 +46,8 @@ class Recalled:
 
     Attributes:
         round: The round of the state; 0 for none.
+        state: By name; empty for none.
+        restarted: The server counts on a state that the client has lost.
     """
 
     round: int = 0

@@ -213,7 +213,12 @@ class Dialogue:
             self._clients.ask(lacking, quorum=max(0, quorum - (len(answers) - len(lacking))), **how)
 
     def round(self, number: int, params: Params) -> list[tuple[Params, int]]:
-        """Ask every client for its steps of one round; a client without the ensemble receives it and is asked again."""
+        """Ask every client for its steps of one round; a client without the ensemble receives it and is asked again.
+
+        Args:
+            number: The round, from 1.
+            params: lambda, from which all clients start.
+        """
         config = self._config
         facts = {"round": number, "steps": config.local_steps, "batch-size": config.batch_size, "lr": config.client_lr}
         answers = self._ask("round", facts, params, check=partial(self._check_round, number, params))

@@ -127,6 +127,9 @@ def weights_gradient(combiner: nn.Module, member_logits: Tensor, labels: Tensor)
         combiner: A module [M, B, C] -> [B, C] that passes gradients; not changed.
         member_logits: z [M, B, C], as constants.
         labels: y [B], whole numbers in [0, C).
+
+    Returns:
+        The gradient, with the shape of the weights.
     """
     weights = combiner.get_buffer("weights").detach().clone().requires_grad_()
     combined = torch.func.functional_call(combiner, {"weights": weights}, (member_logits.detach(),))

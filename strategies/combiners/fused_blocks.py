@@ -50,6 +50,7 @@ class SideBySide(nn.ModuleList):
 
     Args:
         template: A module like each copy; its weights do not matter.
+        states: The copies' weights, in the order of the members.
 
     Raises:
         RuntimeError: Weights do not fit.

@@ -71,6 +71,7 @@ def overlay_shapes(images: Tensor, layers: int, rng: torch.Generator) -> Tensor:
 
     Args:
         images: Pixels [B, ch, H, W] in [0, 1]; not changed.
+        layers: At least 0.
         rng: A CPU generator.
     """
     count, channels, height, width = images.shape

@@ -300,6 +300,9 @@ def build_tally_teacher(
 
     Args:
         job: Its uploads, builders, seed, input space and device. Label counts may be missing.
+        options: Of the pool; None for the defaults.
+        fold: See :meth:`.ensemble.Ensemble.from_uploads`.
+        precision: See :meth:`.ensemble.Ensemble.from_uploads`.
 
     Raises:
         OneShotError: An upload's weights do not fit its architecture, its model does not end with a linear layer of
@@ -316,6 +319,9 @@ def build_tally_teacher(
 
 def check_images(job: Job, key: str) -> None:
     """Refuse a job whose clients' models cannot take noise images.
+
+    Args:
+        job: Its uploads may be missing.
 
     Raises:
         OptionError: The examples are no images.

@@ -154,6 +154,9 @@ def lower_part(model: nn.Module) -> tuple[str, nn.Sequential | None]:
 def check_gate(job: Job, key: str, value: str = "'updates'", otherwise: str = "'none'") -> None:
     """Refuse an architecture whose updates have no span.
 
+    Args:
+        job: Its builders and student; uploads may be missing.
+
     Raises:
         OptionError: Names the setting and its possible values.
     """

@@ -108,6 +108,9 @@ class Session:
     Attributes:
         code: (digest, folder) of this library when this Ray was first used.
         paths: The folders of this library for actors, in front of their own ``sys.path``.
+        actor: The actor's class, for ``ray.remote``.
+        shard: The class of a shard's actor.
+        name: The name of this Ray, unlike those of earlier and later ones.
     """
 
     ray: Any

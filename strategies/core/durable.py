@@ -85,6 +85,7 @@ def locked(folder: Path, *, wait: bool = False) -> Iterator[None]:
     """Hold a folder's lock, which ends with this process.
 
     Args:
+        folder: The folder; it must exist.
         wait: Whether to wait for another process that holds it.
 
     Raises:
@@ -160,6 +161,9 @@ def sha256_file(path: Path) -> str:
 
 def with_digest(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return JSON facts with their digest as the last entry, the place in which :func:`verify_digest` reads it.
+
+    Args:
+        facts: JSON values with finite numbers; keys are texts.
 
     Raises:
         ValueError: A number is not finite.

@@ -38,6 +38,9 @@ _eager: dict[type, Any] = {}
 def resolve_device(name: str, setting: str = "'device'") -> str:
     """Return the torch device of this process for a name; ``"auto"``: a GPU if one is visible.
 
+    Args:
+        name: ``"auto"``, or an argument of ``torch.device``.
+
     Raises:
         OptionError: The name is not that of a torch device.
         ComputeError: The device is a GPU that this process does not see.

@@ -21,6 +21,7 @@ class Registry(Mapping[str, Entry]):
     """Entries by name.
 
     Args:
+        kind: The kind of the entries, for errors: ``"method"``.
         homes: Name -> ``"module:attribute"``, the module below the library: ``"combiners.trained:Linear"``.
     """
 

@@ -50,7 +50,11 @@ class Scan:
         return "; ".join(parts)
 
     def report(self, what: str) -> None:
-        """Log what was taken and what was left out, once per process for one state of a folder."""
+        """Log what was taken and what was left out, once per process for one state of a folder.
+
+        Args:
+            what: The kind of the files that were looked for, a plural.
+        """
         left = self.left_out
         level = WARNING if self.others or any(path.name.lower() not in _MARKS for path in self.hidden) else INFO
         log_once(level, f"{self.folder}: {len(self.taken)} {what}{f'; left out are {left}' if left else ''}")
@@ -63,6 +67,7 @@ def scan(folder: Path, takes: Callable[[Path], bool], *, deep: bool = False) -> 
     """Look through a folder.
 
     Args:
+        takes: Whether a file that is not hidden is looked for.
         deep: Look into subfolders too; else they are left out, each as one.
 
     Raises:

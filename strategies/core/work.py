@@ -22,6 +22,7 @@ class Work:
         teacher_forward: Passes through the teacher. Passes that a backward pass repeats to save memory do not count.
         teacher_backward: Passes of a gradient through the teacher, to the image.
         generator_steps: Steps of a generator's optimiser, or of images that are optimised themselves.
+        bfloat16_steps: The generator's steps in bfloat16 among them.
         exchanges: Questions to the clients after their upload, each with the clients' answers.
     """
 
@@ -44,7 +45,11 @@ class Work:
             logits.register_hook(backward)  # type: ignore[no-untyped-call]
 
     def generator_stepped(self, bf16: bool = False) -> None:
-        """Count a step of a generator."""
+        """Count a step of a generator.
+
+        Args:
+            bf16: Whether the generator computed in bfloat16.
+        """
         self.generator_steps += 1
         self.bfloat16_steps += bf16
 

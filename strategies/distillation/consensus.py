@@ -32,6 +32,9 @@ def discrepancy(student: Tensor, members: Tensor, weights: Tensor, form: str) ->
         weights: a [M, B].
         form: ``"logits"``: d is ``(1/C) sum_c |s_c - f_c|`` with f as a constant (the published code); ``"kl"``: d is
             ``KL(sm(s) || sm(f))`` (the paper); ``"mse"``: d is ``(1/C) sum_c (s_c - f_c)^2``.
+
+    Returns:
+        A scalar, at least zero.
     """
     if form == "logits":
         apart = (student - members.detach()).abs().mean(2)
@@ -117,6 +120,8 @@ class Lesson:
             images: Normalised images [B, ch, H, W], or other inputs of the members.
             weights: a [M, B].
             mean: As in :meth:`of`; or ``"pool"``: the student is pulled to the combiner's output, regardless of a.
+            direction: As in :meth:`of`.
+            per_class: Whether the mean is over classes too.
         """
         logits = ensemble.member_logits(images)
         if mean == "pool":
@@ -129,6 +134,9 @@ class Lesson:
 
         Args:
             student: Logits s [B, C]; gradients pass through them.
+
+        Returns:
+            A scalar, at least zero.
         """
         if self.direction == "mse":
             return self.constant + (student - self.answers).square().mean()

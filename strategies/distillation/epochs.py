@@ -36,6 +36,7 @@ class Stage:
 
     Attributes:
         modules: The trained modules; ``"student"`` is the result.
+        store_images: :attr:`~strategies.method.Job.store_images`: how many images the outcome holds; 0 for a sample.
         seconds: Phase -> seconds spent since the start of this process.
         steps: The number of steps of each epoch of this process so far; the last may be under way.
     """
@@ -56,6 +57,7 @@ class Stage:
         """Begin the steps of an epoch, and return the function to call after each, which reports it.
 
         Args:
+            epoch: The epoch, from 0.
             epochs: T.
             of: The number of steps; 0: as many as in the epoch before, and more if it had more than the one before.
         """

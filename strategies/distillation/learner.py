@@ -197,6 +197,7 @@ def image_epoch(
     """Make the images of an epoch, store them, and distil; return the loss terms of both.
 
     Args:
+        epoch: From 0.
         remember: Stores them, and returns the table that the student learns from.
     """
     tick = stage.ticks(progress, epoch, learner.recipe.epochs)

@@ -55,6 +55,9 @@ def adversarial_divergence(teacher: Tensor, student: Tensor, temperature: float 
         teacher: Logits [B, C], unnormalised.
         student: Logits [B, C], unnormalised.
         temperature: T > 0.
+
+    Returns:
+        A scalar, at most zero.
     """
     disagree = (teacher.argmax(1) != student.argmax(1)).to(teacher.dtype)
     return -(temperature**2) * (disagree * _kl(teacher, student, temperature)).mean()
@@ -117,6 +120,9 @@ def jensen_shannon(student: Tensor, teacher: Tensor, temperature: float = 3.0) -
         student: Logits [B, C], unnormalised.
         teacher: Logits [B, C], unnormalised.
         temperature: T > 0.
+
+    Returns:
+        A scalar, averaged over the batch.
     """
     p, q = (torch.softmax(logits / temperature, dim=1) for logits in (student, teacher))
     middle = ((p + q) / 2).clamp(0.01, 0.99)
@@ -132,6 +138,9 @@ def total_variation(images: Tensor) -> Tensor:
 
     Args:
         images: [B, ch, H, W].
+
+    Returns:
+        A scalar, at least zero.
     """
     differences = (
         images[..., :, :-1] - images[..., :, 1:],

@@ -73,6 +73,7 @@ def check_level(job: Job, level: str, *, table: str) -> None:
     """Refuse a job whose examples or model do not fit a level.
 
     Args:
+        job: Its uploads may be missing.
         level: ``"images"`` or ``"features"``.
 
     Raises:

@@ -74,6 +74,7 @@ def check_moments(job: Job, named: str) -> None:
     """Refuse moments that no model shows, or of a data set with another number of channels than the job's images.
 
     Args:
+        job: Its builders and input space; uploads may be missing.
         named: One of :data:`MOMENTS`.
 
     Raises:

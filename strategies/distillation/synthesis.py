@@ -97,6 +97,7 @@ def in_bfloat16(chosen: str, device: str) -> bool:
     Args:
         chosen: One of :data:`ARITHMETICS`. ``"auto"`` takes bfloat16 where the device has instructions for it; without
             them it can take more than ten times as long as float32.
+        device: A torch device, for example ``"cpu"`` or ``"cuda"``.
     """
     if chosen != "auto":
         return chosen == "bfloat16"
@@ -187,6 +188,7 @@ def generate(generator: nn.Module, noise: Tensor, *labels: Tensor, bf16: bool) -
     Args:
         noise: z [B, Z].
         labels: The classes [B] of a conditional generator.
+        bf16: Whether it computes in bfloat16.
     """
     with torch.autocast(noise.device.type, torch.bfloat16, enabled=bf16):
         made: Tensor = generator(noise, *labels)
@@ -214,6 +216,7 @@ class GeneratedImages:
     that is never reset is part of the state between epochs: :attr:`modules`.
 
     Args:
+        job: Supplies the shape of images, the number of classes, the seed and the device.
         augmentation: A key of ``AUGMENTATIONS``: the change of images before the models see them.
         reset: One of :data:`RESETS`: ``"epoch"`` draws the generator's weights anew for every batch.
 
@@ -257,6 +260,7 @@ class GeneratedImages:
         Args:
             epoch: From 0; determines the noise, the labels and the augmentation.
             student: For terms that use ``View.student``, held in eval mode; None if no term does.
+            sort_labels: Whether the labels are in ascending order.
         """
         device, rng = self.job.device, generator(self.job.seed, "synthesis", epoch)
         if self._resets:

@@ -171,6 +171,9 @@ def choose_task(
     """Return the number of classes and the shape of an example; 0 and (1, 1, 1) where they may be missing and are.
 
     Args:
+        strategy: The name of the class that they were given to.
+        num_classes: C, or None.
+        input_shape: The shape, or None.
         needed: Whether the method uses the models' outputs; an average of weights needs neither.
 
     Raises:
@@ -208,6 +211,10 @@ def check_arguments(input_shape: Any, *, seed: Any, min_uploads: Any, fraction_e
 
 def check_start(strategy: Strategy, own: type[Strategy], timeout: Any) -> None:
     """Check the deadline of ``start()``, and warn about steps that a subclass overrides and ``start()`` never calls.
+
+    Args:
+        own: The class whose ``start()`` it is.
+        timeout: Seconds, at least 0.
 
     Raises:
         OptionError: The deadline is no such number.

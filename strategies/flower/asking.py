@@ -125,6 +125,8 @@ class Exchange:
 
         Args:
             timeout_s: Seconds from the beginning.
+            enough: Whether to stop; called after every look.
+            progress: The line that is logged every few seconds.
         """
         logged, pause = time.monotonic(), LOCAL_POLL_S if self._nodes.local else self._pace.poll_s
         while True:

@@ -73,6 +73,9 @@ class GridClients:
         Args:
             questions: One for every connected client, or one for each name; a named client that is not connected is
                 not waited for.
+            phase: The phase that the bytes are booked under.
+            patience_s: Seconds after which a quorum suffices; None: wait for all.
+            check: Raises UploadError for an answer that cannot be used.
 
         Raises:
             QuorumError: Fewer usable answers than the quorum within the time limit.

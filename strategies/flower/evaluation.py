@@ -111,6 +111,13 @@ def _alike(replies: list[Message]) -> list[Message]:
 def average_scores(strategy: Strategy, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
     """Average the clients' scores as a strategy does, without those that would spoil it; the log names their nodes.
 
+    Args:
+        strategy: Its ``aggregate_evaluate`` is used.
+        server_round: From 1.
+
+    Returns:
+        The scores; None without any.
+
     Raises:
         AggregationError: They cannot be averaged, for any reason.
         InconsistentMessageReplies: They do not fit together.
@@ -141,6 +148,8 @@ class ClientEvaluation:
 
     Attributes:
         fraction: Share of the connected nodes to ask, in (0, 1].
+        seed: The run's seed, from which the draw of a share follows.
+        participation: Which nodes are asked at least, in which form, and how their scores are combined.
     """
 
     fraction: float

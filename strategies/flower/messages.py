@@ -132,6 +132,7 @@ def read_reply(  # noqa: PLR0913  everything that an answer is compared with
     """Check a client's answer and decode it.
 
     Args:
+        num_classes: C, the length of label counts.
         max_bytes: Largest allowed size of the weights in bytes.
         sender: How to call the client in errors as long as it has not named itself.
         part: The arrays that travel; None for all of the model.

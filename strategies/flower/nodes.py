@@ -104,6 +104,11 @@ class Refusals:
 class Nodes:
     """The nodes of a run and the messages between them and the server.
 
+    Args:
+        traffic: The account of bytes.
+        names: The clients' names from earlier rounds, or None.
+        max_bytes: The largest answer, all records together.
+
     Attributes:
         simulated: Whether the nodes are simulated on this machine.
         local: Whether they are simulated in this process, and answer when their answers are pulled.

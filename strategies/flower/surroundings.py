@@ -20,7 +20,11 @@ LOOKS_MOST = 10
 
 
 class ShownNodes:
-    """Flower's grid, as far as a strategy reads it to choose clients."""
+    """Flower's grid, as far as a strategy reads it to choose clients.
+
+    Args:
+        nodes: The nodes, in the order of their clients' names.
+    """
 
     def __init__(self, nodes: Sequence[int]) -> None:
         self._nodes, self._looks = list(nodes), 0

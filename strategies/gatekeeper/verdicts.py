@@ -48,6 +48,7 @@ class VerdictRow:
     Attributes:
         measures: Measure -> value; NaN marks a value that was not measured.
         scores: Measure -> distance from the other clients in robust deviations; NaN as above.
+        findings: Empty for an upload without suspicion.
     """
 
     client: str

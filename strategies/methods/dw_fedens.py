@@ -57,6 +57,9 @@ def build_sized_teacher(job: Job, *, fold: bool = True, precision: str = "float3
 def check_sizes(job: Job, key: str) -> None:
     """Refuse uploads without their numbers of examples.
 
+    Args:
+        job: Its uploads may be missing.
+
     Raises:
         OptionError: A client does not report its number of examples.
     """

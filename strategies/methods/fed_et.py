@@ -111,6 +111,9 @@ def transfer_loss(student: Tensor, judgement: Tensor, *, weight: float = 0.05, t
         judgement: Consensus and dissent [B, 2, C] of :class:`Judgement`.
         weight: lambda >= 0.
         temperature: T > 0.
+
+    Returns:
+        A scalar, at least zero.
     """
     consensus, dissent = judgement.unbind(1)
     # x log x is 0 at 0: a row of zeros adds nothing, not even to the gradient.

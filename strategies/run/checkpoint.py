@@ -116,7 +116,11 @@ _INDEX = "checkpoint.json"
 
 @dataclass(frozen=True)
 class CheckpointFolder:
-    """The folder of one server stage's checkpoint; there is at most one checkpoint in it."""
+    """The folder of one server stage's checkpoint; there is at most one checkpoint in it.
+
+    Attributes:
+        path: The folder; it is made when first needed.
+    """
 
     path: Path
 

@@ -33,7 +33,11 @@ from ..uploads.tensors import Weights, dense, weights_sha256
 
 @dataclass(frozen=True)
 class WrittenFile:
-    """A file as it was written."""
+    """A file as it was written.
+
+    Attributes:
+        sha256: Digest of its bytes, in hex.
+    """
 
     sha256: str
     bytes: int
@@ -298,6 +302,9 @@ os.register_at_fork(after_in_child=_drop_inherited)
 
 class FolderLock:
     """The right to write to a folder, from construction to :meth:`release`.
+
+    Args:
+        folder: The folder; it must exist.
 
     Raises:
         StoreError: Another process holds it (the error names its id), or the folder is not writable.

@@ -333,7 +333,11 @@ class Journal:
 
 
 def duration(seconds: float) -> str:
-    """Return a duration in words: ``8 s``, ``2 min 5 s``, ``1 h 3 min``."""
+    """Return a duration in words: ``8 s``, ``2 min 5 s``, ``1 h 3 min``.
+
+    Args:
+        seconds: Not negative.
+    """
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"

@@ -44,6 +44,8 @@ class Gatekeeper:
         Call it only if :attr:`judges` is true.
 
         Args:
+            folder: The round's folder, which keeps the verdict.
+            job: The job; its uploads are ignored.
             records: The records of the uploads, in the order of arrival.
 
         Raises:

@@ -21,6 +21,7 @@ class RoundFolder:
     """The folder of one round; round 1 is the run folder itself.
 
     Args:
+        path: The folder; made when first needed.
         lock: The run folder's lock; None for reading only.
     """
 

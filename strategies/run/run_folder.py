@@ -49,7 +49,11 @@ _PACKAGES = ("oneshot-fl", "torch", "torchvision", "flwr", "ray", "numpy", "safe
 
 
 class RunFolder:
-    """One run on disk. Made by :meth:`create` or :meth:`open`; a context manager that closes it."""
+    """One run on disk. Made by :meth:`create` or :meth:`open`; a context manager that closes it.
+
+    Attributes:
+        path: The folder, absolute.
+    """
 
     def __init__(self, path: Path, info: Mapping[str, Any], lock: FolderLock | None) -> None:
         self.path = path

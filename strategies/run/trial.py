@@ -56,7 +56,11 @@ class _Watch(Silent):
 
 
 def trial_stage(method: Method, job: Job) -> tuple[float | None, int]:
-    """Return the seconds of a server stage, None if a trial does not show them, and its number of epochs."""
+    """Return the seconds of a server stage, None if a trial does not show them, and its number of epochs.
+
+    Args:
+        job: Its job, with uploads; its observer is not called.
+    """
     watch = _Watch()
     try:
         with _at_most(LIMIT_S):
@@ -82,7 +86,11 @@ def untrained_uploads(job: Job, label_counts: Sequence[Sequence[int]], names: Se
 
 
 def describe_cost(method: Method, job: Job, clients: int) -> str:
-    """Return in a line what the server stage of a method that trains will cost; empty for one that costs little."""
+    """Return in a line what the server stage of a method that trains will cost; empty for one that costs little.
+
+    Args:
+        job: Its job, without uploads.
+    """
     names = [name for name in job.builders if kind_of(name) == CLASSIFIER]
     if method.kind != "student" or method.any_model or method.uploads != CLASSIFIER or method.client_phase or not names:
         return ""

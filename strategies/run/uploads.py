@@ -60,7 +60,12 @@ class UploadRecord:
 
 @dataclass(frozen=True)
 class StoredWeights:
-    """Reads a stored upload anew at each call; can be pickled."""
+    """Reads a stored upload anew at each call; can be pickled.
+
+    Attributes:
+        path: The safetensors file, absolute.
+        sha256: Its expected digest, in hex.
+    """
 
     path: Path
     sha256: str
@@ -249,6 +254,9 @@ class UploadStore:
 
 def verify(file: Path, sha256: str, what: str) -> None:
     """Check that a stored file is the one that was written.
+
+    Args:
+        sha256: Its expected digest, in hex.
 
     Raises:
         StoreError: It is missing or damaged.

@@ -54,6 +54,7 @@ class Evaluation:
     """What the clients have answered.
 
     Attributes:
+        clients: In the order of their names.
         refused: Client -> why its scores are missing.
     """
 

@@ -33,7 +33,13 @@ _MOST_CLASSES = 100  # of a confusion matrix and a table of classes in a result
 
 @dataclass(frozen=True)
 class Score:
-    """A score with its 95 % interval, in [0, 1]; a log loss in nats."""
+    """A score with its 95 % interval, in [0, 1]; a log loss in nats.
+
+    Attributes:
+        value: The score.
+        low: The lower end of its interval.
+        high: The upper end.
+    """
 
     value: float
     low: float
@@ -335,6 +341,7 @@ def describe(sums: Sums, names: Sequence[str] = ()) -> dict[str, Any]:
     """Return everything that a report shows of a model's sums, as JSON values.
 
     Args:
+        sums: Of at least one example.
         names: The classes' names; empty for their numbers.
 
     Returns:

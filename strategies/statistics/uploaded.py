@@ -36,6 +36,7 @@ class FeatureSums(nn.Module):
         features: d.
         fingerprint: The fields of the feature function, see :func:`..core.fingerprint.encode_fingerprint`.
         probe: Features of a fixed input [16], float32.
+        non_negative: Whether no feature is negative.
         noise: sigma, the deviation of the noise that the run's budget demands on the diagonal of ``gram``; 0: none.
         second: The second moments that it holds: ``gram``, ``squares``, or both.
     """
@@ -166,6 +167,7 @@ def check_second(job: Job, method: str, name: str) -> None:
     """Refuse uploads without the second moments that a method needs; all uploads of a run have the same arrays.
 
     Args:
+        job: Its uploads may be missing yet.
         name: ``gram`` or ``squares``.
 
     Raises:

@@ -203,7 +203,13 @@ class Ensemble(nn.Module):
 
 
 class MemberLoader:
-    """Loads uploads one by one as members of an ensemble; see :meth:`Ensemble.from_uploads`."""
+    """Loads uploads one by one as members of an ensemble; see :meth:`Ensemble.from_uploads`.
+
+    Args:
+        builders: Architecture -> a module with fresh weights.
+        fold: Whether members may be rewritten.
+        precision: ``"float32"``, ``"bfloat16"`` or ``"int8"``.
+    """
 
     def __init__(
         self, builders: Mapping[str, ModelBuilder], *, device: str = "cpu", fold: bool = True, precision: str

@@ -39,6 +39,10 @@ def ask_sums(clients: Clients, job: Job, state: Mapping[str, Tensor], *, phase: 
 
     :func:`..client.measures.sum_inputs` makes them.
 
+    Args:
+        phase: The name under which the messages' bytes are counted.
+        quorum: The least number of usable answers.
+
     Raises:
         QuorumError: Fewer usable answers than the quorum.
     """
@@ -104,6 +108,9 @@ def body_of(job: Job, state: Mapping[str, Tensor]) -> State:
 
 def check_solvable(job: Job, setting: str, how: str) -> None:
     """Refuse a job whose student has no last layer to solve, before a client has worked.
+
+    Args:
+        job: Its uploads may be missing.
 
     Raises:
         OptionError: The student does not end with a linear layer of C outputs and a bias.

@@ -105,6 +105,7 @@ class ShardedMembers:
         share: Prepares an array for sending it to all shards.
 
     Attributes:
+        statistics: Whether any member keeps batch-normalisation statistics.
         moved: Bytes of all arrays sent to the shards and received from them so far.
     """
 

@@ -81,6 +81,7 @@ def check_size(size: int, max_bytes: int, what: str) -> None:
     Args:
         size: Their size in bytes.
         max_bytes: Largest allowed size in bytes.
+        what: The weights' name in the message, a plural.
 
     Raises:
         UploadError: Names both sizes.

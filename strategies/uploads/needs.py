@@ -91,6 +91,9 @@ def check_needs(method: Method, job: Job) -> None:
 def check_gradients(job: Job, who: str, remedy: str) -> None:
     """Refuse heads on a frozen backbone where images are made.
 
+    Args:
+        job: Its uploads may be missing.
+
     Raises:
         OptionError: A client's model, or the student, is such a head.
     """

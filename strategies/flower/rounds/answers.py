@@ -90,6 +90,9 @@ def drop_incomplete(
 
     Args:
         strategy: It has own code if it replaces Flower's average of the numbers, or of the models.
+
+    Returns:
+        The usable answers, and node -> refusal of the others.
     """
     if not any(_reads_numbers(each) for _, each in within(strategy)):
         return list(answers), {}

@@ -32,6 +32,9 @@ class ClientScores:
     def ask(self, server_round: int, trip: RoundTrip) -> dict[str, float]:
         """Ask the clients that the strategy chooses, if it asks any.
 
+        Args:
+            server_round: From 1.
+
         Returns:
             The scores, with names that begin with ``clients_``; an empty dict if there are none.
         """
@@ -51,7 +54,11 @@ class ClientScores:
         return values
 
     def average(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Average the clients' scores as the strategy does; None without any, or if they cannot be averaged."""
+        """Average the clients' scores as the strategy does; None without any, or if they cannot be averaged.
+
+        Args:
+            server_round: From 1.
+        """
         try:
             return average_scores(self._base.strategy, server_round, replies)
         except (AggregationError, InconsistentMessageReplies) as error:

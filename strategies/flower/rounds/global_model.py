@@ -81,6 +81,8 @@ class GlobalModel:
         """Return the requests to the nodes of a round: the strategy's, with the buffers added.
 
         Args:
+            server_round: From 1.
+            config: The request's config; the strategy may add to it.
             nodes: Whom to ask, or whom the strategy chooses among, in the order of client names.
 
         Returns:
@@ -106,7 +108,12 @@ class GlobalModel:
     def evaluation_requests(
         self, server_round: int, config: Mapping[str, Any], nodes: Sequence[int]
     ) -> tuple[dict[int, RecordDict], str]:
-        """Return the strategy's requests for scores of the present model, and their message type."""
+        """Return the strategy's requests for scores of the present model, and their message type.
+
+        Args:
+            server_round: From 1.
+            nodes: Whom the strategy chooses among, in the order of client names.
+        """
         with seeded_strategy(self._seed, "evaluate", server_round):
             messages = list(
                 self._base.strategy.configure_evaluate(
@@ -127,6 +134,7 @@ class GlobalModel:
         """Move to the next model.
 
         Args:
+            server_round: From 1.
             answers: At least one, in the order of client names.
 
         Returns:

@@ -133,6 +133,7 @@ class RoundBounds:
         """Return a round's answers within the bounds; an answer within them is returned as given.
 
         Args:
+            number: The round, from 1.
             answers: In the order of client names.
         """
         numbers = {name for name, value in start.items() if value.is_floating_point()}

@@ -63,12 +63,22 @@ class RefinedRounds:
             yield
 
     def run(self, server_round: int, answers: Sequence[CheckedAnswer], start: State) -> tuple[State, dict[str, float]]:
-        """Fine-tune the combination of a round's models; see :meth:`Refinement.run`."""
+        """Fine-tune the combination of a round's models; see :meth:`Refinement.run`.
+
+        Args:
+            server_round: From 1.
+            answers: The round's, in the order of client names.
+        """
         uploads = [_upload(answer, self._job.student) for answer in answers]
         return self._begun().run(server_round, uploads, start)
 
     def share_generator(self, server_round: int, contents: Mapping[int, RecordDict], key: str) -> dict[int, RecordDict]:
-        """Return requests with the generator that the method shares with the clients, once it has one."""
+        """Return requests with the generator that the method shares with the clients, once it has one.
+
+        Args:
+            server_round: From 1.
+            contents: Node -> request; they are not changed.
+        """
         describe, memory = self._refiner.method.in_rounds.shares_generator, self._begun().memory
         if describe is None or not memory:
             return dict(contents)

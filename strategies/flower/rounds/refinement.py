@@ -103,6 +103,11 @@ class Refinement:
     def run(self, server_round: int, uploads: Sequence[Upload], start: State) -> tuple[State, dict[str, float]]:
         """Fine-tune a round's model.
 
+        Args:
+            server_round: From 1.
+            uploads: The round's models, in the order of client names.
+            start: Their combination; not changed.
+
         Returns:
             The fine-tuned weights, and the losses of the method's last epoch by name. If the method's result is not
             finite, the weights are ``start``.

@@ -93,6 +93,7 @@ class RoundTrip:
         """Return the nodes that a round asks, in the order of their clients' names.
 
         Args:
+            server_round: From 1.
             fraction: Share of the connected clients; a share of all is drawn by name, so that it is the same in every
                 run of the seed.
             named: Whether the clients' names are asked for, even where all of them are in the round.
