@@ -23,7 +23,7 @@ def pytest_configure() -> None:
 # The files whose tests take longest, which start first, so that two processes end together.
 LONGEST = (
     "test_deploy_tls.py", "test_faults_deployment.py", "test_wheel.py", "test_faults.py", "test_faults_fens.py",
-    "test_deploy_features.py", "test_compare.py", "test_launch.py", "test_local_runs.py", "test_faults_flboost.py",
+    "test_compare.py", "test_launch.py", "test_local_runs.py", "test_faults_flboost.py",
     "test_plugin.py", "test_replay.py", "test_plugin_flboost.py", "test_offline.py", "test_cli.py", "test_methods.py",
 )  # fmt: skip
 

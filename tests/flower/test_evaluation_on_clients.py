@@ -40,7 +40,7 @@ def test_each_hospital_sees_its_own_gain_and_one_that_refuses_breaks_nothing(tmp
         f"data.partition=domains model.name=logistic client.epochs=5 client.lr=0.1 client.test-share=0.25 "
         f"client.nodes={nodes} run-dir={tmp_path / 'run'} metric=balanced-accuracy min-uploads=4"
     )
-    command = [sys.executable, "-m", "server_app", "run", "--format", "json", "--set", settings]
+    command = [sys.executable, "-m", "server_app", "run", "--local", "--format", "json", "--set", settings]
     done = subprocess.run(
         command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False
     )

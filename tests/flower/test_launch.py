@@ -126,9 +126,10 @@ def wait_for(facts: Path, gave_up: Callable[[], bool]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("by_commands", [False, True])
-def test_launch_when_run_completes_returns_zero_and_passes_settings(
+def test_launch_passes_settings_and_returns_zero_when_the_run_completes_or_its_result_is_there(
     app: Path, facts: Path, monkeypatch: pytest.MonkeyPatch, by_commands: bool
 ) -> None:
+    """The run by commands completes; the other would go on for ever, so Flower is not waited for."""
     if by_commands:  # as with a version of Flower without this client
         monkeypatch.setitem(sys.modules, "flwr.supercore.control", None)
     environment = app / "python"  # any folder with this file is a virtual environment, and is not shipped
@@ -141,23 +142,27 @@ def test_launch_when_run_completes_returns_zero_and_passes_settings(
         "text": "a \"b\" 'c' \\ ä\n=",
         "lr.start": 1e-5,
         "flag": True,
+        "mode": "ask" if by_commands else "wait",
     }
     lines: list[str] = []
-    launched = launch(app, settings=settings, num_supernodes=3, echo=lines.append)
+    there = (lambda: False) if by_commands else facts.exists
+    launched = launch(app, settings=settings, num_supernodes=3, echo=lines.append, is_finished=there)
     assert (launched.exit_code, launched.run_status, launched.reason) == (0, "finished:completed", ""), lines
     seen = json.loads(facts.read_text())
-    assert seen["settings"] == {"mode": "ask", **settings}
-    assert is_gone(seen)
+    assert seen["settings"] == settings
     assert len(seen["clients"]) == 3
     assert {client["cwd"] for client in seen["clients"]} == {str(Path(seen["folder"]) / "cwd")}
-    assert any("got 3 replies" in line for line in lines)
+    if by_commands:
+        assert is_gone(seen)
+        assert any("got 3 replies" in line for line in lines)
     assert not any(line.endswith("\n") for line in lines)
 
 
-def test_launch_when_the_result_is_there_does_not_wait_for_flower(app: Path, facts: Path) -> None:
-    settings: dict[str, Scalar] = {"mode": "wait", "facts": str(facts)}
-    launched = launch(app, settings=settings, num_supernodes=2, echo=print, is_finished=facts.exists)
-    assert (launched.exit_code, launched.run_status) == (0, "finished:completed")
+def test_launch_when_the_server_app_raises_returns_its_error_in_one_line(app: Path) -> None:
+    launched = launch(app, settings={"mode": "raise"}, num_supernodes=1, echo=print)
+    assert (launched.exit_code, launched.run_status) == (1, "finished:failed")
+    assert "the server does not like it" in launched.reason
+    assert "\n" not in launched.reason
 
 
 def test_launch_with_a_setting_that_the_app_lacks_is_refused(app: Path) -> None:

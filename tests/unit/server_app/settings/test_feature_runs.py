@@ -13,7 +13,9 @@ from feature_fakes import CLIENTS, SETTINGS, Sent, replayed, sent_by_clients, st
 from safetensors.torch import load_file
 
 from client_app.training.features import ClientSums
-from fl_app.data import open_split
+from fl_app.config import AppConfig
+from fl_app.data import normalize, open_split
+from fl_app.division import own_positions
 from fl_app.ledger import Ledger
 from fl_app.models.features import FeatureFunction
 from fl_app.models.features_config import FeaturesConfig
@@ -23,7 +25,9 @@ from server_app.settings.checks import check_needs_of_settings
 from server_app.settings.read import read_settings
 from strategies.core.errors import OptionError, UploadError
 from strategies.core.facts import UploadFacts
+from strategies.statistics.heads import Ridge
 from strategies.statistics.privacy import noise_for
+from strategies.statistics.sums import Statistics
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +59,32 @@ def test_head_is_that_of_another_division_with_the_same_penalty(run: Path, tmp_p
         replayed(path, "ridge", tmp_path / name, **{"ridge.penalty": 0.1})
         heads.append(load_file(tmp_path / name / "student.safetensors"))
     torch.testing.assert_close(heads[0]["head.weight"], heads[1]["head.weight"], rtol=1e-3, atol=1e-3)
+
+
+def test_the_head_of_a_whole_run_is_that_of_all_examples_in_one_place(oneshot: Any, tmp_path: Path) -> None:
+    """Over the messages of a run, where every node permits the backbone."""
+    backbone, nodes = "tiny_backbone:make", tmp_path / "nodes"
+    nodes.mkdir()
+    for k in range(3):
+        permits = f'partition-id = {k}\nnum-partitions = 3\narchitectures = "lenet5, {backbone}"\n'
+        (nodes / f"node-{k}.toml").write_text(permits)
+    given: dict[str, Any] = {
+        "features__backbone": backbone,
+        "ridge__penalty": 0.1,
+        "data__limit": 0,
+        "data__proxy": 0.0,
+    }
+    status, result, log = oneshot("run", method="ridge", client__nodes=str(nodes), **given)
+    assert (status, result["uploads"], result["refused"]) == (0, 3, 0), log
+
+    split, config = open_split("digits", "train"), AppConfig()
+    data = split.take(torch.cat([own_positions(split, config, partition_id=k, num_partitions=3) for k in range(3)]))
+    function = FeatureFunction(FeaturesConfig(backbone=backbone), 0, *split.normalization)
+    rows = function.module(normalize(data.images, *split.normalization))
+    head = Ridge(Statistics.of([(rows, data.labels)], split.num_classes, function.features)).head(0.1)
+    sent = load_file(Path(result["run_dir"]) / "student.safetensors")
+    torch.testing.assert_close(sent["head.weight"].double(), head.weight, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(sent["head.bias"].double(), head.bias, rtol=1e-4, atol=1e-4)
 
 
 def test_uploads_of_another_function_are_refused_with_the_part_that_differs(

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flower_fakes import Client, FakeGrid, in_turn
+from flower_fakes import Client, DeployedGrid, FakeGrid, in_turn
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from strategies.core.clients import Answer, Question
@@ -91,6 +91,22 @@ def test_a_late_client_is_not_waited_for_beyond_the_patience_and_is_asked_again_
     grid._delays[2] = 0
     clients.ask(QUESTION, phase="p", quorum=1, patience_s=1.0)
     assert [m.metadata.dst_node_id for m in grid.asked] == [1, 2, 1, 1, 2]
+
+
+def test_a_lost_node_is_not_waited_for_beyond_the_patience_and_counts_again_under_another_id(talk: Any) -> None:
+    grid = DeployedGrid({1: replies("alice"), 2: replies("bob"), 3: replies("bob")}, away={3: (0, 10**9)})
+    clients = talk(grid)
+
+    def answered() -> list[str]:
+        return list(clients.ask(QUESTION, phase="p", quorum=1, patience_s=15.0))
+
+    assert answered() == ["alice", "bob"]
+    grid.away = {2: (0, 10**9), 3: (0, 10**9)}  # bob's machine is gone
+    assert answered() == ["alice"]
+    assert answered() == ["alice"]
+    grid.away = {2: (0, 10**9)}  # and back, behind a new node
+    assert answered() == ["alice", "bob"]
+    assert refusals(clients) == []
 
 
 def test_a_client_that_says_it_cannot_is_left_out_and_its_reason_is_kept(talk: Any) -> None:
