@@ -14,7 +14,7 @@ from strategies.client.holdout import HoldoutRequest
 from strategies.core import refusals
 from strategies.core.clients import read_float, read_int, read_share
 from strategies.core.errors import UploadError
-from strategies.core.facts import CLASSIFIER, kind_of
+from strategies.core.facts import CLASSIFIER, EXPECTED, kind_of, read_agreement
 
 if TYPE_CHECKING:
     import torch
@@ -88,4 +88,5 @@ def holdout_of(facts: Mapping[str, Any]) -> HoldoutRequest:
         per_class=bool(facts.get("per-class", False)),
         num_classes=read_int(facts, "num-classes", 0),
         test_share=read_share(facts, "test-share"),
+        expected=read_agreement(facts, EXPECTED),
     )

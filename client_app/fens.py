@@ -126,7 +126,7 @@ class FensClient:
         refuse(config.privacy, "answers on held-out examples")
         node = Node.of(self.facts, config, self.policy)
         request = TrainRequest(holdout.run_id, 1, holdout.seed, holdout.share, holdout.per_class)
-        request = replace(request, test_share=holdout.test_share)
+        request = replace(request, test_share=holdout.test_share, expected=holdout.expected)
         return node, load_examples(config, node, request)
 
     def _config(self) -> AppConfig:

@@ -280,29 +280,32 @@ def _import_adapters(request: ImportRequest, log: Callable[[str], None]) -> dict
             f"{folder} holds no folders of LoRA adapters ({ADAPTER_CONFIG}): for other checkpoints needs "
             f"--architecture, one of {', '.join((*ARCHITECTURES, SUMS, HEAD_FORM))}, {USERS_FORM}"
         )
-    reject_unknown(request.settings, ["method", "seed"])
+    reject_unknown(request.settings, ["method", "seed", "max-upload-mib"])
     method = str(request.settings.get("method", "fedavg"))
-    seed = AppConfig.from_settings({"seed": request.settings.get("seed", 0)}).seed
+    app = AppConfig.from_settings({key: value for key, value in request.settings.items() if key != "method"})
     check_described(METHODS[method], None, None)
     entries, found = list_checkpoints(request.folder, request.map_file, architecture=ADAPTER, known=known)
     if keyed := [entry.path.name for entry in entries if entry.keys]:
         raise OptionError(f"map {request.map_file} has keys for {keyed[0]!r}: must have none, PEFT names the tensors")
     facts = {
-        "method": method, "seed": seed, "threads": 0, "student": ADAPTER, "num-classes": 0,
+        "method": method, "seed": app.seed, "threads": 0, "student": ADAPTER, "num-classes": 0,
         "input-shape": UNKNOWN_SHAPE, "normalization": list(default_normalization(UNKNOWN_SHAPE)),
         "teacher": "method", **_origin(request, entries),
     }  # fmt: skip
     return _fill(
         request, entries, found, _target(request, ""), method, log,
-        opened=lambda place: RunFolder.open_or_create(place, facts), store=lambda run: _store_adapters(run, entries),
+        opened=lambda place: RunFolder.open_or_create(place, facts),
+        store=lambda run: _store_adapters(run, entries, int(app.max_upload_mib * MIB)),
     )  # fmt: skip
 
 
-def _store_adapters(run: RunFolder, entries: Sequence[Entry]) -> dict[str, str]:
+def _store_adapters(run: RunFolder, entries: Sequence[Entry], max_bytes: int) -> dict[str, str]:
     """Store the adapters, with one in memory at a time, and return client -> reason of its refusal."""
     refused = dict[str, str]()
     for entry in entries:
         try:
+            with blaming(f"checkpoint {entry.path}"):
+                check_size(_unpacked_size(entry.path), max_bytes, "its contents")
             adapter = open_adapters({str(entry.path): entry.path})[str(entry.path)]
         except UploadError as error:
             refused[entry.facts.client] = str(error)
@@ -498,7 +501,9 @@ def _read(
 
 
 def _unpacked_size(path: Path) -> int:
-    """Return the unpacked size of a file in bytes; a torch file is a zip archive, perhaps compressed."""
+    """Return the unpacked size of a checkpoint in bytes; a torch file is a zip archive, perhaps compressed."""
+    if is_adapter(path):
+        return sum(map(_unpacked_size, path.glob("adapter_model.*")))
     try:
         with zipfile.ZipFile(path) as archive:
             return sum(info.file_size for info in archive.infolist())

@@ -32,6 +32,7 @@ from ..core import refusals
 from ..core.clients import read_float, read_int, read_share
 from ..core.durable import MIB
 from ..core.errors import OneShotError, OptionError, UploadError
+from ..core.facts import EXPECTED, read_agreement
 from ..core.processor import flush_subnormals
 from ..core.seeds import derive_seed
 from ..uploads.packed import PackedMember, ensemble_digest, from_wire, pack_member, unpack_member
@@ -125,6 +126,7 @@ class _Question:
             per_class=bool(facts["per-class"]),
             num_classes=self.number("num-classes", counts=True),
             test_share=read_share(facts, "test-share"),
+            expected=read_agreement(facts, EXPECTED),
         )
         # These three settings determine the held examples, and so their logits.
         held = f"{self.holdout.seed}/{self.holdout.share}/{self.holdout.per_class}"

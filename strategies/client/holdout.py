@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..core.errors import OptionError
+from ..core.facts import UNNAMED, Agreement
 from ..core.seeds import derive_seed
 
 Positions = npt.NDArray[np.int64]
@@ -23,6 +24,7 @@ class HoldoutRequest:
         per_class: Whether it held out that share of every class.
         num_classes: C.
         test_share: Share of every class that it keeps for the evaluation of the result, see :func:`split_test`.
+        expected: The run's classes and preprocessing, as far as they are named.
     """
 
     run_id: str
@@ -31,6 +33,7 @@ class HoldoutRequest:
     per_class: bool
     num_classes: int
     test_share: float = 0.0
+    expected: Agreement = UNNAMED
 
 
 def held_out(

@@ -157,6 +157,14 @@ class Agreed:
             if part.sha256 and part.sha256 != wanted.sha256:
                 raise refusals.other_agreement(name, whose, _first_difference(part, wanted, name))
 
+    @property
+    def known(self) -> Agreement:
+        """What the parties of the run share; of a client's own words the digest alone, which other clients may see."""
+        parts = {
+            name: part if whose == "the server" else Words(part.sha256) for name, (whose, part) in self._known.items()
+        }
+        return Agreement(**parts)
+
     def add(self, client: str, found: Agreement) -> None:
         """Compare later uploads with this accepted one, in what no earlier party named."""
         for name, part in found.parts.items():

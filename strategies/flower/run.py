@@ -18,7 +18,7 @@ from ..core import refusals
 from ..core.clients import TEST_SHARE
 from ..core.durable import MIB
 from ..core.errors import OptionError
-from ..core.facts import CLASSIFIER, UploadFacts, weights_alone
+from ..core.facts import CLASSIFIER, EXPECTED, Agreed, UploadFacts, weights_alone
 from ..core.names import is_adapter_state
 from ..core.options import option
 from ..core.stage_options import NONE, OFF, RIDGE, StageOptions
@@ -383,12 +383,16 @@ class Rounds:
     def clients(self, folder: RunFolder, server_round: int, grid: Grid, timeout: float) -> GridClients:
         """Return the clients of a round's server stage, for questions after their upload."""
         round_folder = folder.round(server_round)
+        agreed = Agreed(self._job.agreement)
+        for record in round_folder.records():
+            agreed.add(record.client, record.facts.agreement)
         # The files on the clients' own disks bear the id of the run that they uploaded to.
         forgotten = tuple(folder.info.get("forgotten", ()))
         common = {
             "run-id": str(folder.info.get("uploads-id", folder.id)),
             "seed": self._job.seed,
             "forget-others": bool(forgotten),
+            **agreed.known.to_record(EXPECTED),
             **self._test_share,
         }
         uploaded, nodes = pinned_clients(round_folder) or (), self.nodes(round_folder, grid)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from ..core.facts import (
     STATISTICS,
     kind_of,
     name_in,
+    weights_alone,
 )
 from ..core.names import Names, match_names
 from ..core.seeds import generator, seeded_torch
@@ -140,14 +142,34 @@ class RenamedTensors(Mapping[str, "Tensor"]):
             import torch
 
             return torch.tensor(0)
-        return self.tensors[name if name.startswith(MEASURED) else self.names.sources[name]]
+        return self.tensors[self._measured[name] if name.startswith(MEASURED) else self.names.sources[name]]
+
+    @cached_property
+    def _measured(self) -> dict[str, str]:
+        return measured_names(self.tensors, self.names)
 
     def __iter__(self) -> Iterator[str]:
-        measured = (name for name in self.tensors if name.startswith(MEASURED))
-        return chain(self.names.sources, self.names.counters, measured)
+        return chain(self.names.sources, self.names.counters, self._measured)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
+
+
+def measured_names(found: Iterable[str], names: Names) -> dict[str, str]:
+    """Return what a client has measured by a model's names -> its names here, which follow those of the weights."""
+    own: dict[str, str] = {}
+    for name, source in names.sources.items():
+        own.setdefault(source, name)  # of tied tensors the first, as a module counts its parameters
+    renamed: dict[str, str] = {}
+    for key in found:
+        prefix = next((each for each in MEASURED if key.startswith(each)), "")
+        name = key.removeprefix(prefix)
+        if prefix == FISHER_OF:
+            renamed[prefix + own.get(name, name)] = key
+        elif prefix:
+            weight = own.get(name_in(name, "weight"), name_in(name, "weight"))
+            renamed[prefix + weight.removesuffix("weight").removesuffix(".")] = key
+    return renamed
 
 
 def check_measured(arrays: Mapping[str, Any], architecture: str, signature: Signature, form: Form) -> State:
@@ -157,14 +179,15 @@ def check_measured(arrays: Mapping[str, Any], architecture: str, signature: Sign
         UploadError: It is of no parameter or linear layer of the architecture, of another shape, or not finite.
     """
     wanted: dict[str, tuple[Shape, str]] = {}
-    for key in arrays:
-        prefix, name = next(((each, key.removeprefix(each)) for each in MEASURED if key.startswith(each)), ("", ""))
+    weights = match_names(weights_alone(arrays), signature, getattr(signature, "ties", None))
+    measured = {own: arrays[key] for own, key in measured_names(arrays, weights).items()}
+    for key in measured:
+        prefix, name = next((each, key.removeprefix(each)) for each in MEASURED if key.startswith(each))
         if prefix == FISHER_OF and name in signature:
             wanted[key] = (signature[name][0], "float32")
-        elif prefix and len(shape := signature.get(name_in(name, "weight"), ((), ""))[0]) == 2:
+        elif len(shape := signature.get(name_in(name, "weight"), ((), ""))[0]) == 2:
             width = shape[0 if prefix == GRAM_OF_ROWS else 1] + (name_in(name, "bias") in signature)
             wanted[key] = ((width, width), "float64")
-    measured = {key: arrays[key] for key in arrays if key.startswith(MEASURED)}
     return check_upload(measured, architecture, wanted, form)
 
 

@@ -119,10 +119,9 @@ def _check_kind(method: Method, job: Job) -> None:
     }
     if wrong:
         kinds = " and ".join(repr(kind) for kind in sorted(set(wrong.values())))
-        others = [name for name in METHODS if METHODS[name].uploads in wrong.values()]
         raise OptionError(
             f"method {method.name!r} works on uploads of kind {method.uploads!r}; of kind {kinds} are those of "
-            f"{shorten_list(list(wrong))}. Choose another method: {', '.join(others)}"
+            f"{shorten_list(list(wrong))}. Choose another method: {list_fitting_methods(job)}"
         )
 
 
@@ -181,7 +180,7 @@ def _proxy_fits(job: Job) -> bool:
 
 def list_fitting_methods(job: Job) -> str:
     """Name the methods that, as they are by default, would take a job, for the end of an error line."""
-    return ", ".join(find_fitting_methods(job))
+    return ", ".join(find_fitting_methods(job)) or "none takes all of these uploads; train them as one of them needs"
 
 
 def check_alone(method: Method, job: Job) -> None:
@@ -196,7 +195,10 @@ def check_alone(method: Method, job: Job) -> None:
 
 
 def find_fitting_methods(job: Job) -> list[str]:
-    """Return the methods that, as they are by default and without clients in reach, would take a job."""
+    """Return the methods that, as they are by default and without clients in reach, would take a job.
+
+    In rounds these are refiners, elsewhere all but those that are made for rounds.
+    """
     # Before the first upload, clients send what the models are: other methods need other clients.
     kinds = {kind_of(upload.architecture) for upload in job.uploads} or {kind_of(job.student)}
     lacking = _lacking(job)
@@ -204,6 +206,10 @@ def find_fitting_methods(job: Job) -> list[str]:
     def fits(method: Method) -> bool:
         config = method.config()
         if method.all_needs(config) & lacking or not kinds <= {method.uploads}:
+            return False
+        if method.in_rounds.draws_by_round and not job.refines:
+            return False
+        if job.refines and (method.kind != "student" or method.client_phase is not None):
             return False
         try:
             if method.check is not None and job.student in job.builders:

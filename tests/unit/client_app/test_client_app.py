@@ -28,6 +28,7 @@ from strategies.core.options import flatten
 from strategies.core.seeds import seeded_torch
 from strategies.flower.messages import Request, read_reply
 from strategies.uploads.checks import Signatures
+from strategies.uploads.packed import ensemble_digest
 
 RUN = "0123456789abcdef" * 2
 CLIENTS = 4
@@ -47,6 +48,7 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Messag
     """Return a function that asks a client once, as the server does, and returns its reply."""
     act_in_a_run(monkeypatch)
     monkeypatch.setenv("ONESHOT_CLIENT_STATE", str(tmp_path / "state"))  # of nodes with a config of their own
+    work.cached_split.cache_clear()  # pytest may give two tests a folder of one name
 
     def asked(
         *,
@@ -206,6 +208,36 @@ def test_a_node_with_another_schema_is_refused(
         agreed.check(read_agreement(said))
     told = asked(run_id="1" * 32, asks=open_data(data, "test").agreement.to_record(EXPECTED))
     assert line in facts_of(told).get("error", "")
+
+
+@pytest.mark.parametrize("kind", ["fens", "evaluate", "head", "fusefl"])
+def test_later_questions_too_are_refused_where_the_classes_are_others(
+    ask: Callable[..., Message], tmp_path: Path, kind: str
+) -> None:
+    """A node's folder may have changed since its upload, or another node may answer under its name."""
+    settings = {"data.name": "imagefolder", "data.image-size": 32, "model.name": "lenet5"}
+    facts = {"client": "b", "data-root": str(image_folder(tmp_path / "node", ("ant", "cat")))}
+    named = {key.replace(".", "__").replace("-", "_"): value for key, value in settings.items()}
+    ask(node=facts, asks={"task": "block" if kind == "fusefl" else "classifier"}, **named)
+    config = {**flatten(AppConfig()), "client.state-dir": str(tmp_path / "state"), "client.batch-size": 64, **settings}
+    said: dict[str, Any] = {
+        "run-id": RUN, "seed": 0, "holdout": 0.0, "per-class": False, "num-classes": 2, "test-share": 0.5, "stage": 2,
+        "adapter": "conv", "architecture": "lenet5", "step": "offer", "precision": "float32", "sizes": [1],
+        "members": ["0" * 64], "ensemble": ensemble_digest(["0" * 64]),
+    }  # fmt: skip
+    weights = ArrayRecord(
+        build("lenet5", num_classes=2, input_shape=(3, 32, 32)).state_dict() if kind == "head" else {}
+    )
+
+    def error(names: tuple[str, ...]) -> str:
+        content = RecordDict({"config": ConfigRecord({**said, **Agreement.of(names).to_record(EXPECTED)})})
+        content["arrays"] = weights
+        message = Message(content, dst_node_id=9, message_type=f"train.{kind}")
+        context = Context(run_id=1, node_id=9, node_config=facts, state=RecordDict(), run_config=config)
+        return str(client_app.app(message, context).content.config_records["answer"].get("error", ""))
+
+    assert "class 0 is 'ant' here and 'cat' there, the same names in another order" in error(("cat", "ant"))
+    assert " here and " not in error(("ant", "cat"))
 
 
 def test_clients_when_they_are_several_hold_the_whole_training_set_once(ask: Callable[..., Message]) -> None:

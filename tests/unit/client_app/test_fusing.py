@@ -73,6 +73,8 @@ def test_clients_train_block_by_block_and_the_result_is_the_fused_network_of_the
     report = strategy.report
     kinds = [message.metadata.message_type for message in grid.asked]
     assert kinds == ["train"] * CLIENTS + ["train.fusefl"] * 2 * CLIENTS
+    told = [message.content.config_records["config"] for message in grid.asked]
+    assert {tuple(each["expected-classes"]) for each in told} == {tuple(map(str, range(10)))}
     assert report.outcome.work["exchanges"] == 2
     assert report.outcome.ensemble.combiner == "fused-blocks"
     assert [upload.architecture for upload in report.job.uploads] == ["lenet5+block"] * CLIENTS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -56,6 +57,8 @@ def test_an_interrupt_starts_no_further_cell(tmp_path: Path, monkeypatch: pytest
 
     def stop(cell: Cell, token: str, log: Callable[[str], None]) -> str:
         begun.append(cell.method)
+        if len(begun) > 1:  # it has begun before the pool was told to stop: those after it have not
+            time.sleep(0.05)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(comparison, "run_cell", stop)

@@ -112,6 +112,16 @@ def test_what_does_not_fit_adapters_is_refused(folder: Path, how: dict[str, Any]
     assert not (folder.parent / "run").exists()
 
 
+def test_an_adapter_beyond_the_limit_of_an_upload_is_not_read(folder: Path) -> None:
+    tensors = {f"{LAYER}.lora_A.weight": torch.zeros(2, 4), f"{LAYER}.lora_B.weight": torch.zeros(3, 2)}
+    (folder / "west" / "adapter_model.safetensors").unlink()
+    torch.save({**tensors, "filler": torch.zeros(2**18)}, folder / "west" / "adapter_model.bin")
+    line = r"west.*: its contents are 1\.0 MiB, must be at most 0\.5 MiB \(max-upload-mib\)"
+    with pytest.raises(OneShotError, match=line):
+        imported(folder, settings={"max-upload-mib": 0.5})
+    assert len(imported(folder, settings={"max-upload-mib": 0.5}, skip_bad=True)["uploads"]) == 2
+
+
 def test_a_damaged_adapter_is_refused_or_skipped_and_a_folder_without_any_says_what_is_needed(folder: Path) -> None:
     (folder / "west" / "adapter_config.json").write_text("{")
     with pytest.raises(OneShotError, match="1 of 3 checkpoints .* are refused, so nothing is imported"):

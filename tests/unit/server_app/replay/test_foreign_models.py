@@ -144,13 +144,16 @@ def test_a_comparison_with_models_that_are_not_the_run_s_is_refused_and_leaves_n
     assert not (tmp_path / "compared").exists()
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedens", "tally"])
+@pytest.mark.parametrize("method", ["fedavg", "fedens", "tally", "fisher"])
 @pytest.mark.parametrize("model", ["parallel", "Holder"])
 def test_a_model_that_is_wrapped_takes_the_uploads_of_the_bare_one(run: Path, method: str, model: str) -> None:
+    run = stored(run.parent / "measured") if method == "fisher" else run
     with RunFolder.open(run) as folder:
         for number, seed in enumerate((1, 2)):
             torch.manual_seed(seed)
             state = nn.Sequential(nn.Flatten(), nn.Linear(16, 3)).state_dict()
+            measured = {f"fisher:{key}": torch.rand_like(value) for key, value in state.items()}
+            state |= measured if method == "fisher" else {}
             folder.round(1).accept(UploadFacts(f"d{number}", "model", 5, (1, 2, 2)), state)
     lines, settings = list[str](), {"tally.epochs": 1} if method == "tally" else {}
     (run / "uploads" / "lost.safetensors").write_bytes((run / "uploads" / "d0.safetensors").read_bytes())

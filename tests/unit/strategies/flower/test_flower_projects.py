@@ -315,6 +315,7 @@ def test_methods_that_need_other_clients_are_not_recommended(tmp_path: Path) -> 
     named = str(refusal.value).partition("Choose another method: ")[2].split(", ")
     assert "dense" in named
     assert {METHODS[name].uploads for name in named} == {"classifier"}
+    assert {"fed-gen", "flboost", "fusefl", "fens"}.isdisjoint(named)  # in rounds, or with the app's clients alone
 
 
 class Mlp(nn.Module):

@@ -127,6 +127,25 @@ def test_fisher_is_the_weighted_mean_of_numbers() -> None:
 
 
 @pytest.mark.parametrize("method", ["fisher", "regmean"])
+@pytest.mark.parametrize("wrapper", ["module.", "_orig_mod.", "model."])
+def test_what_a_wrapped_model_measured_goes_by_the_names_of_the_model(method: str, wrapper: str) -> None:
+    def wrapped(state: State) -> State:
+        def named(key: str) -> str:
+            prefix, colon, name = key.rpartition(":")
+            return prefix + colon + (wrapper + name if name else wrapper.removesuffix("."))
+
+        return {named(key): value for key, value in state.items()}
+
+    states = [measured(fitted(seed), seed) for seed in (1, 2)]
+    expected = merge(states, method, model=lambda: nn.Linear(3, 1), log=str).outcome.student
+    for given in ([wrapped(states[0]), states[1]], [wrapped(state) for state in states]):
+        student = merge(given, method, model=lambda: nn.Linear(3, 1), log=str).outcome.student
+        assert student is not None
+        assert expected is not None
+        assert all(torch.equal(student[key], expected[key]) for key in expected)
+
+
+@pytest.mark.parametrize("method", ["fisher", "regmean"])
 def test_uploads_that_lack_what_the_method_weighs_by_are_refused(method: str) -> None:
     full, bare = measured(fitted(1), 1), fitted(2).state_dict()
     with pytest.raises(OptionError, match=f"client-001 lack: must be of a run with method={method}, or have weights"):
