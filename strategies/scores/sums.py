@@ -213,7 +213,9 @@ def _twice_u(probabilities: npt.NDArray[np.float32], labels: Counts) -> tuple[in
 def binned_pairs(histogram: Counts) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return, per class, twice U with midranks within the bins, and the pairs that share a bin."""
     twice, shared = [], []
-    for positive, negative in histogram.astype(object):  # Python's integers: products of counts pass 2^63
+    if np.abs(histogram.astype(float)).sum() >= 2**31:  # products may pass 2^63, and Python's integers do not end there
+        histogram = histogram.astype(object)
+    for positive, negative in histogram:
         below = np.cumsum(negative) - negative
         twice.append(int((positive * (2 * below + negative)).sum()))
         shared.append(int((positive * negative).sum()))

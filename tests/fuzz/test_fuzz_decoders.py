@@ -21,8 +21,8 @@ def _same_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_decoder_when_its_input_is_malformed_refuses_it_or_can_use_it(name: str) -> None:
     tally = Tally()
 
-    try_inputs(DECODERS[name], tally, examples=20)
+    try_inputs(DECODERS[name], tally, examples=8)
 
-    assert tally.tried >= 15
+    assert tally.tried >= 6
     assert tally.crashed == 0
     assert tally.accepted + tally.refused == tally.tried

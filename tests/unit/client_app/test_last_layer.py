@@ -193,7 +193,7 @@ def lying(**arrays: np.ndarray[Any, Any]) -> Callable[[Message], Message]:
 def test_sums_that_no_examples_have_are_refused_and_the_others_suffice(
     tmp_path: Path, arrays: dict[str, Any], reason: str
 ) -> None:
-    settings = settings_of(start="ridge", client__epochs=1)
+    settings = settings_of(start="ridge", client__epochs=1, data__limit=100)
     strategy_of(settings, tmp_path / "run").start(clients(settings, lying(**arrays)), timeout=60.0)
 
     lines = RunFolder.open(tmp_path / "run", write=False).round(1).refused()

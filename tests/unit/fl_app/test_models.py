@@ -96,8 +96,8 @@ def test_parameters_of_the_published_form_are_as_many_as_published(name: str) ->
 
 
 @ALL
-@pytest.mark.parametrize("shape", [(3, 32, 32), (1, 28, 28)])
-def test_forward_of_usual_images_returns_finite_logits(name: str, shape: Shape) -> None:
+def test_forward_of_usual_images_returns_finite_logits(name: str) -> None:
+    shape = (1, 28, 28)
     model = seeded(name, shape, num_classes=7).eval()
     with torch.no_grad():
         logits = model(images(shape))

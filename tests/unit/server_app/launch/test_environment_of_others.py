@@ -31,12 +31,9 @@ def started(code: str, **given: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     "given",
     [
-        {"ALL_PROXY": "socks4://127.0.0.1:9"},
-        {"all_proxy": "socks5://user:secret@127.0.0.1:9"},
-        {"HTTP_PROXY": "http://127.0.0.1:9"},
-        {"http_proxy": "127.0.0.1:9", "NO_PROXY": "fe80::/10,10.0.0.0/8,example.org"},
+        {"ALL_PROXY": "socks4://127.0.0.1:9", "HTTP_PROXY": "http://127.0.0.1:9", "NO_PROXY": "::1/128"},
+        {"all_proxy": "socks5://user:secret@127.0.0.1:9", "http_proxy": "127.0.0.1:9", "NO_PROXY": "fe80::/10,a.org"},
         {"HTTPS_PROXY": "junk://a", "HTTP_PROXY": "http://[::1"},
-        {"NO_PROXY": "::1/128"},
     ],
     ids=str,
 )

@@ -132,7 +132,7 @@ def card(tmp_path: Path, report: StageReport, method: Method, images: HeldOut) -
     return model_card(method, report, table, {"weights_sha256": digest, "options": {"dense.epochs": 2}})
 
 
-@pytest.mark.parametrize("method", ["dense", "fedavg", "fedens", "dw-fedens", "label-count-ensemble", "tally"])
+@pytest.mark.parametrize("method", ["dense", "dw-fedens", "label-count-ensemble", "tally"])
 def test_the_load_snippet_of_the_model_card_when_executed_gives_the_result(
     tmp_path: Path, stage: Stage, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:

@@ -258,7 +258,7 @@ def _copied(source: Path, target: Path) -> Path:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_any_power_cut_leaves_the_old_content_or_the_new(case: Case, tmp_path: Path) -> None:
-    assert check(case, tmp_path, most=600) > 5
+    assert check(case, tmp_path, most=200) > 5
 
 
 def test_a_writer_that_does_not_sync_is_caught(tmp_path: Path) -> None:
