@@ -52,10 +52,7 @@ bench: $(READY)  ## measure for minutes; ARGS=--quick for the short form
 results: $(READY)  ## renew the pages' tables and plots from docs/results/
 	PYTHONPATH=tests/bench $(BIN)/python tests/bench/rivals.py --write
 	$(BIN)/python tests/bench/tally_plot.py
-	PYTHONPATH=tests/bench $(BIN)/python tests/bench/factorial_tables.py
 	PYTHONPATH=tests/bench $(BIN)/python tests/bench/feature_tables.py --write
-	PYTHONPATH=tests/bench $(BIN)/python tests/bench/feature_plot.py
-	PYTHONPATH=tests/bench $(BIN)/python tests/bench/student_plot.py
 	PYTHONPATH=tests/bench $(BIN)/python tests/bench/published_plot.py
 
 soak: $(READY)  ## pull plugs in a deployment on this machine; ARGS="--seed 7 --minutes 10"

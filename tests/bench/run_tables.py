@@ -163,18 +163,6 @@ def curves(found: Found, *, data: str) -> str:
     return "\n".join(lines)
 
 
-def gpu(found: Found) -> str:
-    """Return the milliseconds of a GPU, kernel after kernel and as one graph."""
-    lines = _head("", ["members", "one by one", "as one graph", "stacked", "stacked, as one graph"])
-    rows = {(row["model"], row["work"], row["members"], row["form"]): row for row in found["rows"]}
-    for model, work, members in dict.fromkeys(place[:3] for place in rows):
-        own = [rows.get((model, work, members, form)) for form in (("",) if work == STUDENT else ("loop", "stacked"))]
-        cells = [f"{row[kind]:.2f}" for row in own if row for kind in ("plain_ms", "graph_ms")]
-        cells += [""] * (4 - len(cells))
-        lines.append(f"| {TITLES[model]}, {work} | {members if members > 1 else ''} | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
 # Name of a mark -> how its table is made of the file in docs/results/ before the colon, and its page in docs/.
 def centres(found: Found, *, score: str, gains: bool) -> str:
     """Return the scores of each hospital, in %: what its own model has, then each way.
