@@ -305,6 +305,13 @@ def test_config_goes_through_flat_settings_and_back(method: Method) -> None:
             setattr(config, field.name, None)
 
 
+def test_value_out_of_range_of_any_option_is_refused_by_its_key(method: Method) -> None:
+    for option in options_of(method.config, method.name):
+        outside = {bool: 7, str: "no such word"}.get(option.kind, -(10.0**9) if option.kind is float else -(10**9))
+        with pytest.raises(OptionError, match=f"'{option.key}' is {outside!r}: must be"):
+            parse(method.config, {option.key: outside}, method.name)
+
+
 def test_fit_meets_the_needs_and_ends_with_the_result_of_its_kind(method: Method) -> None:
     job = tiny_job(method)
     check_needs(method, job)

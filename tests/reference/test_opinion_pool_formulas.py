@@ -82,17 +82,6 @@ def test_calibration_equals_numpy() -> None:
     np.testing.assert_allclose(pool.bias.numpy(), bias / 4, rtol=1e-3, atol=1e-3)
 
 
-def test_pools_of_two_clients_by_hand() -> None:
-    # Class 0 is the first client's alone, class 1 the second's. The priors are (1 + a, a) / (1 + 2a) and its mirror;
-    # with a = 1 they are (2/3, 1/3) and (1/3, 2/3). Both say (0, 0): without the priors (1/3, 2/3) and (2/3, 1/3). Each
-    # thinks of what it does not know, where it does not count: 1/3 each.
-    counts, smoothing = torch.eye(2), torch.tensor([1.0])
-    logits = torch.zeros(2, 1, 2)
-    third = torch.full((1, 2), 1 / 3)
-    torch.testing.assert_close(OpinionPool("linear", counts, smoothing=smoothing)(logits), third.log())
-    torch.testing.assert_close(OpinionPool("log", counts, smoothing=smoothing)(logits), (third + 1e-4).log())
-
-
 def test_response_shares_equal_numpy() -> None:
     expected = np.zeros((4, 5))
     for k in range(4):

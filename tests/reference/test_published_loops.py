@@ -22,7 +22,6 @@ from published_loops import (
     images_gradient,
     run_co_boosting,
     run_dense,
-    weights_gradient,
 )
 from published_models import load_in_order, plain_cnn5, plain_lenet5
 from side_by_side import (
@@ -39,7 +38,7 @@ from small_federation import accuracy, digits_clients
 from torch import Tensor, nn
 
 from fl_app.models import build
-from strategies.combiners.combiners import Weighted, weighted_mean_gradient
+from strategies.combiners.combiners import Weighted
 from strategies.combiners.outcomes import build_ensemble, load_model
 from strategies.core.seeds import generator
 from strategies.distillation import generators
@@ -105,17 +104,6 @@ def test_co_boosting_s_weights_after_an_epoch_equal_the_published_loop_s() -> No
 
     assert state.weights.tolist() == pytest.approx(server.combiner.weights.tolist(), rel=CLOSE)
     assert state.weights.tolist() != pytest.approx([1 / 3] * 3, abs=0.01)  # they moved
-
-
-def test_the_gradient_of_the_weights_in_closed_form_equals_autograd_s() -> None:
-    it = case("co-boosting")
-    server, state = after_one_epoch(it)
-    state.weights = torch.tensor([0.2, 0.7, 0.4])
-    inputs, labels = 2 * state.images - 1, state.labels
-
-    closed = weighted_mean_gradient(state.weights, server.teacher.member_logits(inputs), labels)
-
-    assert distance([closed], [weights_gradient(state, inputs, labels)]) < CLOSE
 
 
 def test_the_gradient_of_the_images_equals_the_published_loop_s() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from strategies.combiners.combiners import LabelCount, Mean, Weighted, weighted_mean_gradient
+from strategies.combiners.combiners import Mean, Weighted, weighted_mean_gradient
 from strategies.core.facts import UploadFacts
 from strategies.distillation.generators import UpsampleConv
 from strategies.distillation.losses import (
@@ -77,32 +77,11 @@ def test_batchnorm_distance_equals_numpy() -> None:
     assert float(statistics_distance(tensor(x), tensor(mean), tensor(var))) == pytest.approx(expected, rel=1e-10)
 
 
-def test_combiners_equal_numpy() -> None:
-    weights = np.array([4.0, 1.0, 5.0])
-    counts = np.array([[3, 0, 2, 0, 1], [1, 0, 2, 7, 1], [0, 0, 4, 1, 1]])
-    share = np.array([[row[c] / max(1, counts[:, c].sum()) for c in range(5)] for row in counts])
-    expected = {
-        "mean": sum(MEMBERS) / 3,
-        "weighted": sum(w * z for w, z in zip(weights / 10, MEMBERS, strict=True)),
-        "label-count": sum(lam * z for lam, z in zip(share, MEMBERS, strict=True)),
-    }
-    logits = tensor(MEMBERS).float()
-    got = {"mean": Mean(), "weighted": Weighted(weights.tolist()), "label-count": LabelCount(counts.tolist())}
-    for name, combiner in got.items():
-        np.testing.assert_allclose(combiner(logits).numpy(), expected[name], rtol=1e-5, atol=1e-6, err_msg=name)
-
-
 def test_weighted_mean_equals_numpy() -> None:
     weights = [12.0, 7.0, 30.0]
     expected = np.average(MEMBERS, axis=0, weights=weights)
     mean = weighted_mean([{"w": tensor(member)} for member in MEMBERS], weights)
     np.testing.assert_allclose(mean["w"].numpy(), expected, rtol=1e-12)
-
-
-def test_weighted_mean_of_two_clients_by_hand() -> None:
-    # Clients with 1 and 3 examples, a layer of two weights: (1 * 4 + 3 * 8) / 4 = 7 and (1 * 0 + 3 * 2) / 4 = 1.5.
-    states = [{"w": torch.tensor([4.0, 0.0])}, {"w": torch.tensor([8.0, 2.0])}]
-    assert weighted_mean(states, [1, 3])["w"].tolist() == [7.0, 1.5]
 
 
 def test_ensemble_distillation_of_two_clients_by_hand() -> None:

@@ -29,24 +29,6 @@ def first_pass(model: nn.Module) -> None:
     F.cross_entropy(model(X), Y).backward()  # type: ignore[no-untyped-call]
 
 
-def test_a_parabola_worked_out_by_hand() -> None:
-    # L = w^2 / 2 . (1, 4): at w = (3, 1) the gradient is (3, 4), of length 5; w + 0.5 g / 5 = (3.3, 1.4).
-    model = nn.Linear(2, 1, bias=False)
-    curvature = torch.tensor([1.0, 4.0])
-
-    def loss() -> torch.Tensor:
-        return (curvature * model.weight[0] ** 2).sum() / 2
-
-    with torch.no_grad():
-        model.weight.copy_(torch.tensor([[3.0, 1.0]]))
-    loss().backward()  # type: ignore[no-untyped-call]
-    sharpen(model, loss, rho=0.5)
-
-    assert model.weight.tolist() == [[3.0, 1.0]]
-    assert model.weight.grad is not None
-    torch.testing.assert_close(model.weight.grad, torch.tensor([[3.3, 5.6]]))
-
-
 def test_the_gradient_is_that_of_the_neighbour_uphill_and_the_weights_stay_to_the_bit() -> None:
     model, rho = net(), 0.3
     weights = [p.detach().clone().requires_grad_() for p in model.parameters()]

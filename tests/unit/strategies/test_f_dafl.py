@@ -63,12 +63,6 @@ def test_defaults_are_the_published_values() -> None:
     assert {key: values[key] for key in published} == published
 
 
-@pytest.mark.parametrize(("field", "value"), [("information_weight", -1.0), ("pool_cap", 1), ("latent", 0)])
-def test_config_out_of_range_names_its_key(field: str, value: object) -> None:
-    with pytest.raises(OptionError, match=f"[.]{field.replace('_', '-')}"):
-        FDaflConfig(**{field: value})  # type: ignore[arg-type]
-
-
 def test_a_generator_with_nothing_to_learn_from_is_refused_before_a_client_works() -> None:
     weights = {"one_hot_weight": 0.0, "information_weight": 0.0, "activation_weight": 0.0}
     with pytest.raises(OptionError, match="activation_weight are all 0: must be at least one"):

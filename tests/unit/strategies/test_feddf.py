@@ -95,9 +95,3 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 def test_preset_has_the_published_values(name: str) -> None:
     values = asdict(FedDfConfig.preset(name))
     assert {key: values[key] for key in PUBLISHED[name]} == PUBLISHED[name]
-
-
-@pytest.mark.parametrize(("field", "value"), [("start", "zero"), ("augmentation", "blur"), ("batch_size", 1)])
-def test_config_out_of_range_names_its_key(field: str, value: object) -> None:
-    with pytest.raises(OptionError, match=f"[.]{field.replace('_', '-')}"):
-        FedDfConfig(**{field: value})  # type: ignore[arg-type]

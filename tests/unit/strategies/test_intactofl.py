@@ -8,7 +8,6 @@ import torch
 from method_fakes import BUILDERS, OTHER, SHAPE, TINY, UPLOADS, Book, tiny_job
 
 from strategies.combiners.outcomes import load_model
-from strategies.core.errors import OptionError
 from strategies.core.seeds import generator
 from strategies.distillation.losses import draw_directions
 from strategies.method import Job, Outcome, Silent
@@ -151,9 +150,3 @@ def usual_with_last_images() -> Outcome:
 def test_every_option_changes_the_result(name: str) -> None:
     assert getattr(SMALL, name) != INTACT_OTHER[name]
     assert not same(run(replace(SMALL, **{name: INTACT_OTHER[name]})), usual_with_last_images())
-
-
-@pytest.mark.parametrize(("field", "value"), [("gate", "image"), ("gate_lr", -0.1), ("pool_cap", 1), ("epochs", 0)])
-def test_config_out_of_range_names_its_key(field: str, value: object) -> None:
-    with pytest.raises(OptionError, match=f"[.]{field.replace('_', '-')}"):
-        IntactOflConfig(**{field: value})  # type: ignore[arg-type]

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from strategies.combiners.noise import noise_images
 from strategies.combiners.opinion_pools import OpinionPool
 from strategies.combiners.outcomes import build_ensemble, load_model
-from strategies.core.errors import OptionError
 from strategies.core.facts import UploadFacts
 from strategies.core.seeds import generator
 from strategies.distillation.pool import quantize
@@ -172,16 +171,6 @@ DECIDES_NOTHING_HERE = {"agreement", "gate", "spanned"}
 )
 def test_every_option_changes_the_result(name: str) -> None:
     check_option(METHOD, SMALL, name, TALLY_OTHER[name])
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [("counts", "guess"), ("rule", "vote"), ("temperature", 0.0), ("smoothing", 0.0), ("probes", 0), ("images", 1),
-     ("start", "zero")],
-)  # fmt: skip
-def test_config_out_of_range_names_its_key(field: str, value: object) -> None:
-    with pytest.raises(OptionError, match=f"[.]{field}"):
-        TallyConfig(**{field: value})  # type: ignore[arg-type]
 
 
 # Tally's start where a client's weights are larger than all others': what it may cost.

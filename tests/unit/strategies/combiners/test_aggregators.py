@@ -1,4 +1,3 @@
-import math
 import subprocess
 import sys
 from pathlib import Path
@@ -44,44 +43,6 @@ def array(*values: object) -> Array:
 
 
 # The forms, on numbers by hand: M = 2, B = 1
-
-LOGITS = array([[1.0, 2.0, 3.0]], [[5.0, 6.0, 7.0]])
-PAIR = array([[0.0, math.log(3)]], [[1.0, 1.0]])  # the members give class 1 a probability of 3/4 and of 1/2
-
-
-@pytest.mark.parametrize(
-    ("name", "params", "logits", "expected"),
-    [
-        ("average", {}, LOGITS, [3.0, 4.0, 5.0]),
-        ("weighted", {"weights": array([3, 0, 0], [1, 4, 0])}, LOGITS, [2.0, 6.0, 0.0]),
-        ("linear", {"weight": array(2, -1), "bias": array(1)}, LOGITS, [-2.0, -1.0, 0.0]),
-        ("per-class", {"weight": array([1, 2, 0], [0, 1, -1])}, LOGITS, [1.0, 10.0, -7.0]),
-        (
-            "nn",  # hidden units 1 + 5 = 6, and 3 - 7 + 2 < 0
-            {
-                "weight1": array([1, 0, 0, 1, 0, 0], [0, 0, 1, 0, 0, -1]),
-                "bias1": array(0, 2),
-                "weight2": array([1, 1], [0.5, 9], [-1, 0]),
-                "bias2": array(0, 1, 0),
-            },
-            LOGITS,
-            [6.0, 4.0, -6.0],
-        ),
-        ("two-class-average", {}, PAIR, [0.0, math.log(5 / 3)]),
-        ("two-class-weighted", {"weights": array([1, 3], [3, 1])}, PAIR, [0.0, math.log((9 / 16 + 1 / 8) / (7 / 16))]),
-        ("two-class-per-class", {"weight": array(2, 5), "bias": array(-1)}, PAIR, [0.0, 2 * math.log(3) - 1]),
-        (
-            "two-class-nn",  # sigmoid(log 3) = 3/4, sigmoid(0) = 1/2
-            {"weight1": array([1, 0], [0, 1]), "bias1": array(0, 0), "weight2": array([4, 2]), "bias2": array(1)},
-            PAIR,
-            [0.0, 5.0],
-        ),
-    ],
-)
-def test_combine_of_two_members_equals_the_numbers_by_hand(
-    name: str, params: Params, logits: Array, expected: list[float]
-) -> None:
-    np.testing.assert_allclose(AGGREGATORS[name].forward(params, logits), [expected], rtol=1e-6)
 
 
 def permuted(name: str, params: Params, order: list[int]) -> Params:

@@ -20,7 +20,6 @@ from strategies.combiners.combiners import (
     Weighted,
     WeightedSum,
     build_combiner,
-    weighted_mean_gradient,
 )
 from strategies.combiners.forms import FLOOR, Array, sum_votes, vote_counts, vote_scores
 from strategies.combiners.gate import Gate, start_gate
@@ -152,14 +151,6 @@ def test_build_from_the_state_dict_gives_the_same_bits(name: str) -> None:
     rebuilt = build_combiner(name, BUILT[name].state_dict(), MEMBERS.get(name))
     given = drawn(name)
     assert torch.equal(rebuilt(*given), BUILT[name](*given))
-
-
-def test_weighted_mean_gradient_of_two_members_equals_the_one_by_hand() -> None:
-    # A = (1, 0); sm(A) = (s, 1 - s) with s = e / (1 + e); the residual is (s - 1, 1 - s).
-    logits = torch.tensor([[[0.0, 0.0]], [[2.0, 0.0]]])
-    s = torch.tensor(1.0).sigmoid()
-    expected = torch.stack([-(s - 1) / 2, (s - 1) / 2])  # <z_k - A, r> = (z_k1 - 1) (s - 1), over b sum w = 2
-    torch.testing.assert_close(weighted_mean_gradient(torch.ones(2), logits, torch.tensor([0])), expected)
 
 
 # Class shares read off a model; the formulas once more in numpy stand in ``tests/reference``.

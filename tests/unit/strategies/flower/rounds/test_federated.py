@@ -43,16 +43,6 @@ def draws(count: int) -> list[dict[str, np.ndarray[Any, Any]]]:
     ]
 
 
-def test_weighted_mean_of_two_clients_matches_numbers_by_hand() -> None:
-    assert weighted_mean([arrays(1.0, 2.0), arrays(5.0, 0.0)], [3.0, 1.0])["w"].tolist() == [2.0, 1.5]
-
-
-def test_fednova_of_two_clients_matches_numbers_by_hand() -> None:
-    # Client 1 goes 6 in 3 steps of 0.1, client 2 goes -1 in 1: d = -20 and 10, tau_eff eta = (0.3 + 0.1) / 2 = 0.2.
-    found = fednova_step(arrays(1.0), [arrays(7.0), arrays(0.0)], weights=[5, 5], travels=[0.3, 0.1])
-    assert found["w"] == pytest.approx([1.0 + 0.2 * (20.0 - 10.0) / 2])
-
-
 def test_fednova_is_its_formula() -> None:
     start, *ends = draws(4)
     weights, travels, rate = np.array([3.0, 1.0, 4.0]), np.array([0.5, 2.0, 1.1]), 0.7
