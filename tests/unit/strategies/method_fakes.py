@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import pickle
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache
 from typing import Any
 
@@ -167,6 +167,16 @@ def check_teacher_stays(method: Method, config: Any, patch: pytest.MonkeyPatch) 
 
 
 _run_once = cache(run)
+# Options that every method hands on with others in one recipe; test_dense.py tries each of them.
+IN_RECIPES = frozenset({
+    "kd_temperature", "optimizer", "weight_decay", "schedule", "student_clip", "generator_clip", "optimize_noise",
+    "keep_images",
+})  # fmt: skip
+
+
+def options_to_try(config: type, *decided: str) -> list[str]:
+    """Return the options of a method's config, but for those of shared recipes and ones that decide nothing here."""
+    return [field.name for field in fields(config) if field.name not in IN_RECIPES.union(decided)]
 
 
 def check_option(method: Method, config: Any, name: str, value: Any, *, epochs: int = 2) -> None:

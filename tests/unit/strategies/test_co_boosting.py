@@ -1,4 +1,4 @@
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -11,6 +11,7 @@ from method_fakes import (
     check_option,
     check_resume,
     close,
+    options_to_try,
     run,
     same,
     telling,
@@ -52,13 +53,11 @@ def weights_per_epoch(book: Book) -> list[Tensor]:
 
 
 VARIANTS: dict[str, dict[str, Any]] = {
-    "default": {},
     "paper": {
         "perturbation": "l2", "reweighting_data": "perturbed", "keep_images": "last", "optimize_noise": False,
         "generator_reset": "never", "pool_precision": "float32", "difficulty": "differentiated", "ensemble": "sum",
     },
-    "weights-only": {"perturbation": "none", "pool_cap": 9, "student_lr": 0.01},
-    "augmented": {"pool_augmentation": "flip"},
+    "weights-only": {"perturbation": "none", "pool_cap": 9, "student_lr": 0.01, "pool_augmentation": "flip"},
 }  # fmt: skip
 
 
@@ -173,7 +172,7 @@ CO_OTHER: dict[str, Any] = OTHER | {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [field.name for field in fields(CoBoostingConfig)])
+@pytest.mark.parametrize("name", options_to_try(CoBoostingConfig))
 def test_every_option_changes_the_result(name: str) -> None:
     check_option(METHOD, SMALL, name, CO_OTHER[name], epochs=2)
 

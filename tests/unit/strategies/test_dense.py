@@ -28,11 +28,9 @@ SMALL = DenseConfig(**TINY | {"generator_lr": 1e-3})
 
 
 VARIANTS = {
-    "default": SMALL,
     "fresh": replace(SMALL, distillation_data="fresh", keep_images="last", generator_reset="never"),
-    "cosine": replace(SMALL, schedule="cosine"),
     "capped-augmented": replace(SMALL, pool_cap=10, pool_augmentation="crop-flip", synthesis_augmentation="flip"),
-    "budget": replace(SMALL, steps_per_epoch=2, weight_decay=0.01, student_clip=1.0, generator_clip=1.0),
+    "budget": replace(SMALL, schedule="cosine", steps_per_epoch=2, weight_decay=0.01, generator_clip=1.0),
 }
 
 

@@ -1,4 +1,4 @@
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -9,6 +9,7 @@ from method_fakes import (
     Book,
     check_option,
     check_resume,
+    options_to_try,
     run,
     tiny_job,
     upload,
@@ -67,7 +68,7 @@ ADI_OTHER: dict[str, Any] = OTHER | {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [field.name for field in fields(FAdiConfig)])
+@pytest.mark.parametrize("name", options_to_try(FAdiConfig))
 def test_every_option_changes_the_result(name: str) -> None:
     check_option(METHOD, SMALL, name, ADI_OTHER[name])
 

@@ -1,4 +1,4 @@
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -9,6 +9,7 @@ from method_fakes import (
     Book,
     check_option,
     check_resume,
+    options_to_try,
     same,
     tiny_job,
     upload,
@@ -41,7 +42,7 @@ def test_losses_of_clients_with_equal_features_add_up_and_need_no_note() -> None
 DAFL_OTHER: dict[str, Any] = OTHER | {"one_hot_weight": 0.1, "information_weight": 0.0, "activation_weight": 2.0}
 
 
-@pytest.mark.parametrize("name", [f.name for f in fields(FDaflConfig) if f.name != "activation_weight"])
+@pytest.mark.parametrize("name", options_to_try(FDaflConfig, "activation_weight"))
 def test_every_option_changes_the_result(name: str) -> None:
     check_option(METHOD, SMALL, name, DAFL_OTHER[name])
 

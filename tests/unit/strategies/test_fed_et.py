@@ -1,4 +1,4 @@
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from method_fakes import (
     Book,
     check_option,
     check_resume,
+    options_to_try,
     tiny_job,
 )
 
@@ -112,7 +113,7 @@ ET_OTHER: dict[str, Any] = OTHER | {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [field.name for field in fields(FedEtConfig)])
+@pytest.mark.parametrize("name", options_to_try(FedEtConfig))
 def test_every_option_changes_the_result(name: str) -> None:
     check_option(METHOD, SMALL, name, ET_OTHER[name])
 

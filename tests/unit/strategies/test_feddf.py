@@ -1,4 +1,4 @@
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -9,6 +9,7 @@ from method_fakes import (
     UPLOADS,
     check_option,
     check_resume,
+    options_to_try,
     run,
     tiny_job,
 )
@@ -73,7 +74,7 @@ def test_job_without_fitting_images_is_refused(proxy: torch.Tensor | None, found
 DF_OTHER: dict[str, Any] = OTHER | {"start": "average", "augmentation": "flip"}
 
 
-@pytest.mark.parametrize("name", [field.name for field in fields(FedDfConfig)])
+@pytest.mark.parametrize("name", options_to_try(FedDfConfig))
 def test_every_option_changes_the_result(name: str) -> None:
     check_option(METHOD, SMALL, name, DF_OTHER[name])
 

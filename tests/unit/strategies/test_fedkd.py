@@ -1,4 +1,4 @@
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from method_fakes import (
     Book,
     check_option,
     check_resume,
+    options_to_try,
     tiny_job,
 )
 
@@ -80,7 +81,7 @@ def test_fit_resumed_after_a_crash_ends_with_the_same_bits(changes: dict[str, An
 KD_OTHER: dict[str, Any] = OTHER | {"augmentation": "flip", "loss": "kl"}
 
 
-@pytest.mark.parametrize("name", [field.name for field in fields(FedKdConfig)])
+@pytest.mark.parametrize("name", options_to_try(FedKdConfig))
 def test_every_option_changes_the_result(name: str) -> None:
     config = replace(SMALL, loss="kl") if name == "kd_temperature" else SMALL  # L1 has none
     check_option(METHOD, config, name, KD_OTHER[name])

@@ -1,11 +1,11 @@
 import math
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import pytest
 import torch
-from method_fakes import BUILDERS, OTHER, SHAPE, TINY, UPLOADS, Book, tiny_job
+from method_fakes import BUILDERS, OTHER, SHAPE, TINY, UPLOADS, Book, options_to_try, tiny_job
 
 from strategies.combiners.outcomes import load_model
 from strategies.core.seeds import generator
@@ -106,8 +106,6 @@ def test_first_step_of_the_gate_on_pixels_is_sgd_s_on_moved_images(usual: tuple[
 
 
 VARIANTS: dict[str, dict[str, Any]] = {
-    "default": {},
-    "predictions": {"gate": "predictions"},
     "bounded": {"pool_cap": 9, "steps_per_epoch": 1},
     "augmented": {"pool_augmentation": "flip", "bn_weight": 0.0},
     "predictions, augmented": {"gate": "predictions", "pool_augmentation": "flip"},
@@ -146,7 +144,7 @@ def usual_with_last_images() -> Outcome:
 
 
 @pytest.mark.usefixtures("keep_last")
-@pytest.mark.parametrize("name", [field.name for field in fields(IntactOflConfig)])
+@pytest.mark.parametrize("name", options_to_try(IntactOflConfig))
 def test_every_option_changes_the_result(name: str) -> None:
     assert getattr(SMALL, name) != INTACT_OTHER[name]
     assert not same(run(replace(SMALL, **{name: INTACT_OTHER[name]})), usual_with_last_images())

@@ -65,7 +65,7 @@ def distance(one: State, other: State) -> float:
     return max(float((one[name].double() - other[name].double()).abs().max()) for name in one)
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fednova", "feddyn", "scaffold", "stc"])
+@pytest.mark.parametrize("name", ["fednova", "scaffold", "stc"])
 def test_one_huge_answer_of_five_moves_the_model_no_further_than_the_bound(
     tmp_path: Path, name: str, said: list[str], clean: Callable[[str], State]
 ) -> None:
