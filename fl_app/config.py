@@ -2,7 +2,7 @@
 
 ``make config`` writes ``[tool.flwr.app.config]`` in pyproject.toml from them. Keys are kebab-case:
 ``AppConfig.min_uploads`` is ``min-uploads``, ``AppConfig.data.alpha`` is ``data.alpha``. Unset is ``""`` or 0.
-The tables of the methods (``dense.epochs``) belong to the methods; only the server reads them.
+The tables of the methods (``server``, ``dense``) belong to the methods; only the server reads them.
 """
 
 from __future__ import annotations

@@ -160,14 +160,16 @@ def _mean_of(rows: Sequence[Mapping[str, Any]], key: str) -> float | None:
 def _split(name: str, flat: Flat) -> tuple[str, Flat, Flat]:
     """Return the title of a run's method, the settings that it shares with other methods, and its own settings."""
     compared = {key: value for key, value in flat.items() if key not in NEUTRAL and key != "method"}
-    shared = {key: value for key, value in compared.items() if key.partition(".")[0] not in CHOICES}
-    own = {key: value for key, value in compared.items() if key.startswith(f"{name}.")}
+    options = set().union(*(CHOICES[choice].keys for choice in CHOICES))
+    shared = {key: value for key, value in compared.items() if key not in options}
+    own = {key: value for key, value in compared.items() if key in CHOICES[name].keys}
     if name != "iterative":
         return CHOICES[name].title, shared, own
     strategy, refiner = str(own.pop("iterative.strategy")), str(own.pop("iterative.refiner"))
     shared |= {key: own.pop(key) for key in [f"iterative.{option}" for option in SHARED]}
     used = {key for key in own if strategy in OF_STRATEGIES.get(key.partition(".")[2], (strategy,))}
-    own = {key: value for key, value in compared.items() if key in used or key.startswith(f"{refiner}.")}
+    refining = CHOICES[refiner].keys if refiner in CHOICES else set()
+    own = {key: value for key, value in compared.items() if key in used | refining}
     return IterativeConfig(strategy=strategy, refiner=refiner).label, shared, own
 
 

@@ -75,9 +75,12 @@ def differing(runs: Sequence[Path], methods: Sequence[str], given: Collection[st
         given: The settings that are the same for all, whatever the runs have.
     """
     stored = [_with_defaults(info_of(run)) for run in runs]
-    tables = (*_OF_RESULTS, *(f"{method}." for method in methods))
-    names = sorted({name for settings in stored for name in settings if name.startswith(tables)} - {*_WHERE, *given})
-    found = {name: list(dict.fromkeys(settings.get(name) for settings in stored)) for name in names}
+    options = set().union(*(CHOICES[method].keys for method in methods))
+    names = {name for settings in stored for name in settings if name.startswith(_OF_RESULTS) or name in options}
+    found = {
+        name: list(dict.fromkeys(settings.get(name) for settings in stored))
+        for name in sorted(names - {*_WHERE, *given})
+    }
     return {name: values for name, values in found.items() if len(values) > 1}
 
 
@@ -156,7 +159,8 @@ def _own_result(run: Path) -> dict[str, Any] | None:
     trained["curve"] = [list(place) for place in curve_of(metrics, cost)]
     settings = info.get("settings", {})
     # A method that fine-tunes every round's model has its own options in the run.
-    own_tables = (f"{result['method']}.", f"{settings.get('iterative.refiner', result['method'])}.")
+    refiner = settings.get("iterative.refiner", "none")
+    options = set().union(*(CHOICES[name].keys for name in (result["method"], refiner) if name in CHOICES))
     return {
         "run": str(run.absolute()),
         "method": result["method"],
@@ -172,7 +176,7 @@ def _own_result(run: Path) -> dict[str, Any] | None:
         "total_s": result["seconds"].get("total", result["seconds"].get("app", 0.0)),
         "threads": threads_of(result, info),
         "resumed_at": result["resumed_at"],
-        "options": {key: value for key, value in settings.items() if key.startswith(own_tables)},
+        "options": {key: value for key, value in settings.items() if key in options},
         **({"scaled": result["scaled"]} if "scaled" in result else {}),
     }
 

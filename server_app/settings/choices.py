@@ -8,7 +8,7 @@ from typing import Any
 
 from strategies.core.errors import OptionError
 from strategies.core.facts import CLASSIFIER, STATISTICS
-from strategies.core.options import Always, meant
+from strategies.core.options import Always, keys_of, meant
 from strategies.flower.rounds.config import NAME as ITERATIVE
 from strategies.flower.rounds.config import IterativeConfig
 from strategies.method import METHODS, Method, Need, Plan
@@ -71,6 +71,11 @@ class Choice:
         if self.uploads != CLASSIFIER:
             return SHARED_BACKBONE if self.uploads == STATISTICS else OTHER_TRAINING
         return COUNTS if Need.LABEL_COUNTS in self.needs else PLAIN
+
+    @property
+    def keys(self) -> set[str]:
+        """The keys of its options, in shared tables too, and their former ones."""
+        return keys_of(self.config, self.name)
 
     def titled(self, config: Any) -> str:
         """Return the title of the result in tables."""

@@ -106,8 +106,7 @@ def known_options() -> tuple[Option, ...]:
 @functools.cache
 def method_keys() -> frozenset[str]:
     """Return the keys of methods' and the gatekeeper's options, former ones of stored runs included."""
-    tables = [("gatekeeper", GatekeeperConfig), *((name, CHOICES[name].config) for name in CHOICES)]
-    return frozenset(key for name, config in tables for key in keys_of(config, name))
+    return frozenset(keys_of(GatekeeperConfig, "gatekeeper").union(*(CHOICES[name].keys for name in CHOICES)))
 
 
 def known_settings(stored: Mapping[str, Any]) -> dict[str, Any]:

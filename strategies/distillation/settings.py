@@ -26,6 +26,10 @@ SCHEDULES = ("constant", "cosine", "one-cycle")
 
 # Name -> help and rules of an option that several methods have; each declares it once more with its own default.
 _SHARED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "epochs": (
+        "server epochs T: passes over the images or, of a classifier on drawn examples, over these",
+        {"low": 1, "scaled": True, "main": True},
+    ),
     "generator_steps": ("generator steps per epoch T_G", {"low": 1, "main": True}),
     "generator_lr": ("Adam's learning rate of the generator eta_G", {"above": 0.0}),
     "generator_clip": ("largest norm of the generator's gradient; 0: no limit", {"low": 0.0}),
@@ -130,7 +134,7 @@ class TextOrCodeOptions(PoolOptions, SynthesisOptions):
 class DistillOptions:
     """Options of the student's training by the ensemble."""
 
-    epochs: int = option(500, "server epochs T", low=1, scaled=True, main=True)
+    epochs: int = shared("epochs", 500)
     batch_size: int = shared("batch_size", 128)
     kd_temperature: float = shared("kd_temperature", 4.0)
     student_lr: float = shared("student_lr", 0.01)
@@ -159,7 +163,7 @@ OPTIMIZER = "adam"  # of FedKD's published code, at a constant rate, without wei
 class ProxyStudentOptions(DistillOptions):
     """Options of a student on proxy images; the defaults are those of FedKD's published code, which FENS uses."""
 
-    epochs: int = option(200, "server epochs T", low=1, scaled=True, main=True)
+    epochs: int = shared("epochs", 200)
     batch_size: int = shared("batch_size", 512)
     student_lr: float = shared("student_lr", 1e-3)
     augmentation: str = shared("augmentation", "none")

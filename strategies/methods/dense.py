@@ -80,7 +80,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 class DenseConfig(StudentOptions, TextOrCodeOptions):
     """Options of DENSE: the paper's values; where text and code differ, the code's."""
 
-    epochs: int = option(200, "server epochs T", low=1, scaled=True, main=True)
+    epochs: int = shared("epochs", 200)
     generator_clip: float = shared("generator_clip", 0.0)
     bn_weight: float = option(1.0, "weight of the batch-normalisation loss lambda_1", low=0.0)
     adversarial_weight: float = option(0.5, "weight of the disagreement loss lambda_2", low=0.0)

@@ -42,7 +42,7 @@ CHUNK = 500  # images decoded at once
 class FedCvaeEnsConfig:
     """Options of FedCVAE-Ens; the defaults are those of its authors' best runs on MNIST, which FENS took over."""
 
-    epochs: int = option(10, "epochs of the classifier", low=1, scaled=True, main=True)
+    epochs: int = shared("epochs", 10)
     images: int = option(5000, "images S drawn from all decoders together", low=2, main=True)
     batch_size: int = shared("batch_size", 32)
     student_lr: float = shared("student_lr", 1e-3)  # of Adam

@@ -33,6 +33,7 @@ from ..core.stage_options import max_share
 from ..core.work import work
 from ..distillation.epochs import learning_rate
 from ..distillation.pool import shuffled_batches
+from ..distillation.settings import shared
 from ..method import Job, Method, Need, Outcome, Progress
 from ..statistics.heads import Head
 from ..statistics.moments import FeatureMoments, mean_variance, moments_from_arrays
@@ -49,7 +50,7 @@ class FedPftConfig:
         "of squares",
         choices=("diagonal", "spherical"),
     )
-    epochs: int = option(10, "epochs over the drawn features", low=1, scaled=True)
+    epochs: int = shared("epochs", 10)
     batch_size: int = option(64, "drawn features per step", low=1, setting=False)
     lr: float = option(1e-3, "learning rate of AdamW; falls to 0 on a cosine", above=0.0, setting=False)
     limit: int = option(200000, "features drawn in all; of more examples all clients draw a part in proportion", low=1)

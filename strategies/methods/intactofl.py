@@ -326,7 +326,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 class IntactOflConfig(PoolOptions, SynthesisOptions):
     """Options of IntactOFL; the generator's are the other methods'."""
 
-    epochs: int = option(200, "server epochs T", low=1, scaled=True, main=True)
+    epochs: int = shared("epochs", 200)
     steps_per_epoch: int = shared("steps_per_epoch", 0)
     batch_size: int = shared("batch_size", 128)
     gate: str = option(

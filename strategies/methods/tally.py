@@ -60,7 +60,7 @@ BY_CLASS = ("class-weighted", "merged")  # the starts whose last layer is weighe
 class TallyConfig(TallyPoolOptions, DistillOptions):
     """Options of Tally."""
 
-    epochs: int = option(12, "passes over the noise images T", low=1, scaled=True, main=True)
+    epochs: int = shared("epochs", 12)
     images: int = option(16384, "noise images", low=2, main=True)
     layers: int = option(3, "times that shapes of other noise, or of one colour, are laid over them", low=0)
     inverted: int = option(0, "images inverted from the clients' models beside the noise, each read twice", low=0)

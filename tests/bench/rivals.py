@@ -55,7 +55,7 @@ ADAM = "client.optimizer=adam client.lr=0.001 client.clip=0"
 # FuseFL's clients train each of two blocks for half of the epochs, or for as many.
 OTHERWISE = {
     "fedov": f"method=fedov client.epochs=200 client.batch-size=64 client.weight-decay=1e-5 {ADAM}",
-    "fedcvae-ens": f"method=fedcvae-ens client.epochs=60 client.batch-size=32 fedcvae-ens.epochs=10 {ADAM}",
+    "fedcvae-ens": f"method=fedcvae-ens client.epochs=60 client.batch-size=32 server.epochs=10 {ADAM}",
     "fafi": "method=fafi client.lr=0.05 client.clip=1 client.whole-batches=true client.momentum-epochs=1",
     "fusefl": "method=fusefl client.epochs=15",
     "fusefl, long": "method=fusefl",

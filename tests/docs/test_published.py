@@ -64,7 +64,7 @@ class Without:
 sys.meta_path[:] = [Without(finder) for finder in sys.meta_path]
 """
 SMALL = (
-    "data.name=digits model.name=lenet5 client.epochs=1 client.batch-size=32 checkpoint-s=0 dense.epochs=30 "
+    "data.name=digits model.name=lenet5 client.epochs=1 client.batch-size=32 checkpoint-s=0 server.epochs=30 "
     "server.generator-steps=1 server.synthesis-batch-size=8"
 )
 

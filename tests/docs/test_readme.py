@@ -48,7 +48,7 @@ WITH_CODE = [page for page in PAGES if blocks(page, "python") and page.name != "
 EXAMPLES = {"strategies/methods/trimmed_mean.py", "strategies/methods/disagreement.py"}
 MERGED = 'merge(models, "tally",'
 QUICKLY_MERGED = f"{MERGED} threads=1, config=__import__('strategies').TallyConfig(epochs=1, images=16),"
-SMALL = "client.epochs=1 data.limit=200 tally.epochs=1 tally.images=64 tally.probes=64"
+SMALL = "client.epochs=1 data.limit=200 server.epochs=1 tally.images=64 tally.probes=64"
 
 
 def execute(page: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[str], str] = str) -> dict[str, Any]:

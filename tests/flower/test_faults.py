@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 ONESHOT = [str(Path(sys.executable).with_name("oneshot"))]
 SETTINGS = (
-    "method=dense client.epochs=40 dense.epochs=40 server.generator-steps=4 server.steps-per-epoch=4 "
+    "method=dense client.epochs=40 server.epochs=40 server.generator-steps=4 server.steps-per-epoch=4 "
     "server.synthesis-batch-size=32 data.image-size=8 checkpoint-s=0 threads=1 min-uploads=4"
 )
 RUN = ["run", "--clients", "4", "--set", SETTINGS]

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 CLIENTS = 3
 SETTINGS = (
-    "method='dense' dense.epochs=60 server.generator-steps=4 server.steps-per-epoch=4 server.synthesis-batch-size=32 "
+    "method='dense' server.epochs=60 server.generator-steps=4 server.steps-per-epoch=4 server.synthesis-batch-size=32 "
     f"client.epochs=40 data.image-size=8 threads=1 deadline-s=400 min-uploads={CLIENTS} checkpoint-s=0.0 "
     "compute='in-process'"
 )

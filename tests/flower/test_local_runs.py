@@ -22,8 +22,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.ray]
 
 CLIENTS = 3
 RUNS: dict[str, dict[str, Scalar]] = {
-    "no phase": {"method": "tally", "threads": 1, "tally.epochs": 2, "tally.images": 64},
-    "no phase, two threads": {"method": "dense", "threads": 2, "dense.epochs": 2, "server.generator-steps": 2},
+    "no phase": {"method": "tally", "threads": 1, "server.epochs": 2, "tally.images": 64},
+    "no phase, two threads": {"method": "dense", "threads": 2, "server.epochs": 2, "server.generator-steps": 2},
     "a phase with rounds": {"method": "fens", "threads": 1, "fens.rounds": 3, "fens.server-lr": 0.05},
     "a phase that trains": {"method": "fusefl", "threads": 1},
     "a phase that trains, two threads": {"method": "fusefl", "threads": 2},

@@ -20,7 +20,7 @@ from strategies.core import offline
 pytestmark = pytest.mark.slow
 
 SETTINGS = (
-    "model.name=own_task:Net data.name=own_task:load data.partition=domains client.epochs=2 tally.epochs=1 "
+    "model.name=own_task:Net data.name=own_task:load data.partition=domains client.epochs=2 server.epochs=1 "
     "tally.images=64 threads=1 compute=ray"
 )
 CODE = """

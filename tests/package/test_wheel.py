@@ -259,7 +259,9 @@ def ward(tmp_path: Path) -> Path:
 @pytest.mark.slow
 @pytest.mark.ray
 def test_the_installed_app_runs_in_a_project_with_its_own_strategies(python: Path, ward: Path, tmp_path: Path) -> None:
-    small = "client.epochs=1 data.limit=200 tally.epochs=1 tally.images=64 tally.probes=64 compute=in-process threads=1"
+    small = (
+        "client.epochs=1 data.limit=200 server.epochs=1 tally.images=64 tally.probes=64 compute=in-process threads=1"
+    )
     run = tmp_path / "run"
 
     inside = said([python.with_name("oneshot"), "run", "--clients", "2", "--set", f"{small} run-dir={run}"], ward)

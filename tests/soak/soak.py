@@ -30,7 +30,7 @@ from plugs import Field, plugged_in, result_of, uploads_in
 from strikes import FAULTS, Fault, Round
 
 SETTINGS = {
-    "method": "dense", "dense.epochs": 60, "server.generator-steps": 4, "server.steps-per-epoch": 4,
+    "method": "dense", "server.epochs": 60, "server.generator-steps": 4, "server.steps-per-epoch": 4,
     "server.synthesis-batch-size": 32, "client.epochs": 40, "data.image-size": 8, "threads": 1, "deadline-s": 300,
     "checkpoint-s": 0.0, "compute": "in-process",
 }  # fmt: skip

@@ -53,7 +53,7 @@ def test_flat_settings_when_parsed_and_flattened_come_back() -> None:
 
 
 def test_settings_of_methods_are_left_to_the_methods() -> None:
-    assert AppConfig.from_settings({"dense.epochs": 3}) == AppConfig()
+    assert AppConfig.from_settings({"server.epochs": 3}) == AppConfig()
 
 
 @pytest.mark.parametrize(

@@ -278,7 +278,7 @@ def test_a_replay_from_the_command_line_prints_its_table_and_its_json(
 
     text = oneshot("replay", run, "--method", "fedavg")
     machine = oneshot(
-        "replay", run, "--method", "dense", "--set", "dense.epochs=1", "--set", "seed=4", "--format", "json"
+        "replay", run, "--method", "dense", "--set", "server.epochs=1", "--set", "seed=4", "--format", "json"
     )
 
     assert (text.exit_code, text.stderr) == (0, "")
@@ -322,7 +322,7 @@ def test_methods_when_named_show_what_matters_first_and_the_values_of_their_pres
     text = " ".join(ended.stdout.split())
     assert f"dense: {CHOICES['dense'].title} ({CHOICES['dense'].source})" in text
     assert f"{CHOICES['dense'].assumption}; result: student" in text
-    assert "dense.epochs = 24 " in text
+    assert "server.epochs = 24 " in text
     assert "preset co-boosting 500, published 200" in text
     first, rest = text.partition("further options")[::2]
     assert "server.batch-size" in first
@@ -411,7 +411,7 @@ def test_methods_when_listed_as_json_are_one_line_of_facts(engine: Engine) -> No
     assert list(facts) == list(CHOICES)
     assert facts["fedavg"]["kind"] == "baseline"
     assert facts["label-count-ensemble"]["needs"]
-    (epochs,) = [option for option in facts["dense"]["options"] if option["key"] == "dense.epochs"]
+    (epochs,) = [option for option in facts["dense"]["options"] if option["key"] == "server.epochs"]
     assert epochs["presets"] == {"quick": 24, "published": 200, "co-boosting": 500}
     assert epochs.keys() == {"key", "main", "presets", "allowed", "help"}
 

@@ -211,7 +211,7 @@ def test_the_card_says_what_was_merged_and_loads_it(
         "Merged from clinic-a, clinic-b with Tally",
         "accuracy 71.25 %",
         "accuracy 80.00 %",
-        "`tally.epochs` = 1",
+        "`server.epochs` = 1",
     ):
         assert part in text
     code, names = code_of(tmp_path), dict[str, Any]()

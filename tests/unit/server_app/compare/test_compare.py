@@ -152,7 +152,7 @@ def test_every_cell_is_a_normal_replay_folder_and_compare_json_holds_all_of_them
 ) -> None:
     run = run_folder()
 
-    found = compared(run, methods="fedens,dense", seeds=2, overrides={"dense.epochs": 1})
+    found = compared(run, methods="fedens,dense", seeds=2, overrides={"server.epochs": 1})
 
     folder = Path(found["compare_dir"])
     assert folder.parent == run.parent
@@ -169,18 +169,18 @@ def test_every_cell_is_a_normal_replay_folder_and_compare_json_holds_all_of_them
     assert page.count("data:image/png;base64,") == len(drawn)
     assert found["command"].replace("--seeds 2", "--seeds 4") in page
     best = max(found["table"], key=lambda row: row["accuracy"])["method"]
-    assert f"oneshot replay {run} --method {best} --set dense.epochs=1\n" in page.replace("</pre>", "\n")
+    assert f"oneshot replay {run} --method {best} --set server.epochs=1\n" in page.replace("</pre>", "\n")
     assert [(cell["method"], cell["seed"]) for cell in found["cells"]] == [("fedens", 0), ("dense", 0), ("dense", 1)]
     for cell in found["cells"]:
         with RunFolder.open(Path(cell["run_dir"]), write=False) as replay:
             info, result = replay.info, replay.result()
         assert result is not None
         assert (info["replay-of"], info["method"], info["seed"]) == (str(run), cell["method"], cell["seed"])
-        assert info["settings"]["dense.epochs"] == (1 if cell["method"] == "dense" else 2)
+        assert info["settings"]["server.epochs"] == (1 if cell["method"] == "dense" else 2)
         assert result["weights_sha256"] == cell["weights_sha256"]
         assert cell["server_s"] >= 0.0
         assert cell["peak_mib"] > 50.0
-    plain = replay_run(ReplayRequest(run, "dense", {"dense.epochs": 1, "seed": 1}), log=lambda _: None)
+    plain = replay_run(ReplayRequest(run, "dense", {"server.epochs": 1, "seed": 1}), log=lambda _: None)
     assert plain["weights_sha256"] == found["cells"][2]["weights_sha256"]
 
 
@@ -204,9 +204,9 @@ def test_a_comparison_that_has_finished_does_no_work_and_one_with_more_does_the_
         cell["weights_sha256"] for cell in reversed(first["cells"])
     ]
     with pytest.raises(
-        OptionError, match=r"out compares with dense.epochs=not set, now it is 9: must be its original settings"
+        OptionError, match=r"out compares with server.epochs=not set, now it is 9: must be its original settings"
     ):
-        compared(run, methods="fedens,dense", out=tmp_path / "out", overrides={"dense.epochs": 9})
+        compared(run, methods="fedens,dense", out=tmp_path / "out", overrides={"server.epochs": 9})
 
 
 def test_a_folder_s_earlier_methods_stay_in_the_table_and_other_settings_are_refused(
@@ -233,8 +233,8 @@ def test_a_folder_s_earlier_methods_stay_in_the_table_and_other_settings_are_ref
         ({"overrides": {"method": "dense"}}, "setting 'method' is 'dense': name the methods by --methods"),
         ({"overrides": {"seed": "x"}}, "setting 'seed' is 'x': must be a whole number at least 0"),
         ({"overrides": {"seed": -1}}, "setting 'seed' is -1: must be"),
-        ({"methods": "dense", "overrides": {"dense.epochs": 0}}, "'dense.epochs' is 0"),
-        ({"methods": "all", "overrides": {"dense.epochs": 0}}, "'dense.epochs' is 0"),
+        ({"methods": "dense", "overrides": {"server.epochs": 0}}, "'server.epochs' is 0"),
+        ({"methods": "all", "overrides": {"server.epochs": 0}}, "'server.epochs' is 0"),
     ],
 )
 def test_a_wrong_name_or_setting_is_one_line_before_anything_starts(
@@ -304,7 +304,7 @@ def test_ctrl_c_says_how_to_go_on_and_that_command_does_the_rest(
         return str(here(cell, token, log))
 
     monkeypatch.setattr(running, "run_cell", interrupted)
-    overrides = {"tally.calibrated": True, "dense.epochs": 1}
+    overrides = {"tally.calibrated": True, "server.epochs": 1}
     with pytest.raises(KeyboardInterrupt):
         compared(run, methods="fedens,dw-fedens", log=lines, overrides=overrides, out=tmp_path / "out")
     unfinished = json.loads((tmp_path / "out" / "compare.json").read_text())["status"]
@@ -409,7 +409,7 @@ def test_a_comparison_when_interrupted_or_killed_leaves_no_process_and_goes_on_t
     run_folder: MakeRun, tmp_path: Path
 ) -> None:
     run, out = run_folder(), tmp_path / "out"
-    epochs = ["--set", f"dense.epochs=30 checkpoint-s=0 threads={all_cores()}"]  # so the cells take turns
+    epochs = ["--set", f"server.epochs=30 checkpoint-s=0 threads={all_cores()}"]  # so the cells take turns
     words: list[str | Path] = ["compare", run, "--methods", "fedens,dense", *epochs, "--out", out]
 
     def steps() -> int:
@@ -440,21 +440,21 @@ def test_a_comparison_when_interrupted_or_killed_leaves_no_process_and_goes_on_t
     result = json.loads(said.splitlines()[-1])
     assert [cell["resumed_at"] > 0 for cell in result["cells"]] == [False, True]
     assert "1 cell has finished before" in said
-    whole = replay_run(ReplayRequest(run, "dense", {"dense.epochs": 30, "threads": all_cores()}), log=lambda _: None)
+    whole = replay_run(ReplayRequest(run, "dense", {"server.epochs": 30, "threads": all_cores()}), log=lambda _: None)
     assert result["cells"][1]["weights_sha256"] == whole["weights_sha256"]
     assert result["table"][1]["accuracy"] == whole["accuracy"]
 
 
 @pytest.mark.slow
 def test_a_cell_that_is_refused_or_dies_says_why(run_folder: MakeRun, tmp_path: Path) -> None:
-    refused = Cell(run_folder(), "dense", 0, tmp_path / "cell", {"dense.epochs": 0})
+    refused = Cell(run_folder(), "dense", 0, tmp_path / "cell", {"server.epochs": 0})
     lines: list[str] = []
 
-    assert "'dense.epochs' is 0" in run_cell(refused, "0" * 32, lines.append)
+    assert "'server.epochs' is 0" in run_cell(refused, "0" * 32, lines.append)
     assert lines == []
     assert not (tmp_path / "cell").exists()
 
-    slow = replace(refused, overrides={"dense.epochs": 100_000})
+    slow = replace(refused, overrides={"server.epochs": 100_000})
 
     def kill(line: str) -> None:
         if line.startswith("dense: epoch"):

@@ -70,15 +70,15 @@ def test_runs_differ_in_scale_and_options_of_the_methods_and_where_they_have_not
     run_folder: MakeRun, run_of_fens: MakeRun
 ) -> None:
     runs = [
-        run_folder(scale=0.02, **{"dense.epochs": 4}),
-        run_folder(name="other", scale=1.0, **{"tally.epochs": 9, "dense.epochs": 2}),
-        run_of_fens(90.0, uploads=False, scale=1.0, **{"data.alpha": 5.0, "dense.epochs": 2}),
+        run_folder(scale=0.02, **{"server.epochs": 4}),
+        run_folder(name="other", scale=1.0, **{"server.epochs": 2}),
+        run_of_fens(90.0, uploads=False, scale=1.0, **{"data.alpha": 5.0, "server.epochs": 2}),
     ]
 
     assert differing(runs, ["fedens", "dense"], []) == {
-        "data.alpha": [0.3, 5.0], "dense.epochs": [4, 2], "scale": [0.02, 1.0]
+        "data.alpha": [0.3, 5.0], "server.epochs": [4, 2], "scale": [0.02, 1.0]
     }  # fmt: skip
-    assert differing(runs, ["dense"], ["data.alpha", "dense.epochs"]) == {"scale": [0.02, 1.0]}
+    assert differing(runs, ["dense"], ["data.alpha", "server.epochs"]) == {"scale": [0.02, 1.0]}
 
 
 @pytest.mark.plots

@@ -36,7 +36,7 @@ HALF = Normalization((0.5,), (0.5,))
 
 @pytest.fixture
 def tally_run(run_folder: MakeRun) -> Path:
-    result = replay_run(ReplayRequest(run_folder(), "tally", {"tally.epochs": 1}), log=lambda _: None)
+    result = replay_run(ReplayRequest(run_folder(), "tally", {"server.epochs": 1}), log=lambda _: None)
     return Path(result["run_dir"])
 
 

@@ -31,7 +31,7 @@ ANSWERS: list[tuple[list[str], str]] = [
     (["compare", "absent", "--methods", "taly"], "did you mean 'tally'?"),
     (["forget", "absent", "--client", "a"], "absent: no run folder"),
     (["methods"], "options of a method: oneshot methods NAME"),
-    (["methods", "tally"], "tally.epochs = 12"),
+    (["methods", "tally"], "server.epochs = 12"),
     (["list", "conf"], "0 runs"),
 ]
 

@@ -155,7 +155,7 @@ def test_a_model_that_is_wrapped_takes_the_uploads_of_the_bare_one(run: Path, me
             measured = {f"fisher:{key}": torch.rand_like(value) for key, value in state.items()}
             state |= measured if method == "fisher" else {}
             folder.round(1).accept(UploadFacts(f"d{number}", "model", 5, (1, 2, 2)), state)
-    lines, settings = list[str](), {"tally.epochs": 1} if method == "tally" else {}
+    lines, settings = list[str](), {"server.epochs": 1} if method == "tally" else {}
     (run / "uploads" / "lost.safetensors").write_bytes((run / "uploads" / "d0.safetensors").read_bytes())
     results = [
         replay_run(ReplayRequest(run, method, settings, model=f"their_nets:{name}"), log=lines.append)

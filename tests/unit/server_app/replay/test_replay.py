@@ -97,7 +97,7 @@ def test_a_replay_without_a_method_runs_the_run_s_own_and_gives_the_same_bits_ea
     ("how", "message"),
     [
         ({"method": "fedprox"}, "unknown method 'fedprox'"),
-        ({"dense__epochs": 0}, "'dense.epochs' is 0"),
+        ({"server__epochs": 0}, "'server.epochs' is 0"),
         ({"dense__epoch": 1}, "unknown setting 'dense.epoch'"),
     ],
 )
@@ -272,7 +272,7 @@ def foreign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeRun:
 def test_a_run_of_another_project_when_its_model_is_named_is_replayed_without_scores(
     foreign: MakeRun, method: str
 ) -> None:
-    options = {"dense__epochs": 1, "server__generator_steps": 1, "server__synthesis_batch_size": 4}
+    options = {"server__epochs": 1, "server__generator_steps": 1, "server__synthesis_batch_size": 4}
 
     result = replayed(foreign(), method, model="foreign_net:Net", **(options if method == "dense" else {}))
 
@@ -320,7 +320,7 @@ def test_a_replay_that_weighs_by_what_no_client_measured_is_refused(run_folder: 
         ("fedens", "foreign_net:NUMBER", {}, "--model 'foreign_net:NUMBER': model is a int: must be a callable"),
         ("fedprox", "foreign_net:Net", {}, "unknown method 'fedprox'"),
         ("dense", "foreign_net:Net", {"data__alpha": 0.1}, "unknown setting 'data.alpha'"),
-        ("dense", "foreign_net:Net", {"dense__epochs": 0}, "'dense.epochs' is 0"),
+        ("dense", "foreign_net:Net", {"server__epochs": 0}, "'server.epochs' is 0"),
     ],
 )
 def test_a_run_of_another_project_when_asked_for_wrongly_is_refused_in_one_line(

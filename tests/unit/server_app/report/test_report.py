@@ -129,7 +129,7 @@ def card(tmp_path: Path, report: StageReport, method: Method, images: HeldOut) -
     with RunFolder.create(tmp_path / "run", {}) as folder:
         digest = keep_outcome(folder, report)
     table = result_table(report, method.name, images)
-    return model_card(method, report, table, {"weights_sha256": digest, "options": {"dense.epochs": 2}})
+    return model_card(method, report, table, {"weights_sha256": digest, "options": {"server.epochs": 2}})
 
 
 @pytest.mark.parametrize("method", ["dense", "dw-fedens", "label-count-ensemble", "tally"])
@@ -169,7 +169,7 @@ def test_the_model_card_names_the_model_its_source_and_its_accuracy(tmp_path: Pa
         "Seed: 0",
         "| client-000 | client | ",
         "| DENSE (2 epochs of 200) | student | ",
-        "- `dense.epochs` = 2",
+        "- `server.epochs` = 2",
     ):
         assert part in text
     assert re.search(r"Weights \(sha256\): [0-9a-f]{64}\.", text)

@@ -112,13 +112,13 @@ def test_lines_are_named_by_their_relevant_differences(run_of_rounds: MakeRun) -
     prox = {"iterative.strategy": "fedprox"}
     refined = {"iterative.strategy": "scaffold", "iterative.refiner": "dense"}
     runs = [
-        run_of_rounds([50.0], name="a", **{"client.lr": 0.1, "dense.epochs": 7, "iterative.mu": 0.5}),
+        run_of_rounds([50.0], name="a", **{"client.lr": 0.1, "server.epochs": 7, "iterative.mu": 0.5}),
         run_of_rounds([51.0], name="b", seed=1, **{"client.lr": 0.1, "device": "cpu", "compute": "in-process"}),
         run_of_rounds([52.0], name="c", **{"client.lr": 0.05}),
         run_of_rounds([53.0], name="d", **{"client.lr": 0.1, "iterative.mu": 0.5}, **prox),
         run_of_rounds([54.0], name="e", **{"client.lr": 0.1, "iterative.mu": 0.25}, **prox),
-        run_of_rounds([55.0], name="f", **{"client.lr": 0.1, "dense.epochs": 7}, **refined),
-        run_of_rounds([56.0], name="g", **{"client.lr": 0.1, "dense.epochs": 9}, **refined),
+        run_of_rounds([55.0], name="f", **{"client.lr": 0.1, "server.epochs": 7}, **refined),
+        run_of_rounds([56.0], name="g", **{"client.lr": 0.1, "server.epochs": 9}, **refined),
     ]
 
     found = reported(*runs)
@@ -128,8 +128,8 @@ def test_lines_are_named_by_their_relevant_differences(run_of_rounds: MakeRun) -
         ("FedAvg, client.lr=0.05", 1),
         ("FedProx, client.lr=0.1, iterative.mu=0.5", 1),
         ("FedProx, client.lr=0.1, iterative.mu=0.25", 1),
-        ("DENSE over SCAFFOLD, client.lr=0.1, dense.epochs=7", 1),
-        ("DENSE over SCAFFOLD, client.lr=0.1, dense.epochs=9", 1),
+        ("DENSE over SCAFFOLD, client.lr=0.1, server.epochs=7", 1),
+        ("DENSE over SCAFFOLD, client.lr=0.1, server.epochs=9", 1),
     ]
 
 
@@ -231,9 +231,9 @@ def test_compare_takes_the_same_runs_and_tells_options_of_their_refiner_apart(
 ) -> None:
     refined = {"iterative.refiner": "dense"}
     runs = (
-        run_of_rounds([50.0, 63.0], name="r3", title="DENSE over FedAvg", **{"dense.epochs": 3}, **refined),
-        run_of_rounds([50.0, 64.0], name="r4", title="DENSE over FedAvg", **{"dense.epochs": 4}, **refined),
-        run_of_rounds([50.0, 65.0], name="plain", **{"dense.epochs": 9}),
+        run_of_rounds([50.0, 63.0], name="r3", title="DENSE over FedAvg", **{"server.epochs": 3}, **refined),
+        run_of_rounds([50.0, 64.0], name="r4", title="DENSE over FedAvg", **{"server.epochs": 4}, **refined),
+        run_of_rounds([50.0, 65.0], name="plain", **{"server.epochs": 9}),
         run_of_rounds([50.0, 66.0], name="again", seed=1),
     )
 

@@ -53,9 +53,9 @@ MAIN_JOB = {
         ({"preset": "published"}, DenseConfig()),
         ({"preset": "paper"}, DenseConfig.preset("paper")),
         ({"preset": "feddf"}, DenseConfig()),  # a preset that this method lacks
-        ({"dense.epochs": "", "server.batch-size": ""}, DenseConfig(**MAIN_JOB)),
-        ({"dense.epochs": 7, "server.batch-size": 9}, DenseConfig(**{**MAIN_JOB, "epochs": 7, "batch_size": 9})),
-        ({"preset": "paper", "dense.epochs": 24}, DenseConfig.preset("paper", epochs=24)),
+        ({"server.epochs": "", "server.batch-size": ""}, DenseConfig(**MAIN_JOB)),
+        ({"server.epochs": 7, "server.batch-size": 9}, DenseConfig(**{**MAIN_JOB, "epochs": 7, "batch_size": 9})),
+        ({"preset": "paper", "server.epochs": 24}, DenseConfig.preset("paper", epochs=24)),
         # Keys of stored runs: of a shared option, and of a value that only presets set today.
         (
             {"dense.batch-size": 9, "dense.keep-images": "last"},
@@ -107,8 +107,8 @@ def test_settings_when_a_method_is_named_have_its_config(name: str) -> None:
     [
         ({"method": "fedprox"}, ["'method'", "'fedprox'", ", ".join(sorted(CHOICES))]),
         ({"sede": 1}, ["'sede'", "value 1", "did you mean 'seed'?"]),
-        ({"dense.epoch": 5}, ["'dense.epoch'", "value 5", "did you mean 'dense.epochs'?"]),
-        ({"method": "dense", "dense.epochs": 0}, ["'dense.epochs'", "is 0", "at least 1"]),
+        ({"server.epoch": 5}, ["'server.epoch'", "value 5", "did you mean 'server.epochs'?"]),
+        ({"method": "dense", "server.epochs": 0}, ["'server.epochs'", "is 0", "at least 1"]),
         ({"method": "dense", "server.schedule": "step"}, ["'server.schedule'", "'step'", "'constant', 'cosine'"]),
         ({"method": "fedavg", "fedavg.weights": "n"}, ["'fedavg.weights'", "'n'", "'examples', 'uniform'"]),
         ({"data.alpha": -1}, ["'data.alpha'", "-1.0", "greater than 0.0"]),

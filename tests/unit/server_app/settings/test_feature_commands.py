@@ -96,7 +96,7 @@ def test_a_run_that_forgets_a_client_equals_one_that_never_had_it(
         adopt_uploads(target, str(run), "client-001", min_uploads=2)
     states, facts = ({name: values[name] for name in values if name != "client-001"} for values in sums)
     never = stored(tmp_path / "never", SETTINGS, states, facts)
-    few = {"fedpft.covariance": "spherical", "fedpft.epochs": 2}
+    few = {"fedpft.covariance": "spherical", "server.epochs": 2}
     for method, options in (("ridge", {}), ("fedpft", few)):
         for path, name in ((tmp_path / "less", "a"), (never, "b")):
             replayed(path, method, tmp_path / method / name, **options)
@@ -129,7 +129,7 @@ def test_imported_sums_lead_to_the_head_of_the_run_and_pass_its_checks(
 
 
 def test_imported_gaussians_lead_to_the_head_of_fedpft_and_pass_its_checks(tmp_path: Path) -> None:
-    given, folder = {**SETTINGS, "method": "fedpft", "fedpft.epochs": 2}, tmp_path / "sums"
+    given, folder = {**SETTINGS, "method": "fedpft", "server.epochs": 2}, tmp_path / "sums"
     states, facts = sent_by_clients(given)
     folder.mkdir()
     for name, state in states.items():

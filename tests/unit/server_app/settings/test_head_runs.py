@@ -50,7 +50,7 @@ def test_a_client_sends_its_head_and_no_backbone(heads: tuple[Sent, Facts]) -> N
 
 @pytest.mark.parametrize("method", ["fedavg", "fedens", "dw-fedens", "label-count-ensemble", "fens", "tally"])
 def test_methods_work_on_heads_as_on_other_models(run: Path, tmp_path: Path, method: str) -> None:
-    result = replayed(run, method, tmp_path / method, **{"tally.epochs": 2, "tally.images": 256, "tally.probes": 64})
+    result = replayed(run, method, tmp_path / method, **{"server.epochs": 2, "tally.images": 256, "tally.probes": 64})
     names = [row["name"] for row in result["table"]]
     assert names[:4] == [f"client-00{number}" for number in range(4)]
     assert {"FedAvg (one shot)", "FedENS"} <= set(names)

@@ -27,7 +27,7 @@ from strategies.uploads.checks import check_outputs
 KINDS = ("lenet5", "head+other_backbone:make", "statistics", "statistics")
 GIVEN = {
     **SETTINGS, "method": "label-count-ensemble", "model.per-client": ",".join(KINDS), "client.epochs": 8,
-    "data.proxy": 0.2, "fens.rounds": 20, "tally.epochs": 1, "tally.images": 64, "tally.probes": 64,
+    "data.proxy": 0.2, "fens.rounds": 20, "server.epochs": 1, "tally.images": 64, "tally.probes": 64,
 }  # fmt: skip
 MEMBERS = ["client-000", "client-001", "sums-tiny_backbone-make"]
 Facts = dict[str, UploadFacts]

@@ -23,10 +23,10 @@ TRAINED = ("dense", "co-boosting", "intactofl", "tally", "f-dafl", "f-adi", "fed
 
 @pytest.mark.parametrize("name", TRAINED)
 def test_scale_when_below_one_shortens_local_and_server_epochs_and_nothing_else(name: str) -> None:
-    given: dict[str, Any] = {"method": name, "client.epochs": 300, f"{name}.epochs": 500}
+    given: dict[str, Any] = {"method": name, "client.epochs": 300, "server.epochs": 500}
     whole, tenth = read_settings(given), read_settings({**given, "scale": 0.1})
 
-    assert tenth.scaled == {"client.epochs": [300, 30], f"{name}.epochs": [500, 50]}
+    assert tenth.scaled == {"client.epochs": [300, 30], "server.epochs": [500, 50]}
     # What run.json keeps are the published numbers, and the scale.
     assert dict(tenth.flat) == {**whole.flat, "scale": 0.1}
     assert {**flatten(tenth.method_config), "epochs": 500} == flatten(whole.method_config)
@@ -41,7 +41,7 @@ def test_scale_is_the_same_for_the_client_that_reads_the_settings_itself() -> No
 
 
 def test_scale_leaves_an_epoch_at_least() -> None:
-    settings = read_settings({"method": "dense", "client.epochs": 3, "dense.epochs": 1, "scale": 0.01})
+    settings = read_settings({"method": "dense", "client.epochs": 3, "server.epochs": 1, "scale": 0.01})
 
     assert (settings.app.client.epochs, settings.method_config.epochs) == (1, 1)
     assert settings.scaled == {"client.epochs": [3, 1]}
@@ -68,12 +68,12 @@ def test_a_shortened_replay_says_so_while_it_runs_and_in_its_result(
     run_folder: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines: list[str] = []
-    run = run_folder(scale=0.5, **{"client.epochs": 10, "dense.epochs": 2})
+    run = run_folder(scale=0.5, **{"client.epochs": 10, "server.epochs": 2})
 
     result = replay_run(ReplayRequest(run, "dense", {}), log=lines.append)
 
-    said = "client.epochs 5 instead of 10, dense.epochs 1 instead of 2"
-    assert result["scaled"] == {"client.epochs": [10, 5], "dense.epochs": [2, 1]}
+    said = "client.epochs 5 instead of 10, server.epochs 1 instead of 2"
+    assert result["scaled"] == {"client.epochs": [10, 5], "server.epochs": [2, 1]}
     assert lines.count(f"scaled: {said}") == 1
     assert f"scaled: {said}" in table_lines(result)
     print_result(result, "text")

@@ -38,14 +38,12 @@ def test_a_value_that_is_no_toml_is_kept_as_it_is_for_the_check_to_name() -> Non
 
 def test_files_and_pairs_when_both_are_given_the_later_wins(tmp_path: Path) -> None:
     file = tmp_path / "some.toml"
-    file.write_text(
-        'seed = 1\nmethod = "dense"\n[dense]\nepochs = 7\n[server]\nkd-temperature = 4.0\n[data]\nalpha = 0.1\n'
-    )
+    file.write_text('seed = 1\nmethod = "dense"\n[server]\nepochs = 7\nkd-temperature = 4.0\n[data]\nalpha = 0.1\n')
 
-    first = merge_settings([str(file), "seed=2 dense.epochs=8", "seed=3"], KINDS)
+    first = merge_settings([str(file), "seed=2 server.epochs=8", "seed=3"], KINDS)
     last = merge_settings(["seed=2", str(file)], KINDS)
 
-    assert first == {"seed": 3, "method": "dense", "dense.epochs": 8, "server.kd-temperature": 4.0, "data.alpha": 0.1}
+    assert first == {"seed": 3, "method": "dense", "server.epochs": 8, "server.kd-temperature": 4.0, "data.alpha": 0.1}
     assert last["seed"] == 1
 
 
@@ -130,9 +128,9 @@ def test_a_file_of_conf_is_found_outside_a_clone_and_an_own_one_goes_first(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "conf").mkdir()
-    (tmp_path / "conf" / "short.toml").write_text("[dense]\nepochs = 1\n")
+    (tmp_path / "conf" / "short.toml").write_text("[server]\nepochs = 1\n")
 
-    assert merge_settings(["conf/short.toml"], KINDS) == {"dense.epochs": 1}
+    assert merge_settings(["conf/short.toml"], KINDS) == {"server.epochs": 1}
     assert merge_settings(["conf/tally-spans.toml"], KINDS)["tally.spanned"] == 8192
     with pytest.raises(OptionError, match="conf/none.toml cannot be read"):
         merge_settings(["conf/none.toml"], KINDS)

@@ -71,7 +71,7 @@ def test_a_setting_that_a_replay_cannot_follow_is_refused_in_one_line(
 def test_settings_that_are_the_run_s_own_or_the_server_s_are_let_pass(run_folder: MakeRun) -> None:
     run = run_folder(**{"client.epochs": 7})
 
-    free = {"seed": 2, "threads": 1, "device": "cpu", "checkpoint-s": 1.0, "dense.epochs": 1, "data.proxy": 0.05}
+    free = {"seed": 2, "threads": 1, "device": "cpu", "checkpoint-s": 1.0, "server.epochs": 1, "data.proxy": 0.05}
     result = replayed(run, "fedens", {"client.epochs": 7, "data.alpha": 0.3, **free})
 
     assert result["status"] == "finished"

@@ -36,7 +36,7 @@ CLIENTS = 3
 SETTINGS: dict[str, Any] = {
     "compute": "in-process", "device": "cpu", "threads": 1, "data.partition": "iid", "model.name": "mnist-cnn",
     "client.optimizer": "adam", "client.lr": 0.003, "client.batch-size": 16, "client.latent": 6,
-    "client.attack-steps": 1, "fedcvae-ens.images": 900, "fedcvae-ens.epochs": 3,
+    "client.attack-steps": 1, "fedcvae-ens.images": 900, "server.epochs": 3,
 }  # fmt: skip
 QUICK = {"data.limit": 90, "client.epochs": 1}
 # As little as each method learns something with.
