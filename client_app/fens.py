@@ -24,13 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FensClient:
-    """One client of this app, as FENS sees it.
-
-    Attributes:
-        settings: The run's flat settings.
-        facts: The node's config.
-        policy: The node's limits for the settings of a run.
-    """
+    """One client of this app, as FENS sees it."""
 
     settings: Mapping[str, Any]
     facts: Mapping[str, Any]

@@ -39,13 +39,6 @@ def local_round(
 ) -> tuple[Trained, dict[str, State], dict[str, float]]:
     """Return a client's answer: the facts of its training, array records by name, and metrics.
 
-    Args:
-        config: The app's settings.
-        node: The client.
-        request: The request's known fields.
-        said: The request's whole config.
-        sent: The request's arrays by name of record.
-
     Raises:
         OneShotError: The data set or architecture is missing, or the server's weights do not fit this client.
     """

@@ -138,14 +138,7 @@ def load_examples(config: AppConfig, node: Node, request: TrainRequest) -> Local
 
 
 def _check_expected(expected: Agreement, own: Agreement, node: Node, *, shows: bool) -> None:
-    """Refuse a request of a server with other classes or another input, before any work is done for it.
-
-    Args:
-        expected: What the server says.
-        own: What the client's examples, or its checkpoint, say.
-        node: The client.
-        shows: Whether the answer may name the client's classes; the log of the client does in any case.
-    """
+    """Refuse a request of a server with other classes or another input, before any work is done for it."""
     agreed = Agreed(expected)
     try:
         agreed.check(own)
@@ -157,12 +150,7 @@ def _check_expected(expected: Agreement, own: Agreement, node: Node, *, shows: b
 
 
 def copies_in(own: LocalExamples, data: ImageData) -> list[int]:
-    """Return the positions of the test examples whose bytes are those of a training example.
-
-    Args:
-        own: The client's examples.
-        data: Its decoded training examples.
-    """
+    """Return the positions of the test examples whose bytes are those of a training example."""
     if not len(own.test):
         return []
     trained = {row.numpy().tobytes() for row in data.images}
@@ -179,12 +167,6 @@ def _read(policy: NodePolicy, what: str, read: Read, positions: torch.Tensor) ->
 @flush_subnormals()
 def prepare_upload(config: AppConfig, node: Node, request: TrainRequest, start: State) -> tuple[Trained, State]:
     """Return the model that a client sends: pretrained, kept from an earlier request, or trained now.
-
-    Args:
-        config: The app's settings.
-        node: The client.
-        request: The server's request.
-        start: Start weights; used if they fit the client's architecture.
 
     Returns:
         The facts of its training, and the part of its weights that the task sends.

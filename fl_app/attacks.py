@@ -116,9 +116,6 @@ class AttackConfig:
     def check_clients(self, known: Sequence[str]) -> None:
         """Refuse attackers that are no clients of the simulation.
 
-        Args:
-            known: The names of all clients.
-
         Raises:
             OptionError: A name is unknown, or no honest client is left to copy.
         """

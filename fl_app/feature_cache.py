@@ -97,12 +97,7 @@ class FeatureCache:
 
 
 class Writing:
-    """A file of features on its way to the disk; if the disk refuses a part, nothing is kept.
-
-    Attributes:
-        path: Of the file.
-        file: None where nothing is kept.
-    """
+    """A file of features on its way to the disk; if the disk refuses a part, nothing is kept."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -165,12 +160,7 @@ def _stat(path: Path) -> tuple[float, int]:
 
 
 def key_of(function: str, images: torch.Tensor) -> str:
-    """Return the name of the features of some examples.
-
-    Args:
-        function: The fields of the feature function before projection and normalisation.
-        images: The decoded examples, in order.
-    """
+    """Return the name of the features of some examples."""
     digest = hashlib.sha256(function.encode())
     digest.update(f" {tuple(images.shape)} {images.dtype}".encode())
     for part in torch.split(images, 1024):
@@ -190,12 +180,7 @@ EVERY = 10.0  # seconds between two lines on the progress
 
 @dataclass(frozen=True)
 class FeatureSource:
-    """Features: from the cache where they are in it, else by one pass through the backbone.
-
-    Attributes:
-        function: The run's feature function.
-        cache: Of the features; None for none.
-    """
+    """Features: from the cache where they are in it, else by one pass through the backbone."""
 
     function: FeatureFunction
     cache: FeatureCache | None = None

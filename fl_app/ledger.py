@@ -39,11 +39,7 @@ BUDGET = ("epsilon", "delta")
 
 @dataclass(frozen=True)
 class Ledger:
-    """One client's ledger.
-
-    Attributes:
-        path: Its file, ``<client>-privacy.json``.
-    """
+    """One client's ledger."""
 
     path: Path
 

@@ -79,12 +79,7 @@ def node_facts(node_config: Mapping[str, Any], run_config: Mapping[str, Any]) ->
 
 
 def node_policy(node_config: Mapping[str, Any], facts: Mapping[str, Any]) -> NodePolicy:
-    """Return a node's limits for the settings of a run.
-
-    Args:
-        node_config: From Flower.
-        facts: Of :func:`node_facts`.
-    """
+    """Return a node's limits for the settings of a run."""
     return NodePolicy.of(facts, deployed=is_deployed(node_config))
 
 

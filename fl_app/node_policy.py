@@ -135,9 +135,6 @@ class NodePolicy:
     def check_attack(self, kind: str) -> None:
         """Refuse to play an attacker: what it sends could tell more of the examples than the node permits.
 
-        Args:
-            kind: The attack that the run's settings ask of this client, one of :data:`fl_app.attacks.KINDS`.
-
         Raises:
             UploadError: It is asked of a deployed node.
         """
@@ -192,9 +189,6 @@ class NodePolicy:
 
     def check_private(self, epsilon: float) -> None:
         """Refuse an answer without differential privacy where the node has a privacy budget.
-
-        Args:
-            epsilon: Of the run; 0 for none.
 
         Raises:
             UploadError: The run is not private.

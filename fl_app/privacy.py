@@ -64,9 +64,6 @@ class PrivacyConfig:
     def check_options(self, options: Sequence[Option]) -> None:
         """Refuse settings with which an upload would reveal more than the budget permits.
 
-        Args:
-            options: The app's, with the settings' values as defaults.
-
         Raises:
             OptionError: Names the setting, its value, the required value and why.
         """
@@ -106,11 +103,6 @@ def mixes_examples(model: nn.Module) -> bool:
 
 def check_architecture(name: str, num_classes: int, input_shape: Shape) -> None:
     """Refuse an architecture that cannot be trained privately.
-
-    Args:
-        name: Its key in the zoo.
-        num_classes: C.
-        input_shape: (ch, H, W).
 
     Raises:
         OptionError: Names the architecture, and the fitting ones.

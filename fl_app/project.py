@@ -72,11 +72,6 @@ def function_of(name: str, where: str) -> Callable[..., Any]:
 def called(function: Callable[..., Any], given: Mapping[str, Any], what: str) -> Any:
     """Call a user's function with those of the arguments that its signature names.
 
-    Args:
-        function: The function or the class.
-        given: The offered arguments by name.
-        what: Names the function in the errors: ``architecture 'my_project.model:Net'``.
-
     Raises:
         OptionError: It needs other arguments, or fails; the error has its own reason.
     """

@@ -35,14 +35,7 @@ NOT_MEASURED = Epoch(1, float("nan"), float("nan"))
 
 
 class ClientSums(FeatureSums):
-    """The sums that a client sends, with the function of their features.
-
-    Args:
-        function: The run's feature function.
-        num_classes: C.
-        cache: Of the client's features; None for none.
-        second: The second moments that the run's method needs.
-    """
+    """The sums that a client sends, with the function of their features."""
 
     def __init__(
         self,
@@ -128,13 +121,7 @@ NONE = Normalization((0.0,), (1.0,))  # features are no pixels
 
 
 class ClientHead(FeatureHead):
-    """The head that a client trains.
-
-    Args:
-        function: Its feature function.
-        num_classes: C.
-        cache: Of the client's features; None for none.
-    """
+    """The head that a client trains."""
 
     def __init__(self, function: FeatureFunction, num_classes: int, cache: FeatureCache | None = None) -> None:
         super().__init__(function, num_classes)

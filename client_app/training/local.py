@@ -205,12 +205,7 @@ def _clip(model: nn.Module, largest: float) -> None:
 
 
 def epoch_lengths(config: ClientConfig, size: int) -> list[int]:
-    """Return the number of steps of each epoch; with ``client.steps``, the last epoch has the remaining steps.
-
-    Args:
-        config: Epochs or steps, and batch size.
-        size: Number of images, at least 1.
-    """
+    """Return the number of steps of each epoch; with ``client.steps``, the last epoch has the remaining steps."""
     whole = len(_batches(torch.arange(size), config))
     if not config.steps:
         return [whole] * config.epochs

@@ -65,11 +65,6 @@ class PrivacyPlan:
 def plan_privacy(privacy: PrivacyConfig, config: ClientConfig, size: int) -> PrivacyPlan:
     """Return how a client spends its privacy budget.
 
-    Args:
-        privacy: The budget.
-        config: Epochs or steps, and batch size.
-        size: Number of the client's examples N.
-
     Raises:
         UploadError: opacus is missing, or no amount of noise meets the budget.
     """
@@ -182,15 +177,7 @@ def _private_gradient(
     prepare: Callable[[torch.Tensor], torch.Tensor],
     plan: PrivacyPlan,
 ) -> None:
-    """Draw a batch [b], b perhaps 0, and set every parameter's gradient to ``(sum_i clip(g_i) + sigma C z) / L``.
-
-    Args:
-        module: Stores every example's gradient at each parameter.
-        clipping: opacus' optimiser, which clips and sums them.
-        data: Examples [N, ...].
-        prepare: From stored examples to the model's input.
-        plan: Mean batch size L and noise sigma.
-    """
+    """Draw a batch [b], b perhaps 0, and set every parameter's gradient to ``(sum_i clip(g_i) + sigma C z) / L``."""
     parameters = clipping.params
     for parameter in parameters:
         parameter.summed_grad = torch.zeros_like(parameter)

@@ -68,13 +68,7 @@ def _is_plain(layer: nn.Module) -> TypeGuard[nn.Conv2d]:
 
 
 class _Widened(nn.Module):
-    """A convolution with channels of zeros at the end of its input and of its output.
-
-    Args:
-        layer: It keeps its weights.
-        read: Number of channels to add to the input.
-        made: Number of channels to add to the output.
-    """
+    """A convolution with channels of zeros at the end of its input and of its output."""
 
     def __init__(self, layer: nn.Conv2d, read: int, made: int) -> None:
         super().__init__()

@@ -117,10 +117,6 @@ def read_csv(data: bytes, wanted: Collection[str], *, strict: bool = True) -> Ta
 def decimal_points(cells: list[str], separator: str) -> list[str]:
     """Return the cells of a column of numbers with points where they have decimal commas.
 
-    Args:
-        cells: Those that hold a value.
-        separator: The character between cells; with commas there are no decimal commas.
-
     Raises:
         ValueError: They may have commas or points between thousands, or have both.
     """

@@ -91,10 +91,6 @@ def open_group(
 def check_left_out(name: str, left_out: str) -> None:
     """Refuse a domain that the data set does not have.
 
-    Args:
-        name: Any data set.
-        left_out: The setting ``data.left-out``; must be empty for a set without domains.
-
     Raises:
         OptionError: Names the setting, its value and the possible ones.
     """

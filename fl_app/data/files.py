@@ -40,12 +40,6 @@ def disk_errors() -> Iterator[None]:
 def obtain(name: str, folder: Path, files: Mapping[str, Remote], *, download: bool) -> None:
     """Download the files that a folder lacks; existing copies stay as they are.
 
-    Args:
-        name: The data set, for the error.
-        folder: The folder of its files, in ``data.root``.
-        files: File name -> its published source.
-        download: Whether they may be downloaded.
-
     Raises:
         DataError: A file is missing and cannot be downloaded, or the download has another md5.
     """

@@ -54,11 +54,6 @@ class OwnHalf(NamedTuple):
 def open_own(name: str, split: str, root: str) -> OwnHalf:
     """Call the user's function; a process calls it once per half.
 
-    Args:
-        name: ``package.module:attribute``.
-        split: ``"train"`` or ``"test"``.
-        root: The folder of the data, or an empty text.
-
     Raises:
         OptionError: The function cannot be imported.
         DataError: It fails, or returns something else.
@@ -164,12 +159,6 @@ def _tensor(found: Any, what: str) -> torch.Tensor:
 @disk_errors()
 def open_data(data: DataConfig, half: str, *, root: str | None = None, download: bool = True) -> Split:
     """Open the training or the test half of the configured data set.
-
-    Args:
-        data: The settings.
-        half: ``"train"`` or ``"test"``.
-        root: The folder of the data; None for that of the settings.
-        download: Whether a missing set may be downloaded.
 
     Raises:
         OptionError: A setting does not fit the data set.

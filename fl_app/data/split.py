@@ -98,9 +98,6 @@ class Split:
     def check_pixels(self, name: str) -> None:
         """Refuse float images outside [0, 1]; images of bytes are not read.
 
-        Args:
-            name: The data set's name, for the message.
-
         Raises:
             DataError: See :func:`.preprocessing.check_pixels`.
         """

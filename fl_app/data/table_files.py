@@ -361,12 +361,7 @@ def _named(folder: Path, name: str, form: str) -> Scan:
 
 
 def _read(file: Path, wanted: Collection[str]) -> pd.DataFrame:
-    """Return a file's cells as texts, missing ones as NaN.
-
-    Args:
-        file: The file.
-        wanted: Columns that it should have, by which the character between cells is recognised.
-    """
+    """Return a file's cells as texts, missing ones as NaN."""
     import pandas as pd
 
     parquet = has_suffix(file, SUFFIXES[PARQUET])

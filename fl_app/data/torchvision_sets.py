@@ -78,12 +78,6 @@ def open_set(
 ) -> tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]:
     """Open one half of a torchvision set.
 
-    Args:
-        name: A key of :data:`KNOWN`.
-        split: ``"train"`` or ``"test"``.
-        root: The folder that holds it.
-        download: Whether a missing set may be downloaded.
-
     Returns:
         The labels, int64 [N], and a function positions [B] -> uint8 [B, ch, H, W].
 

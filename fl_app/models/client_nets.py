@@ -199,9 +199,6 @@ def cut(name: str, classifier: nn.Module, blocks: int) -> nn.Sequential:
 class FirstBlock(nn.Sequential):
     """The first block of a cut classifier: images [B, ch, H, W] -> maps [B, C_1, h, w].
 
-    Args:
-        whole: See :func:`cut`.
-
     Attributes:
         later: The blocks after it, and the classifier. Their weights are not its own.
     """

@@ -59,11 +59,7 @@ class ModelConfig:
         return tuple(name for name in self.all_named() if is_head(name) or kind_of(name) == STATISTICS)
 
     def heads(self, backbone: str) -> tuple[str, ...]:
-        """Return :meth:`on_features`, and the heads that the sums among them lead to.
-
-        Args:
-            backbone: That of the run, of sums whose name has none.
-        """
+        """Return :meth:`on_features`, and the heads that the sums among them lead to."""
         names = self.on_features()
         solved = [f"{HEAD}{backbone_in(name) or backbone}" for name in names if kind_of(name) == STATISTICS]
         return tuple(dict.fromkeys((*names, *solved)))

@@ -252,10 +252,6 @@ class FeatureFunction:
     def check(self, split: Split, name: str) -> None:
         """Refuse a data set whose examples the backbone does not take.
 
-        Args:
-            split: A half of the data set.
-            name: The data set's name.
-
         Raises:
             OptionError: The backbone takes images, texts or rows, and the examples are of another kind. Or images
                 have other channels than one or three, or rows another number of columns.
@@ -286,11 +282,6 @@ class FeatureFunction:
     def check_size(self, num_classes: int, method: str, most_mib: float) -> None:
         """Refuse features whose sums no server would accept, before any client computes them.
 
-        Args:
-            num_classes: C.
-            method: Of the run, which decides what second moments it needs.
-            most_mib: The setting "max-upload-mib".
-
         Raises:
             OptionError: Names the size of an upload.
         """
@@ -305,13 +296,7 @@ class FeatureFunction:
             )
 
     def sums(self, num_classes: int, noise: float = 0.0, method: str = "ridge") -> FeatureSums:
-        """Return an empty upload of this function's sums.
-
-        Args:
-            num_classes: C.
-            noise: What a budget demands of them.
-            method: Of the run, which decides what second moments it needs.
-        """
+        """Return an empty upload of this function's sums."""
         return FeatureSums(
             num_classes,
             self.features,
@@ -324,12 +309,7 @@ class FeatureFunction:
 
 
 def readers_of(config: FeaturesConfig, models: Iterable[str] = ()) -> tuple[str, ...]:
-    """Return the names of what reads a run's texts: its models of Hugging Face, else the settings' backbone.
-
-    Args:
-        config: The settings.
-        models: The architectures of a run whose clients train models.
-    """
+    """Return the names of what reads a run's texts: its models of Hugging Face, else the settings' backbone."""
     folders = [name for name in models if is_folder(name)]
     on_features = [backbone_in(name) or config.backbone for name in models if is_head(name)]
     return tuple(dict.fromkeys([*folders, *on_features])) if folders else (config.backbone,)

@@ -69,10 +69,6 @@ class Metered:
 
     Times count from checkpoint to checkpoint. The next process repeats the work that a killed one did after its last
     checkpoint, and this work counts once.
-
-    Args:
-        compute: Runs the job; it must work in this process, whose CPU time and memory are measured.
-        folder: The run folder.
     """
 
     def __init__(self, compute: ServerCompute, folder: Path) -> None:
@@ -235,11 +231,6 @@ def work(cell: Cell, log: Callable[[str], None]) -> None:
 
 def run_cell(cell: Cell, token: str, log: Callable[[str], None]) -> str:
     """Run a cell in a new process and wait for its end.
-
-    Args:
-        cell: The cell.
-        token: See :func:`server_app.launch.guard.guarded`, which ends the process with this one.
-        log: Takes a line for the user.
 
     Returns:
         Why the cell failed, in one line; empty for success.

@@ -65,11 +65,6 @@ def _settings_of(cell: Cell) -> Mapping[str, Any]:
 def run_cells(cells: Sequence[Cell], jobs: int, log: Log) -> list[tuple[str, str]]:
     """Run the unfinished cells.
 
-    Args:
-        cells: The cells of a comparison.
-        jobs: How many run at once, at least 1.
-        log: Takes a line for the user.
-
     Returns:
         Title and reason of every failed cell; two may have the same title.
     """
@@ -131,10 +126,6 @@ class Comparison:
 
 def compare_runs(asked: Comparison, *, log: Log) -> dict[str, Any]:
     """Run every unfinished cell, each in its own process, and return the comparison.
-
-    Args:
-        asked: The requested comparison.
-        log: Takes a line for the user.
 
     Returns:
         The content of compare.json. If a cell failed, its status is ``"failed"`` and ``"error"`` has the reason; the

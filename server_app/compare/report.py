@@ -32,12 +32,7 @@ def comparison_setting(facts: Mapping[str, Any]) -> str:
 
 
 def comparison_page(facts: Mapping[str, Any], lines: Sequence[Line]) -> Page:
-    """Return the page of a comparison.
-
-    Args:
-        facts: The content of compare.json, whose plots lie in its folder.
-        lines: The lines of its table.
-    """
+    """Return the page of a comparison."""
     folder = Path(facts["compare_dir"])
     scored = [line for line in lines if line.accuracy is not None]
     best = max(scored, key=lambda line: line.accuracy or 0.0, default=None)
@@ -86,12 +81,6 @@ def draw_comparison(
     folder: Path, facts: Mapping[str, Any], lines: Sequence[Line], log: Callable[[str], None]
 ) -> dict[str, str]:
     """Draw the plots of a comparison into its folder; one that fails is a line of the log.
-
-    Args:
-        folder: The comparison's.
-        facts: The content of compare.json.
-        lines: The lines of its table.
-        log: Takes a line for the user.
 
     Returns:
         The files by their keys in compare.json, "" for a plot that is not drawn.

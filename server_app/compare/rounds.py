@@ -38,12 +38,7 @@ def rounds_setting(lines: Sequence[RoundsLine]) -> str:
 
 
 def rounds_page(facts: Mapping[str, Any], lines: Sequence[RoundsLine]) -> Page:
-    """Return the page of runs in rounds.
-
-    Args:
-        facts: The content of rounds.json, whose plot lies in its folder.
-        lines: The lines of its table.
-    """
+    """Return the page of runs in rounds."""
     table, runs = table_of(facts, lines), _runs(lines)
     best = max(lines, key=lambda line: sum(run.last for run in line.runs) / len(line.runs))
     words = ["oneshot", "rounds", *(str(run.path) for run in runs)]

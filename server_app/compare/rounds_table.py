@@ -53,13 +53,7 @@ class Reached:
 
 @dataclass(frozen=True)
 class RoundsLine:
-    """One line of the table: a setting.
-
-    Attributes:
-        name: The setting's name.
-        runs: Its runs.
-        reached: One entry per target, in their order.
-    """
+    """One line of the table: a setting."""
 
     name: str
     runs: tuple[RoundsRun, ...]
@@ -143,12 +137,7 @@ def default_targets(settings: Sequence[Setting]) -> tuple[float, ...]:
 
 
 def table_of(facts: Mapping[str, Any], lines: Sequence[RoundsLine]) -> Table:
-    """Return the table of a report.
-
-    Args:
-        facts: The content of rounds.json.
-        lines: Its lines.
-    """
+    """Return the table of a report."""
     data, targets = facts["data"], facts["targets"]
     each = [name for target in targets for name in (f"to {target:g} %", "MiB")]
     columns = ["setting", "n", *each, "last, %", "best, %", "refine, s", "server, s"]
@@ -171,13 +160,7 @@ def table_of(facts: Mapping[str, Any], lines: Sequence[RoundsLine]) -> Table:
 
 
 def print_rounds(facts: Mapping[str, Any], lines: Sequence[RoundsLine], format: TableFormat) -> None:  # noqa: A002
-    """Print a report; every format but text prints only the report on standard output.
-
-    Args:
-        facts: The content of rounds.json.
-        lines: The lines of the table.
-        format: ``"json"``, ``"csv"``, ``"md"``, or ``"text"`` for a table with notes.
-    """
+    """Print a report; every format but text prints only the report on standard output."""
     write_out(lambda: table_of(facts, lines), format, facts=facts, rows=lambda: [line.flat() for line in lines])
     if format == "text" and facts["out"]:
         written = [what for what in ("page", "plot", "results") if facts[what]]

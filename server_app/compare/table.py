@@ -144,11 +144,7 @@ def _column_of(work: str) -> str:
 
 
 def lines_of(cells: Sequence[Mapping[str, Any]]) -> list[Line]:
-    """Return the lines of finished cells, in the order of the first cells of methods and outcomes.
-
-    Args:
-        cells: See :func:`server_app.compare.cell.facts_of`.
-    """
+    """Return the lines of finished cells, in the order of the first cells of methods and outcomes."""
     methods = dict.fromkeys(cell["method"] for cell in cells)
     metrics = {cell.get("metric", "accuracy") for cell in cells}
     metric = metrics.pop() if len(metrics) == 1 else "accuracy"
@@ -222,12 +218,7 @@ def times_of_lines(lines: Sequence[Line]) -> list[Point]:
 
 
 def points_of_lines(lines: Sequence[Line], own: Sequence[Mapping[str, Any]]) -> list[Point]:
-    """Return the accuracy over the communication of every line that has both.
-
-    Args:
-        lines: The lines.
-        own: The runs' own results; their outcomes may have a curve.
-    """
+    """Return the accuracy over the communication of every line that has both."""
     curves: dict[str, list[Curve]] = {}
     for outcome in (outcome for facts in own for outcome in facts["outcomes"] if outcome.get("curve")):
         curves.setdefault(outcome["name"], []).append(tuple((mib, score) for mib, score in outcome["curve"]))
@@ -256,13 +247,7 @@ def headline(comparison: Mapping[str, Any]) -> str:
 
 
 def table_of(comparison: Mapping[str, Any], lines: Sequence[Line], *, work: bool = False) -> Table:
-    """Return the table of a comparison.
-
-    Args:
-        comparison: The content of compare.json.
-        lines: Its lines.
-        work: Whether the last columns are the work of the server stage.
-    """
+    """Return the table of a comparison."""
     scored = comparison["data"] or comparison.get("evaluate")
     cells = [*comparison["cells"], *comparison.get("own", [])]
     threads = "/".join(map(str, sorted({cell["threads"] for cell in cells})))

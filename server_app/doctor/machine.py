@@ -36,12 +36,7 @@ def _installed(name: str) -> str:
 
 
 def packages(installed: Callable[[str], str] = _installed, constraints: Path = CONSTRAINTS) -> Iterator[DoctorFinding]:
-    """Check the packages against the ranges that this package declares and the versions that it was tested with.
-
-    Args:
-        installed: Name -> version, empty if not installed.
-        constraints: The file of tested versions; may be missing.
-    """
+    """Check the packages against the ranges that this package declares and the versions that it was tested with."""
     yield DoctorFinding("ok", "Python", f"{platform.python_version()} at {sys.executable}")  # pip has checked it
     tested = tested_versions(constraints)
     for requirement in map(Requirement, metadata.requires(DISTRIBUTION) or []):

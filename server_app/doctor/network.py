@@ -64,13 +64,7 @@ class ServerFiles:
 def server_certificate(
     files: ServerFiles, names: tuple[str, ...], now: datetime | None = None
 ) -> Iterator[DoctorFinding]:
-    """Check the server's certificate: its dates and key, and whether a node that trusts the CA accepts it.
-
-    Args:
-        files: The three files.
-        names: Hosts or addresses by which nodes reach the server; empty if unknown.
-        now: The time; None reads the clock.
-    """
+    """Check the server's certificate: its dates and key, and whether a node that trusts the CA accepts it."""
     dates = [_certificate(path, now) for path in (files.ca, files.certificate)]
     yield from dates
     if any(finding.level == "error" for finding in dates):

@@ -25,11 +25,7 @@ _PAIR = re.compile(r"(\S+?)=(\'[^\']*\'|\"[^\"]*\"|\S+)")
 
 @dataclass(frozen=True)
 class NodeConfig:
-    """A node's config.
-
-    Attributes:
-        facts: Its keys with their values.
-    """
+    """A node's config."""
 
     facts: Mapping[str, Any] = field(default_factory=dict)
 

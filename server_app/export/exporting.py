@@ -183,12 +183,6 @@ def check_packages(kinds: tuple[str, ...]) -> None:
 def write_programs(stored: StoredModels, name: str, folder: Path, kinds: tuple[str, ...]) -> dict[str, Any]:
     """Write one of the stored models in every wanted form, and compare each file with the model.
 
-    Args:
-        stored: The models.
-        name: Which of them.
-        folder: Where the files go.
-        kinds: ``"torch"``, ``"onnx"`` or both.
-
     Returns:
         File -> its largest difference from the model, over the largest logit or 1.
 

@@ -67,12 +67,7 @@ class StoredModels:
 
 
 class Begun(nn.Module):
-    """A module that begins where a user's example does: it normalises images for another module.
-
-    Args:
-        model: Takes normalised images, or rows or texts as they are.
-        normalization: Mean and deviation per channel; None for rows and texts.
-    """
+    """A module that begins where a user's example does: it normalises images for another module."""
 
     pixel_mean: Tensor  # in an ONNX graph a result may be called "mean"
     pixel_std: Tensor
@@ -93,10 +88,6 @@ class Begun(nn.Module):
 
 def stored_models(run: Path, model: str = "") -> StoredModels:
     """Load what a run holds.
-
-    Args:
-        run: The run folder.
-        model: ``module:attribute`` that builds the models of a run of another project; empty for a run of this app.
 
     Raises:
         OptionError: The run is another project's, and ``model`` names no builder of its models.

@@ -27,12 +27,7 @@ WIDTH = 20  # of a bar
 
 
 class Bar(Progress):
-    """A bar on a terminal, with the state that a stage writes to a file; without a stage it shows nothing.
-
-    Args:
-        file: The file.
-        stream: The terminal.
-    """
+    """A bar on a terminal, with the state that a stage writes to a file; without a stage it shows nothing."""
 
     def __init__(self, file: ProgressFile, stream: TextIO) -> None:
         self._file = file  # first, because a Progress asks at once what to show
@@ -103,11 +98,7 @@ TRACEBACK = "Traceback (most recent call last):"
 
 
 class LogLines:
-    """Takes Flower's lines and yields the useful ones.
-
-    Args:
-        colour: Whether the reader's terminal shows colours.
-    """
+    """Takes Flower's lines and yields the useful ones."""
 
     def __init__(self, *, colour: bool) -> None:
         self._colour = colour

@@ -47,11 +47,6 @@ class Control(Protocol):
     def start(self, app: Path, settings: Mapping[str, Scalar], simulation: Mapping[str, float]) -> str:
         """Submit an app, and return the run's id.
 
-        Args:
-            app: The app's folder.
-            settings: Flat run config that overrides the app's defaults.
-            simulation: Flower's settings of a simulation, such as ``num-supernodes``.
-
         Raises:
             ComputeError: Flower refuses the app or a setting.
         """
@@ -68,13 +63,7 @@ class Control(Protocol):
 
 
 def connect(port: int, home: Path, start: Callable[..., subprocess.Popen[str]]) -> Control:
-    """Return the control of the SuperLink on a port of this machine.
-
-    Args:
-        port: The port.
-        home: The run's folder, which is Flower's home.
-        start: Starts a command in the environment of the run.
-    """
+    """Return the control of the SuperLink on a port of this machine."""
     for key, value in offline.QUIET.items():
         os.environ.setdefault(key, value)  # read when Flower is imported
     try:

@@ -71,10 +71,6 @@ def print_plan(run: PlannedRun, format: Format) -> None:  # noqa: A002
 def plan(settings: Settings, num_supernodes: int) -> dict[str, Any]:
     """Return what a run would do.
 
-    Args:
-        settings: Its settings.
-        num_supernodes: Number of clients.
-
     Returns:
         The setting, the changed settings, MiB per client up and down (None: not known before), seconds per phase
         (None: no trial shows them), each with its basis.
@@ -132,10 +128,6 @@ def _amount(mib: float | None) -> str:
 
 def trial(settings: Settings, num_supernodes: int) -> dict[str, float]:
     """Return the expected seconds of the phases ``"clients"`` and ``"server"``; a phase that no trial shows is absent.
-
-    Args:
-        settings: The run's settings, already checked.
-        num_supernodes: Number of clients.
 
     Raises:
         DataError: The data set is missing or damaged.

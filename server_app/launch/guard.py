@@ -81,12 +81,7 @@ def sigterm_as_interrupt() -> Iterator[None]:
 
 
 def clean_up(token: str, folder: Path) -> None:
-    """End every process of a run with SIGKILL, then remove its folder; give up after ``PATIENCE_S`` seconds.
-
-    Args:
-        token: The run's token.
-        folder: The run's folder.
-    """
+    """End every process of a run with SIGKILL, then remove its folder; give up after ``PATIENCE_S`` seconds."""
     deadline = time.monotonic() + PATIENCE_S
     quiet = 0
     while quiet < 2 and time.monotonic() < deadline:  # two empty lists, because a process may start during the first
@@ -102,10 +97,6 @@ def clean_up(token: str, folder: Path) -> None:
 
 def members(token: str, folder: Path) -> list[Any]:
     """List the living processes of a run except the caller.
-
-    Args:
-        token: The run's token.
-        folder: The run's folder.
 
     Returns:
         psutil's processes, without zombies.

@@ -78,13 +78,7 @@ class Launcher(Protocol):
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A run of the app, read and not yet begun.
-
-    Attributes:
-        given: The settings that its processes get.
-        settings: The same, read.
-        num_supernodes: Simulated clients.
-    """
+    """A run of the app, read and not yet begun."""
 
     given: Mapping[str, Scalar]
     settings: Settings
@@ -216,10 +210,6 @@ def plan_evaluation(folders: Sequence[Path], given: Mapping[str, Scalar]) -> Pla
     """Read the settings with which the clients of a run score stored results; None for a deployed run.
 
     The clients of a deployed run are elsewhere: its folder gets a file with these settings, for ``flwr run``.
-
-    Args:
-        folders: The folders of a run and of its replays.
-        given: Settings of this machine alone.
 
     Raises:
         OptionError: The results are of different runs or not finished, or the run has no clients.

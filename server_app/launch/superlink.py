@@ -55,12 +55,7 @@ _PARTS = 10_000  # of a GPU, in which Ray counts
 
 
 def run_environment(folder: Path, token: str) -> dict[str, str]:
-    """Return the environment of every process of a run, derived from this process's own.
-
-    Args:
-        folder: The run's folder.
-        token: Marks the run's processes; see :func:`server_app.launch.guard.guarded`.
-    """
+    """Return the environment of every process of a run, derived from this process's own."""
     given = {**os.environ, **_absolute_python_path(os.environ)}
     # Flower would join the cluster with arguments that a cluster refuses; its nodes lack the app and this folder.
     given.pop(CLUSTER, None)
@@ -365,14 +360,7 @@ def _echo_rest(lines: queue.Queue[str | None], echo: Callable[[str], None]) -> N
 
 
 def _verdict(control: Control, run_id: str, superlink: psutil.Process, log: Sequence[str]) -> Launched:
-    """Wait until Flower reports an end or the run's process has ended, and return how the run ended.
-
-    Args:
-        control: Of the run.
-        run_id: The run.
-        superlink: Its SuperLink.
-        log: The last lines of the SuperLink and the run. Where Flower says that an error was met, they say which.
-    """
+    """Wait until Flower reports an end or the run's process has ended, and return how the run ended."""
     cause = causing_error(log)
     while True:
         over = _is_over(superlink)  # read first, because the process reports its status before it ends

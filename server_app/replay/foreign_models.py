@@ -111,10 +111,6 @@ def _naming(text: str) -> Iterator[None]:
 def foreign_job(request: ReplayRequest, info: Mapping[str, Any]) -> tuple[Settings, Job]:
     """Return the settings of the method and the job, without uploads, of a run of another project.
 
-    Args:
-        request: Its model comes from that project's own code.
-        info: The facts of the run, or of its resumed replay.
-
     Raises:
         DataError: The file of the server's images is missing or damaged.
         OptionError: The request names no method or no model, a setting is wrong, the import fails, or the models are

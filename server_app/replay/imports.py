@@ -83,12 +83,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class ServerModels:
-    """The server's architectures and classes, which the map file has to fit.
-
-    Attributes:
-        architectures: Names of the architectures that take the data set's images.
-        num_classes: C.
-    """
+    """The server's architectures and classes, which the map file has to fit."""
 
     architectures: Collection[str]
     num_classes: int
@@ -240,10 +235,6 @@ class ImportRequest:
 
 def import_checkpoints(request: ImportRequest, *, log: Callable[[str], None]) -> dict[str, Any]:
     """Store every checkpoint of a folder as an upload in a new run folder, which is made whole or not at all.
-
-    Args:
-        request: The options of the import.
-        log: Takes a line for the user.
 
     Returns:
         The run folder, its uploads, the files left out, and the next command.

@@ -75,11 +75,6 @@ def upload_of_each(run: Path) -> dict[str, State]:
 def taught(job: Job, app: AppConfig, info: Mapping[str, Any]) -> Job:
     """Return the job of a replay with the teacher that its settings name.
 
-    Args:
-        job: The job, without uploads.
-        app: The settings of the app.
-        info: The facts of the replay.
-
     Raises:
         OptionError: The run ended without an ensemble, or the named one is of other models.
     """

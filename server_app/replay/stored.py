@@ -50,11 +50,6 @@ def replay_run(
 ) -> dict[str, Any]:
     """Run the method, keep its result in a run folder of its own, and return the result.
 
-    Args:
-        request: The options of the replay.
-        log: Takes a line for the user.
-        compute: A place to run that no option names; None for the place in the request.
-
     Raises:
         OptionError: A setting is wrong, or the run's models cannot be built.
         StoreError: A folder is not of the expected kind, or an upload is damaged.
@@ -316,12 +311,6 @@ class StoredResult:
 
 def read_stored(folder: Path, run: Path, images: HeldOut | None, split: Split) -> StoredResult:
     """Read a result on the uploads of a run of this app.
-
-    Args:
-        folder: The folder of the run, or of its replay.
-        run: The folder of the run.
-        images: The server's held-out images; None for a server without any.
-        split: The test half of the data set.
 
     Raises:
         OptionError: It is not finished, of another run, or of another project.

@@ -50,13 +50,7 @@ def evaluation_facts(evaluation: Evaluation, where: str, metric: str, classes: S
 
 
 def client_rows(facts: Facts, title: str, kind: str) -> list[Row]:
-    """Return the rows of the result table of a server without held-out examples: all clients' examples together.
-
-    Args:
-        facts: See :func:`evaluation_facts`; empty, or without clients: no rows.
-        title: The method's title.
-        kind: The kind of its result.
-    """
+    """Return the rows of the result table of a server without held-out examples: all clients' examples together."""
     models = [(FEDAVG, "FedAvg (one shot)", "baseline"), (RESULT, title, kind)]
     described = facts.get("described", {})
     return [Row.of(name, of, described[model]) for model, name, of in models if model in described]
@@ -110,11 +104,7 @@ def client_lines(facts: Facts) -> list[str]:
 
 
 def results_table(results: Sequence[Facts]) -> Table:
-    """Return a row per result that clients have scored: its scores, and how many clients it helps.
-
-    Args:
-        results: The content of each result.json, with the entry "evaluation".
-    """
+    """Return a row per result that clients have scored: its scores, and how many clients it helps."""
     rows = []
     for result in results:
         facts = result["evaluation"]

@@ -52,12 +52,7 @@ class Point:
 
 
 def differ_in_cost(points: Sequence[Point], least: float = 0.0) -> bool:
-    """Return whether a plot over the cost shows anything: two costs that differ, or a curve.
-
-    Args:
-        points: The points.
-        least: The lower end of the axis, where lower costs are drawn too.
-    """
+    """Return whether a plot over the cost shows anything: two costs that differ, or a curve."""
     return len({f"{max(least, point.cost):.2g}" for point in points}) > 1 or any(point.curves for point in points)
 
 

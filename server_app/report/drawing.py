@@ -68,12 +68,6 @@ def save_all(
 ) -> list[str]:
     """Draw plots and write each as a PNG; one that fails is a line of the log, and no failure of the run.
 
-    Args:
-        folder: The folder of the files, made if it is absent.
-        plots: Name of the file without its suffix -> what draws the figure; None is left out.
-        setting: The line below every title.
-        log: Takes a line for the user.
-
     Returns:
         The names of the files written.
     """
@@ -89,13 +83,7 @@ def save_all(
 
 
 def save(path: Path, figure: Figure, setting: str = "") -> str:
-    """Write a figure as a PNG and return the file's name.
-
-    Args:
-        path: The file.
-        figure: The figure; its first axes have the title.
-        setting: The line below the title: data, split, clients and seed; empty for none.
-    """
+    """Write a figure as a PNG and return the file's name."""
     from matplotlib.text import Text
 
     if setting:

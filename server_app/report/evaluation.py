@@ -57,11 +57,6 @@ class KeptScores:
 
     Cached scores hold for the same uploads, examples, student, normalisation, device and threads; for others they are
     computed again. Of two processes that write the file at once, one may lose what it wrote, and it is computed again.
-
-    Args:
-        path: The file; may be missing.
-        job: The job with its stored uploads.
-        held_out: The images of the scores.
     """
 
     def __init__(self, path: Path, job: Job, held_out: Scorer) -> None:

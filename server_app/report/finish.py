@@ -52,12 +52,6 @@ _NO_NAMES = (*TABLE_FORMS, "imagefolder")  # forms of data, which name no data s
 def front_matter(method: Choice, job: Job, info: Mapping[str, Any], rows: Sequence[Row]) -> str:
     """Return the lines before a model card.
 
-    Args:
-        method: The server method.
-        job: Its job.
-        info: The content of run.json.
-        rows: The result table, whose last row is the method's own result.
-
     Returns:
         ``---``, one entry per line with its value in JSON, which YAML contains, and ``---``.
     """

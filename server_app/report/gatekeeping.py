@@ -75,9 +75,6 @@ Every upload was compared with the others before the server stage. {done} An upl
 def plot_verdict(verdict: Mapping[str, Any]) -> Figure | None:
     """Draw a heat map of clients by measures: each value, its distance from the others, and the verdict.
 
-    Args:
-        verdict: As in result.json; may be empty.
-
     Returns:
         None without measurements.
     """
@@ -128,11 +125,6 @@ def attack_line(attack: AttackConfig) -> str:
 def attack_facts(attack: AttackConfig, report: StageReport, held_out: HeldOut) -> dict[str, Any]:
     """Return a result's facts about simulated attackers; empty without them.
 
-    Args:
-        attack: The attackers and the kind of their attack.
-        report: The finished server stage.
-        held_out: The held-out images, used for no training and no choice.
-
     Returns:
         ``kind``, ``clients``, ``described``; for a backdoor also ``images`` and ``success``. ``images`` counts the
         held-out images of other classes than the target, with the trigger. ``success`` is the share of them, in %, that
@@ -169,11 +161,7 @@ def backdoor_success(model: nn.Module, held_out: HeldOut, target: int) -> dict[s
 
 
 def attack_lines(facts: Mapping[str, Any]) -> list[str]:
-    """Return a result's lines about attackers: their names, and a backdoor's success.
-
-    Args:
-        facts: See :func:`attack_facts`; may be empty.
-    """
+    """Return a result's lines about attackers: their names, and a backdoor's success."""
     if not facts:
         return []
     line = f"attackers are simulated: {facts['described']}"

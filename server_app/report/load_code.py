@@ -36,13 +36,7 @@ def functions_in(job: Job, names: Iterable[str]) -> list[FeatureFunction]:
 
 
 def features_section(job: Job, names: Iterable[str], metrics: Metrics) -> str:
-    """Return the model card's section on the backbones of a result; empty without one.
-
-    Args:
-        job: The job.
-        names: The architectures of the result.
-        metrics: The rows of metrics.jsonl, which have the chosen penalty of a head that was solved.
-    """
+    """Return the model card's section on the backbones of a result; empty without one."""
     functions = functions_in(job, names)
     if not functions:
         return ""
@@ -100,9 +94,6 @@ builders = model_builders({job.num_classes}, {job.input_shape}, {sorted(set(name
 
 def plot_choice(metrics: Metrics) -> Figure | None:
     """Draw the left-out error over the penalty, and that of every client or fold at the chosen penalty.
-
-    Args:
-        metrics: The rows of metrics.jsonl.
 
     Returns:
         None where no client was left out.

@@ -51,15 +51,7 @@ def run_plots(
     *,
     classes: Sequence[str] = (),
 ) -> dict[str, Callable[[], Figure | None]]:
-    """Return the plots of a run, each as a function that draws it; plots that would show nothing are left out.
-
-    Args:
-        report: The server stage.
-        rows: The result table.
-        metrics: The rows of metrics.jsonl with the result's own accuracy.
-        points: The results whose communication cost is known.
-        classes: The names of the classes, in the order of their numbers; empty for the numbers themselves.
-    """
+    """Return the plots of a run, each as a function that draws it; plots that would show nothing are left out."""
     counts = {u.client: u.label_counts for u in report.job.uploads if u.label_counts is not None}
     curve = [(row["epoch"], row["accuracy"]) for row in metrics if "epoch" in row and "accuracy" in row]
     rounds = any("mib_per_client" in row for row in metrics)
@@ -169,12 +161,7 @@ def plot_curve(curve: Sequence[tuple[int, float]], rows: Sequence[Row], *, round
 
 
 def score_plots(job: Job, details: Mapping[str, Any]) -> dict[str, Callable[[], Figure | None]]:
-    """Return the plots of the result's own answers: confusion matrix, reliability, recall of each class.
-
-    Args:
-        job: The job, whose uploads tell who held which classes.
-        details: See :func:`strategies.scores.values.describe`; what is missing has no plot.
-    """
+    """Return the plots of the result's own answers: confusion matrix, reliability, recall of each class."""
     plots: dict[str, Callable[[], Figure | None]] = {}
     if "confusion" in details:
         names = [row["class"] for row in details["classes"]]

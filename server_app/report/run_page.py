@@ -37,14 +37,7 @@ _PLACES = ("run-dir", "resume", "uploads", "forget", "method", "seed")
 
 
 def run_page(folder: RunFolder, result: Mapping[str, Any], code: str, fitting: Sequence[str]) -> Page:
-    """Return the page of a finished run.
-
-    Args:
-        folder: The run folder, with its plots in ``report/``.
-        result: The content of result.json.
-        code: Code that loads the result.
-        fitting: The methods that the uploads permit.
-    """
+    """Return the page of a finished run."""
     info, method = folder.info, CHOICES[result["method"]]
     settings = info.get("settings", {})
     return Page(

@@ -199,11 +199,7 @@ def _joined(texts: Iterable[str]) -> str:
 
 
 def refusal_lines(refusals: Sequence[Mapping[str, str]]) -> list[str]:
-    """Return a line per reason: ``node-3, node-7: no answer within 5 s``.
-
-    Args:
-        refusals: Entries with ``client`` and ``reason``, as in result.json.
-    """
+    """Return a line per reason: ``node-3, node-7: no answer within 5 s``."""
     clients: dict[str, list[str]] = {}
     for entry in refusals:
         clients.setdefault(entry["reason"], []).append(entry["client"])
@@ -230,9 +226,5 @@ def privacy_facts(privacy: PrivacyConfig, *, sums: bool = False) -> dict[str, An
 
 
 def privacy_lines(facts: Mapping[str, Any]) -> list[str]:
-    """Return a result's lines about privacy.
-
-    Args:
-        facts: See :func:`privacy_facts`; may be empty.
-    """
+    """Return a result's lines about privacy."""
     return [f"privacy: {facts['described']}"] if facts else []

@@ -37,16 +37,7 @@ def track(
     *,
     log: Callable[[str], None],
 ) -> None:
-    """Hand a finished run to the tracker; a failure of the tracker is a line of the log, and no failure of the run.
-
-    Args:
-        name: The setting ``tracker``; ``"none"`` does nothing.
-        folder: The run folder.
-        metrics: The rows of metrics.jsonl.
-        result: The result.
-        settings: The run's settings, flat.
-        log: Takes a line for the user.
-    """
+    """Hand a finished run to the tracker; a failure of the tracker is a line of the log, and no failure of the run."""
     if name == NO_TRACKER:
         return
     os.environ.update(_AT_HOME)

@@ -171,10 +171,6 @@ def held_out(settings: Settings) -> tuple[HeldOut | None, Split]:
 def where_scored(settings: Settings, *, has_examples: bool) -> str:
     """Return where a result is scored: ``"server"``, ``"clients"``, ``"both"`` or ``"none"``.
 
-    Args:
-        settings: The settings.
-        has_examples: Whether the server has held-out examples.
-
     Raises:
         OptionError: The setting needs examples that the server lacks, or clients that are not asked.
     """
@@ -266,11 +262,6 @@ def architectures(
     settings: Settings, split: Split, function: FeatureFunction
 ) -> tuple[Mapping[str, ModelBuilder], str]:
     """Return a builder of every architecture of a run, by name, and the name of the student's.
-
-    Args:
-        settings: The settings.
-        split: The data set, of which no example is read.
-        function: The run's feature function.
 
     Raises:
         OptionError: A setting names an architecture that does not take the data set's examples.
@@ -394,12 +385,7 @@ def build_strategy(settings: Settings, job: Job) -> OneShot | Iterative:
 
 
 def facts_of(uploads: str, forget: str) -> dict[str, object]:
-    """Return the entries of run.json that a run on earlier uploads adds to the settings.
-
-    Args:
-        uploads: The run folder of the uploads; empty: clients train and upload.
-        forget: Clients whose uploads are left out, separated by commas.
-    """
+    """Return the entries of run.json that a run on earlier uploads adds to the settings."""
     if not uploads:
         return {}
     with RunFolder.open(Path(uploads), write=False) as source:

@@ -127,11 +127,6 @@ def _check_counts_of_sums(app: AppConfig, method: Choice) -> None:
 def check_attackers(attack: AttackConfig, num_supernodes: int, nodes: str = "") -> None:
     """Refuse attackers that are no clients of the simulation, or whose node's config has limits.
 
-    Args:
-        attack: The attackers and the kind of their attack.
-        num_supernodes: Number of simulated clients.
-        nodes: The setting "client.nodes", whose files may name the clients.
-
     Raises:
         OptionError: The error names the unknown attackers and the clients, or the attacker.
     """
@@ -177,10 +172,6 @@ def check_private_models(settings: Settings, split: Split) -> None:
 
 def _check_gatekeeper_of_stored(config: GatekeeperConfig, uploads: str) -> None:
     """Refuse a gatekeeper where the uploads are those of another run.
-
-    Args:
-        config: Its options.
-        uploads: The folder of that run.
 
     Raises:
         OptionError: The error names the setting, its value and the required value.
@@ -269,9 +260,6 @@ def _check_rounds(app: AppConfig, config: IterativeConfig, gatekeeper: Gatekeepe
 
 def check_tracker(name: str) -> None:
     """Refuse a tracker whose package is missing.
-
-    Args:
-        name: The setting ``tracker``.
 
     Raises:
         OptionError: The error names the extra that brings it.

@@ -151,9 +151,6 @@ def _former_keys() -> dict[str, str]:
 def read_settings(given: Mapping[str, Scalar]) -> Settings:
     """Check settings and read them.
 
-    Args:
-        given: Flat settings; absent keys have their default.
-
     Raises:
         OptionError: The error names the key, the value and the possible values.
     """

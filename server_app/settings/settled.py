@@ -20,10 +20,6 @@ from strategies.run.run_folder import RunFolder
 def check_same_run(stored: Mapping[str, Any], flat: Mapping[str, Scalar]) -> None:
     """Refuse to resume a run under other settings than it began with.
 
-    Args:
-        stored: The content of its run.json.
-        flat: All settings of the resumed run.
-
     Raises:
         OptionError: The error names the first setting that differs.
     """
@@ -55,10 +51,6 @@ def check_adopted(settings: Settings, num_supernodes: int) -> None:
 
     A client divides its examples anew by these settings. Under other settings it would keep examples for the aggregator
     that the uploaded models were trained on.
-
-    Args:
-        settings: The settings of the run, with "uploads".
-        num_supernodes: The number of simulated clients; 0 for real ones.
 
     Raises:
         OptionError: The error names the setting, its value and the required value.
@@ -103,10 +95,6 @@ def asked_by(stored: Mapping[str, Any]) -> ClientAsks:
 def check_settled(stored: Mapping[str, Any], settings: Settings) -> None:
     """Refuse a replay that cannot follow its settings, or whose proxy images the clients trained on.
 
-    Args:
-        stored: The settings that the run was made with.
-        settings: The settings of the replay.
-
     Raises:
         OptionError: The error names the setting, its value and the required value.
         DataError: The proxy is a share of a training set that is missing.
@@ -127,11 +115,6 @@ def check_settled(stored: Mapping[str, Any], settings: Settings) -> None:
 
 def check_unseen(settings: Settings, made: AppConfig, train: Split) -> None:
     """Refuse proxy images that the run's clients trained on.
-
-    Args:
-        settings: The settings of the replay.
-        made: The app's settings that the run was made with.
-        train: The training half.
 
     Raises:
         OptionError: The error names the share, its number of images, and the largest possible share.
