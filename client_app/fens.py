@@ -94,11 +94,7 @@ class FensClient:
         return KeptModel(self._state_dir(), holdout.run_id, client_name(self.facts), 1).load()
 
     def _check_unchanged(self, holdout: HoldoutRequest, own: LocalExamples) -> None:
-        """Refuse examples that came or went since the upload: another draw of them holds out what the model knows.
-
-        Raises:
-            UploadError: The client trained on other numbers of examples per class.
-        """
+        """Refuse examples that came or went since the upload: another draw of them holds out what the model knows."""
         from client_app.attacking import exaggerate_claims
 
         if (kept := self._load_kept(holdout)) is None:

@@ -99,11 +99,7 @@ def answer(config: AppConfig, node: Node, said: Mapping[str, Any], sent: State, 
 
 
 def _stage(said: Mapping[str, Any], sent: State, last: int, max_mib: float) -> int:
-    """Return the stage of a question, s: from 2, and K + 1 for the moments.
-
-    Raises:
-        UploadError: There is no such stage, or the blocks are larger than the client accepts.
-    """
+    """Return the stage of a question, s: from 2, and K + 1 for the moments."""
     stage = said.get("stage")
     if type(stage) is not int or not 2 <= stage <= last:
         raise refusals.bad_request("stage", stage, f"2 to {last} (client.blocks)")
@@ -125,11 +121,7 @@ def _train(
 
 
 def _moments(config: AppConfig, node: Node, own: LocalExamples, data: ImageData, frozen: Frozen) -> State:
-    """Return the Gaussian of the fused features of every class, in float32.
-
-    Raises:
-        UploadError: The client does not share its label counts, which are part of them.
-    """
+    """Return the Gaussian of the fused features of every class, in float32."""
     check_shares_counts(config.client, node.policy, what="the calibration: needs fusefl.calibrate=false")
     parts = [sum_members(_join_maps(frozen, own, images), frozen.members) for images in torch.split(data.images, BATCH)]
     found = Gaussians.of(torch.cat(parts), data.labels, own.split.num_classes)

@@ -168,9 +168,6 @@ def key_of(function: str, images: torch.Tensor) -> str:
     return digest.hexdigest()
 
 
-# The features of some images: from a cache on the disk, else by one pass of the backbone over each.
-
-
 # Flower's own logger, so that its lines reach the log of the run.
 
 

@@ -219,11 +219,7 @@ FREE = NodePolicy()
 
 
 def _check(facts: Mapping[str, Any]) -> None:
-    """Check the values that a node's config has of the policy.
-
-    Raises:
-        OptionError: Names the key, the value and the range.
-    """
+    """Check the values that a node's config has of the policy."""
     for key, most in {"max-epsilon": LARGEST, "max-delta": 1.0}.items():
         if key in facts and not 0 < facts[key] < most:
             raise OptionError(

@@ -117,12 +117,7 @@ def _read(given: dict[str, Any]) -> Settings:
 def _score_stored(
     grid: Grid, settings: Settings, strategy: OneShot | Iterative, images: HeldOut | None, split: Split
 ) -> None:
-    """Have the clients of a finished run score results on its uploads, and write these results anew.
-
-    Raises:
-        OptionError: A result is not finished or none of the run's own, or its clients kept no examples.
-        OneShotError: No client has answered; the results stay as they were.
-    """
+    """Have the clients of a finished run score results on its uploads, and write these results anew."""
     run, app = strategy.folder.path, settings.app
     where = where_scored(settings, has_examples=images is not None or bool(len(split.labels)))
     if where not in ("clients", "both") or not isinstance(strategy, OneShot):

@@ -89,11 +89,7 @@ def check_enough(examples: int, least: int, client: str) -> None:
 
 
 def _sums(model: ClientSums, training: Training) -> list[Statistics | FeatureMoments]:
-    """Add up all features in one pass.
-
-    Raises:
-        UploadError: No example has features.
-    """
+    """Add up all features in one pass."""
     sums = model.empty()
     for rows, labels in _features(model, training):
         for part in sums:

@@ -230,11 +230,7 @@ def _random_examples(images: torch.Tensor) -> torch.Tensor:
 
 
 def _try_out(module: nn.Module, parameters: list[Any], inputs: torch.Tensor) -> None:
-    """Refuse a model whose per-sample gradients opacus misses, or with statistics of them, by two examples.
-
-    Raises:
-        UploadError: It fails, the gradients do not add up to that of the sum, or a buffer changes.
-    """
+    """Refuse a model whose per-sample gradients opacus misses, or with statistics of them, by two examples."""
     try:
         with _same_buffers(module):
             _set_per_sample_gradients(module, parameters, inputs, torch.zeros(2, dtype=torch.int64))

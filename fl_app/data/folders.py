@@ -136,11 +136,7 @@ def _class_of(path: Path, folder: Path) -> str:
 
 
 def _without_links(found: Scan) -> Scan:
-    """Return the images without those that are links to others of their class, which would count twice.
-
-    Raises:
-        DataError: One file is in two classes.
-    """
+    """Return the images without those that are links to others of their class, which would count twice."""
     firsts, taken, links = dict[tuple[int, int], Path](), list[Path](), list[Path]()
     for path in found.taken:
         status = path.stat()
@@ -157,11 +153,7 @@ def _without_links(found: Scan) -> Scan:
 
 
 def _refuse_alike(folder: Path) -> None:
-    """Refuse class folders whose names differ in case or in spaces around them alone.
-
-    Raises:
-        DataError: Names both.
-    """
+    """Refuse class folders whose names differ in case or in spaces around them alone."""
     seen = dict[str, str]()
     for name in sorted(classes_in(folder)):
         if (other := seen.setdefault(name.strip().casefold(), name)) != name:

@@ -345,11 +345,7 @@ def _present(folder: Path, form: str) -> Path:
 
 
 def _named(folder: Path, name: str, form: str) -> Scan:
-    """Return the table of this name in a folder, whatever its suffix; left out are other files than the set's own.
-
-    Raises:
-        DataError: There are two.
-    """
+    """Return the table of this name in a folder, whatever its suffix; left out are other files than the set's own."""
     if not folder.is_dir():
         return Scan(folder, ())
     found = scan(folder, lambda path: without_suffix(path, SUFFIXES[form]).lower() == name != path.name.lower())

@@ -130,11 +130,7 @@ def _download(known: TorchvisionSet, split: str, root: Path) -> None:
 
 
 def _read(known: TorchvisionSet, split: str, root: Path) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return uint8 images [N, ch, H, W] and int64 labels [N] as stored on disk.
-
-    Raises:
-        ValueError: Their shape, type or range is wrong; torchvision checks the files of some sets only.
-    """
+    """Return uint8 images [N, ch, H, W] and int64 labels [N] as stored on disk."""
     opened = _construct(known, split, root, download=False)
     images = torch.as_tensor(opened.data)
     labels = torch.as_tensor(np.asarray(opened.labels if known.factory == "SVHN" else opened.targets)).long()

@@ -195,11 +195,7 @@ def _last_linear(net: nn.Module) -> tuple[str, nn.Linear]:
 
 
 def _loaded(architecture: str, weights: Path, *, assign: bool = False) -> nn.Module:
-    """Return a net of torchvision with its weights, copied or themselves; names fit by ``match_names``.
-
-    Raises:
-        OptionError: The file is damaged, or holds the weights of another net.
-    """
+    """Return a net of torchvision with its weights, copied or themselves; names fit by ``match_names``."""
     from strategies.core.vision import torchvision
 
     net: nn.Module = torchvision.models.get_model(architecture, weights=None)

@@ -193,9 +193,6 @@ def vgg11(num_classes: int, input_shape: tuple[int, int, int]) -> nn.Module:
     return chain(features=features, avgpool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten(), classifier=classifier)
 
 
-# Initialisations.
-
-
 def default_init(model: nn.Module) -> nn.Module:
     """Draw every parameter again from torch's default law, in place, and return the model.
 

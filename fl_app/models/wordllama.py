@@ -118,11 +118,7 @@ def _tokenizer() -> Any:
 
 
 def _file(name: Path) -> Path:
-    """Return a file of the package, without an import of it.
-
-    Raises:
-        OptionError: The package, or the one of its tokenizer, is missing or another version.
-    """
+    """Return a file of the package, without an import of it."""
     found = {package: importlib.util.find_spec(package) for package in ("wordllama", "tokenizers")}
     if missing := [package for package, spec in found.items() if spec is None]:
         raise OptionError(MISSING.format(" and ".join(missing)))

@@ -35,9 +35,6 @@ from strategies.run.files import JsonLines, read_json
 from strategies.run.run_folder import RunFolder
 from strategies.run.stage import OUTCOME_FILE
 
-# The cost of a server stage: wall time, CPU time and memory, over all processes that worked on it.
-
-
 USAGE_FILE = "usage.jsonl"
 _END = "end"  # the step of the last row, after the stage
 

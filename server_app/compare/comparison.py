@@ -35,9 +35,6 @@ from strategies.run.results import COMPARISON_FILE
 from strategies.run.run_folder import default_run_dir
 from strategies.scores.values import paired_difference
 
-# Runs the cells of a comparison, as many at once as the cores hold.
-
-
 Log = Callable[[str], None]
 
 
@@ -177,11 +174,7 @@ def compare_runs(asked: Comparison, *, log: Log) -> dict[str, Any]:
 
 
 def _with_earlier(asked: Comparison, folder: Path) -> Comparison:
-    """Add the runs, methods, seeds, settings and code of the folder's earlier comparison.
-
-    Raises:
-        OptionError: Settings or code differ from the earlier ones: cells of both must not share a line.
-    """
+    """Add the runs, methods, seeds, settings and code of the folder's earlier comparison."""
     if not (folder / COMPARISON_FILE).exists():
         return asked
     before = read_json(folder / COMPARISON_FILE)
@@ -262,7 +255,8 @@ def _cell(asked: Comparison, run: Path, method: str, folder: Path, more: int = 0
     """Return the cell of a method on a run, with the first seed plus ``more``."""
     info = info_of(run)
     # Cells do not differ by other methods' settings.
-    own = {key: value for key, value in asked.overrides.items() if key.partition(".")[0] not in {*CHOICES} - {method}}
+    others = set().union(*(CHOICES[name].keys for name in CHOICES)) - CHOICES[method].keys
+    own = {key: value for key, value in asked.overrides.items() if key not in others}
     if "method" in own:
         raise OptionError(f"setting 'method' is {own['method']!r}: name the methods by --methods")
     seed = own.pop("seed", info["seed"])

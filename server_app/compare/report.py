@@ -19,8 +19,6 @@ from server_app.settings.text import to_toml
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from server_app.compare.table import Line
-
 
 def comparison_setting(facts: Mapping[str, Any]) -> str:
     """Return the line below the titles of a comparison: data, split and clients of its runs, seeds of its results."""
@@ -69,9 +67,6 @@ def _commands(facts: Mapping[str, Any], best: Line | None) -> list[tuple[str, st
 
 def _seeds(count: int) -> str:
     return f" --seeds {count}"
-
-
-# The plots of a comparison.
 
 
 PLOTS = ("comparison", "communication", "cost")  # the names of the files without their suffix

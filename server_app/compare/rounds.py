@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# The page of runs in rounds.
-
-
 def rounds_setting(lines: Sequence[RoundsLine]) -> str:
     """Return the line below the titles of runs in rounds: data, split, clients and seeds."""
     runs = _runs(lines)
@@ -62,9 +59,6 @@ def rounds_page(facts: Mapping[str, Any], lines: Sequence[RoundsLine]) -> Page:
 
 def _runs(lines: Sequence[RoundsLine]) -> list[RoundsRun]:
     return [run for line in lines for run in line.runs]
-
-
-# Learning curves of runs in rounds, averaged over the seeds of each setting.
 
 
 STYLES = ("-", "--", ":", "-.")

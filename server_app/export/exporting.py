@@ -80,11 +80,7 @@ def export_run(
 
 
 def _earlier(target: Path) -> dict[str, Any]:
-    """Return the facts of an earlier export in a folder; empty without one.
-
-    Raises:
-        OptionError: The folder holds a file that no export has written.
-    """
+    """Return the facts of an earlier export in a folder; empty without one."""
     facts = read_json(target / FACTS) if (target / FACTS).exists() else {}
     ours = isinstance(facts, dict) and isinstance(facts.get("files"), dict)
     known = {FACTS, *facts["files"]} if ours else set()

@@ -117,9 +117,6 @@ def settings_of(texts: list[str] | None, **more: Scalar | None) -> dict[str, Sca
     return {**given, **{key: str(expand_user(folder).absolute()) for key, folder in runs.items()}}
 
 
-# The methods as the command line lists them: grouped by their assumptions, or one by one with their options.
-
-
 def print_overview() -> None:
     """Print the methods' names under their assumptions, and there by what they give; a screen holds all."""
     console, methods = output_console(), catalogue().methods.values()

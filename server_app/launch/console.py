@@ -68,9 +68,6 @@ def progress_bar(format: Format) -> Iterator[None]:  # noqa: A002
             os.environ.pop(ProgressFile.VARIABLE, None)
 
 
-# Removes the noise from Flower's and Ray's log lines.
-
-
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 # "(ClientAppActor pid=18588) ": the process that simulated a client is of no use to the reader, and always changes.
 ACTOR = re.compile(r"^\(\w+ pid=\d+(, ip=[\d.]+)?\)\s*")

@@ -200,9 +200,6 @@ def plan_run(given: Mapping[str, Scalar], num_supernodes: int | None = None) -> 
     return PlannedRun(settings, checked, num_supernodes or number_of_clients(checked.app))
 
 
-# `oneshot evaluate`: the clients of a finished run score its result, and those of its replays, in one exchange.
-
-
 EVALUATE_FILE = "evaluate.toml"
 
 
@@ -307,11 +304,7 @@ def _is_finished(folder: Path, earlier: int) -> bool:
 
 
 def _refuse_live(folder: Path) -> None:
-    """Refuse the folder of a run that another process works on, before anything starts.
-
-    Raises:
-        StoreError: The error names the process.
-    """
+    """Refuse the folder of a run that another process works on, before anything starts."""
     if is_run_folder(folder):
         RunFolder.open(folder).close()
 

@@ -4,7 +4,7 @@
 when the simulation is killed. It uses the folder and the environment of the process that started the SuperLink first.
 
 Here everything belongs to one run: a SuperLink on a free port, and Flower's home and a neutral working directory in one
-temporary folder. :mod:`server_app.launch.guard` guards all of it. Flower is used through its command line only.
+temporary folder. :mod:`server_app.launch.guard` guards all of it.
 """
 
 from __future__ import annotations
@@ -25,14 +25,13 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import psutil
 
 from fl_app.node_config import SUPERNODES_VARIABLE
 from fl_app.project import FOLDER_VARIABLE, project_folder
 from server_app.launch.console import ACTOR, ANSI
-from server_app.launch.control import Control, connect
+from server_app.launch.control import Control
 from server_app.launch.guard import TOKEN_KEY, guarded, sigterm_as_interrupt
 from server_app.settings.commit import COMMIT_VARIABLE
 from strategies.core import offline
@@ -41,13 +40,7 @@ from strategies.core.options import Scalar
 from strategies.core.places import expand_user
 from strategies.core.processor import all_cores
 
-# The environment of the processes of one simulated run, and the GPUs of its clients.
-
-
-_PATHS = (
-    "ONESHOT_DATA",
-    "ONESHOT_CLIENT_STATE",
-)  # made absolute: the run has another working directory than the caller
+_PATHS = ("ONESHOT_DATA", "ONESHOT_CLIENT_STATE")  # made absolute: the run has another working directory
 # Ray's switch for a cluster of this machine alone: with it Ray listens on 127.0.0.1, without it on every interface.
 _ALONE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 CLUSTER = "RAY_ADDRESS"
@@ -56,7 +49,9 @@ _PARTS = 10_000  # of a GPU, in which Ray counts
 
 def run_environment(folder: Path, token: str) -> dict[str, str]:
     """Return the environment of every process of a run, derived from this process's own."""
-    given = {**os.environ, **_absolute_python_path(os.environ)}
+    given = dict(os.environ)
+    if folders := [str(Path(path).absolute()) for path in given.get("PYTHONPATH", "").split(os.pathsep) if path]:
+        given["PYTHONPATH"] = os.pathsep.join(folders)
     # Flower would join the cluster with arguments that a cluster refuses; its nodes lack the app and this folder.
     given.pop(CLUSTER, None)
     return {
@@ -104,12 +99,6 @@ def gpu_share(device: str, clients: int) -> float:
 
     gpus = torch.cuda.device_count()
     return (_PARTS // (math.ceil(clients / gpus) + 1) + 1) / _PARTS if gpus else 0.0
-
-
-def _absolute_python_path(given: Mapping[str, str]) -> dict[str, str]:
-    """Return PYTHONPATH for processes that run in another folder; nothing if it is not set."""
-    folders = [str(Path(path).absolute()) for path in given.get("PYTHONPATH", "").split(os.pathsep) if path]
-    return {"PYTHONPATH": os.pathsep.join(folders)} if folders else {}
 
 
 COMPLETED = "finished:completed"
@@ -192,7 +181,7 @@ def launch(
         try:
             with prepare_runtime() if runtime is None else contextlib.closing(runtime) as own:
                 superlink, port = _start_superlink(own)
-                control = connect(port, own.folder, own.start)
+                control = Control(port)
                 run_id = _submit(control, app_dir, settings, num_supernodes)
                 stage = "lost"
                 last = deque[str](maxlen=_TAIL)
@@ -215,39 +204,19 @@ class Runtime:
 
     Attributes:
         folder: Flower's home.
-        environment: Of all of them.
-        superlink: Has imported Flower's SuperLink, or does so, and waits for :data:`_SUPERLINK`'s line.
-        started: Those that are children of this process.
-        ends_behind: Whether the guardian ends them after the runtime's end, which does not wait.
         close: Ends the runtime; may be called again.
+        superlink: Has imported Flower's SuperLink, or does so, and waits for :data:`_SUPERLINK`'s line.
+        ends_behind: Whether the guardian ends them after the runtime's end, which does not wait.
     """
 
     folder: Path
-    environment: Mapping[str, str]
+    close: Callable[[], None]
     superlink: subprocess.Popen[str] = field(init=False)
-    started: list[subprocess.Popen[str]] = field(default_factory=list)
     ends_behind: bool = False
-    close: Callable[[], None] = lambda: None
 
     def log(self) -> list[str]:
         """Return the last lines of the SuperLink's own log."""
         return (self.folder / _LOG).read_text(encoding="utf-8", errors="replace").splitlines()[-_TAIL:]
-
-    def start(self, *command: str, output: Any, given: int = subprocess.DEVNULL) -> subprocess.Popen[str]:
-        """Start a command in the neutral working directory; standard error goes to ``output`` too."""
-        process = subprocess.Popen(  # noqa: S603  Flower's own commands, beside this interpreter
-            command,
-            env=self.environment,
-            cwd=self.folder / "cwd",
-            stdin=given,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            encoding="utf-8",
-            errors="replace",
-            start_new_session=True,  # a terminal's Ctrl-C reaches this process only
-        )
-        self.started.append(process)
-        return process
 
 
 @contextlib.contextmanager
@@ -257,15 +226,35 @@ def prepare_runtime() -> Iterator[Runtime]:
     Importing Flower's SuperLink takes seconds, in which the caller can read and check its settings.
     """
     with contextlib.ExitStack() as stack:
-        started = stack.enter_context(_collected())
+        started = list[subprocess.Popen[str]]()
+        stack.callback(_collect, started)
         folder, token = stack.enter_context(guarded(awaited=lambda: not runtime.ends_behind))
-        runtime = Runtime(folder, run_environment(folder, token), started=started, close=stack.close)
+        runtime = Runtime(folder, stack.close)
         for name in ("cwd", "tmp"):
             (folder / name).mkdir()
         with (folder / _LOG).open("w", encoding="utf-8") as output:
-            command = [sys.executable, "-P", "-c", _SUPERLINK]
-            runtime.superlink = runtime.start(*command, output=output, given=subprocess.PIPE)
+            runtime.superlink = subprocess.Popen(  # noqa: S603  this interpreter, and Flower's own command
+                [sys.executable, "-P", "-c", _SUPERLINK],
+                env=run_environment(folder, token),
+                cwd=folder / "cwd",
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                encoding="utf-8",
+                start_new_session=True,  # a terminal's Ctrl-C reaches this process only
+            )
+        started.append(runtime.superlink)
         yield runtime
+
+
+def _collect(started: Sequence[subprocess.Popen[str]]) -> None:
+    """Collect the exit statuses of processes that the guardian has ended."""
+    for process in started:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(5.0)
+        if process.stdin is not None:
+            with contextlib.suppress(OSError):
+                process.stdin.close()
 
 
 def _start_superlink(runtime: Runtime) -> tuple[psutil.Process, int]:
@@ -337,7 +326,8 @@ def _stream_log(
             spoken = now
             echo(f"Flower is at work, {now - began:.0f} s elapsed")
         if now - asked >= _POLL_S and is_finished():
-            _echo_rest(lines, echo)
+            while not lines.empty() and (line := lines.get()) is not None:  # the lines that are here
+                echo(line)
             return True
         asked = now if now - asked >= _POLL_S else asked
         try:
@@ -353,24 +343,18 @@ def _stream_log(
     return False
 
 
-def _echo_rest(lines: queue.Queue[str | None], echo: Callable[[str], None]) -> None:
-    """Echo the lines that are here."""
-    while not lines.empty() and (line := lines.get()) is not None:
-        echo(line)
-
-
 def _verdict(control: Control, run_id: str, superlink: psutil.Process, log: Sequence[str]) -> Launched:
     """Wait until Flower reports an end or the run's process has ended, and return how the run ended."""
     cause = causing_error(log)
     while True:
         over = _is_over(superlink)  # read first, because the process reports its status before it ends
-        status = control.status(run_id)
-        if status.name == COMPLETED:
+        name, details = control.status(run_id)
+        if name == COMPLETED:
             return Launched(0, COMPLETED, "")
-        if status.name.startswith("finished"):
-            known = cause and (not status.details or _NO_DETAILS in status.details)
-            reason = f"in the simulation: {cause}" if known else status.details or "Flower gives no reason"
-            return Launched(1, status.name, with_remedy(reason))
+        if name.startswith("finished"):
+            known = cause and (not details or _NO_DETAILS in details)
+            reason = f"in the simulation: {cause}" if known else details or "Flower gives no reason"
+            return Launched(1, name, with_remedy(reason))
         if over:
             killed = "the simulation's process was killed, by hand or for lack of memory"
             return Launched(1, "killed", with_remedy(f"the simulation's process ended: {cause}") if cause else killed)
@@ -392,19 +376,3 @@ def _is_alive(process: psutil.Process) -> bool:
         return bool(process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
-
-
-@contextlib.contextmanager
-def _collected() -> Iterator[list[subprocess.Popen[str]]]:
-    """Provide a list of commands, and collect their exit statuses once the guardian has ended them."""
-    started: list[subprocess.Popen[str]] = []
-    try:
-        yield started
-    finally:
-        for process in started:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(5.0)
-            for stream in (process.stdin, process.stdout):
-                if stream is not None:
-                    with contextlib.suppress(OSError):
-                        stream.close()

@@ -59,8 +59,6 @@ from strategies.uploads.builders import check_described
 from strategies.uploads.checks import Signature, Signatures, check_outputs, check_size, check_upload
 from strategies.uploads.tensors import tensor_form
 
-# The checkpoints in a folder, with their names, and with the facts from a map file.
-
 # The map file's table for files without one of their own; no checkpoint has this name, because a file has a suffix.
 _KEYS = "keys"
 _FACTS = ("name", "architecture", "num-examples", "label-counts", _KEYS)

@@ -47,9 +47,6 @@ class ReplayRequest:
     kept: Path | None = None
 
 
-# The teacher of a replay, which may be the ensemble that a run, or another replay of it, ended with.
-
-
 def stored_uploads(run: Path) -> tuple[Upload, ...]:
     """Return the uploads that a replay of a run works with.
 
@@ -91,11 +88,7 @@ def taught(job: Job, app: AppConfig, info: Mapping[str, Any]) -> Job:
 
 
 def _check_members(named: str, members: tuple[Upload, ...], run: Path) -> None:
-    """Refuse an ensemble of other models than a run's.
-
-    Raises:
-        OptionError: The error names the setting and the clients.
-    """
+    """Refuse an ensemble of other models than a run's."""
     own = {upload.client: upload for upload in stored_uploads(run)}
     # The head of a client that uploaded sums has weights of its own.
     others = [

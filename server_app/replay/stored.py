@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fl_app.data import Split
 from fl_app.project import FAILURES
@@ -35,10 +35,6 @@ from strategies.run.quarantine import Gatekeeper, guarded_replay
 from strategies.run.run_folder import RunFolder, default_run_dir
 from strategies.run.stage import StageReport, join_sums, last_finished_round, last_round, load_report, with_start
 from strategies.uploads.needs import check_alone, list_fitting_methods
-
-if TYPE_CHECKING:
-    from fl_app.data import Split
-    from server_app.settings.server_data import HeldOut
 
 ADAPTER_FOLDER = "adapter"  # of a replay's result that is a LoRA adapter, as PEFT reads it
 LEAST_UPLOADS = 2  # the least number that a replay of another project's run needs after its gatekeeper
@@ -146,11 +142,7 @@ def unmet_need(request: ReplayRequest) -> str:
 
 
 def _method(name: str, request: ReplayRequest, job: Job) -> Method:
-    """Return the method of a replay.
-
-    Raises:
-        OptionError: The method is federated learning in rounds.
-    """
+    """Return the method of a replay."""
     method = CHOICES[name].method
     if method is None:
         raise OptionError(

@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# Plots of accuracy against cost: communication, as in Figure 2 of FENS (Allouah et al., 2024), and server time.
-
-
 MARKERS = "osD^vP*X<>ph8"
 LEAST_SECONDS = 0.1  # lower end of the logarithmic axis; a method that trains nothing on the server takes less
 Curve = tuple[tuple[float, float], ...]

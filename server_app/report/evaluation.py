@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -28,14 +28,6 @@ from strategies.run.stage import StageReport
 from strategies.run.uploads import StoredWeights
 from strategies.teacher.ensemble import Ensemble
 from strategies.uploads.tensors import weights_sha256
-
-if TYPE_CHECKING:
-    from server_app.settings.server_data import Scorer
-    from strategies.method import Job
-
-
-# Cached scores of the same uploads on the same held-out images, which several methods share.
-
 
 Scores = TypeVar("Scores")
 

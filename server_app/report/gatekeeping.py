@@ -114,9 +114,6 @@ def _known(values: Mapping[str, float], name: str) -> bool:
     return not math.isnan(values.get(name, math.nan))
 
 
-# A result's facts about simulated attackers, and the success of a backdoor.
-
-
 def attack_line(attack: AttackConfig) -> str:
     """Return the warning about simulated attackers, in one line; empty without them."""
     return f"attackers are simulated: {attack.described()} ({KINDS[attack.kind]})" if attack.kind != "none" else ""

@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# What the examples are that a model takes, in words: for its card and its exported files.
-
-
 def as_given(input_shape: tuple[int, int, int], normalization: Normalization | None) -> str:
     """Say how models take examples that nothing normalises; empty where images are normalised.
 

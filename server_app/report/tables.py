@@ -150,9 +150,6 @@ def _least(cells: Sequence[str], *, broken: bool) -> int:
     return max(min(len(word), _LONG_WORD) for cell in cells for word in cell.split() or [""])
 
 
-# The setting of a result in one line, for titles: data, split, clients and seed.
-
-
 def split_line(settings: Mapping[str, Any]) -> str:
     """Return how the data was divided: ``dirichlet-classes, alpha 0.3``; empty if unknown."""
     partition = str(settings.get("data.partition", ""))
@@ -195,18 +192,12 @@ def _joined(texts: Iterable[str]) -> str:
     return " / ".join(dict.fromkeys(text for text in texts if text))
 
 
-# Refused clients with their reasons, each reason once.
-
-
 def refusal_lines(refusals: Sequence[Mapping[str, str]]) -> list[str]:
     """Return a line per reason: ``node-3, node-7: no answer within 5 s``."""
     clients: dict[str, list[str]] = {}
     for entry in refusals:
         clients.setdefault(entry["reason"], []).append(entry["client"])
     return [f"{', '.join(dict.fromkeys(named))}: {reason}" for reason, named in clients.items()]
-
-
-# A result's facts about differential privacy.
 
 
 def privacy_facts(privacy: PrivacyConfig, *, sums: bool = False) -> dict[str, Any]:

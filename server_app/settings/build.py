@@ -46,9 +46,6 @@ if TYPE_CHECKING:
     from strategies.method import ModelBuilder
 
 
-# The checks of `oneshot run` on the nodes that it will simulate, ``client.nodes``, before it starts any.
-
-
 DEFAULT_SUPERNODES = 5
 
 

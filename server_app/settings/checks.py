@@ -62,11 +62,7 @@ def check_needs_of_settings(settings: Settings) -> None:
 
 
 def _check_last_layer(app: AppConfig, method: Choice) -> None:
-    """Refuse a solved start that clients would not take, or would not share; and a last layer made anew in rounds.
-
-    Raises:
-        OptionError: The error names the setting, its value and the reason.
-    """
+    """Refuse a solved start that clients would not take, or would not share; and a last layer made anew in rounds."""
     reasons = {
         f"with 'uploads' {app.uploads!r}: the start holds what every client of that run sent": bool(app.uploads),
         "with 'client.init' 'different'": app.client.init == "different",
@@ -82,11 +78,7 @@ def _check_last_layer(app: AppConfig, method: Choice) -> None:
 
 
 def _check_heads(app: AppConfig, method: Choice) -> None:
-    """Refuse heads on features, or sums of them, with a method that trains another kind of model or makes images.
-
-    Raises:
-        OptionError: The error names the setting, its value and the reason.
-    """
+    """Refuse heads on features, or sums of them, with a method that trains another kind of model or makes images."""
     named = {name: key for key, name in app.model.named() if name in app.model.on_features()}
     if not named or method.uploads == STATISTICS:
         reason = ""
@@ -107,11 +99,7 @@ def _check_heads(app: AppConfig, method: Choice) -> None:
 
 
 def _check_counts_of_sums(app: AppConfig, method: Choice) -> None:
-    """Refuse to keep label counts back from sums of features, which hold them.
-
-    Raises:
-        OptionError: The error names the setting, its value and the possible values.
-    """
+    """Refuse to keep label counts back from sums of features, which hold them."""
     if method.uploads != STATISTICS or app.privacy.on:
         return
     needs = {"share-label-counts": (app.client.share_label_counts, True),
@@ -171,11 +159,7 @@ def check_private_models(settings: Settings, split: Split) -> None:
 
 
 def _check_gatekeeper_of_stored(config: GatekeeperConfig, uploads: str) -> None:
-    """Refuse a gatekeeper where the uploads are those of another run.
-
-    Raises:
-        OptionError: The error names the setting, its value and the required value.
-    """
+    """Refuse a gatekeeper where the uploads are those of another run."""
     if config.policy != OFF:
         raise OptionError(
             f"setting 'gatekeeper.policy' is {config.policy!r} and 'uploads' {uploads!r}: must be {OFF!r}; clients "
@@ -184,11 +168,7 @@ def _check_gatekeeper_of_stored(config: GatekeeperConfig, uploads: str) -> None:
 
 
 def _check_private_sums(app: AppConfig) -> None:
-    """Refuse noisy sums in an ensemble, before a client spends its budget on them.
-
-    Raises:
-        OptionError: The error names the setting, its value and the reason.
-    """
+    """Refuse noisy sums in an ensemble, before a client spends its budget on them."""
     if sums := [name for name in app.model.mix() if kind_of(name) == STATISTICS]:
         raise OptionError(
             f"setting 'model.per-client' names {sums[0]!r}: must be other architectures with 'privacy.epsilon': "
@@ -197,11 +177,7 @@ def _check_private_sums(app: AppConfig) -> None:
 
 
 def _check_privacy(settings: Settings) -> None:
-    """Refuse a method that asks clients for more than one private upload of a classifier.
-
-    Raises:
-        OptionError: The error names the setting, its value and the possible values.
-    """
+    """Refuse a method that asks clients for more than one private upload of a classifier."""
     if not settings.app.privacy.on:
         return
     choice = settings.choice
@@ -226,11 +202,7 @@ def _asks_once(method: Method) -> bool:
 
 
 def _check_rounds(app: AppConfig, config: IterativeConfig, gatekeeper: GatekeeperConfig) -> None:
-    """Refuse what does not fit federated learning in rounds, before any client is asked.
-
-    Raises:
-        OptionError: The error names the setting, its value and the possible values.
-    """
+    """Refuse what does not fit federated learning in rounds, before any client is asked."""
     if app.attack.kind not in ("none", *POISONING):
         raise OptionError(
             f"setting 'attack.kind' is {app.attack.kind!r}: must be one of none, {', '.join(POISONING)} with method "

@@ -31,8 +31,6 @@ from strategies.scores.values import describe
 from strategies.teacher.ensemble import Ensemble
 
 if TYPE_CHECKING:
-    import torch
-
     from server_app.settings.read import Settings
 
 
@@ -95,9 +93,6 @@ def labelled_images(settings: Settings, seed: int) -> tuple[torch.Tensor, torch.
     train = open_half(settings, "train")
     share = train.take(server_share(train, seed=seed, proxy=data.proxy))
     return share.images, share.labels
-
-
-# The held-out images, which no client holds, and the accuracy of models on them.
 
 
 BATCH = 500
@@ -227,9 +222,6 @@ def percent(hits: int, total: int) -> float:
 
 def _models_of(model: nn.Module) -> int:
     return len(model.members) if isinstance(model, Ensemble) else 1
-
-
-# Accuracies by a function of the user's own, for runs of another project, whose held-out data only it knows.
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ TRUSTED = {
 # Every program that is started: (file, function) -> the code that switches off the telemetry of Flower and Ray.
 STARTED = {
     ("server_app/launch/guard.py", "_start_guardian"): "",  # it loads neither of them
-    ("server_app/launch/superlink.py", "start"): "env=self.environment",
+    ("server_app/launch/superlink.py", "prepare_runtime"): "env=run_environment(folder, token)",
     ("server_app/compare/cell.py", "run_cell"): "**QUIET",
     ("server_app/settings/commit.py", "_ask"): '[git, "-C", ',  # git loads neither
 }
@@ -158,7 +158,5 @@ def test_every_process_that_may_load_flower_or_ray_is_started_without_telemetry(
 
     assert found.keys() == STARTED.keys()
     assert [place for place, quiet in STARTED.items() if quiet not in found[place]] == []
-    # Every command of a run gets the run's environment, whose test is test_launch_environment.py.
-    assert "run_environment(folder, token)" in SOURCES["server_app/launch/superlink.py"]
     guardian = {name.partition(".")[0] for name in imports_of(parsed(SOURCES["server_app/launch/guard.py"])).values()}
     assert not guardian & {"flwr", "ray", *PACKAGES}

@@ -125,13 +125,11 @@ def wait_for(facts: Path, gave_up: Callable[[], bool]) -> dict[str, Any]:
     return seen
 
 
-@pytest.mark.parametrize("by_commands", [False, True])
+@pytest.mark.parametrize("ends", [False, True])
 def test_launch_passes_settings_and_returns_zero_when_the_run_completes_or_its_result_is_there(
-    app: Path, facts: Path, monkeypatch: pytest.MonkeyPatch, by_commands: bool
+    app: Path, facts: Path, ends: bool
 ) -> None:
-    """The run by commands completes; the other would go on for ever, so Flower is not waited for."""
-    if by_commands:  # as with a version of Flower without this client
-        monkeypatch.setitem(sys.modules, "flwr.supercore.control", None)
+    """One run completes; the other would go on for ever, so Flower is not waited for."""
     environment = app / "python"  # any folder with this file is a virtual environment, and is not shipped
     environment.mkdir()
     (environment / "pyvenv.cfg").write_text("")
@@ -142,17 +140,17 @@ def test_launch_passes_settings_and_returns_zero_when_the_run_completes_or_its_r
         "text": "a \"b\" 'c' \\ ä\n=",
         "lr.start": 1e-5,
         "flag": True,
-        "mode": "ask" if by_commands else "wait",
+        "mode": "ask" if ends else "wait",
     }
     lines: list[str] = []
-    there = (lambda: False) if by_commands else facts.exists
+    there = (lambda: False) if ends else facts.exists
     launched = launch(app, settings=settings, num_supernodes=3, echo=lines.append, is_finished=there)
     assert (launched.exit_code, launched.run_status, launched.reason) == (0, "finished:completed", ""), lines
     seen = json.loads(facts.read_text())
     assert seen["settings"] == settings
     assert len(seen["clients"]) == 3
     assert {client["cwd"] for client in seen["clients"]} == {str(Path(seen["folder"]) / "cwd")}
-    if by_commands:
+    if ends:
         assert is_gone(seen)
         assert any("got 3 replies" in line for line in lines)
     assert not any(line.endswith("\n") for line in lines)
