@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from fl_app.config import AppConfig
     from fl_app.node_policy import NodePolicy
 
+    State = dict[str, torch.Tensor]
+
 
 def without_its_text(msg: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
     """Answer with an unexpected error's type alone: on a deployed node its text, which may hold paths, stays there.
@@ -82,12 +84,7 @@ def fens(msg: Message, context: Context) -> Message:
     from client_app.fens import FensClient
     from strategies.client.fens import answer
 
-    try:
-        facts = node_facts(context.node_config, context.run_config)
-        local = FensClient(context.run_config, facts, node_policy(context.node_config, facts)).local()
-    except OneShotError as error:
-        return answer_question(msg, {"client": client_name(context.node_config), "error": str(error)}, ArrayRecord())
-    return answer(msg, local)
+    return _answer_as(msg, context, lambda *own: FensClient(*own).local(), answer)
 
 
 @app.train("evaluate")
@@ -99,57 +96,66 @@ def evaluate(msg: Message, context: Context) -> Message:
     from strategies.client.evaluation import answer
 
     torch.set_num_threads(1)
-    try:
-        facts = node_facts(context.node_config, context.run_config)
-        side = EvaluatingClient(context.run_config, facts, node_policy(context.node_config, facts)).side()
-    except OneShotError as error:
-        return answer_question(msg, {"client": client_name(context.node_config), "error": str(error)}, ArrayRecord())
-    return answer(msg, side)
+    return _answer_as(msg, context, lambda *own: EvaluatingClient(*own).side(), answer)
 
 
 @app.train("head")
 def head(msg: Message, context: Context) -> Message:
     """Answer with the sums of the last layer's inputs in the server's model."""
-    import torch
-
     from client_app.last_layer import SummingClient
 
     said = dict(msg.content.config_records.get("config", ConfigRecord()))
-    record, sums = {"client": client_name(context.node_config)}, dict[str, torch.Tensor]()
-    torch.set_num_threads(1)
-    try:
-        facts = node_facts(context.node_config, context.run_config)
-        record["client"] = client_name(facts)
-        sent = read_arrays(msg.content.array_records.get("arrays", ArrayRecord()), torch.from_numpy)
-        sums = SummingClient(context.run_config, facts, node_policy(context.node_config, facts)).sums(said, sent)
-    except OneShotError as error:
-        record["error"] = str(error)
-    return answer_question(msg, record, ArrayRecord(sums))
+
+    def sums(facts: Mapping[str, Any], policy: NodePolicy, sent: State) -> State:
+        return SummingClient(context.run_config, facts, policy).sums(said, sent)
+
+    return _answer_with(sums, msg, context)
 
 
 @app.train("fusefl")
 def fusefl(msg: Message, context: Context) -> Message:
     """Answer a question of FuseFL: train the next block on top of all clients' blocks, or send moments of features."""
-    import torch
-
     from client_app.fusefl import answer
     from fl_app.config import AppConfig
 
     said = dict(msg.content.config_records.get("config", ConfigRecord()))
-    record = {"client": client_name(context.node_config), "stage": said.get("stage", 0)}
-    state = dict[str, torch.Tensor]()
+
+    def block(facts: Mapping[str, Any], policy: NodePolicy, sent: State) -> State:
+        config = AppConfig.from_settings(context.run_config)
+        limit = float(facts.get("max-ensemble-mib", config.client.max_ensemble_mib))
+        return answer(config, Node.of(facts, config, policy), said, sent, max_mib=limit)
+
+    return _answer_with(block, msg, context, stage=said.get("stage", 0))
+
+
+def _answer_as(
+    msg: Message, context: Context, side: Callable[..., Any], answer: Callable[[Message, Any], Message]
+) -> Message:
+    """Answer with what the library needs of this client, or with the reason why the node does not permit it."""
+    try:
+        facts = node_facts(context.node_config, context.run_config)
+        own = side(context.run_config, facts, node_policy(context.node_config, facts))
+    except OneShotError as error:
+        return answer_question(msg, {"client": client_name(context.node_config), "error": str(error)}, ArrayRecord())
+    return answer(msg, own)
+
+
+def _answer_with(make: Callable[..., State], msg: Message, context: Context, **known: Any) -> Message:
+    """Answer with the tensors that this client makes of its facts, its policy and the tensors that it is sent."""
+    import torch
+
+    record: dict[str, Any] = {"client": client_name(context.node_config), **known}
+    made: State = {}
+    torch.set_num_threads(1)
     try:
         facts = node_facts(context.node_config, context.run_config)
         record["client"] = client_name(facts)
-        config = AppConfig.from_settings(context.run_config)
-        node = Node.of(facts, config, node_policy(context.node_config, facts))
-        torch.set_num_threads(1)
-        limit = float(facts.get("max-ensemble-mib", config.client.max_ensemble_mib))
+        policy = node_policy(context.node_config, facts)
         sent = read_arrays(msg.content.array_records.get("arrays", ArrayRecord()), torch.from_numpy)
-        state = answer(config, node, said, sent, max_mib=limit)
+        made = make(facts, policy, sent)
     except OneShotError as error:
         record["error"] = str(error)
-    return answer_question(msg, record, ArrayRecord(state))
+    return answer_question(msg, record, ArrayRecord(made))
 
 
 @app.query()
@@ -183,7 +189,7 @@ def _one_round(msg: Message, context: Context, facts: Mapping[str, Any], policy:
         return failure(msg, client=client_name(facts), reason=str(error))
 
 
-def _reply(msg: Message, config: AppConfig, node: Node, trained: Trained, state: dict[str, torch.Tensor]) -> Message:
+def _reply(msg: Message, config: AppConfig, node: Node, trained: Trained, state: State) -> Message:
     facts = trained.facts
     if facts.label_counts is not None:
         facts = replace(facts, label_counts=reported_counts(facts.label_counts, config.client, node.policy))

@@ -114,12 +114,9 @@ class KeptModel:
         row = {**trained.facts.as_row(), **measured, "epsilon": trained.epsilon}
         atomic_write(self._weights, data)
         atomic_write(self._facts, json.dumps(with_digest({**row, _WEIGHTS: hashlib.sha256(data).hexdigest()})).encode())
-        self._forget_older_rounds()
-        forget_older_runs(self._folder)
-
-    def _forget_older_rounds(self) -> None:
         pattern = re.compile(rf"{re.escape(self._client)}-\d+\.safetensors")
         others = [path for path in self._folder.iterdir() if pattern.fullmatch(path.name) and path != self._weights]
         for path in newest_first(others)[MODELS_KEPT - 1 :] if is_ours(self._folder) else ():
             path.with_suffix(".json").unlink(missing_ok=True)
             path.unlink(missing_ok=True)
+        forget_older_runs(self._folder)

@@ -47,6 +47,10 @@ class Wanted:
     config: AppConfig
     cache: FeatureCache | None = None
 
+    def built(self, builder_of: Callable[..., Callable[[], nn.Module]]) -> nn.Module:
+        """Return what a function of name, classes, shape and normalisation builds."""
+        return builder_of(self.name, self.num_classes, self.input_shape, self.normalization)()
+
 
 @dataclass(frozen=True)
 class Task:
@@ -89,14 +93,6 @@ def _classifier(wanted: Wanted) -> nn.Module:
     )
 
 
-def _open_set(wanted: Wanted) -> nn.Module:
-    return open_set_builder(wanted.name, wanted.num_classes, wanted.input_shape, wanted.normalization)()
-
-
-def _prototypes(wanted: Wanted) -> nn.Module:
-    return prototype_builder(wanted.name, wanted.num_classes, wanted.input_shape, wanted.normalization)()
-
-
 def _blocks(wanted: Wanted) -> nn.Module:
     return cut(wanted.name, _classifier(wanted), wanted.config.client.blocks)
 
@@ -121,8 +117,8 @@ def _function(wanted: Wanted) -> FeatureFunction:
 
 TASKS: Mapping[str, Task] = {
     "classifier": Task(_classifier, local.train),
-    "open-set": Task(_open_set, fedov.train),
-    "prototypes": Task(_prototypes, fafi.train),
+    "open-set": Task(lambda wanted: wanted.built(open_set_builder), fedov.train),
+    "prototypes": Task(lambda wanted: wanted.built(prototype_builder), fafi.train),
     "block": Task(_blocks, local.train, sent="0.", calibrates=False),
     "cvae": Task(_cvae, fedcvae_ens.train, sent="decoder."),
     "statistics": Task(_sums, features.add_up, features.add_up_privately, calibrates=False),

@@ -389,13 +389,9 @@ def load_checkpoint(path: Path) -> dict[str, torch.Tensor]:
     """
     found = read_checkpoint(path)
     for name, value in found.items():
-        _refuse_unsendable(value, f"checkpoint {path}, tensor {name!r}")
+        try:
+            value.detach().numpy()
+        except (RuntimeError, TypeError) as error:
+            kind = f"{value.dtype}, {value.layout}"
+            raise refusals.not_dense(f"checkpoint {path}, tensor {name!r}", kind) from error
     return found
-
-
-def _refuse_unsendable(value: torch.Tensor, what: str) -> None:
-    try:
-        value.detach().numpy()
-    except (RuntimeError, TypeError) as error:
-        kind = f"{value.dtype}, {value.layout}"
-        raise refusals.not_dense(what, kind) from error

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from strategies.core.offline import unusable_proxies, without_proxy
 
@@ -32,3 +34,18 @@ def prepare() -> None:
         for name, reason in unusable_proxies(os.environ).items():
             logging.getLogger(__name__).warning("%s %s: it is not used", name, reason)
         os.environ.update(without_proxy(os.environ))
+
+
+@contextmanager
+def variables(named: Mapping[str, str]) -> Iterator[None]:
+    """Set variables of the environment for a block."""
+    before = {name: os.environ.get(name) for name in named}
+    os.environ.update(named)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -107,10 +107,7 @@ def check_left_out(name: str, left_out: str) -> None:
 
 
 def _torchvision(name: str) -> Open:
-    def open_domain(root: Path, split: str, _: int, download: bool) -> tuple[torch.Tensor, Read]:
-        return torchvision_sets.open_set(name, split, root, download=download)
-
-    return open_domain
+    return lambda root, split, _, download: torchvision_sets.open_set(name, split, root, download=download)
 
 
 def _mnist_m(root: Path, split: str, size: int, _: bool) -> tuple[torch.Tensor, Read]:
@@ -132,11 +129,8 @@ def _syn(root: Path, split: str, size: int, _: bool) -> tuple[torch.Tensor, Read
 
 
 def _pacs(domain: str) -> Open:
-    def open_domain(root: Path, _: str, size: int, __: bool) -> tuple[torch.Tensor, Read]:
-        get = "Get it from the authors (Li et al., ICCV 2017, https://domaingeneralization.github.io)"
-        return _classes(root / "PACS" / domain, THINGS, size, get=get)
-
-    return open_domain
+    get = "Get it from the authors (Li et al., ICCV 2017, https://domaingeneralization.github.io)"
+    return lambda root, _, size, __: _classes(root / "PACS" / domain, THINGS, size, get=get)
 
 
 def _classes(folder: Path, wanted: tuple[str, ...], size: int, *, get: str) -> tuple[torch.Tensor, Read]:
@@ -161,14 +155,10 @@ def _listed(listed: Path, folder: Path, size: int) -> tuple[torch.Tensor, Read]:
         raise DataError(
             f"list {listed} under data.root is damaged: {error}; a line must be '<image> <label>'"
         ) from error
-    return _digits_only(labels, listed), reader(files, size)
-
-
-def _digits_only(labels: torch.Tensor, file: Path) -> torch.Tensor:
     if not len(labels) or labels.min() < 0 or labels.max() > 9:
         found = f"labels from {labels.min()} to {labels.max()}" if len(labels) else "no labels"
-        raise DataError(f"file {file} under data.root has {found}: must be 0 to 9")
-    return labels
+        raise DataError(f"file {listed} under data.root has {found}: must be 0 to 9")
+    return labels, reader(files, size)
 
 
 GROUPS: Mapping[str, Group] = {

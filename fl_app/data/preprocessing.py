@@ -122,7 +122,10 @@ def augment(images: torch.Tensor, kind: str, generator: torch.Generator) -> torc
         mirrored = torch.rand(count, generator=generator, device=device).to(images.device) < 0.5
         return torch.where(mirrored[:, None, None, None], images.flip(3), images)
     if kind == "crop-flip":
-        return _cropped(images, generator)
+        count, device = len(images), generator.device
+        top, left = torch.randint(0, 2 * PADDING + 1, (2, count), generator=generator, device=device).to(images.device)
+        flip = torch.rand(count, generator=generator, device=device).to(images.device) < 0.5
+        return crop_flip(images, top, left, flip=flip)
     turned = _rotated(images, generator) if kind == "rotate-flip" else enlarged(images, LEFT, RATIO, generator)
     return augment(turned, "flip", generator)
 
@@ -194,13 +197,6 @@ def rectangles(
 def uniform(shape: tuple[int, ...], low: float, high: float, generator: torch.Generator) -> torch.Tensor:
     """Return numbers drawn uniformly from [low, high), float32 of a shape, on the generator's device."""
     return low + (high - low) * torch.rand(shape, generator=generator, device=generator.device)
-
-
-def _cropped(images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    count, device = len(images), generator.device
-    top, left = torch.randint(0, 2 * PADDING + 1, (2, count), generator=generator, device=device).to(images.device)
-    flip = torch.rand(count, generator=generator, device=device).to(images.device) < 0.5
-    return crop_flip(images, top, left, flip=flip)
 
 
 def crop_flip(images: torch.Tensor, top: torch.Tensor, left: torch.Tensor, *, flip: torch.Tensor) -> torch.Tensor:

@@ -122,11 +122,10 @@ def pixels(
     *,
     num_classes: int,
     shape: tuple[int, int],
-    augmentation: str = "none",
 ) -> Split:
     """Return the split of a set of square images (channels, side), with mean and deviation 0.5 per channel."""
     channels, size = shape
-    return Split(labels, num_classes, (channels, size, size), Normalization.half(channels), augmentation, read)
+    return Split(labels, num_classes, (channels, size, size), Normalization.half(channels), "none", read)
 
 
 def unchanged(

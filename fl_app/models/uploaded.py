@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from fl_app.models.client_nets import CUTS, FirstBlock, cut
+from fl_app.models.client_nets import CUTS, Decoder, FirstBlock, PrototypeNet, cut
 from strategies.core.errors import OptionError
 from strategies.core.facts import SUFFIXES
 
@@ -74,7 +74,7 @@ def uploaded_builders(  # noqa: PLR0913  what the models of six kinds of uploads
         return {uploaded_name(task, name): partial(first, name) for name in whole}
     if task == "statistics":
         return {SUMS: sums or partial(FeatureFunction().sums, num_classes)}
-    decoder = partial(_decoder, num_classes, input_shape, latent=latent)
+    decoder = partial(Decoder, num_classes, input_shape, latent=latent)
     decoder()  # raises for images of another size
     return {DECODER: decoder}
 
@@ -122,17 +122,9 @@ def prototype_builder(
 def _prototypes(
     name: str, num_classes: int, input_shape: tuple[int, int, int], normalization: tuple[Any, Any] | None
 ) -> nn.Module:
-    from fl_app.models.client_nets import PrototypeNet
-
     encoder = build(name, num_classes=num_classes, input_shape=input_shape, normalization=normalization)
     return PrototypeNet(encoder, num_classes)
 
 
 def _first_block(name: str, *, blocks: int, num_classes: int, input_shape: tuple[int, int, int]) -> nn.Module:
     return FirstBlock(cut(name, build(name, num_classes=num_classes, input_shape=input_shape), blocks))
-
-
-def _decoder(num_classes: int, input_shape: tuple[int, int, int], *, latent: int) -> nn.Module:
-    from .client_nets import Decoder  # imported here because most runs have no decoder
-
-    return Decoder(num_classes, input_shape, latent=latent)

@@ -19,6 +19,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from server_app.launch.guard import TOKEN_KEY
 from server_app.replay.request import ReplayRequest
 from server_app.replay.stored import replay_run
@@ -122,7 +124,7 @@ class _Meter:
             self._before.wall_s + time.monotonic() - self._wall,
             self._before.cpu_s + time.process_time() - self._cpu,
             max(self._before.peak_mib, peak_mib()),
-            max(self._before.gpu_mib, _gpu_mib()),
+            max(self._before.gpu_mib, torch.cuda.max_memory_allocated() / MIB),  # 0 before its first use
         )
         with store_errors(self._lines.path):
             self._lines.append({"step": step, **asdict(now)})
@@ -149,13 +151,6 @@ def peak_mib() -> float:
         status = Path("/proc/self/status").read_text()
         return int(status.partition("VmHWM:")[2].split()[0]) / 2**10
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / MIB  # macOS counts bytes
-
-
-def _gpu_mib() -> float:
-    import torch
-
-    # 0 without a GPU, or before its first use.
-    return torch.cuda.max_memory_allocated() / MIB
 
 
 SCORES_FILE = "scores.json"  # shared by the cells on the uploads of one run

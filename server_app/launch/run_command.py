@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 import time
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import typer
 
+from fl_app.environment import variables
 from fl_app.node_config import SUPERNODES_VARIABLE
 from server_app.launch.console import INTERRUPTED, echo_to, errors, oneshot, progress_bar
 from server_app.launch.result import print_result
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
 
 RESUME_FILE = "resume.toml"
+Launcher = Callable[..., "Launched"]  # runs the app to its end, as server_app.launch.superlink.launch
 
 
 def leave_resume_file(folder: Path, settings: Mapping[str, Scalar]) -> None:
@@ -65,15 +66,6 @@ def leave_resume_file(folder: Path, settings: Mapping[str, Scalar]) -> None:
 def how_to_go_on(folder: Path) -> str:
     """Return the command with which the operator of a deployment resumes a run."""
     return f"flwr run APP SUPERLINK --run-config {shlex.quote(str(folder / RESUME_FILE))}"
-
-
-class Launcher(Protocol):
-    """Runs the app to its end; see :func:`server_app.launch.superlink.launch`."""
-
-    def __call__(
-        self, app_dir: Path, *, settings: Mapping[str, Scalar], num_supernodes: int, echo: Callable[[str], None]
-    ) -> Launched:
-        """Run it, and return how it ended."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +138,7 @@ def launch_run(
 def _start(app: Path, run: PlannedRun, failing: errors, start: Launcher) -> Launched:
     # The ServerApp writes it to run.json, so that a resumed run has the same clients; the app runs from a copy.
     named = {SUPERNODES_VARIABLE: str(run.num_supernodes), COMMIT_VARIABLE: commit_of(app)}
-    with _environment(named), progress_bar(failing.format):
+    with variables(named), progress_bar(failing.format):
         return start(app, settings=run.given, num_supernodes=run.num_supernodes, echo=echo_to(failing.format))
 
 
@@ -154,21 +146,6 @@ def _launcher(is_finished: Callable[[], bool], runtime: Runtime | None) -> Launc
     from server_app.launch.superlink import launch
 
     return partial(launch, is_finished=is_finished, runtime=runtime)
-
-
-@contextmanager
-def _environment(named: Mapping[str, str]) -> Iterator[None]:
-    """Set variables of the environment for a block."""
-    before = {name: os.environ.get(name) for name in named}
-    os.environ.update(named)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 def plan_run(given: Mapping[str, Scalar], num_supernodes: int | None = None) -> PlannedRun:
@@ -348,14 +325,11 @@ def resumed_supernodes(folder: Path) -> int:
     with RunFolder.open(folder, write=False) as run_folder:
         info, pinned = run_folder.info, pinned_clients(run_folder.round(1))
     elsewhere = info.get("num-supernodes") == 0 and "replay-of" not in info and _finished(folder) is None
-    if elsewhere and (pinned is None or _needs_clients(read_settings(stored_settings(folder)))):
-        raise OptionError(f"{folder} asks clients that are not here: resume it by: {how_to_go_on(folder)}")
+    if elsewhere:
+        settings = read_settings(stored_settings(folder))
+        if pinned is None or settings.choice.asks_again or settings.plan.rounds > 1:
+            raise OptionError(f"{folder} asks clients that are not here: resume it by: {how_to_go_on(folder)}")
     return stored_supernodes(folder)
-
-
-def _needs_clients(settings: Settings) -> bool:
-    """Return whether a method needs its clients after their first upload."""
-    return settings.choice.asks_again or settings.plan.rounds > 1
 
 
 def _refuse_replay(folder: Path) -> None:

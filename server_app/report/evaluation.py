@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,23 +29,9 @@ from strategies.run.uploads import StoredWeights
 from strategies.teacher.ensemble import Ensemble
 from strategies.uploads.tensors import weights_sha256
 
-Scores = TypeVar("Scores")
-
-
-class ScoreCache(Protocol):
-    """Returns scores, cached or computed."""
-
-    def __call__(self, what: str, make: Callable[[], Scores]) -> Scores:
-        """Return the scores of that name."""
-
-
-def fresh(what: str, make: Callable[[], Scores]) -> Scores:  # noqa: ARG001  the signature of every Keep
-    """Compute the scores and cache none."""
-    return make()
-
 
 class KeptScores:
-    """A :class:`ScoreCache` with a file.
+    """Scores of the same uploads, in a file that several methods share.
 
     Cached scores hold for the same uploads, examples, student, normalisation, device and threads; for others they are
     computed again. Of two processes that write the file at once, one may lose what it wrote, and it is computed again.
@@ -55,7 +41,7 @@ class KeptScores:
         self._path = path
         self._key = _key(job, held_out)
 
-    def __call__(self, what: str, make: Callable[[], Scores]) -> Scores:
+    def __call__(self, what: str, make: Callable[[], Any]) -> Any:
         """Return the scores of that name, JSON values; compute them if the file lacks them.
 
         If the file cannot be read or written, the scores are computed again.
@@ -69,8 +55,7 @@ class KeptScores:
             found.setdefault(self._key, {})[what] = kept[what]
             with suppress(StoreError):
                 write_json(self._path, found)
-        scores: Scores = kept[what]
-        return scores
+        return kept[what]
 
     def _read(self) -> dict[str, dict[str, Any]]:
         try:
@@ -198,8 +183,8 @@ def evaluate(
             done += models
             journal.report(done, total)
 
-        keep = fresh if kept is None else KeptScores(kept, report.job, held_out)
-        rows = result_table(report, method_name, replace(held_out, passed=count), keep=keep, averaging=averaging)
+        stored = None if kept is None else KeptScores(kept, report.job, held_out)
+        rows = result_table(report, method_name, replace(held_out, passed=count), kept=stored, averaging=averaging)
         journal.report(total, total)  # kept scores need no pass
     # Trained models are seldom so bad.
     known = [row.accuracy for row in rows if row.accuracy is not None]
@@ -212,7 +197,7 @@ def evaluate(
 
 
 def result_table(
-    report: StageReport, method_name: str, held_out: Scorer, *, keep: ScoreCache = fresh, averaging: Any = None
+    report: StageReport, method_name: str, held_out: Scorer, *, kept: KeptScores | None = None, averaging: Any = None
 ) -> list[Row]:
     """Compare the method's result with the baselines of the same uploads.
 
@@ -220,7 +205,7 @@ def result_table(
         report: The finished server stage.
         method_name: Its method.
         held_out: The held-out images, used for no training and no choice.
-        keep: Returns the scores that depend on the uploads alone.
+        kept: The scores that depend on the uploads alone; None: they are computed.
         averaging: As :func:`evaluate` takes it.
 
     Returns:
@@ -232,6 +217,7 @@ def result_table(
         title = method.titled(job.config)
         return [Row.of(title, method.kind, held_out.scored(load_model(report.outcome, job)))]
     rows, together = list[Row](), dict[str, Any]()
+    keep = kept or (lambda _, make: make())
     usual = METHODS["fedavg"].config()
     averaging = averaging or usual
     averaged = "fedavg" if averaging == usual else f"fedavg {averaging}"

@@ -105,10 +105,10 @@ def _best(result: Mapping[str, Any]) -> str:
     return "" if same else f"{best:.2f} %, chosen on the held-out examples themselves"
 
 
-def _changed(settings: Mapping[str, Any], but: Sequence[str] = _PLACES) -> str:
+def _changed(settings: Mapping[str, Any]) -> str:
     """Return the settings that differ from the app's defaults, as ``key=value`` pairs."""
     defaults = default_settings()
-    changed = [key for key, value in settings.items() if key not in but and defaults.get(key, value) != value]
+    changed = [key for key, value in settings.items() if key not in _PLACES and defaults.get(key, value) != value]
     return " ".join(f"{key}={to_toml(settings[key])}" for key in changed)
 
 

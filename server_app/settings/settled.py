@@ -13,7 +13,7 @@ from server_app.settings.read import Settings, known_options, listed_settings, m
 from server_app.settings.server_data import open_half
 from strategies.core.errors import OptionError
 from strategies.core.options import ADOPTION, REPLAY, RESUME, Scalar, parse
-from strategies.method import ClientAsks, Need
+from strategies.method import Need
 from strategies.run.run_folder import RunFolder
 
 
@@ -72,7 +72,9 @@ def check_adopted(settings: Settings, num_supernodes: int) -> None:
             )
     if num_supernodes != (made := int(info.get("num-supernodes", 0))):
         raise OptionError(f"--num-supernodes is {num_supernodes}: must be {made}, that of the run of the uploads")
-    asked, before = settings.plan.asks, asked_by(stored)
+    earlier = CHOICES[str(stored["method"])]
+    config: Any = parse(earlier.config, stored, earlier.name, str(stored["preset"]))
+    asked, before = settings.plan.asks, earlier.plan(config).asks
     held = [
         ("holdout", asked.holdout, before.holdout),
         ("holdout-per-class", asked.holdout_per_class, before.holdout_per_class),
@@ -83,13 +85,6 @@ def check_adopted(settings: Settings, num_supernodes: int) -> None:
                 f"setting '{method.name}.{name}' is {value!r}, but the clients of {settings.app.uploads} kept "
                 f"{was if before.holdout else 'nothing'} from training: must be a run whose clients did as this one's"
             )
-
-
-def asked_by(stored: Mapping[str, Any]) -> ClientAsks:
-    """Return the questions that the method of a run sends its clients."""
-    method = CHOICES[str(stored["method"])]
-    config: Any = parse(method.config, stored, method.name, str(stored["preset"]))
-    return method.plan(config).asks
 
 
 def check_settled(stored: Mapping[str, Any], settings: Settings) -> None:

@@ -33,7 +33,9 @@ def merge_settings(
     merged: dict[str, Scalar] = {}
     for source in sources:
         file = _file_of(source, kinds)
-        merged.update(_read_pairs(source, kinds) if file is None else _read_file(file))
+        merged.update(
+            _read_pairs(source, kinds) if file is None else _flat(read_toml_file(file, "settings file"), str(file))
+        )
     for key, value in merged.items():
         if former and key in former:
             raise OptionError(f"setting {key!r} is {former[key]}")
@@ -83,10 +85,6 @@ def _file_of(source: str, kinds: Mapping[str, type]) -> Path | None:
             f"settings file, such as 'short'{meant(name, known)}"
         )
     return CONF / f"{name}.toml"
-
-
-def _read_file(path: Path) -> dict[str, Scalar]:
-    return dict(_flat(read_toml_file(path, "settings file"), str(path)))
 
 
 def _flat(table: Mapping[str, Any], where: str, prefix: str = "") -> Iterator[tuple[str, Scalar]]:
