@@ -11,7 +11,6 @@ import json
 import math
 import re
 from dataclasses import dataclass
-from logging import getLogger
 
 import torch
 from safetensors import SafetensorError
@@ -21,6 +20,7 @@ from strategies.core.durable import atomic_write, read_facts, sha256_file, with_
 from strategies.core.errors import StoreError
 from strategies.core.facts import UploadFacts
 from strategies.core.places import check_round, forget_older_runs, is_ours, make_run_place, newest_first, run_place
+from strategies.core.scan import LOG
 
 # A client's newest models of one run, since the server names the rounds. FuseFL asks again for at most four of them.
 MODELS_KEPT = 8
@@ -28,9 +28,6 @@ MODELS_KEPT = 8
 _WEIGHTS = "weights-sha256"
 # Facts that are NaN where a training does not measure them, or diverges.
 _MEASURED = ("loss", "accuracy")
-
-# Flower's own logger, so that its lines reach the log of the run.
-LOG = getLogger("flwr")
 
 
 @dataclass(frozen=True)

@@ -29,12 +29,8 @@ class Node:
         client: Its stable name.
         partition_id: The number of its part of the training set.
         num_partitions: The number of parts of the training set.
-        architecture: Its model.
-        checkpoint: Path of its pretrained model; empty if it trains.
-        data_root: Its own data folder; empty for the app's setting.
         has_data: Whether it holds training examples; one that trains has those of its default place at the least.
         state_dir: Its folder for trained models; empty for the default place.
-        device: The device of its training; empty for the app's setting.
         policy: Its limits for the settings of a run.
     """
 
@@ -94,8 +90,6 @@ class TrainRequest:
 
     Attributes:
         run_id: The run folder's id; empty if the server keeps no run, and then the client keeps nothing either.
-        server_round: From 1.
-        seed: The run's seed.
         holdout: Share of the client's examples held out of training for requests after the upload, in [0, 1).
         per_class: Whether the held-out share is stratified by class.
         test_share: Share of each class that is never trained on, and scored at the end, in [0, 0.5].

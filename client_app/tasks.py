@@ -32,12 +32,7 @@ class Wanted:
     """The model that a client trains.
 
     Attributes:
-        name: The client's architecture.
-        num_classes: C.
         input_shape: (channels, height, width) of one image.
-        normalization: Of the data set's pixels.
-        config: The app's settings.
-        cache: Of the client's features; None for none.
     """
 
     name: str

@@ -10,7 +10,6 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from logging import getLogger
 from pathlib import Path
 
 import torch
@@ -54,12 +53,10 @@ from strategies.core.facts import (
 )
 from strategies.core.places import expand_user, state_root
 from strategies.core.processor import flush_subnormals
+from strategies.core.scan import LOG
 from strategies.core.seeds import derive_seed, generator, initial_torch, seeded_torch
 
 State = dict[str, torch.Tensor]
-
-# Flower's own logger, so that its lines reach the log of the run.
-LOG = getLogger("flwr")
 
 # The range of activations over this many examples is close to that over all, and takes seconds with the largest model.
 EXAMPLES = 512
@@ -77,8 +74,6 @@ class LocalExamples:
     """A client's own examples.
 
     Attributes:
-        split: The training half of the data set.
-        train: Positions in it that the client trains on.
         held: Positions that are held out for requests after the upload.
         test: Positions that results are scored on at the end.
     """

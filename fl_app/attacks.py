@@ -133,13 +133,10 @@ class AttackConfig:
 
 
 def triggered(images: torch.Tensor) -> torch.Tensor:
-    """Return images with the trigger: a white square in the lower right corner.
+    """Return images with the trigger, a white square in the lower right corner, of the same shape and type.
 
     Args:
         images: [N, ch, H, W], uint8 or float in [0, 1]; left unchanged.
-
-    Returns:
-        Images of the same shape and type.
     """
     side = max(SMALLEST, images.shape[-1] // SHARE_OF_SIDE)
     marked = images.clone()

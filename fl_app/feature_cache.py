@@ -13,7 +13,6 @@ import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
-from logging import getLogger
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -25,9 +24,7 @@ from fl_app.data.preprocessing import check_pixels
 from fl_app.models.features import Extractor, FeatureFunction
 from strategies.core.durable import MIB
 from strategies.core.places import make_private
-
-# Flower's own logger, so that its lines reach the log of the run.
-LOG = getLogger("flwr")
+from strategies.core.scan import LOG
 
 SUFFIX, UNFINISHED = ".npy", ".tmp"
 DAY = 24 * 3600.0

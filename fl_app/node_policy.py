@@ -13,7 +13,6 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from logging import getLogger
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from strategies.core.errors import DataError, OptionError, UploadError
 from strategies.core.facts import backbone_in
 from strategies.core.options import listed
 from strategies.core.places import expand_user
+from strategies.core.scan import LOG
 
 LABEL_COUNTS = ("numbers", "presence", "none")
 SHARES = ("sums", "confusion", "accuracy")  # of an evaluation, most first
@@ -30,9 +30,6 @@ CACHE_MIB = 1024.0  # the default of features.cache-mib
 DELTA = 1e-4  # the sum of ten runs with the default of privacy.delta
 # The keys that end the free choice of paths.
 _GUARDING = ("read", "state-dir", "max-epsilon", "max-delta")
-
-# Flower's own logger, so that its lines reach the node's log.
-LOG = getLogger("flwr")
 
 
 @dataclass(frozen=True)

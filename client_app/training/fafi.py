@@ -169,9 +169,6 @@ def supervised_contrast(directions: torch.Tensor, labels: torch.Tensor, temperat
         directions: v, unit vectors [N, F].
         labels: [N]; each class that occurs has at least two.
         temperature: t.
-
-    Returns:
-        A scalar.
     """
     self = torch.eye(len(labels), dtype=torch.bool, device=labels.device)
     shares = (directions @ directions.T / temperature).masked_fill(self, -torch.inf).log_softmax(1)

@@ -9,7 +9,6 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from logging import getLogger
 
 import torch
 
@@ -23,13 +22,11 @@ from fl_app.models.features import FeatureFunction
 from fl_app.privacy import PrivacyConfig
 from strategies.core import refusals
 from strategies.core.facts import GRAM
+from strategies.core.scan import LOG
 from strategies.statistics.moments import FeatureMoments
 from strategies.statistics.privacy import release_sums
 from strategies.statistics.sums import Statistics
 from strategies.statistics.uploaded import FeatureSums, examples_of
-
-# Flower's own logger, so that its lines reach the log of the run.
-LOG = getLogger("flwr")
 
 NOT_MEASURED = Epoch(1, float("nan"), float("nan"))
 

@@ -56,16 +56,13 @@ def train(model: nn.Module, training: Training) -> Epoch:
 
 
 def reconstruction(logits: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
-    """Return the error of decoded images, summed over pixels and averaged over the batch.
+    """Return the error of decoded images, summed over pixels and averaged over the batch, a scalar.
 
     It is the binary cross-entropy of the pixels for grey images, and the squared error for coloured ones.
 
     Args:
         logits: Of the decoded pixels [B, ch, H, W].
         images: Pixels in [0, 1] [B, ch, H, W].
-
-    Returns:
-        A scalar.
     """
     if images.shape[1] == 1:
         return F.binary_cross_entropy_with_logits(logits, images, reduction="sum") / len(images)

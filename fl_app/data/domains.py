@@ -37,7 +37,6 @@ class Group:
     """Domains with the same classes.
 
     Attributes:
-        num_classes: C.
         classes: Their names, in the order of their numbers; empty where numbers are their names.
         image_size: Height and width that the papers use, in pixels; 0 if they name none.
         domains: The function that opens each domain, by name; clients get the domains in this order.

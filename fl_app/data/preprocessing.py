@@ -95,7 +95,7 @@ def unit_pixels(images: torch.Tensor) -> torch.Tensor:
 
 
 def augment(images: torch.Tensor, kind: str, generator: torch.Generator) -> torch.Tensor:
-    """Apply a data set's random augmentation, drawn anew for each image.
+    """Apply a data set's random augmentation, drawn anew for each image; shape and dtype stay.
 
     ``crop-flip`` is Co-Boosting's and DENSE's for CIFAR: zero-pad by 4, crop at a random place, mirror with chance 1/2.
     ``flip``, FENS's for SVHN, only mirrors. ``rotate-flip``, DENSE's for Tiny-ImageNet, turns by up to 20 degrees, with
@@ -106,9 +106,6 @@ def augment(images: torch.Tensor, kind: str, generator: torch.Generator) -> torc
         images: uint8 or float [B, ch, H, W], before normalisation; left unchanged.
         kind: One of :data:`AUGMENTATIONS`.
         generator: Generator of the draws.
-
-    Returns:
-        Images of the same shape and dtype.
 
     Raises:
         OptionError: The kind is unknown.
@@ -145,7 +142,7 @@ def enlarged(
     *,
     draws: int = 0,
 ) -> torch.Tensor:
-    """Enlarge a part of each image to the whole, bilinear.
+    """Enlarge a part of each image to the whole, bilinear; shape and dtype stay.
 
     Args:
         images: uint8 or float [B, ch, H, W].
@@ -153,9 +150,6 @@ def enlarged(
         ratio: Least and largest ratio of the part's width to its height.
         generator: Generator of the draws.
         draws: The number of parts that are drawn, 1 for all images or B; 0: B.
-
-    Returns:
-        Images of the same shape and dtype.
     """
     centre, half = (places.view(-1, 2) for places in rectangles(draws or len(images), area, ratio, generator))
     transforms = torch.cat([torch.diag_embed(half), centre[..., None]], dim=2)

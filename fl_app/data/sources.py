@@ -73,7 +73,11 @@ def open_split(
     """
     if split not in SPLITS:
         raise ValueError(f"split is {split!r}: must be one of {', '.join(SPLITS)}")
-    _check(name, image_size, left_out, normalization)
+    if name not in SOURCES:
+        raise OptionError(f"setting 'data.name' is {name!r}: must be one of {', '.join(SOURCES)}")
+    domains.check_left_out(name, left_out)
+    _check_size(name, image_size)
+    check_normalization(name, normalization)
     place, download = data_root(root), download and not offline()
     if name == "digits":
         return _digits(split, image_size)
@@ -146,14 +150,6 @@ def open_folders(root: Path, split: str, image_size: int, classes: Sequence[str]
 def data_root(root: str = "") -> Path:
     """Return the folder of the data sets: ``root``, else ``ONESHOT_DATA``, else one in the user's cache."""
     return expand_user(root or os.environ.get("ONESHOT_DATA", "") or "~/.cache/oneshot-fl/data")
-
-
-def _check(name: str, image_size: int, left_out: str, normalization: str) -> None:
-    if name not in SOURCES:
-        raise OptionError(f"setting 'data.name' is {name!r}: must be one of {', '.join(SOURCES)}")
-    domains.check_left_out(name, left_out)
-    _check_size(name, image_size)
-    check_normalization(name, normalization)
 
 
 def check_normalization(name: str, normalization: str) -> None:

@@ -203,7 +203,9 @@ def open_tables(
             line, or row of a Parquet file.
     """
     if split == "test":
-        files, by_client = [_present(folder, form)], False
+        if not (found := _named(folder, "test", form).taken):
+            raise DataError(f"{folder / f'test.{form}'} is missing: must be the test rows (data.root)")
+        files, by_client = [found[0]], False
     else:
         files = _training_files(folder, form, client)
         by_client = bool(client) or files[0].parent != folder
@@ -335,13 +337,6 @@ def _training_files(folder: Path, form: str, client: str) -> list[Path]:
 def holds_test_rows(folder: Path, form: str) -> bool:
     """Return whether a folder has the table of the test rows, under any of its suffixes."""
     return bool(_named(folder, "test", form).taken)
-
-
-def _present(folder: Path, form: str) -> Path:
-    found = _named(folder, "test", form)
-    if not found.taken:
-        raise DataError(f"{folder / f'test.{form}'} is missing: must be the test rows (data.root)")
-    return found.taken[0]
 
 
 def _named(folder: Path, name: str, form: str) -> Scan:

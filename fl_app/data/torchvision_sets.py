@@ -27,8 +27,6 @@ class TorchvisionSet:
     Attributes:
         factory: Its class in ``torchvision.datasets``.
         place: Its file or folder under the root; ``{split}`` stands for the split.
-        num_classes: C.
-        channels: ch.
         image_size: Height and width that the papers use, in pixels.
         augmentation: The papers' augmentation of its training images.
         classes: The names of its classes, in the order of their numbers; empty where numbers are their names.
@@ -107,10 +105,10 @@ def _obtain(name: str, split: str, root: Path, *, download: bool) -> None:
             return _download(known, split, root)
         except (OSError, RuntimeError, HTTPException) as error:
             reason = f"it could not be downloaded: {error}"
-    target = root / known.place.format(split=split)
+    target, half = root / known.place.format(split=split), f", split={split!r}" if known.factory == "SVHN" else ""
     raise DataError(
         f"data set {name!r} is not in {root} (data.root) and {reason}. Get it where there is a network, "
-        f"with torchvision.datasets.{known.factory}({_arguments(known, split)}, download=True), and copy it to "
+        f"with torchvision.datasets.{known.factory}(root{half}, download=True), and copy it to "
         f"{target}, or set data.root to the folder that holds {target.name}"
     )
 
@@ -153,7 +151,3 @@ def _construct(known: TorchvisionSet, split: str, root: Path, *, download: bool)
 
     half = {"split": split} if known.factory == "SVHN" else {"train": split == "train"}
     return getattr(torchvision.datasets, known.factory)(str(root), download=download, **half)
-
-
-def _arguments(known: TorchvisionSet, split: str) -> str:
-    return f"root, split={split!r}" if known.factory == "SVHN" else "root"

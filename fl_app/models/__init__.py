@@ -204,8 +204,6 @@ class OwnArchitecture:
         name: Its name, ``package.module:attribute`` or ``hf:<folder>``.
         function: Takes ``num_classes`` and ``input_shape``, those that its signature names, and returns an nn.Module
             from normalised examples [B, *input_shape] to logits [B, C].
-        num_classes: C.
-        input_shape: As in :func:`build`.
     """
 
     name: str

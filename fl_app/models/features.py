@@ -173,10 +173,8 @@ class FeatureFunction:
     """The feature function of a run, a value: its module is built once per process.
 
     Attributes:
-        config: The settings.
         seed: Of the run; draws the projection and the map.
         mean: Of the data set's normalisation, per channel.
-        std: Of the data set's normalisation, per channel.
     """
 
     config: FeaturesConfig = field(default_factory=FeaturesConfig)

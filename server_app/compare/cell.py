@@ -162,13 +162,8 @@ class Cell:
     """One method on the uploads of one run, with one seed.
 
     Attributes:
-        run: The run that holds the uploads.
-        method: The server method.
-        seed: The seed of the server stage.
         folder: The cell's run folder, the same as a normal replay's.
         overrides: Settings that differ from the run's, without the seed.
-        model: ``module:attribute`` that builds the models of a run of another project.
-        evaluate: ``module:attribute`` that returns a model's accuracy, for such a run; empty for no scores.
         shown: The run's name in the log; empty for that of its folder.
     """
 

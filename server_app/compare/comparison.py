@@ -101,7 +101,6 @@ class Comparison:
     """A requested comparison.
 
     Attributes:
-        runs: Folders of runs with stored uploads.
         methods: Server methods in the order of the table, comma-separated; ``"all"``: all that the uploads permit.
         seeds: Number of seeds: the run's own, the next one, and so on.
         overrides: Settings that differ from the runs'; each goes to the methods that know it.

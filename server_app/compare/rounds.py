@@ -130,7 +130,7 @@ def report_rounds(
     out: Path | None = None,
     log: Callable[[str], None] = lambda _: None,
 ) -> tuple[dict[str, Any], list[RoundsLine]]:
-    """Compare runs in rounds; they may be unfinished.
+    """Compare runs in rounds, which may be unfinished; return the content of rounds.json, and the lines of the table.
 
     Args:
         runs: Their folders, of one data set.
@@ -138,9 +138,6 @@ def report_rounds(
         out: A folder for rounds.json, the plot of the learning curves and a page, new or of an earlier report; None
             to write nothing.
         log: Takes a line for the user.
-
-    Returns:
-        The content of rounds.json, and the lines of the table.
 
     Raises:
         OptionError: The runs cannot be compared.

@@ -47,14 +47,10 @@ class RoundsRun:
     """A run in rounds, finished or not.
 
     Attributes:
-        path: Its folder.
-        seed: Its seed.
         method: Title of the strategy and refiner of its rounds.
         shared: Its settings that are not specific to the method.
         own: Its other settings, those of its strategy and its refiner.
         tested: At least one round.
-        done: Number of finished rounds.
-        planned: Number of planned rounds.
         refinement_s: Mean wall seconds of a round's refinement; None without refinement.
         arithmetic_s: The method's own part of them, without copies and waiting.
         server_s: Wall seconds of the server in all rounds; None for an unfinished or resumed run, because they are
@@ -90,12 +86,7 @@ class RoundsRun:
 
 @dataclass(frozen=True)
 class Setting:
-    """Runs that differ in the seed only.
-
-    Attributes:
-        name: The method, and the settings in which it differs from the others.
-        runs: Sorted by seed.
-    """
+    """Runs that differ in the seed only."""
 
     name: str
     runs: tuple[RoundsRun, ...]

@@ -31,7 +31,6 @@ class Line:
 
     Attributes:
         name: The outcome, as the result table of a run names it.
-        method: The method's key.
         kind: ``"baseline"``, ``"ensemble"`` or ``"student"``.
         results: Number of cells of the line.
         accuracies: Accuracy of every cell on its held-out images, in %; None for runs of another project.
@@ -41,7 +40,6 @@ class Line:
         peak_mib: Mean peak memory of the process until the end of its server stage, in MiB.
         gpu_mib: Mean peak memory of torch on the GPU, in MiB; 0 without a GPU.
         mib_per_client: Mean MiB that a client sent and received for the result.
-        uploads: The fewest and the most uploads.
         work: Mean counts of :data:`WORK`.
         metric: The headline score of all cells; ``"accuracy"`` where cells differ.
         scores: That of every cell, in % or in its own unit; None if one lacks it.

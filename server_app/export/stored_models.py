@@ -40,7 +40,6 @@ class StoredModels:
         models: ``"student"``, ``"ensemble"`` or both -> a module from inputs [B, *input_shape] to logits [B, C], in
             eval mode, on the CPU. Of images it takes pixels, and normalises them.
         input_shape: (channels, height, width) of images; (F, 1, 1) of rows, (1, 1, L) of texts.
-        num_classes: C.
         normalization: Of the pixels, inside the modules; None for rows and texts, which are taken as they are.
         weights_sha256: The digest of the result's weights in the run's facts.
         classes: The names of the classes, in the order of the logits; empty if the result has none.

@@ -96,11 +96,7 @@ def clean_up(token: str, folder: Path) -> None:
 
 
 def members(token: str, folder: Path) -> list[Any]:
-    """List the living processes of a run except the caller.
-
-    Returns:
-        psutil's processes, without zombies.
-    """
+    """List the living processes of a run except the caller, as psutil's."""
     alive = [process for process in psutil.process_iter(["ppid", "status"]) if process.info["status"] != "zombie"]
     family = {process.pid for process in alive if _carries(process, token, folder)}
     children: set[int] = set(family)

@@ -151,7 +151,7 @@ def launch(
     is_finished: Callable[[], bool] = lambda: False,
     runtime: Runtime | None = None,
 ) -> Launched:
-    """Run an app in Flower's simulation and wait for its end; all started processes have ended when it returns.
+    """Run an app in Flower's simulation, wait for its end, and return it; all started processes have ended then.
 
     Where the result is there before Flower's end, it returns at once, and the guardian ends Flower.
 
@@ -164,9 +164,6 @@ def launch(
         echo: Called with each line of the log, without its newline and with its colours.
         is_finished: Returns whether the result is there, and no process works on it any more.
         runtime: Of :func:`prepare_runtime`; None: one of its own.
-
-    Returns:
-        How the run ended.
 
     Raises:
         KeyboardInterrupt: SIGINT or SIGTERM came; all processes have been ended.

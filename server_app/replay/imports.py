@@ -90,7 +90,7 @@ class ServerModels:
 def list_checkpoints(
     folder: Path, map_file: Path | None, *, architecture: str, known: ServerModels
 ) -> tuple[list[Entry], Scan]:
-    """List the checkpoints of a folder, by file name; no file is opened, and of subfolders only saved models are taken.
+    """List the checkpoints of a folder by file name, and what else it holds; of subfolders only saved models are taken.
 
     Args:
         folder: The folder.
@@ -99,9 +99,6 @@ def list_checkpoints(
             for no map.
         architecture: The architecture of files without one in the map.
         known: The server's architectures and classes.
-
-    Returns:
-        The checkpoints, and what else the folder holds.
 
     Raises:
         OptionError: There are no checkpoints, the map is invalid, or two files give the same client name.
@@ -132,17 +129,6 @@ def list_checkpoints(
     ]
     _refuse_same_names(entries)
     return entries, found
-
-
-def own_architectures(map_file: Path | None) -> list[str]:
-    """Return the user's own architectures that a map names, each once.
-
-    Raises:
-        OptionError: The map cannot be read.
-    """
-    tables = {} if map_file is None else read_toml_file(map_file, "map")
-    named = [table.get("architecture") for table in tables.values() if isinstance(table, dict)]
-    return list(dict.fromkeys(name for name in named if isinstance(name, str) and is_users(name)))
 
 
 def _read_map(map_file: Path, names: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -214,12 +200,9 @@ class ImportRequest:
     """The options of an import.
 
     Attributes:
-        folder: The folder of checkpoints.
         architecture: The architecture of files without one in the map; also ``model.name`` of the new run. Empty where
             the folder holds PEFT's folders of LoRA adapters.
         settings: Settings of the new run: its data set, its student, its server stage.
-        map_file: Facts about the files; None if nothing is known.
-        out: The new run folder; None for the usual place.
         skip_bad: Leave out refused files; otherwise one of them refuses the whole import.
     """
 
@@ -404,7 +387,10 @@ def _settings(request: ImportRequest) -> Settings:
     chosen = {**given, "model.name": request.architecture}
     if sums:
         chosen = {"model.per-client": request.architecture, **given}
-    if (own := own_architectures(request.map_file)) and not given.get("model.accepted"):
+    tables = {} if request.map_file is None else read_toml_file(request.map_file, "map")
+    named_by = [table.get("architecture") for table in tables.values() if isinstance(table, dict)]
+    own = [name for name in named_by if isinstance(name, str) and is_users(name)]
+    if own and not given.get("model.accepted"):
         chosen["model.accepted"] = ", ".join(dict.fromkeys((*read_settings(chosen).app.model.mix(), *own)))
     return read_settings(chosen)
 

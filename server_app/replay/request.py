@@ -25,13 +25,10 @@ class ReplayRequest:
     """The options of a replay.
 
     Attributes:
-        run: The run folder of the uploads.
         method: The server method; empty for the run's own.
         overrides: Settings that differ from the run's.
-        resume: The folder of an interrupted replay.
         model: ``module:attribute`` that builds the models of another project's run.
         evaluate: ``module:attribute`` that returns a model's accuracy, for another project's run; empty for no scores.
-        compute: Where the server stage runs.
         folder: The run folder of a new replay; None for one beside the run.
         kept: The file of the scores that replays of the same uploads share; None for no file.
     """

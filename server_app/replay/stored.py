@@ -159,8 +159,6 @@ class _Prepared:
     Attributes:
         settings: The settings; of another project's run only those of the method and of the gatekeeper.
         scorer: The held-out images, or the function of the user's own; None for another project's run without one.
-        job: The job, without uploads.
-        foreign: Whether the run is another project's.
     """
 
     settings: Settings
@@ -289,10 +287,8 @@ class StoredResult:
     """A finished result.
 
     Attributes:
-        folder: Its run folder.
         settings: The settings that it was made with, without its tracker, which has had it already.
         report: Its outcome, and the job with its uploads.
-        result: The content of its result.json.
     """
 
     folder: Path

@@ -32,10 +32,8 @@ class Point:
     """A result in a plot of accuracy against cost.
 
     Attributes:
-        name: As in the result table.
         kind: ``"baseline"``, ``"ensemble"`` or ``"student"``.
         cost: MiB per client, up and down, for the result; or CPU seconds of the server stage.
-        accuracy: Mean accuracy in %.
         spread: Sample standard deviation of the accuracies; None for a single one.
         curves: Cost and accuracy of the rounds before the result, a curve per run.
     """
@@ -205,10 +203,7 @@ def moved_in(folder: RunFolder) -> Traffic:
 
 
 def cost_of(folder: RunFolder) -> Cost | None:
-    """Return the cost of a run's result; a run on another run's uploads includes their cost.
-
-    Returns:
-        None if the cost is unknown, because the run that holds the uploads is missing.
+    """Return the cost of a run's result, that of another run's uploads included; None where that run is missing.
 
     Raises:
         StoreError: The run's own account is damaged.

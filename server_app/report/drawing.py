@@ -66,11 +66,7 @@ def short(name: str) -> str:
 def save_all(
     folder: Path, plots: Mapping[str, Callable[[], Figure | None]], setting: str, log: Callable[[str], None]
 ) -> list[str]:
-    """Draw plots and write each as a PNG; one that fails is a line of the log, and no failure of the run.
-
-    Returns:
-        The names of the files written.
-    """
+    """Draw plots, write each as a PNG and return their files; one that fails is a line of the log."""
     folder.mkdir(exist_ok=True)
     written = []
     for name, draw in plots.items():

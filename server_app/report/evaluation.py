@@ -201,13 +201,6 @@ def result_table(
 ) -> list[Row]:
     """Compare the method's result with the baselines of the same uploads.
 
-    Args:
-        report: The finished server stage.
-        method_name: Its method.
-        held_out: The held-out images, used for no training and no choice.
-        kept: The scores that depend on the uploads alone; None: they are computed.
-        averaging: As :func:`evaluate` takes it.
-
     Returns:
         A row for every client whose upload is a classifier, or is merged in weight space. For closed-set classifiers
         also the averaged ensemble, and one-shot FedAvg if the architectures permit it. The method's own rows come last.

@@ -107,7 +107,7 @@ def finish(  # noqa: PLR0913  everything that a result consists of
     kept: Path | None = None,
     evaluation: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Score a finished server stage and write its result, model card and plots.
+    """Score a finished server stage, write its result, model card and plots, and return the result.
 
     Args:
         folder: The run folder, open for writing.
@@ -118,9 +118,6 @@ def finish(  # noqa: PLR0913  everything that a result consists of
         log: Takes a line for the user.
         kept: The file of scores that methods on the same uploads share; None without one.
         evaluation: The scores on the clients' own examples, see :mod:`.client_scores`; None where none were asked.
-
-    Returns:
-        The result, as written to result.json.
     """
     began = time.monotonic()
     if held_out is not None:

@@ -73,11 +73,7 @@ Every upload was compared with the others before the server stage. {done} An upl
 
 
 def plot_verdict(verdict: Mapping[str, Any]) -> Figure | None:
-    """Draw a heat map of clients by measures: each value, its distance from the others, and the verdict.
-
-    Returns:
-        None without measurements.
-    """
+    """Draw a heat map of clients by measures: value, distance from the others, verdict; None without measurements."""
     if not verdict:
         return None
     inspection = Inspection.from_json(verdict)

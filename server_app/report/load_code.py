@@ -93,11 +93,7 @@ builders = model_builders({job.num_classes}, {job.input_shape}, {sorted(set(name
 
 
 def plot_choice(metrics: Metrics) -> Figure | None:
-    """Draw the left-out error over the penalty, and that of every client or fold at the chosen penalty.
-
-    Returns:
-        None where no client was left out.
-    """
+    """Draw the left-out error over the penalty, and of every client at the chosen one; None where none was left out."""
     curve = [(row[name], row[LEFT_OUT]) for row in metrics for name in PENALTIES if name in row and LEFT_OUT in row]
     clients = [(row["client"], row[LEFT_OUT]) for row in metrics if "client" in row and LEFT_OUT in row]
     if not curve or not clients:
@@ -135,12 +131,13 @@ class _Project(NamedTuple):
 def load_code(report: StageReport) -> str:
     """Return the code that loads the result: the student, the ensemble, or both."""
     student, ensemble = report.outcome.student is not None, report.outcome.ensemble is not None
-    codes = [_load_student(report.job, name="model")] if student else []
+    codes = [_load_student(report.job)] if student else []
     codes += [_load_ensemble(report.job, name="ensemble" if student else "model")] if ensemble else []
     return "\n\n".join(codes)
 
 
-def _load_student(job: Job, *, name: str) -> str:
+def _load_student(job: Job) -> str:
+    name = "model"
     if functions := functions_in(job, [job.student]):
         return load_head(functions[0], job.num_classes, name=name)
     if (project := _of_project(job, {job.student})) is not None:

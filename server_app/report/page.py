@@ -189,15 +189,9 @@ class Page:
 
     Attributes:
         kind: What the page reports: ``"Run"``.
-        title: The heading.
         setting: The line below it: data, split, clients and seed.
         figures: Main figures with their meaning, the first one large.
-        facts: Names and values.
-        warnings: Warnings and notes, one line each.
-        tables: The tables, in this order.
-        plots: The plots, in this order.
         code: Code that loads the result; empty for none.
-        commands: Commands to try next, each with its purpose.
     """
 
     kind: str

@@ -305,11 +305,6 @@ def _check_simulated_device(name: str) -> None:
     resolve_device(name, "'client.device'")
 
 
-def _hold_their_own(app: AppConfig) -> bool:
-    """Return whether every node of a rehearsal has a data root of its own."""
-    return bool(app.client.nodes) and all("data-root" in facts for facts in read_nodes(Path(app.client.nodes)))
-
-
 def check_before_start(settings: Settings, num_supernodes: int) -> None:
     """Refuse settings before any process starts, instead of half a minute later in the simulation.
 
@@ -331,7 +326,10 @@ def check_before_start(settings: Settings, num_supernodes: int) -> None:
         _check_simulated_device(app.client.device)
     test = open_half(settings, "test")
     where_scored(settings, has_examples=bool(len(test.labels)))
-    if len(test.labels) or not _hold_their_own(app):  # else the server may lack training examples, too
+    nodes = read_nodes(Path(app.client.nodes)) if app.client.nodes else [{}]
+    if len(test.labels) or not all(
+        "data-root" in facts for facts in nodes
+    ):  # else the server may lack training examples, too
         train = open_half(settings, "train")
         check_division(app, train, num_supernodes)
         check_halves(app.data.name, train, test)

@@ -27,10 +27,7 @@ class Choice:
     """A value of the setting ``method``, as settings, lists and tables describe it.
 
     Attributes:
-        name: The value.
         title: Its name in the literature.
-        source: Paper, venue and year.
-        config: The type of its config.
         kind: The kind of result, as the result table names it.
         uploads: The task of its clients.
         needs: Its requirements under every config.
