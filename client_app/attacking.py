@@ -27,8 +27,6 @@ def poison(data: ImageData, attack: AttackConfig, *, client: str, num_classes: i
     Args:
         data: Examples with labels [N], before augmentation; left unchanged.
         attack: The attackers and the kind of their attack.
-        client: The client's name.
-        num_classes: C.
         seed: The run's seed; with the name it fixes which images get the trigger.
 
     Raises:

@@ -52,8 +52,6 @@ def answer(config: AppConfig, node: Node, said: Mapping[str, Any], sent: State, 
     """Return a client's answer to one question.
 
     Args:
-        config: The app's settings.
-        node: The client.
         said: The question: "stage" and "adapter"; "run-id" and "seed".
         sent: Of the stage below the weights of all M clients' blocks, stacked: name -> [M, ...].
         max_mib: The most of them that the client accepts, MiB; 0: any.

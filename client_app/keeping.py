@@ -59,7 +59,6 @@ class KeptModel:
     Args:
         state_dir: The client's folder; empty: ``$ONESHOT_CLIENT_STATE``, else one in the user's cache.
         run_id: The run folder's id, as the server sends it.
-        client: The client's name.
         server_round: The round, from 1.
 
     Raises:

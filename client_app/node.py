@@ -26,12 +26,10 @@ class Node:
     """A client's identity, data and model.
 
     Attributes:
-        client: Its stable name.
         partition_id: The number of its part of the training set.
         num_partitions: The number of parts of the training set.
         has_data: Whether it holds training examples; one that trains has those of its default place at the least.
         state_dir: Its folder for trained models; empty for the default place.
-        policy: Its limits for the settings of a run.
     """
 
     client: str

@@ -59,7 +59,6 @@ def node_facts(node_config: Mapping[str, Any], run_config: Mapping[str, Any]) ->
 
     Args:
         node_config: From Flower; in a simulation it holds the partition alone.
-        run_config: The run's flat settings.
 
     Raises:
         OptionError: A key is unknown, a value has the wrong type, or "client.nodes" is set outside a simulation.

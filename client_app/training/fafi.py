@@ -47,7 +47,6 @@ def view(images: torch.Tensor, rng: torch.Generator, *, flips: bool, each: bool 
 
     Args:
         images: Pixels in [0, 1], [B, ch, H, W] with 1 or 3 channels; left unchanged.
-        rng: A CPU generator.
         flips: Whether half of the views are mirrored.
         each: Draw for each image; otherwise once for all.
 

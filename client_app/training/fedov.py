@@ -48,7 +48,6 @@ def destroy(images: torch.Tensor, rng: torch.Generator, black: torch.Tensor) -> 
 
     Args:
         images: Normalised [B, ch, H, H], H at least 4; left unchanged.
-        rng: A CPU generator.
         black: The value of a black pixel in the input space [ch, 1, 1].
 
     Returns:
@@ -212,7 +211,6 @@ def unknown_loss(
         outputs: Inputs of f's last linear layer for x [B, F], and f(x) [B, C + 1].
         normalization: The input space, for black pixels and the length of a step.
         attack_steps: Steps that make destroyed images look known.
-        rng: A CPU generator.
 
     Returns:
         A scalar.
@@ -245,7 +243,6 @@ def mixed_features(features: torch.Tensor, labels: torch.Tensor, rng: torch.Gene
     Args:
         features: h [B, F].
         labels: y [B].
-        rng: A CPU generator.
 
     Returns:
         ``s h_i + (1 - s) h_j`` [P, F] of the P pairs with different labels; s is uniform in (0, 1), Beta(1, 1).

@@ -73,7 +73,6 @@ def read_csv(data: bytes, wanted: Collection[str], *, strict: bool = True) -> Ta
     """Read a CSV file whose first line names its columns.
 
     Args:
-        data: Its bytes.
         wanted: Columns that it should have, by which the character between cells is recognised.
         strict: Whether a quoted cell must not look as if it had swallowed rows, nor the file as if it were cut off.
 

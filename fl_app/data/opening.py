@@ -198,7 +198,6 @@ def open_facts(data: DataConfig, *, absent: bool = False) -> Split | None:
     """Return the test half of a server without held-out examples: no example, and the facts that all parties share.
 
     Args:
-        data: The settings.
         absent: Whether the server has none whatever lies in its folder; else it has none where the files of tables or
             folders of images have no test half.
 

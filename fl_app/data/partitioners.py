@@ -51,7 +51,6 @@ def dirichlet_over_classes(
     Args:
         by_class: The positions of each class [C].
         num_clients: n.
-        rng: Generator of all draws.
         alpha: Concentration; the smaller, the fewer classes per client.
         sigma: Spread of the log-normal sizes; 0 for equal sizes.
     """
@@ -97,7 +96,6 @@ def fill(
     Args:
         by_class: The positions of each class [C].
         sizes: How many examples each client takes [n].
-        rng: Generator of all draws.
         priors: Class priors [n, C], non-negative.
         foreign: Whether a client whose prior has no mass on the remaining classes takes from them uniformly;
             otherwise it takes no more.
@@ -150,7 +148,6 @@ def dirichlet_over_clients(
     Args:
         by_class: The positions of each class [C].
         num_clients: n.
-        rng: Generator of all draws.
         alpha: Concentration; the smaller, the more of a class is held by one client.
         min_size: Smallest accepted client.
 
@@ -184,7 +181,6 @@ def overlapping(
     Args:
         by_class: The positions of each class [C].
         num_clients: n.
-        rng: Generator of all draws.
         alpha: Concentration; the smaller, the fewer clients of a class.
         copies: How often a class is handed out, before shares above 1 / copies are cut at the whole class.
     """

@@ -103,7 +103,6 @@ def partition(
         labels: The class of each example [N], in 0 .. C - 1.
         spec: The partitioner and its settings.
         num_clients: n, at least 1.
-        num_classes: C.
         seed: The run's seed; equal arguments give equal parts.
         domains: The domain of each example [N], from 0; None for a set without domains.
 
@@ -138,7 +137,6 @@ def label_counts(
     Args:
         labels: The class of each example [N].
         parts: The positions of each client's examples, n arrays.
-        num_classes: C.
 
     Returns:
         Counts [n, C].

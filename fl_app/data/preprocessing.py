@@ -105,7 +105,6 @@ def augment(images: torch.Tensor, kind: str, generator: torch.Generator) -> torc
     Args:
         images: uint8 or float [B, ch, H, W], before normalisation; left unchanged.
         kind: One of :data:`AUGMENTATIONS`.
-        generator: Generator of the draws.
 
     Raises:
         OptionError: The kind is unknown.
@@ -148,7 +147,6 @@ def enlarged(
         images: uint8 or float [B, ch, H, W].
         area: Least and largest share of the image's area.
         ratio: Least and largest ratio of the part's width to its height.
-        generator: Generator of the draws.
         draws: The number of parts that are drawn, 1 for all images or B; 0: B.
     """
     centre, half = (places.view(-1, 2) for places in rectangles(draws or len(images), area, ratio, generator))
@@ -175,7 +173,6 @@ def rectangles(
         count: Number B of rectangles.
         area: Least and largest share of the image's area, uniform between them.
         ratio: Least and largest ratio of width to height, uniform in the logarithm.
-        generator: Generator of the draws.
 
     Returns:
         Centres and half sides (x, y), each [B, 1, 1, 2].

@@ -27,7 +27,6 @@ def clients_share(split: Split, *, seed: int, limit: int = 0, proxy: float = 0.0
 
     Args:
         split: The training half [N].
-        seed: The run's seed.
         limit: Largest number of positions, of each domain where the set has domains; 0 for all.
         proxy: The share that no client gets, in [0, 1).
     """
@@ -61,7 +60,6 @@ def images_of(name: str, input_shape: tuple[int, int, int], *, root: str, limit:
         input_shape: (ch, H, W) of the returned images.
         root: Its folder, see :func:`~fl_app.data.sources.open_split`.
         limit: Largest number of images, drawn by the seed; 0 for all.
-        seed: The run's seed.
 
     Returns:
         uint8 [N, ch, H, W].

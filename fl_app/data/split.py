@@ -40,7 +40,6 @@ class Split:
 
     Attributes:
         labels: int64 [N], in 0 .. C - 1.
-        num_classes: C.
         input_shape: (ch, H, W) of the images that :meth:`take` returns; (F, 1, 1) of rows, (1, 1, L) of texts.
         normalization: Of the pixels, before a model.
         augmentation: Of the training images: ``"none"`` or ``"crop-flip"``.

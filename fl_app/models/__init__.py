@@ -119,7 +119,6 @@ def build(
     Args:
         name: One of :data:`ARCHITECTURES`, ``package.module:attribute`` of the user's own code, see
             :class:`OwnArchitecture`, or ``hf:<folder>``, see :func:`.huggingface.classifier`.
-        num_classes: C, at least 1.
         input_shape: (channels, height, width) of one image: 1 or 3 channels, square; (F, 1, 1) of a row, (1, 1, L) of
             a text.
         normalization: Mean and deviation of the pixels per channel, which a folder's model exchanges for its own; None
@@ -153,7 +152,6 @@ def builders(
     """Return a picklable builder of every architecture that fits these examples, by name.
 
     Args:
-        num_classes: C, at least 1.
         input_shape: As in :func:`build`.
         own: Names of the user's own architectures, which are built and tried out.
         normalization: As in :func:`build`.

@@ -30,7 +30,6 @@ class Decoder(nn.Module):
     """From noise and a label to an image.
 
     Args:
-        num_classes: C.
         input_shape: (channels, height, width) of one image.
         latent: d, the length of the noise.
 
@@ -68,7 +67,6 @@ class Cvae(nn.Module):
     """Encoder and decoder.
 
     Args:
-        num_classes: C.
         input_shape: (channels, height, width) of one image.
         latent: d, the length of the noise.
 
@@ -127,7 +125,6 @@ class PrototypeNet(nn.Module):
 
     Args:
         classifier: Ends with a linear layer, which is replaced.
-        num_classes: C.
 
     Raises:
         OptionError: The classifier has no linear layer.
@@ -171,7 +168,6 @@ def cut(name: str, classifier: nn.Module, blocks: int) -> nn.Sequential:
     """Return a classifier of the zoo as a row of blocks and its last layer; its weights stay as they are.
 
     Args:
-        name: Its architecture.
         classifier: The model; its layers become those of the result.
         blocks: K.
 

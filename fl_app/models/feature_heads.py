@@ -170,7 +170,6 @@ def feature_builders(
     Args:
         names: ``head+<backbone>``, ``statistics+<backbone>``, ``statistics``, and others, which are left out.
         function: The run's feature function; its settings hold for the other backbones too.
-        num_classes: C.
         noise: The deviation of the noise that a privacy budget demands of sums.
     """
     found: dict[str, Callable[[], nn.Module]] = {}

@@ -53,7 +53,6 @@ class ReluMap:
         Args:
             features: d.
             width: D.
-            seed: Of the run.
         """
         rng = np.random.Generator(np.random.PCG64(derive_seed(seed, "features", "map")))
         weight, bias = rng.standard_normal((features, width)), rng.standard_normal(width)

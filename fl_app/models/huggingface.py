@@ -131,7 +131,6 @@ def classifier(
     Args:
         name: ``"hf:<folder>"`` or ``"minilm"``.
         normalization: Of the data set's pixels; None for mean and deviation 0.5.
-        num_classes: C.
         input_shape: (ch, H, W) of an image, or (1, 1, L) of a text.
 
     Returns:

@@ -27,7 +27,6 @@ def resnet(num_classes: int, input_shape: tuple[int, int, int], *, depth: int, i
     """Build ResNet-18 or ResNet-34 for images [B, ch, H, H]; logits [B, C].
 
     Args:
-        num_classes: C.
         input_shape: (ch, H, H).
         depth: 18 or 34.
         imagenet: torchvision's own form and initialisation; else the CIFAR form, initialised as torch does.

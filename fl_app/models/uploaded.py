@@ -90,7 +90,6 @@ def model_builders(
     """Return a picklable builder of every architecture of the zoo that fits, and of others that are named.
 
     Args:
-        num_classes: C.
         input_shape: (channels, height, width) of one image.
         names: Architectures. The user's own among them are tried out; backbones of heads and sums are built later.
         function: The run's feature function; None for the default one.

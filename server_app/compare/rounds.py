@@ -137,7 +137,6 @@ def report_rounds(
         targets: Accuracies in %; empty: :func:`server_app.compare.rounds_table.default_targets`.
         out: A folder for rounds.json, the plot of the learning curves and a page, new or of an earlier report; None
             to write nothing.
-        log: Takes a line for the user.
 
     Raises:
         OptionError: The runs cannot be compared.

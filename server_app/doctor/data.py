@@ -69,10 +69,7 @@ def checkpoint(path: Path, architecture: str, split: Split | None, settings: Set
     """Read a node's checkpoint, and compare it with its declared architecture.
 
     Args:
-        path: The file.
-        architecture: Its declared architecture.
         split: A half of the data set; None if it cannot be opened here, then the check only reads the file.
-        settings: Those of the planned run.
     """
     name = f"checkpoint {path.name}"
     try:

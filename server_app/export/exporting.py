@@ -42,13 +42,11 @@ def export_run(
     """Write the models of a finished run, and say what they take and return.
 
     Args:
-        run: The run folder.
         only: ``"torch"`` or ``"onnx"``; empty for both.
         model: ``module:attribute`` that builds the models of a run of another project.
         out: The folder of the files; None for ``export`` in the run folder. Files of an earlier export are replaced,
             except those of the same models in the other form. Hidden files are left as they are, but for the folders
             that killed exports left.
-        log: Takes a line for the user.
 
     Returns:
         The content of ``export.json``.

@@ -93,8 +93,6 @@ def launch_run(
     """Run the app in simulation, or resume a run, and print its result.
 
     Args:
-        app: The app's folder.
-        run: The run.
         failing: Prints the errors.
         local: Runs it in this process; None: Flower's simulation does.
         runtime: The processes of that simulation; None: they start here.

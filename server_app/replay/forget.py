@@ -21,9 +21,7 @@ def forget_settings(
     """Return the settings of a run on the uploads of ``run`` without those of some clients.
 
     Args:
-        run: The run folder.
         clients: Clients whose uploads are left out, beside those that the run itself left out.
-        stored: The run's settings.
         run_dir: The folder of the new run; empty for one beside ``run``.
 
     Raises:

@@ -69,7 +69,6 @@ class Entry:
     """A checkpoint to import.
 
     Attributes:
-        path: The file.
         facts: The known facts of its upload, with its client name.
         keys: Prefix of its tensors' names -> prefix of the architecture's own names, or False to leave them out.
     """
@@ -93,7 +92,6 @@ def list_checkpoints(
     """List the checkpoints of a folder by file name, and what else it holds; of subfolders only saved models are taken.
 
     Args:
-        folder: The folder.
         map_file: A TOML file: a table per file name with ``name``, ``architecture``, ``num-examples``,
             ``label-counts`` and ``keys``, all optional. A table ``keys`` holds for the files without their own. None
             for no map.

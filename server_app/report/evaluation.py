@@ -161,10 +161,7 @@ def evaluate(
     """Return :func:`result_table` and log its progress; many large models on one core take minutes.
 
     Args:
-        report: The finished server stage.
-        method_name: Its method.
         held_out: The held-out images, used for no training and no choice.
-        log: Takes a line for the user.
         kept: The file of scores that methods on the same uploads share; None without one.
         averaging: The config of the FedAvg that stands beside the method; None: its defaults.
     """

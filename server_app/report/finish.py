@@ -111,11 +111,8 @@ def finish(  # noqa: PLR0913  everything that a result consists of
 
     Args:
         folder: The run folder, open for writing.
-        settings: The run's settings.
-        report: The server stage.
         held_out: The held-out images, which no client holds; None for a server without any.
         seconds: Wall time per phase; the time of this function is added to "evaluation" and "app".
-        log: Takes a line for the user.
         kept: The file of scores that methods on the same uploads share; None without one.
         evaluation: The scores on the clients' own examples, see :mod:`.client_scores`; None where none were asked.
     """

@@ -202,7 +202,6 @@ def privacy_facts(privacy: PrivacyConfig, *, sums: bool = False) -> dict[str, An
     """Return a result's facts about the clients' privacy; empty without privacy.
 
     Args:
-        privacy: The settings.
         sums: Whether clients upload sums of features, not models.
 
     Returns:

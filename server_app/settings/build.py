@@ -62,7 +62,6 @@ def check_division(app: AppConfig, train: Split, num_supernodes: int) -> None:
     """Refuse a number of clients or a division of the data that is impossible, before half a minute of start-up.
 
     Args:
-        app: The app's settings.
         train: The training half of the data set. Nodes with a data root of their own have other images, which are not
             read.
         num_supernodes: The number of simulated clients.
@@ -209,9 +208,6 @@ def build_job(settings: Settings, split: Split, observer: HeldOut | None, *, dat
     """Return the server's job, without uploads.
 
     Args:
-        settings: The settings.
-        split: The test half of the data set.
-        observer: The held-out images.
         data_seed: The seed that divided the training set; None for the seed of the settings.
 
     Raises:
