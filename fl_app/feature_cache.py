@@ -165,9 +165,6 @@ def key_of(function: str, images: torch.Tensor) -> str:
     return digest.hexdigest()
 
 
-# Flower's own logger, so that its lines reach the log of the run.
-
-
 PASS = 256  # images decoded to floats at a time
 EVERY = 10.0  # seconds between two lines on the progress
 

@@ -146,7 +146,7 @@ def report_rounds(
     data, found = read_runs(runs)
     settings = settings_of(found)
     wanted = tuple(sorted(set(targets))) or default_targets(settings)
-    lines = [line_of(setting, wanted) for setting in settings]
+    lines = [line_of(name, members, wanted) for name, members in settings]
     facts: dict[str, Any] = {
         "data": data,
         "targets": list(wanted),

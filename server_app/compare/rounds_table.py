@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from server_app.compare.runs_in_rounds import RoundsRun, Setting
+from server_app.compare.runs_in_rounds import RoundsRun
 from server_app.launch.console import TableFormat
 from server_app.report.tables import Table, write_out
 
@@ -116,9 +116,9 @@ class RoundsLine:
         ]
 
 
-def line_of(setting: Setting, targets: Sequence[float]) -> RoundsLine:
+def line_of(name: str, runs: tuple[RoundsRun, ...], targets: Sequence[float]) -> RoundsLine:
     """Return the line of a setting."""
-    return RoundsLine(setting.name, setting.runs, tuple(_reached(setting.runs, target) for target in targets))
+    return RoundsLine(name, runs, tuple(_reached(runs, target) for target in targets))
 
 
 def _reached(runs: Sequence[RoundsRun], target: float) -> Reached:
@@ -128,9 +128,9 @@ def _reached(runs: Sequence[RoundsRun], target: float) -> Reached:
     return Reached(target, tuple(test.number for test in found), tuple(test.mib for test in found), missed)
 
 
-def default_targets(settings: Sequence[Setting]) -> tuple[float, ...]:
+def default_targets(settings: Sequence[tuple[str, Sequence[RoundsRun]]]) -> tuple[float, ...]:
     """Return the two highest multiples of 5 % that every run of some setting reaches; fewer below 10 %."""
-    best = max(min(run.best for run in setting.runs) for setting in settings)
+    best = max(min(run.best for run in runs) for _, runs in settings)
     highest = STEP * int(best // STEP)
     found = [highest - STEP * place for place in reversed(range(DEFAULT_TARGETS))]
     return tuple(target for target in found if target > 0)

@@ -84,14 +84,6 @@ class RoundsRun:
         return next((test for test in self.tested if test.accuracy >= target), None)
 
 
-@dataclass(frozen=True)
-class Setting:
-    """Runs that differ in the seed only."""
-
-    name: str
-    runs: tuple[RoundsRun, ...]
-
-
 def read_runs(paths: Sequence[Path]) -> tuple[str | None, list[RoundsRun]]:
     """Return the data set of some runs (None: another project's), and the runs.
 
@@ -164,8 +156,8 @@ def _split(name: str, flat: Flat) -> tuple[str, Flat, Flat]:
     return IterativeConfig(strategy=strategy, refiner=refiner).label, shared, own
 
 
-def settings_of(runs: Sequence[RoundsRun]) -> list[Setting]:
-    """Group runs by setting, in the order of their first runs.
+def settings_of(runs: Sequence[RoundsRun]) -> list[tuple[str, tuple[RoundsRun, ...]]]:
+    """Group runs that differ in the seed only: the name of each setting, and its runs sorted by seed.
 
     A setting's name lists the options that differ between runs. An option of one strategy or refiner is compared among
     its own runs only.
@@ -183,10 +175,7 @@ def settings_of(runs: Sequence[RoundsRun]) -> list[Setting]:
                     "run per setting and seed"
                 )
         groups[key].append(run)
-    return [
-        Setting(_name(members[0], runs), tuple(sorted(members, key=lambda run: run.seed)))
-        for members in groups.values()
-    ]
+    return [(_name(group[0], runs), tuple(sorted(group, key=lambda run: run.seed))) for group in groups.values()]
 
 
 def _name(run: RoundsRun, runs: Sequence[RoundsRun]) -> str:
