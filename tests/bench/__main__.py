@@ -16,14 +16,13 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported
 
 import torch
 import whole_runs
-from agreement import agreement
 from measure import row, say
 from resources import memory, teacher_speed
 from server_stage import TARGETS, Scale, speed
 
 from strategies.distillation.synthesis import ARITHMETICS
 
-PARTS = ("speed", "agreement", "teachers", "memory", "local-training", "features", "whole-runs")
+PARTS = ("speed", "teachers", "memory", "local-training", "features", "whole-runs")
 
 
 def arguments() -> argparse.Namespace:
@@ -49,9 +48,6 @@ def main() -> None:
     ratios, begun = dict[str, dict[str, float]](), os.getloadavg()[0]
     if "speed" in parts:
         ratios |= speed(scale)
-        say()
-    if "agreement" in parts:
-        agreement(Scale(clients=2, batch=4), seeds=5 if quick else 9)
         say()
     if "teachers" in parts:
         teacher_speed(scale)

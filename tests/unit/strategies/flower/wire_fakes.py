@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flwr.app import Message
 from flwr.app.message import remove_content_from_message
@@ -14,7 +14,9 @@ from flwr.proto.message_pb2 import ObjectTree
 from flwr.proto.node_pb2 import Node
 from flwr.proto.runtime_pb2 import PullAppMessagesResponse
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_id
-from flwr.superlink.grid.http_grid import HttpGrid
+
+if TYPE_CHECKING:
+    from flwr.superlink.grid.http_grid import HttpGrid
 
 Objects = Mapping[str, bytes]
 # From the ground up: a kind names objects of the kinds before it.
@@ -61,6 +63,8 @@ class Link:
 
 def grid_of(link: Any) -> HttpGrid:
     """Return Flower's grid, connected to a link."""
+    from flwr.superlink.grid.http_grid import HttpGrid  # loads Flower's databases, for a second
+
     grid = HttpGrid.__new__(HttpGrid)
     grid._client = link
     grid._run = SimpleNamespace(run_id=1)  # type: ignore[assignment]
