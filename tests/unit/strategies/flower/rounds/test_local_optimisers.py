@@ -205,7 +205,7 @@ def unlike(place: Path, *, absent: bool) -> list[Client]:
 @pytest.mark.parametrize("settings", [{"strategy": "scaffold"}, {"strategy": "feddyn", "dyn_alpha": 2.0}])
 def test_corrections_reach_the_optimum_where_fedavg_stalls(tmp_path: Path, settings: dict[str, Any]) -> None:
     """Each client is away in every third round."""
-    found = end_of(tmp_path / "run", unlike(tmp_path / "disk", absent=True), rounds=36, **settings)
+    found = end_of(tmp_path / "run", unlike(tmp_path / "disk", absent=True), rounds=24, **settings)
     np.testing.assert_allclose(found, OPTIMUM, atol=1e-3)
 
 
