@@ -34,18 +34,14 @@ class Layer:
 LAYERS = {
     # By relative imports only, so that the folder can be vendored under another name.
     "strategies": Layer(
-        frozenset(),
-        flwr=("strategies/flower/", "strategies/client/"),
-        ray=("strategies/compute/ray_actors.py",),
+        frozenset(), flwr=("strategies/flower/", "strategies/client/"), ray=("strategies/compute/ray_actors.py",)
     ),
     "fl_app": Layer(frozenset({"fl_app", *BASICS, *SUMS})),
     "client_app": Layer(
-        frozenset({"client_app", "fl_app", "strategies.client", *BASICS, *SUMS}),
-        flwr=("client_app/app.py",),
+        frozenset({"client_app", "fl_app", "strategies.client", *BASICS, *SUMS}), flwr=("client_app/app.py",)
     ),
     "server_app": Layer(
-        frozenset({"server_app", "fl_app", "strategies"}),
-        flwr=("server_app/app.py", "server_app/launch/control.py"),
+        frozenset({"server_app", "fl_app", "strategies"}), flwr=("server_app/app.py", "server_app/launch/control.py")
     ),
 }
 

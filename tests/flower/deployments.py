@@ -61,12 +61,7 @@ class Deployment:
         (self.folder / name).mkdir(exist_ok=True)
         with (self.folder / f"{name}.log").open("a") as log:
             return subprocess.Popen(
-                command,
-                cwd=self.folder / name,
-                env=self.environment,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
+                command, cwd=self.folder / name, env=self.environment, stdout=log, stderr=log, start_new_session=True
             )
 
     def node(self, name: str, config: str) -> subprocess.Popen[bytes]:

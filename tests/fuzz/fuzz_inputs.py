@@ -123,11 +123,7 @@ def json_bytes(*good: Any) -> st.SearchStrategy[bytes]:
         return json.dumps(tree).encode()
 
     whole_ones = tuple(map(text, good))
-    return st.one_of(
-        mangled(*good).map(text),
-        mutated(*whole_ones),
-        st.sampled_from(HOSTILE_JSON),
-    )
+    return st.one_of(mangled(*good).map(text), mutated(*whole_ones), st.sampled_from(HOSTILE_JSON))
 
 
 HOSTILE_TOML = tuple(

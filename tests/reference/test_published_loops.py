@@ -24,16 +24,7 @@ from published_loops import (
     run_dense,
 )
 from published_models import load_in_order, plain_cnn5, plain_lenet5
-from side_by_side import (
-    EPOCHS,
-    Case,
-    distance,
-    plain_state,
-    same_draws,
-    shipped_job,
-    shipped_method,
-    shipped_server,
-)
+from side_by_side import EPOCHS, Case, distance, plain_state, same_draws, shipped_job, shipped_method, shipped_server
 from small_federation import accuracy, digits_clients
 from torch import Tensor, nn
 

@@ -9,15 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fl_app.data import (
-    Normalization,
-    Split,
-    clients_share,
-    half_of,
-    images_in,
-    nobodys,
-    server_share,
-)
+from fl_app.data import Normalization, Split, clients_share, half_of, images_in, nobodys, server_share
 from strategies.core.errors import DataError
 from strategies.core.seeds import generator
 

@@ -30,12 +30,7 @@ missing = "none"
 [columns.sugar]
 """
 HEAD = "centre,age,chest pain,sugar,remark,outcome"
-TRAIN = [
-    "south,40,typical,1.5,x,ill",
-    "north, ?,none,0,,healthy",
-    "south,70,3,-2,,healthy",
-    "north,50,,1e1,x y,ill",
-]
+TRAIN = ["south,40,typical,1.5,x,ill", "north, ?,none,0,,healthy", "south,70,3,-2,,healthy", "north,50,,1e1,x y,ill"]
 FEATURES = [[-1, 1, 0, 0, 1.5], [1, 0, 1, 0, 0], [2, 0, 0, 1, -2], [0, 0, 1, 0, 10]]
 
 
@@ -176,10 +171,7 @@ def test_a_number_beyond_float32_is_no_infinite_feature(folder: Path) -> None:
         open_data(config(folder), "train")
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["train.CSV", "TRAIN.csv", "train.csv.gz", "train.tsv", "train.csv.zip"],
-)
+@pytest.mark.parametrize("name", ["train.CSV", "TRAIN.csv", "train.csv.gz", "train.tsv", "train.csv.zip"])
 def test_a_table_may_have_any_case_be_packed_or_have_tabs(folder: Path, name: str) -> None:
     (folder / "train.csv").unlink()
     text = "\n".join([HEAD, *TRAIN])

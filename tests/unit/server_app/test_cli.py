@@ -211,10 +211,7 @@ def test_ctrl_c_exits_with_130_and_prints_how_to_go_on(engine: Engine) -> None:
 @pytest.mark.parametrize("way", ["resume", "run --run-config"])
 def test_a_run_that_was_cut_off_goes_on_with_its_own_settings_and_clients(engine: Engine, way: str) -> None:
     folder = cut_off(engine, "--run-config", "seed=3 method=fedens", "--num-supernodes", "9")
-    words = {
-        "resume": ["resume", folder],
-        "run --run-config": ["run", "--run-config", f"resume={folder}"],
-    }[way]
+    words = {"resume": ["resume", folder], "run --run-config": ["run", "--run-config", f"resume={folder}"]}[way]
 
     ended = oneshot(*words)
 

@@ -4,16 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from method_fakes import (
-    OTHER,
-    TINY,
-    Book,
-    check_option,
-    check_resume,
-    close,
-    tiny_job,
-    upload,
-)
+from method_fakes import OTHER, TINY, Book, check_option, check_resume, close, tiny_job, upload
 from torch import nn
 
 from strategies.combiners.combiners import Mean

@@ -4,16 +4,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from method_fakes import (
-    OTHER,
-    Book,
-    check_option,
-    check_resume,
-    options_to_try,
-    run,
-    tiny_job,
-    upload,
-)
+from method_fakes import OTHER, Book, check_option, check_resume, options_to_try, run, tiny_job, upload
 
 from strategies.distillation.synthesis import Recipe, View
 from strategies.methods.f_adi import METHOD, FAdiConfig, FAdiServer, fit

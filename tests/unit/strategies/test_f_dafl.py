@@ -3,17 +3,7 @@ from typing import Any
 
 import pytest
 import torch
-from method_fakes import (
-    OTHER,
-    TINY,
-    Book,
-    check_option,
-    check_resume,
-    options_to_try,
-    same,
-    tiny_job,
-    upload,
-)
+from method_fakes import OTHER, TINY, Book, check_option, check_resume, options_to_try, same, tiny_job, upload
 
 from strategies.core.errors import OptionError
 from strategies.methods.f_dafl import METHOD, FDaflConfig, fit

@@ -4,16 +4,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from method_fakes import (
-    BUILDERS,
-    OTHER,
-    PROXY,
-    Book,
-    check_option,
-    check_resume,
-    options_to_try,
-    tiny_job,
-)
+from method_fakes import BUILDERS, OTHER, PROXY, Book, check_option, check_resume, options_to_try, tiny_job
 
 from strategies.method import Job
 from strategies.methods.fed_et import METHOD, FedEtConfig, Judgement, confidence, fit, transfer_loss

@@ -78,10 +78,7 @@ def by_hand(
         "batch-mean": (weights[:, y].mean(1) * nll.mean(1)).sum(),
         "mean-output": -log_sm(sum(weights[k, y][:, None] * each[k] for k in range(3)))[np.arange(6), y].mean(),
     }
-    wanted = {
-        "ce": ce[config.ce_form],
-        "diversity": 2.0 * np.exp(-(np.array(apart) * np.array(differ)).mean()),
-    }
+    wanted = {"ce": ce[config.ce_form], "diversity": 2.0 * np.exp(-(np.array(apart) * np.array(differ)).mean())}
     return server, found, wanted
 
 

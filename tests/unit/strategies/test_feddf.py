@@ -3,16 +3,7 @@ from typing import Any
 
 import pytest
 import torch
-from method_fakes import (
-    OTHER,
-    PROXY,
-    UPLOADS,
-    check_option,
-    check_resume,
-    options_to_try,
-    run,
-    tiny_job,
-)
+from method_fakes import OTHER, PROXY, UPLOADS, check_option, check_resume, options_to_try, run, tiny_job
 from torch import nn
 
 from strategies.combiners.combiners import Mean

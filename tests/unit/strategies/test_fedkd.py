@@ -3,17 +3,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from method_fakes import (
-    BUILDERS,
-    OTHER,
-    PROXY,
-    UPLOADS,
-    Book,
-    check_option,
-    check_resume,
-    options_to_try,
-    tiny_job,
-)
+from method_fakes import BUILDERS, OTHER, PROXY, UPLOADS, Book, check_option, check_resume, options_to_try, tiny_job
 
 from strategies.method import Job
 from strategies.methods.fedkd import METHOD, FedKdConfig, fit

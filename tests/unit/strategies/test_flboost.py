@@ -85,10 +85,7 @@ def test_pinned_value() -> None:
 
 
 def mute(given: Job) -> Job:
-    return replace(
-        given,
-        uploads=tuple(telling(upload, label_counts=None) for upload in given.uploads),
-    )
+    return replace(given, uploads=tuple(telling(upload, label_counts=None) for upload in given.uploads))
 
 
 @pytest.mark.parametrize("level", ["images", "features"])

@@ -83,10 +83,7 @@ def test_outcome_has_the_student_the_ensemble_and_the_first_images(usual: Outcom
 
 def test_ensemble_s_counts_are_those_that_clients_tell_and_estimates_of_the_others() -> None:
     told = run(METHOD, STILL).ensemble
-    silent = fit(
-        tiny_job(STILL, uploads=(telling(UPLOADS[0], label_counts=None), *UPLOADS[1:])),
-        Silent(),
-    ).ensemble
+    silent = fit(tiny_job(STILL, uploads=(telling(UPLOADS[0], label_counts=None), *UPLOADS[1:])), Silent()).ensemble
     assert told is not None
     assert silent is not None
     assert (told.combiner, silent.combiner) == ("linear-pool", "linear-pool")

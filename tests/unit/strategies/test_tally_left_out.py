@@ -71,10 +71,7 @@ def test_a_client_when_it_does_not_agree_has_no_weight_and_the_user_is_warned() 
 @pytest.mark.parametrize("counts", ["auto", "noise-rows"])
 def test_a_boaster_when_examples_are_capped_moves_neither_teacher_nor_start(counts: str) -> None:
     level = tuple(telling(one, num_examples=18, label_counts=(6, 6, 6)) for one in UPLOADS)
-    boast = (
-        *level[:-1],
-        telling(level[-1], num_examples=1800, label_counts=(600, 600, 600)),
-    )
+    boast = (*level[:-1], telling(level[-1], num_examples=1800, label_counts=(600, 600, 600)))
 
     honest, _ = fitted(level, counts=counts)
 

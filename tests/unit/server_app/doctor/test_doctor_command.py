@@ -35,9 +35,7 @@ def test_doctor_of_a_good_server_exits_with_0_and_says_fit(tmp_path: Path) -> No
         assert part in ended.stdout
 
 
-def test_doctor_of_a_bad_server_exits_with_1_and_names_the_remedy(
-    tmp_path: Path,
-) -> None:
+def test_doctor_of_a_bad_server_exits_with_1_and_names_the_remedy(tmp_path: Path) -> None:
     settings = f"data.name=cifar10 data.root={tmp_path}"
 
     ended = doctor("server", "--run-config", settings, "--certificates", tmp_path / "keys")

@@ -17,14 +17,7 @@ from method_fakes import telling
 from server_app.report.communication import Point
 from server_app.report.drawing import DPI, save_all
 from server_app.report.evaluation import Row, result_table
-from server_app.report.plots import (
-    model_card,
-    plot_accuracy,
-    plot_curve,
-    plot_images,
-    plot_labels,
-    run_plots,
-)
+from server_app.report.plots import model_card, plot_accuracy, plot_curve, plot_images, plot_labels, run_plots
 from server_app.settings.server_data import HeldOut
 from strategies.combiners.outcomes import load_model
 from strategies.method import Method

@@ -23,10 +23,7 @@ METRICS = [
     {"epoch": 1, "distillation": 0.5, "accuracy": 40.0, "note": "a text", "best": True, "digest": "ab"},
     {"epoch": 2, "distillation": 0.25, "accuracy": 50.0},
 ]
-RESULT = {
-    "accuracy": 50.0,
-    "table": [{"name": "FedAvg (one shot)", "kind": "baseline", "accuracy": 30.0}],
-}
+RESULT = {"accuracy": 50.0, "table": [{"name": "FedAvg (one shot)", "kind": "baseline", "accuracy": 30.0}]}
 SETTINGS = {"method": "tally", "seed": 0}
 
 

@@ -312,11 +312,7 @@ def test_a_deployed_node_runs_no_module_of_the_run_s_choice() -> None:
 
 @pytest.mark.parametrize(
     ("settings", "share"),
-    [
-        ({}, 0.0),
-        ({"gatekeeper.policy": "warn"}, 0.2),
-        ({"gatekeeper.policy": "exclude", "server.max-share": 0.5}, 0.5),
-    ],
+    [({}, 0.0), ({"gatekeeper.policy": "warn"}, 0.2), ({"gatekeeper.policy": "exclude", "server.max-share": 0.5}, 0.5)],
 )
 def test_a_gatekeeper_caps_the_share_of_a_client_unless_it_is_set(
     settings: dict[str, str | float], share: float

@@ -133,8 +133,7 @@ def test_sums_of_an_unknown_function_and_noisy_sums_are_refused(sent: tuple[Sent
 
 
 @pytest.mark.parametrize(
-    ("method", "message"),
-    [("fedavg", "needs one architecture for all"), ("dense", "which makes images")],
+    ("method", "message"), [("fedavg", "needs one architecture for all"), ("dense", "which makes images")]
 )
 def test_methods_that_need_one_kind_refuse_a_mix(method: str, message: str) -> None:
     with pytest.raises(OptionError, match=message):

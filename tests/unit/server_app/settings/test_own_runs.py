@@ -174,9 +174,7 @@ def test_settings_that_do_not_fit_are_refused_before_any_client_trains(
     "given",
     [{"method": "fafi"}, {"method": "fedcvae-ens"}, {"attack.kind": "backdoor", "attack.clients": "client-000"}],
 )
-def test_float_images_that_are_no_pixels_are_refused_where_pixels_are_changed_or_made(
-    given: dict[str, Scalar],
-) -> None:
+def test_float_images_that_are_no_pixels_are_refused_where_pixels_are_changed_or_made(given: dict[str, Scalar]) -> None:
     settings = read_settings({**SMALL, **given, "data.name": "own_run:floats", "model.name": "lenet5"})
     with pytest.raises(DataError, match=r"^data set 'own_run:floats' has float images with values outside \[0, 1\]"):
         check_before_start(settings, 2)

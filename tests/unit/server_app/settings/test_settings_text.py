@@ -59,10 +59,7 @@ def test_no_settings_when_nothing_is_given() -> None:
             "zzzzzz=1",
             r"unknown setting 'zzzzzz' \(value 1\): known are checkpoint-s, .*, uploads; tables are attack, .*",
         ),
-        (
-            "ridge.zzzzzz=1",
-            r"'ridge.zzzzzz' \(value 1\): known are ridge.penalty, ridge.values",
-        ),
+        ("ridge.zzzzzz=1", r"'ridge.zzzzzz' \(value 1\): known are ridge.penalty, ridge.values"),
         ("seed", r"setting 'seed' is not a pair: must be key=value"),
         ("run-dir='open", r"cannot be read: No closing quotation"),
     ],

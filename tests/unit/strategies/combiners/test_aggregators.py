@@ -5,12 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from strategies.combiners.aggregators import (
-    AGGREGATORS,
-    TORCH_ONLY,
-    Array,
-    Params,
-)
+from strategies.combiners.aggregators import AGGREGATORS, TORCH_ONLY, Array, Params
 
 ROOT = Path(__file__).resolve().parents[4]
 HERE = [name for name in AGGREGATORS if name not in TORCH_ONLY]

@@ -24,11 +24,7 @@ from strategies.combiners.combiners import (
 from strategies.combiners.forms import FLOOR, Array, sum_votes, vote_counts, vote_scores
 from strategies.combiners.gate import Gate, start_gate
 from strategies.combiners.opinion_pools import RULES, OpinionPool
-from strategies.combiners.tally_pool import (
-    cap_at_median,
-    correlations,
-    find_agreeing,
-)
+from strategies.combiners.tally_pool import cap_at_median, correlations, find_agreeing
 from strategies.combiners.trained import Linear, PerClass, TwoLayers, Voting
 from strategies.combiners.update_gate import GatedPool, lower_part
 from strategies.core.seeds import generator as rng

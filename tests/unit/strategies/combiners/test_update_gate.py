@@ -15,13 +15,7 @@ from torch.nn import functional
 
 from strategies.combiners.opinion_pools import OpinionPool, center_logits
 from strategies.combiners.outcomes import build_ensemble
-from strategies.combiners.update_gate import (
-    GatedPool,
-    Spans,
-    find_spans,
-    gate_pool,
-    residual,
-)
+from strategies.combiners.update_gate import GatedPool, Spans, find_spans, gate_pool, residual
 from strategies.core.facts import UploadFacts
 from strategies.core.seeds import generator, seeded_torch
 from strategies.distillation.learner import Learner

@@ -167,16 +167,7 @@ def test_a_list_has_no_digest(tmp_path: Path) -> None:
     assert read_facts(tmp_path / "b.json") == [1]
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"a": 2},
-        {"digest": "0" * 64},
-        {"digest": 3},
-        {"digest": None},
-        {"z": 1},
-    ],
-)
+@pytest.mark.parametrize("change", [{"a": 2}, {"digest": "0" * 64}, {"digest": 3}, {"digest": None}, {"z": 1}])
 def test_changed_facts_are_an_error_that_names_the_file(change: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps({**with_digest(FACTS), **change}))
     with pytest.raises(StoreError, match=r"a\.json: damaged.*its digest differs"):

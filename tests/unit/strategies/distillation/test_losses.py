@@ -10,12 +10,7 @@ from strategies.combiners.combiners import Weighted
 from strategies.core.seeds import generator as rng
 from strategies.distillation.consensus import Lesson, discrepancy
 from strategies.distillation.distill import Distillation
-from strategies.distillation.losses import (
-    adversarial_divergence,
-    diversity,
-    hard_cross_entropy,
-    soft_kl,
-)
+from strategies.distillation.losses import adversarial_divergence, diversity, hard_cross_entropy, soft_kl
 from strategies.teacher.ensemble import Ensemble
 
 RNG = torch.Generator().manual_seed(0)

@@ -221,9 +221,7 @@ class DeployedGrid(FakeGrid):
     def get_nodes(self) -> list[Any]:
         return [
             SimpleNamespace(
-                node_id=node,
-                registered_at="",
-                last_activated_at=str(self._listings >= self.activated.get(node, 10**9)),
+                node_id=node, registered_at="", last_activated_at=str(self._listings >= self.activated.get(node, 10**9))
             )
             for node in self.get_node_ids()
             if not self._is_away(node)

@@ -7,17 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flower_fakes import (
-    CLASSES,
-    SIGNATURES,
-    FakeGrid,
-    equal,
-    failing,
-    named,
-    records,
-    silent,
-    weights,
-)
+from flower_fakes import CLASSES, SIGNATURES, FakeGrid, equal, failing, named, records, silent, weights
 from flwr.app import ArrayRecord, Message, RecordDict
 
 from strategies.client import failure, held_digest

@@ -165,6 +165,4 @@ def test_only_clients_that_have_uploaded_are_heard(talk: Any) -> None:
     clients = talk(FakeGrid({1: replies("bob"), 2: replies("eve")}), members=("alice", "bob"))
 
     assert taking_names(clients, 2) == [["bob"], ["bob"]]
-    assert refusals(clients) == [
-        ("node-2", "it answers as 'eve', and no upload has this name: must have uploaded"),
-    ]
+    assert refusals(clients) == [("node-2", "it answers as 'eve', and no upload has this name: must have uploaded")]

@@ -26,12 +26,7 @@ from flower_fakes import (
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
 from torch import nn
 
-from strategies import (
-    DenseConfig,
-    FedENS,
-    OneShotFedAvg,
-    load_ensemble_module,
-)
+from strategies import DenseConfig, FedENS, OneShotFedAvg, load_ensemble_module
 from strategies.core.errors import OneShotError
 from strategies.run.run_folder import RunFolder
 

@@ -23,16 +23,7 @@ from flower_fakes import (
 )
 
 import strategies.flower.strategies as named_strategies
-from strategies import (
-    METHODS,
-    Dense,
-    DenseConfig,
-    FedAvgConfig,
-    FedENS,
-    LabelCountEnsemble,
-    Normalization,
-    OneShot,
-)
+from strategies import METHODS, Dense, DenseConfig, FedAvgConfig, FedENS, LabelCountEnsemble, Normalization, OneShot
 from strategies.core.errors import OptionError
 
 

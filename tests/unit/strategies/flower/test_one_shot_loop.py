@@ -6,16 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flower_fakes import (
-    GRID,
-    FakeGrid,
-    dense,
-    equal,
-    failing,
-    named,
-    strategy,
-    weights,
-)
+from flower_fakes import GRID, FakeGrid, dense, equal, failing, named, strategy, weights
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 
 from strategies import OneShot, OneShotFedAvg

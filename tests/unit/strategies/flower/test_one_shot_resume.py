@@ -10,19 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from flower_fakes import (
-    GRID,
-    TINY,
-    FakeGrid,
-    dense,
-    equal,
-    linear,
-    named,
-    net,
-    stock,
-    strategy,
-    weights,
-)
+from flower_fakes import GRID, TINY, FakeGrid, dense, equal, linear, named, net, stock, strategy, weights
 from flwr.app import ArrayRecord
 
 from strategies import METHODS, DenseConfig, FedENS, Normalization, OneShot, RunOptions
@@ -138,10 +126,7 @@ def test_start_when_an_upload_came_late_leaves_it_out_also_after_a_resume(tmp_pa
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        (
-            {"options": RunOptions(teacher="tally")},
-            "teacher is 'tally', but the run in .* began with 'method': resume",
-        ),
+        ({"options": RunOptions(teacher="tally")}, "teacher is 'tally', but the run in .* began with 'method': resume"),
         ({"seed": 1}, "seed is 1, but the run in .* began with 0: resume with the same settings, or name another"),
         ({"config": DenseConfig(**{**TINY, "epochs": 3})}, "epochs is 3, but the run in .* began with 2: resume"),
         ({"model": {"net": net}}, "student is 'net', but the run in .* began with 'model': resume"),

@@ -7,19 +7,7 @@ from typing import ClassVar
 
 import pytest
 import torch
-from gatekeeper_fakes import (
-    QUICK,
-    State,
-    backdoored,
-    cohort,
-    drawn,
-    flipped,
-    honest,
-    job_of,
-    times,
-    upload,
-    with_first,
-)
+from gatekeeper_fakes import QUICK, State, backdoored, cohort, drawn, flipped, honest, job_of, times, upload, with_first
 
 from strategies.core.facts import UploadFacts
 from strategies.gatekeeper.inspection import inspect

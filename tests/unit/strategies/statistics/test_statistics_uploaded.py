@@ -144,8 +144,7 @@ def test_features_without_negative_values_have_no_negative_sums(second: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("sizes", "share"),
-    [((1.0, 1.0, 1.0, 100.0), 0.3), ((5.0, 50.0, 60.0, 2.0, 9.0), 0.25), ((1.0, 1.0, 98.0), 0.5)],
+    ("sizes", "share"), [((1.0, 1.0, 1.0, 100.0), 0.3), ((5.0, 50.0, 60.0, 2.0, 9.0), 0.25), ((1.0, 1.0, 98.0), 0.5)]
 )
 def test_no_capped_client_exceeds_the_share_and_the_others_keep_theirs(sizes: tuple[float, ...], share: float) -> None:
     named = {f"c{k}": size for k, size in enumerate(sizes)}
