@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import runpy
 import shutil
@@ -21,6 +20,7 @@ import typer
 from doc_pages import COMMANDS, CONF, PAGES, PLAIN, ROOT, blocks, commands, name_of, prose, rows
 from flwr.app import ArrayRecord
 from flwr.common.config import parse_config_args
+from typer.testing import CliRunner
 
 from fl_app.data import Normalization as Pixels
 from fl_app.models import build
@@ -312,21 +312,19 @@ def test_paths_that_are_named_exist(page: Path) -> None:
 
 
 @pytest.mark.slow
-def test_run_replay_and_resume_match_the_pages(tmp_path: Path) -> None:
+def test_run_replay_and_resume_match_the_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = [*blocks(README, "console"), *blocks(RUNNING, "console")]
     assert {"oneshot run\n", "oneshot run --local\n"} <= {*shown}
     replayed = "oneshot replay $RUN --method label-count-ensemble"
     assert any(replayed in block for block in shown)
     assert any(block.strip() == "oneshot resume $RUN" for block in shown)
-    places = {"ONESHOT_RUNS": str(tmp_path / "runs"), "ONESHOT_CLIENT_STATE": str(tmp_path / "state")}
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("ONESHOT_RUNS", str(tmp_path / "runs"))
+    monkeypatch.setenv("ONESHOT_CLIENT_STATE", str(tmp_path / "state"))
 
     def oneshot(*words: str) -> dict[str, Any]:
-        program = Path(sys.executable).with_name("oneshot")
-        done = subprocess.run(
-            [program, *words, "--format", "json"],
-            cwd=ROOT, env={**os.environ, **places}, capture_output=True, text=True, timeout=300,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr[-2000:]
+        done = CliRunner().invoke(cli.cli, [*words, "--format", "json"], catch_exceptions=False)
+        assert done.exit_code == 0, done.stderr[-2000:]
         [line] = done.stdout.splitlines()
         result: dict[str, Any] = json.loads(line)
         return result

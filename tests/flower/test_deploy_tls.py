@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import os
 import re
 import shutil
 import sqlite3
@@ -20,11 +19,12 @@ import hostile
 import pytest
 import torch
 from app_copy import app_copy
-from deployments import BIN, LOOPBACK, PATIENCE_S, ROOT, Federation, federation
+from deployments import LOOPBACK, ROOT, Federation, federation
 from safetensors.torch import save_file
+from typer.testing import CliRunner
 
 from fl_app.models import build
-from server_app.launch.guard import members
+from server_app import cli as command_line
 
 pytestmark = pytest.mark.slow
 
@@ -137,23 +137,15 @@ def online(here: Federation) -> int:
 
 
 def deploy(here: Federation, heard: set[tuple[str, str]]) -> dict[str, Any]:
-    """Run, with the ServerApp killed while it waits for the last upload, and listen to it in its server stage.
-
-    One that is killed while it sends leaves a message in pieces, for which the node waits a minute.
-    """
+    """Run, and listen to the processes meanwhile."""
     run_dir = here.home / "server" / "runs" / "fens"
     here.server.call("flwr", "run", str(app_copy()), "hospitals", "--run-config", f"{SETTINGS} run-dir='{run_dir}'")
-    here.until(
-        lambda: len(lines_of(run_dir / "uploads.jsonl")) == len(CLIENTS) - 1 and lines_of(run_dir / "refusals.jsonl")
-    )
-    kill_server_app(here)
-    here.server.call("flwr", "run", str(app_copy()), "hospitals", "--run-config", f"{SETTINGS} resume='{run_dir}'")
 
     def finished() -> bool:
         heard.update(here.listening())
         return (run_dir / "result.json").exists()
 
-    here.until(finished, pause_s=1.0)
+    here.until(finished, pause_s=2.0)
     return facts_of(run_dir)
 
 
@@ -163,25 +155,19 @@ def logged(here: Federation) -> str:
         return "".join(text for (text,) in database.execute("SELECT log FROM task_logs ORDER BY rowid"))
 
 
-def kill_server_app(here: Federation) -> None:
-    apps = [process for process in members(here.token, here.home) if "flwr-serverapp" in " ".join(process.cmdline())]
-    assert apps, here.logs()
-    for process in apps:
-        process.kill()
-    here.until(lambda: not any(process.is_running() and process.status() != "zombie" for process in apps))
-
-
 def lines_of(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
 def rehearse(tmp_path: Path, nodes: Path) -> dict[str, Any]:
+    """Run the same settings over the grid in this process."""
     run_dir = tmp_path / "rehearsals" / "fens"
-    command = [str(BIN / "oneshot"), "run", "--local", "--run-config", SETTINGS]
-    command += ["--run-config", f"client.nodes={nodes} run-dir={run_dir}", "--format", "json"]
-    environment = {**os.environ, "ONESHOT_CLIENT_STATE": str(tmp_path / "rehearsals" / "state")}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
-    assert done.returncode == 0, done.stderr[-4000:]
+    command = ["run", "--local", "--run-config", SETTINGS, "--format", "json"]
+    command += ["--run-config", f"client.nodes={nodes} run-dir={run_dir}"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ONESHOT_CLIENT_STATE", str(tmp_path / "rehearsals" / "state"))
+        done = CliRunner().invoke(command_line.cli, command, catch_exceptions=False)
+    assert done.exit_code == 0, done.stderr[-4000:]
     assert json.loads((run_dir / "run.json").read_text())["num-supernodes"] == 3
     return facts_of(run_dir)
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import subprocess
 from pathlib import Path
 
 import pytest
-from deployments import BIN
 from plugs import kill, plugged_in, result_of, uploads_in
+
+from server_app.replay.request import ReplayRequest
+from server_app.replay.stored import replay_run
 
 pytestmark = pytest.mark.slow
 
-CLIENTS = 3
+CLIENTS = 2
 SETTINGS = (
     "method='dense' server.epochs=60 server.generator-steps=4 server.steps-per-epoch=4 server.synthesis-batch-size=32 "
     f"client.epochs=40 data.image-size=8 threads=1 deadline-s=400 min-uploads={CLIENTS} checkpoint-s=0.0 "
@@ -31,16 +31,10 @@ def test_run_whose_plugs_are_pulled_one_after_the_other_ends_with_the_bits_of_it
         here.kill_node(0)
         here.start_node(0)
 
-        # The ServerApp is killed while it collects.
+        # The SuperLink's machine dies, with the ServerApp that collects on it.
         here.until(lambda: uploads_in(run))
-        assert kill(here.server_app())
-        held = uploads_in(run)
-        here.submit(resumed)
-
-        # The SuperLink's machine dies while it collects, or as soon as it has begun the server stage.
-        here.until(lambda: (here.server_app() and len(uploads_in(run)) > len(held)) or (run / "stage.json").exists())
         here.kill_superlink()
-        held |= uploads_in(run)
+        held = uploads_in(run)
         here.start_superlink()
         here.submit(resumed)
 
@@ -57,11 +51,9 @@ def test_run_whose_plugs_are_pulled_one_after_the_other_ends_with_the_bits_of_it
     assert sorted(uploads) == [f"client-{n:03d}" for n in range(CLIENTS)]
     for client, sha in uploads.items():
         assert hashlib.sha256((run / "uploads" / f"{client}.safetensors").read_bytes()).hexdigest() == sha
-    assert trainings[1] == trainings[2] == 1, "a client trained twice"
+    assert trainings[1] == 1, "a client trained twice"
     assert trainings[0] <= 2, "a client trained again what it had kept"
     assert result["resumed_at"] > 0
 
-    replay = [str(BIN / "oneshot"), "replay", str(run), "--compute", "in-process", "--format", "json"]
-    done = subprocess.run(replay, capture_output=True, text=True, cwd=tmp_path, timeout=600)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1])["weights_sha256"] == result["weights_sha256"]
+    replay = replay_run(ReplayRequest(run, "dense", {}, folder=tmp_path / "replay"), log=lambda _: None)
+    assert replay["weights_sha256"] == result["weights_sha256"]

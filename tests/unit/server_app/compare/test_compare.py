@@ -409,7 +409,7 @@ def test_a_comparison_when_interrupted_or_killed_leaves_no_process_and_goes_on_t
     run_folder: MakeRun, tmp_path: Path
 ) -> None:
     run, out = run_folder(), tmp_path / "out"
-    epochs = ["--set", f"server.epochs=30 checkpoint-s=0 threads={all_cores()}"]  # so the cells take turns
+    epochs = ["--set", f"server.epochs=12 checkpoint-s=0 threads={all_cores()}"]  # so the cells take turns
     words: list[str | Path] = ["compare", run, "--methods", "fedens,dense", *epochs, "--out", out]
 
     def steps() -> int:
@@ -440,7 +440,7 @@ def test_a_comparison_when_interrupted_or_killed_leaves_no_process_and_goes_on_t
     result = json.loads(said.splitlines()[-1])
     assert [cell["resumed_at"] > 0 for cell in result["cells"]] == [False, True]
     assert "1 cell has finished before" in said
-    whole = replay_run(ReplayRequest(run, "dense", {"server.epochs": 30, "threads": all_cores()}), log=lambda _: None)
+    whole = replay_run(ReplayRequest(run, "dense", {"server.epochs": 12, "threads": all_cores()}), log=lambda _: None)
     assert result["cells"][1]["weights_sha256"] == whole["weights_sha256"]
     assert result["table"][1]["accuracy"] == whole["accuracy"]
 
