@@ -30,9 +30,11 @@ test: $(READY)  ## run every test
 unit: $(READY)  ## run the tests that take seconds, a process per core
 	$(BIN)/python -m pytest -m "not slow" --numprocesses logical --dist loadfile
 
-# Whole runs have processes of their own and wait for them: two files at a time, whatever the cores.
+# Whole runs have processes of their own and wait for them: two files at a time, whatever the cores. To read the other
+# files too takes as long as one of those runs.
 slow: $(READY)  ## run the other tests: whole runs, Ray, deployments
-	$(BIN)/python -m pytest -m slow --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -m slow --numprocesses 2 --dist loadfile --no-loadscope-reorder \
+		$$(grep -rl --include='test_*.py' 'mark\.slow' tests)
 
 lowest:  ## run the tests of `unit` with the lowest versions that pyproject.toml allows, of every extra
 	$(call solved,lowest-direct)
