@@ -19,8 +19,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from scipy import linalg
-from scipy.linalg import lapack
 from torch import Tensor
 
 from .sums import Statistics
@@ -70,6 +68,8 @@ class Ridge:
         scatter = statistics.scatter
         self._scale = float(torch.trace(scatter)) / statistics.features
         right = statistics.sums.T - torch.outer(statistics.mean, statistics.counts)
+        from scipy.linalg import lapack  # takes every process of the app a fifth of a CPU second to import
+
         self._reflectors, self._diagonal, self._beside, self._factors, _ = lapack.dsytrd(scatter.numpy(), lower=1)
         self._rotated = self._times_q(right.numpy(), transposed=True)
 
@@ -83,6 +83,8 @@ class Ridge:
 
     def _solve(self, strength: float) -> Array:
         """Return ``(T + l I)^-1 Q^T R``, with eigenvalues of T below 0 taken for 0."""
+        from scipy import linalg
+
         banded = np.stack((self._diagonal + strength, np.append(self._beside, 0.0)))[: len(self._diagonal)]
         try:
             solved: Array = linalg.solveh_banded(banded, self._rotated, lower=True)
@@ -93,6 +95,8 @@ class Ridge:
 
     def _times_q(self, columns: Array, *, transposed: bool) -> Array:
         """Return Q or its transpose times some columns [d, C]; Q leaves the first row as it is."""
+        from scipy.linalg import lapack
+
         turned = np.array(columns)
         if len(turned) > 1:
             way, reflectors = ("T" if transposed else "N"), self._reflectors[1:, :-1]
