@@ -10,9 +10,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from strategies.core.durable import verify_digest
@@ -142,3 +144,118 @@ def test_run_that_was_ended_twice_resumes_to_the_same_bits(tmp_path: Path) -> No
     for key in ("weights_sha256", "table", "mib_up_per_client"):
         assert result[key] == uninterrupted[key], key
     nothing_left(tmp_path)
+
+
+# FENS in rounds.
+
+
+CLIENTS, ROUNDS = 3, 30
+FENS = (
+    f"method=fens client.epochs=2 fens.rounds={ROUNDS} fens.server-lr=0.05 fens.evaluate-every=1 checkpoint-s=0 "
+    f"threads=1 min-uploads={CLIENTS}"
+)
+
+
+def moved(folder: Path) -> dict[str, dict[str, dict[str, int]]]:
+    """Phase -> way -> client -> bytes."""
+    phases: dict[str, dict[str, dict[str, int]]] = json.loads((folder / "traffic.json").read_text())["phases"]
+    return phases
+
+
+def test_fens_killed_between_two_rounds_goes_on_where_it_was(tmp_path: Path) -> None:
+    """That a cut has no effect on the bits is asked without processes, in test_fens.py."""
+    first = Command(["run", "--local", "--clients", str(CLIENTS), "--set", FENS], tmp_path)
+    first.until(lambda: len(written(tmp_path, "metrics.jsonl")) >= 5)
+    os.killpg(first.pid, signal.SIGKILL)
+    assert first.wait()[0] != 0
+    assert len(first.trained()) == len(uploads_in(tmp_path)) == CLIENTS
+    cut = len(written(tmp_path, "metrics.jsonl"))
+    assert 5 <= cut < ROUNDS
+    once = moved(run_folder(tmp_path))
+
+    second = Command(["resume", str(run_folder(tmp_path)), "--local"], tmp_path)
+    status, result = second.wait()
+    assert status == 0
+    assert second.trained() == set(), "a client trained twice"
+    # A round's row is on disk before its checkpoint, so the kill may have come between the two.
+    assert cut - 1 <= result["resumed_at"] <= cut
+    assert [row["epoch"] for row in written(tmp_path, "metrics.jsonl")] == list(range(1, ROUNDS + 1))
+
+    twice = moved(run_folder(tmp_path))
+    assert twice["upload"] == once["upload"]
+    # The ensemble was sent once, and that is on the account; a client that has its logits is only asked for them.
+    for client, size in once["ensemble"]["down"].items():
+        assert size <= twice["ensemble"]["down"][client] < 1.25 * size, client
+
+
+# FLBoost in rounds.
+
+# A refinement takes a second, so that there is time to kill in its midst.
+FLBOOST = (
+    "method=iterative iterative.strategy=scaffold iterative.refiner=flboost iterative.rounds=5 iterative.fraction=0.5 "
+    "iterative.checkpoint-every=2 flboost.iterations=15 flboost.generator-step=joint "
+    "flboost.student-steps=2 server.student-lr=0.01 client.epochs=4 client.lr=0.05 data.image-size=8 threads=1 "
+    "min-uploads=3 compute=ray"
+)
+ASKED = 3
+# Of the actor's CPU time, more than it takes to wait.
+AT_WORK_S = 0.2
+
+
+def scored(folder: Path) -> int:
+    """The rounds that are done."""
+    return len(written(folder, "metrics.jsonl"))
+
+
+def trained_in(folder: Path, number: int) -> set[str]:
+    """The clients that have done their part of a round."""
+    ends = f"-state-{number}.safetensors"
+    return {path.name.removesuffix(ends) for path in (folder / "clients").glob(f"*/*{ends}")}
+
+
+def actor_of(folder: Path) -> int:
+    """The actor of the server stage."""
+    actors = [pid for pid, line in processes_of(folder).items() if line.startswith("ray::Actor")]
+    assert len(actors) == 1, processes_of(folder)
+    return actors[0]
+
+
+def until_refinement(command: Command, folder: Path, number: int) -> int:
+    """Wait for the midst of a round's refinement; the pid of the actor at work."""
+    command.until(lambda: len(trained_in(folder, number)) == ASKED)
+    actor = psutil.Process(actor_of(folder))
+    before = actor.cpu_times().user
+    command.until(lambda: actor.cpu_times().user > before + AT_WORK_S)
+    assert scored(folder) == number - 1
+    return int(actor.pid)
+
+
+def end_all(folder: Path) -> None:
+    for pid in processes_of(folder):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    nothing_left(folder)
+
+
+@pytest.mark.ray
+def test_flboost_killed_in_a_refinement_and_in_a_round_it_goes_on_from_the_last_checkpoint(tmp_path: Path) -> None:
+    """The actor dies in a refinement, and the server in a later one, past the last checkpoint.
+
+    That neither has an effect on the bits is asked in test_compute_kept.py and test_flboost_strategy.py.
+    """
+    first = Command(["run", "--local", "--clients", "6", "--set", FLBOOST], tmp_path)
+    os.kill(until_refinement(first, tmp_path, 2), signal.SIGKILL)
+    until_refinement(first, tmp_path, 4)
+    os.kill(first.pid, signal.SIGKILL)
+    assert first.wait()[0] != 0
+    end_all(tmp_path)  # Ray's own processes outlive their owner for a minute
+    assert scored(tmp_path) == 3
+    assert "the Ray actor died; restart 1 of 2" in first.log.read_text()
+
+    second = Command(["resume", str(run_folder(tmp_path)), "--local"], tmp_path)
+    status, result = second.wait()
+    assert status == 0
+    nothing_left(tmp_path)
+    assert result["resumed_at"] == 2
+    assert [row["epoch"] for row in written(tmp_path, "metrics.jsonl")] == [1, 2, 3, 4, 5]
+    assert "from zero" not in second.log.read_text()
