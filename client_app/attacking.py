@@ -26,7 +26,6 @@ def poison(data: ImageData, attack: AttackConfig, *, client: str, num_classes: i
 
     Args:
         data: Examples with labels [N], before augmentation; left unchanged.
-        attack: The attackers and the kind of their attack.
         seed: The run's seed; with the name it fixes which images get the trigger.
 
     Raises:

@@ -36,7 +36,6 @@ class SummingClient(FensClient):
 
         Args:
             said: The question: "architecture", "num-classes", "run-id", "seed", "test-share".
-            sent: The model's weights.
 
         Raises:
             OneShotError: The node does not permit it, has too few examples, or the model does not fit.

@@ -26,8 +26,6 @@ class Node:
     """A client's identity, data and model.
 
     Attributes:
-        partition_id: The number of its part of the training set.
-        num_partitions: The number of parts of the training set.
         has_data: Whether it holds training examples; one that trains has those of its default place at the least.
         state_dir: Its folder for trained models; empty for the default place.
     """
@@ -89,10 +87,8 @@ class TrainRequest:
     Attributes:
         run_id: The run folder's id; empty if the server keeps no run, and then the client keeps nothing either.
         holdout: Share of the client's examples held out of training for requests after the upload, in [0, 1).
-        per_class: Whether the held-out share is stratified by class.
         test_share: Share of each class that is never trained on, and scored at the end, in [0, 0.5].
         expected: The server's classes and preprocessing, as far as it names them.
-        calibrate: Whether the client sends the ranges of its activations with its model.
         task: The kind of model to train and send: a key of :data:`client_app.tasks.TASKS`.
         folders: The digest of each folder of Hugging Face that is a model of the run, by the architecture's name.
         sums: What the client measures for a merge of weights: "fisher", "gram", or empty for nothing.

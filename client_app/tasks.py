@@ -53,7 +53,6 @@ class Task:
 
     Attributes:
         build: From the wanted model to the untrained one; its weights are drawn from torch's global generator.
-        train: Trains it in place.
         train_privately: Trains it within a privacy budget, and returns the epsilon that was spent.
         sent: The beginning of the names of the weights that are uploaded, without it; the client keeps all of them.
         calibrates: Whether the ranges of its layers' outputs can be measured on images.

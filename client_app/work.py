@@ -344,7 +344,6 @@ def activation_ranges(
 
     Args:
         model: On the CPU; left unchanged.
-        data: The client's training examples, without augmentation.
         normalization: Of the pixels, before the model.
         seed: Fixes which examples are used, if there are more.
 

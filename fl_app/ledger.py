@@ -74,7 +74,6 @@ class Ledger:
         """Refuse a private upload that would exceed the node's budget, or the run's total.
 
         Args:
-            policy: The node's limits.
             mu: Of the upload, if it is a Gaussian mechanism: its sensitivity over the deviation of its noise.
 
         Raises:

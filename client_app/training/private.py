@@ -109,7 +109,6 @@ def train(model: nn.Module, training: Training, privacy: PrivacyConfig) -> float
     Args:
         model: Training starts from its weights; it must have no batch normalisation.
         training: Its loss is cross-entropy; its clipping and its seed are not used, and what it reports is NaN.
-        privacy: The budget and the clipping norm.
 
     Returns:
         The epsilon that was spent, for the budget's delta.

@@ -56,10 +56,7 @@ def open_group(
     Args:
         name: A key of :data:`GROUPS`.
         split: ``"train"`` or ``"test"``.
-        root: The folder that holds the domains.
         image_size: Height and width of the result, in pixels.
-        left_out: The domain that is the test half.
-        download: Whether torchvision may download a missing domain.
 
     Returns:
         The labels, int64 [N], the number of each image's domain among those of this half, int64 [N], and a function

@@ -101,7 +101,6 @@ def partition(
 
     Args:
         labels: The class of each example [N], in 0 .. C - 1.
-        spec: The partitioner and its settings.
         num_clients: n, at least 1.
         seed: The run's seed; equal arguments give equal parts.
         domains: The domain of each example [N], from 0; None for a set without domains.

@@ -189,13 +189,10 @@ def open_tables(
     """Open one half of the tables.
 
     Args:
-        folder: The folder of the files.
         split: ``"train"`` or ``"test"``.
         form: One of :data:`TABLE_FORMS`.
-        label: The column of the classes.
         client: The column that names each training row's client; empty for a file per client, or one client.
         group: The column that names each training row's group, such as its patient; empty: each row is its own.
-        schema: The agreed schema.
 
     Raises:
         OptionError: The package that reads Parquet is not installed.

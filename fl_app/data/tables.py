@@ -64,7 +64,6 @@ def open_centres(split: str, root: Path, *, download: bool) -> tuple[torch.Tenso
     Args:
         split: ``"train"`` or ``"test"``.
         root: The folder that holds ``heart-disease/processed.<centre>.data``.
-        download: Whether missing files may be downloaded.
 
     Returns:
         The labels, int64 [N], the number of each row's centre, int64 [N], and the rows, float32 [N, 13, 1, 1].

@@ -47,7 +47,6 @@ def open_news(split: str, root: Path, *, download: bool) -> tuple[torch.Tensor, 
         split: ``"train"`` or ``"test"``.
         root: The folder that holds ``ag_news/train.csv``, or a part of it as ``ag_news/train_subset.csv``, and
             ``ag_news/test.csv``. A line is a class, 1 to 4, and one or several columns of text.
-        download: Whether a missing file may be downloaded.
 
     Returns:
         The labels, int64 [N] from 0, and the texts, their columns joined.

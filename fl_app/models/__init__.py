@@ -153,7 +153,6 @@ def builders(
 
     Args:
         input_shape: As in :func:`build`.
-        own: Names of the user's own architectures, which are built and tried out.
         normalization: As in :func:`build`.
 
     Raises:
@@ -199,7 +198,6 @@ class OwnArchitecture:
     """A builder of a user's model, which travels with the user's function.
 
     Attributes:
-        name: Its name, ``package.module:attribute`` or ``hf:<folder>``.
         function: Takes ``num_classes`` and ``input_shape``, those that its signature names, and returns an nn.Module
             from normalised examples [B, *input_shape] to logits [B, C].
     """

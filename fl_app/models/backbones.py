@@ -96,7 +96,6 @@ def backbone_of(name: str, weights: str = "", sha256: str = "") -> Backbone:
             ``"hf:<folder>"``, a folder of Hugging Face, or ``"module:attribute"``, a callable that returns a
             :class:`Backbone`.
         weights: The file of torchvision's weights.
-        sha256: Of this file.
 
     Raises:
         OptionError: Names the setting, its value and the remedy.

@@ -173,7 +173,6 @@ class FeatureFunction:
 
     Attributes:
         seed: Of the run; draws the projection and the map.
-        mean: Of the data set's normalisation, per channel.
     """
 
     config: FeaturesConfig = field(default_factory=FeaturesConfig)

@@ -48,10 +48,8 @@ def uploaded_builders(  # noqa: PLR0913  what the models of six kinds of uploads
         task: ``"classifier"``, ``"open-set"``, ``"prototypes"``, ``"block"``, ``"cvae"`` or ``"statistics"``.
         num_classes: C, without the class "unknown".
         input_shape: (channels, height, width) of one image.
-        latent: The length of a decoder's noise.
         blocks: K, of models that are cut into blocks.
         sums: Builds the sums of features; None for those of the default feature function.
-        own: Names of the user's own architectures.
         normalization: As in :func:`fl_app.models.build`.
 
     Raises:

@@ -46,7 +46,6 @@ class Usage:
     """The cost of a stage so far.
 
     Attributes:
-        wall_s: Wall time in seconds.
         cpu_s: CPU time, user and system, of all threads, in seconds.
         peak_mib: Peak memory of its process since its start, in MiB; Python, torch and the held-out images included.
         gpu_mib: Peak memory of torch on the GPU, in MiB; 0 without a GPU.

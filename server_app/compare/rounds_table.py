@@ -19,10 +19,9 @@ DEFAULT_TARGETS = 2  # as in the tables of FLBoost
 
 @dataclass(frozen=True)
 class Reached:
-    """The cost at which the runs of a setting reach an accuracy.
+    """The cost at which the runs of a setting reach an accuracy in %.
 
     Attributes:
-        target: The accuracy, in %.
         rounds: The first tested round with it, of every run that reached it.
         mib: MiB per client, sent and received until that round, of the same runs.
         missed: Rounds and MiB of every run that never reached it.

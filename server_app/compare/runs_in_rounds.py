@@ -47,7 +47,6 @@ class RoundsRun:
     """A run in rounds, finished or not.
 
     Attributes:
-        method: Title of the strategy and refiner of its rounds.
         shared: Its settings that are not specific to the method.
         own: Its other settings, those of its strategy and its refiner.
         tested: At least one round.

@@ -70,8 +70,6 @@ def differing(runs: Sequence[Path], methods: Sequence[str], given: Collection[st
     A mean over differing runs is not a mean over repetitions.
 
     Args:
-        runs: The runs.
-        methods: The methods that run on their uploads.
         given: The settings that are the same for all, whatever the runs have.
     """
     stored = [_with_defaults(info_of(run)) for run in runs]

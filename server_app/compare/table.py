@@ -30,12 +30,9 @@ class Line:
     """One line of the table: one kind of outcome of one method.
 
     Attributes:
-        name: The outcome, as the result table of a run names it.
         kind: ``"baseline"``, ``"ensemble"`` or ``"student"``.
-        results: Number of cells of the line.
         accuracies: Accuracy of every cell on its held-out images, in %; None for runs of another project.
         best_accuracy: Mean over the cells of the best server epoch's accuracy, in %; None without epochs.
-        server_s: Mean wall time of the server stage, in seconds.
         server_cpu_s: Mean CPU time of the server stage, of all threads, in seconds.
         peak_mib: Mean peak memory of the process until the end of its server stage, in MiB.
         gpu_mib: Mean peak memory of torch on the GPU, in MiB; 0 without a GPU.

@@ -31,8 +31,6 @@ class DoctorFinding:
     Attributes:
         level: ``"error"``: a run would fail or be unsafe. ``"warning"``: a run works, but not always.
             ``"skipped"``: the check could not run.
-        check: The subject of the check, in a few words.
-        found: The actual state, one line.
         needed: The required state; empty where it is obvious.
         fix: The remedy, one line; empty if none is needed.
     """

@@ -84,7 +84,6 @@ def run_folder(run_dir: str, uploads: int, student: int, free: int | None = None
     """Check the folder of runs: whether it can be written, and whether the uploads fit.
 
     Args:
-        run_dir: The setting ``run-dir``.
         uploads: Bytes of all expected uploads.
         student: Bytes of the largest model.
         free: Free bytes; None to read the disk's.
@@ -105,7 +104,6 @@ def client_state(state_dir: str, model: int, free: int | None = None) -> Iterato
     """Check the folder of a node's trained models.
 
     Args:
-        state_dir: The setting ``client.state-dir``.
         model: Bytes of its model.
         free: Free bytes; None to read the disk's.
     """

@@ -201,7 +201,6 @@ class HealthAnswer(NamedTuple):
     """A SuperLink's answer to a health request.
 
     Attributes:
-        status: HTTP status of /health.
         tls: TLS version of the connection; empty without TLS.
         ahead: Seconds by which this machine's clock is ahead of the SuperLink's, as far as its date of whole seconds
             shows; None if the answer has no date.
@@ -216,7 +215,6 @@ def superlink(address: Address, ca: Path | None, wait_s: float = WAIT_S) -> Iter
     """Connect to a SuperLink as a node does, and compare the clocks.
 
     Args:
-        address: The SuperLink's address.
         ca: The CA whose certificates are trusted; None connects without TLS, as a node with --insecure does.
         wait_s: Time limit of the connection and of the answer, in seconds each.
     """

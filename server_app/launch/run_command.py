@@ -93,7 +93,6 @@ def launch_run(
     """Run the app in simulation, or resume a run, and print its result.
 
     Args:
-        failing: Prints the errors.
         local: Runs it in this process; None: Flower's simulation does.
         runtime: The processes of that simulation; None: they start here.
 
@@ -150,7 +149,6 @@ def plan_run(given: Mapping[str, Scalar], num_supernodes: int | None = None) -> 
     """Read the settings of a run; those of a run that it resumes or reuses complete them.
 
     Args:
-        given: The settings of the command line.
         num_supernodes: Simulated clients, as asked for; None for those of the other run, or the default.
 
     Raises:

@@ -158,7 +158,6 @@ def launch(
     SIGINT and SIGTERM end the run at once; the files that the app has written stay, as after any other kill.
 
     Args:
-        app_dir: The app's folder, with its pyproject.toml.
         settings: Flat run config that overrides the app's defaults; the app must declare its keys.
         num_supernodes: Number of simulated clients, at least 1.
         echo: Called with each line of the log, without its newline and with its colours.

@@ -67,7 +67,6 @@ def what_is_left(run: Path, clients: Sequence[str]) -> str:
 
     Args:
         run: The earlier run. Runs, replays and comparisons that have the uploads too are sought beside it.
-        clients: The forgotten clients.
     """
     places = _holders(run.resolve(), set(clients))
     return (

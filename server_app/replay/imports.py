@@ -96,7 +96,6 @@ def list_checkpoints(
             ``label-counts`` and ``keys``, all optional. A table ``keys`` holds for the files without their own. None
             for no map.
         architecture: The architecture of files without one in the map.
-        known: The server's architectures and classes.
 
     Raises:
         OptionError: There are no checkpoints, the map is invalid, or two files give the same client name.
@@ -354,9 +353,6 @@ def fit(
     Half and double precision become the architecture's; names fit by :func:`strategies.core.names.match_names`.
 
     Args:
-        state: The weights of a checkpoint.
-        facts: The upload's facts, which name the architecture.
-        wanted: The architecture's signature.
         prefixes: Prefix of a name -> prefix of the architecture's own names, or False to leave such tensors out; the
             longest match counts.
         notes: Takes a line for each way in which the names differ and were taken for the same.

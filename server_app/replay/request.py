@@ -26,7 +26,6 @@ class ReplayRequest:
 
     Attributes:
         method: The server method; empty for the run's own.
-        overrides: Settings that differ from the run's.
         model: ``module:attribute`` that builds the models of another project's run.
         evaluate: ``module:attribute`` that returns a model's accuracy, for another project's run; empty for no scores.
         folder: The run folder of a new replay; None for one beside the run.

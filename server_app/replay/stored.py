@@ -288,7 +288,6 @@ class StoredResult:
 
     Attributes:
         settings: The settings that it was made with, without its tracker, which has had it already.
-        report: Its outcome, and the job with its uploads.
     """
 
     folder: Path

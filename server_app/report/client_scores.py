@@ -23,10 +23,8 @@ def evaluation_facts(evaluation: Evaluation, where: str, metric: str, classes: S
     """Return the entry "evaluation" of a result.
 
     Args:
-        evaluation: The clients' answers.
         where: ``"clients"`` or ``"both"``.
         metric: The headline score, which the gains are in.
-        classes: The classes' names.
     """
     pooled = {}
     for model in (OWN, FEDAVG, RESULT):

@@ -221,9 +221,7 @@ def cost_of_uploads(path: Path, *, replayed: bool = True, without: Collection[st
     """Return the cost of collecting a run folder's uploads, those of earlier rounds included.
 
     Args:
-        path: The run folder that holds the uploads.
         replayed: Whether another run uses the uploads.
-        without: Clients that are left out.
 
     Returns:
         None if the folder is missing or holds no uploads.

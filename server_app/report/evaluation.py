@@ -161,7 +161,6 @@ def evaluate(
     """Return :func:`result_table` and log its progress; many large models on one core take minutes.
 
     Args:
-        held_out: The held-out images, used for no training and no choice.
         kept: The file of scores that methods on the same uploads share; None without one.
         averaging: The config of the FedAvg that stands beside the method; None: its defaults.
     """

@@ -110,7 +110,6 @@ def finish(  # noqa: PLR0913  everything that a result consists of
     """Score a finished server stage, write its result, model card and plots, and return the result.
 
     Args:
-        folder: The run folder, open for writing.
         held_out: The held-out images, which no client holds; None for a server without any.
         seconds: Wall time per phase; the time of this function is added to "evaluation" and "app".
         kept: The file of scores that methods on the same uploads share; None without one.

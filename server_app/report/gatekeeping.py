@@ -138,7 +138,6 @@ def backdoor_success(model: nn.Module, held_out: HeldOut, target: int) -> dict[s
     Args:
         model: Maps normalised images [B, ch, H, W] to logits; its mode is restored.
         held_out: Images without the trigger.
-        target: The class to which the trigger shall lead.
 
     Returns:
         ``success``, in % of ``images``, the number of tested images; success is None without images.

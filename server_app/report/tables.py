@@ -66,8 +66,6 @@ class Table:
     """A table of a page, a terminal or a Markdown file.
 
     Attributes:
-        heading: What it shows, in a few words or a sentence.
-        rows: A text per column each.
         texts: The number of leading columns that hold texts; the others hold numbers.
         shades: On a page, of every row the shares in 0 to 1 by which its cells of numbers are shaded; empty for none.
         bars: On a page, of every row the share in 0 to 1 of a bar behind its last number; empty for none.

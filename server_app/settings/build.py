@@ -64,7 +64,6 @@ def check_division(app: AppConfig, train: Split, num_supernodes: int) -> None:
     Args:
         train: The training half of the data set. Nodes with a data root of their own have other images, which are not
             read.
-        num_supernodes: The number of simulated clients.
 
     Raises:
         OptionError: The training set cannot be divided so, "client.nodes" has fewer nodes, or one of them is invalid.
@@ -79,7 +78,6 @@ def check_checkpoints(app: AppConfig, num_supernodes: int) -> None:
 
     Args:
         app: The app's settings; a run that already has its uploads passes.
-        num_supernodes: The number of simulated clients.
 
     Raises:
         OptionError: Fewer than "min-uploads" clients train a model or find theirs.

@@ -28,7 +28,6 @@ class Catalogue:
     Attributes:
         assumptions: The headings of the methods' list, in order.
         methods: Name -> title, source, kind, assumption, needs and options (key -> name of a preset -> value).
-        options: Key -> option.
         former: The keys that settings had before -> what to write in their place.
     """
 

@@ -39,7 +39,6 @@ class Settings:
 
     Attributes:
         app: The app's own settings, with the local epochs after ``scale``.
-        choice: The value of the setting ``method``.
         method_config: Its config, with the server epochs after ``scale``.
         refiner: The method that fine-tunes the model of every round, with its config after ``scale``; None for none.
         flat: All settings as given, completed by the defaults; those that the method and its preset decide are empty.

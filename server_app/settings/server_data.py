@@ -229,7 +229,6 @@ class OwnScores:
     """A user's function in the place of :class:`.held_out.HeldOut`.
 
     Attributes:
-        name: ``module:attribute``.
         function: Takes a module in eval mode, as the project built it, and returns its accuracy in %, or a dict of
             numbers by name, whose first heads the tables where ``"accuracy"`` is not among them. Names of
             :data:`.HEADLINES` are in per cent, a log loss in nats, and others as they are.
