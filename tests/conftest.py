@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 IN_MEMORY = Path("/dev/shm")  # noqa: S108  a file system in memory, where Linux has one
 
@@ -54,4 +53,6 @@ def environment_as_before() -> Iterator[None]:
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> None:
     """Sums of several threads round otherwise, and for models as small as these one is the fastest."""
+    import torch  # here, since the process that hands files to the others does without
+
     torch.set_num_threads(1)  # before all tests, so that what they share is made with one thread too
