@@ -7,7 +7,7 @@ A method knows torch, but no Flower, Ray, files or processes. Its input is a :cl
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -82,6 +82,8 @@ class Job:
             are recorded and never reach the method.
         store_images: The number of synthetic images that the outcome shall hold, the last ones made; 0 for a sample.
         agreement: The names of the classes and the preprocessing, which every upload that names its own must share.
+        collect: Takes name and tensor of a merge of weights as they come, and returns the student: in memory, or where
+            a caller has written them.
     """
 
     uploads: tuple[Upload, ...]
@@ -111,6 +113,7 @@ class Job:
     observer: Observer | None = None
     store_images: int = 0
     agreement: Agreement = UNNAMED
+    collect: Callable[[Iterable[tuple[str, torch.Tensor]]], State] = dict
 
     @property
     def refines(self) -> bool:

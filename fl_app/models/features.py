@@ -362,8 +362,12 @@ class Extractor(nn.Module):
     @torch.no_grad()
     def pooled(self, images: torch.Tensor) -> torch.Tensor:
         """Map images [B, 1 or 3, H, W], tokens [B, 1, 1, L], or rows [B, F, 1, 1] to its features, float32."""
+        if self._kind == "texts":  # those of a batch have alike lengths, because a transformer pads to the longest
+            order = (images != 0).flatten(1).sum(1).argsort(stable=True)
+            images = images[order]
         with torch.autocast("cpu", torch.bfloat16, enabled=self._half):
-            return torch.cat([self._batch(batch).float() for batch in torch.split(images, BATCH)])
+            found = torch.cat([self._batch(batch).float() for batch in torch.split(images, BATCH)])
+        return found[order.argsort()] if self._kind == "texts" else found
 
     def at_once(self, images: torch.Tensor) -> torch.Tensor:
         """Map images, tokens or rows [B, ...] to features [B, d] in one pass, which a program of any B can hold."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import re
 import struct
+import uuid
 import warnings
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from logging import WARNING
 from pathlib import Path
@@ -17,9 +19,10 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save
 
 from . import refusals
+from .durable import atomic_write, sync_folder
 from .errors import blaming, shorten_list
 from .names import WRAPPERS, is_average
 from .scan import Scan, has_suffix, log_once, scan, without_suffix
@@ -34,7 +37,7 @@ _OF_FOLDER = (
     "model.safetensors.index.json", "model.safetensors", "adapter_model.safetensors",
     "diffusion_pytorch_model.safetensors", "pytorch_model.bin.index.json", "pytorch_model.bin", "adapter_model.bin",
 )  # fmt: skip
-_INDEX = ".index.json"
+INDEX = ".index.json"
 ALLOWED = "must be a .safetensors file, or a file that torch.save(model.state_dict()) wrote"
 
 # The readers raise these on torn files and files of another format: torch's unpickler does not check its input.
@@ -72,8 +75,8 @@ def scan_checkpoints(folder: Path) -> Scan:
     Raises:
         OSError: The folder cannot be read.
     """
-    found = scan(folder, lambda path: has_suffix(path, (*SUFFIXES, _INDEX)))
-    shards = {shard for path in found.taken if has_suffix(path, (_INDEX,)) for shard in _shards_of(path)}
+    found = scan(folder, lambda path: has_suffix(path, (*SUFFIXES, INDEX)))
+    shards = {shard for path in found.taken if has_suffix(path, (INDEX,)) for shard in _shards_of(path)}
     models = {path for path in found.others if path.is_dir() and model_file(path) is not None}
     taken = tuple(sorted({*found.taken, *models} - shards))
     return replace(found, taken=taken, others=tuple(path for path in found.others if path not in models))
@@ -174,7 +177,7 @@ def _facts_beside(path: Path) -> Iterator[Mapping[Any, Any]]:
             with safe_open(file, framework="pt") as opened:
                 metadata = opened.metadata() or {}
             yield {key: _decoded(value) for key, value in metadata.items()}
-        elif not has_suffix(file, (_INDEX, ".npz")):
+        elif not has_suffix(file, (INDEX, ".npz")):
             content = _read(file, "meta")  # without the bytes of the weights
             yield content if isinstance(content, Mapping) else {}
     except _DAMAGES:
@@ -213,7 +216,7 @@ def _in_order(classes: Any) -> tuple[str, ...]:
 def checkpoint_bytes(path: Path) -> int:
     """Return how many bytes of a disk a checkpoint takes, with all its shards."""
     file = model_file(path) or path if path.is_dir() else path
-    parts = _shards_of(file) if has_suffix(file, (_INDEX,)) else {file}
+    parts = _shards_of(file) if has_suffix(file, (INDEX,)) else {file}
     return sum(part.stat().st_size for part in parts if part.is_file())
 
 
@@ -226,8 +229,8 @@ def _shards_of(index: Path) -> set[Path]:
     return {index.parent / Path(str(name)).name for name in files}
 
 
-def _read_shards(index: Path) -> dict[str, Any]:
-    """Return the tensors of all shards that an index names."""
+def _read_shards(index: Path, read: Callable[[Path], Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what a function reads in all shards that an index names."""
     shards = sorted(_shards_of(index))
     if not shards:
         raise ValueError(f"{_SHARDS} no 'weight_map'")
@@ -235,7 +238,7 @@ def _read_shards(index: Path) -> dict[str, Any]:
         raise ValueError(f"{_SHARDS} {shorten_list(missing)}, which are missing: must lie beside it")
     found: dict[str, Any] = {}
     for shard in shards:
-        found.update(_read(shard))
+        found.update(read(shard))
     wanted = json.loads(index.read_bytes())["weight_map"]
     if lacking := sorted(set(wanted) - set(found)):
         raise ValueError(f"{_SHARDS} tensors that its files lack: {shorten_list(lacking)}")
@@ -243,9 +246,10 @@ def _read_shards(index: Path) -> dict[str, Any]:
 
 
 class OpenFile(Mapping[str, torch.Tensor]):
-    """The tensors of a safetensors file, each read when it is asked for; the file stays open.
+    """The tensors of a safetensors file or its shards, each read when it is asked for; the files stay open.
 
     Args:
+        path: The file, or the index of shards.
         bare: Whether what wraps a model is left out where it stands before all names.
 
     Raises:
@@ -256,15 +260,16 @@ class OpenFile(Mapping[str, torch.Tensor]):
         if not path.is_file():
             raise refusals.no_checkpoint(path, "does not exist", ALLOWED)
         try:
-            self._file: Any = safe_open(path, framework="pt")
-            names = list(self._file.keys())  # type: ignore[no-untyped-call]
+            sharded = has_suffix(path, (INDEX,))
+            self._files = _read_shards(path, _opened) if sharded else _opened(path)
         except _DAMAGES as error:
             raise refusals.no_checkpoint(path, f"cannot be read as weights: {_reason(error)}", ALLOWED) from error
-        own = _strip_prefix(dict.fromkeys(names, torch.empty(0))) if bare else names
-        self._names = dict(zip(own, names, strict=True))
+        own = _strip_prefix(dict.fromkeys(self._files, torch.empty(0))) if bare else self._files
+        self._names = dict(zip(own, self._files, strict=True))
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        value: torch.Tensor = self._file.get_tensor(self._names[name])
+        stored = self._names[name]
+        value: torch.Tensor = self._files[stored].get_tensor(stored)
         return value
 
     def __iter__(self) -> Iterator[str]:
@@ -274,10 +279,103 @@ class OpenFile(Mapping[str, torch.Tensor]):
         return len(self._names)
 
 
+def _opened(path: Path) -> dict[str, Any]:
+    file: Any = safe_open(path, framework="pt")
+    return dict.fromkeys(file.keys(), file)
+
+
+def open_checkpoint(path: Path) -> Mapping[str, torch.Tensor]:
+    """Return a checkpoint as :func:`read_checkpoint` does; of safetensors each tensor is read when it is asked for.
+
+    Raises:
+        UploadError: As there.
+    """
+    file = (model_file(path) or path) if path.is_dir() else path
+    parts = (_shards_of(file) or {file}) if has_suffix(file, (INDEX,)) else {file}
+    of_safetensors = all(part.is_file() and is_safetensors(part) for part in parts)
+    return OpenFile(file) if of_safetensors else read_checkpoint(path)
+
+
+SHARD = 5 * 10**9  # bytes of one file, as Hugging Face writes it
+
+
+def write_tensors(folder: Path, tensors: Iterable[tuple[str, torch.Tensor]], names: Iterable[str]) -> Path:
+    """Write tensors as they come, so that no two of them are in memory at once.
+
+    It is one file, ``model.safetensors``, or shards of at most :data:`SHARD` bytes and their index, each of which has
+    its name only once it is whole.
+
+    Args:
+        folder: It must exist, without a model.
+        tensors: Name and dense tensor.
+        names: Of all tensors, in any order.
+
+    Returns:
+        The file, or the index.
+
+    Raises:
+        OSError: The disk refuses.
+    """
+    room = 256 + sum(len(json.dumps(name)) + 256 for name in names)
+    parts = [_Shard(folder, room)]
+    try:
+        for name, value in tensors:
+            data = memoryview(save({name: value.detach().cpu().contiguous()}))
+            begin = 8 + int.from_bytes(data[:8], "little")
+            if parts[-1].entries and parts[-1].size + len(data) - begin > SHARD:
+                parts[-1].finish()
+                parts.append(_Shard(folder, room))
+            parts[-1].add(name, json.loads(bytes(data[8:begin]))[name], data[begin:])
+        parts[-1].finish()
+        paths = [folder / f"model-{number:05}-of-{len(parts):05}.safetensors" for number in range(1, len(parts) + 1)]
+        paths = paths if parts[1:] else [folder / "model.safetensors"]
+        for part, path in zip(parts, paths, strict=True):
+            part.path.replace(path)
+    finally:
+        for part in parts:
+            part.file.close()
+            part.path.unlink(missing_ok=True)
+    sync_folder(folder)
+    if len(parts) == 1:
+        return paths[0]
+    index = folder / f"model.safetensors{INDEX}"
+    places = {name: path.name for part, path in zip(parts, paths, strict=True) for name in part.entries}
+    facts = {"metadata": {"total_size": sum(part.size for part in parts)}, "weight_map": places}
+    atomic_write(index, json.dumps(facts, indent=2).encode() + b"\n")
+    return index
+
+
+class _Shard:
+    """A file of safetensors that grows tensor by tensor.
+
+    Its header is written last, into a room that is left for it; blanks fill it up, as the format permits.
+    """
+
+    def __init__(self, folder: Path, room: int) -> None:
+        self.path = folder / f".model.{uuid.uuid4().hex[:8]}.tmp"
+        self.entries: dict[str, Any] = {}
+        self.size, self._room = 0, room
+        self.file = self.path.open("xb")
+        self.file.seek(8 + room)
+
+    def add(self, name: str, entry: dict[str, Any], data: memoryview) -> None:
+        self.file.write(data)
+        self.entries[name] = {**entry, "data_offsets": [self.size, self.size + len(data)]}
+        self.size += len(data)
+
+    def finish(self) -> None:
+        header = json.dumps({"__metadata__": {"format": "pt"}, **self.entries}).encode()
+        self.file.seek(0)
+        self.file.write(struct.pack("<Q", self._room) + header.ljust(self._room))
+        self.file.flush()
+        os.fsync(self.file.fileno())
+        self.file.close()
+
+
 def _read(path: Path, device: str = "cpu") -> Any:
     """Return what a file holds, with the tensors of a torch checkpoint on a device; ``"meta"`` reads none of them."""
-    if has_suffix(path, (_INDEX,)):
-        return _read_shards(path)
+    if has_suffix(path, (INDEX,)):
+        return _read_shards(path, _read)
     if is_safetensors(path):
         return load_file(path)
     _refuse_bomb(path)

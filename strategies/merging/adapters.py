@@ -13,10 +13,10 @@ from typing import Any
 
 import safetensors
 import torch
-from safetensors.torch import load_file, save
+from safetensors.torch import save
 from torch import Tensor, nn
 
-from ..core.checkpoints import ADAPTER_CONFIG, is_adapter
+from ..core.checkpoints import ADAPTER_CONFIG, INDEX, is_adapter, write_tensors
 from ..core.durable import atomic_write, make_folder, store_errors
 from ..core.errors import OptionError, StoreError, blaming
 from ..core.names import is_adapter_state
@@ -104,14 +104,6 @@ class BaseWeights(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self._files or self._state)
-
-    def shards(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
-        """Yield the name of each file and its tensors; a base in memory is one."""
-        if not self._files:
-            yield "model.safetensors", dict(self._state)
-        for file in dict.fromkeys(self._files.values()):
-            with _reading(file):
-                yield file.name, load_file(file)
 
     def tied(self, names: Iterable[str]) -> tuple[str, str] | None:
         """Return the first of some stored weights that another layer shares, and the other's name; None if none is."""
@@ -202,14 +194,11 @@ class MergedAdapter:
         Raises:
             OptionError: No base was given, or its weights are quantised, tied, or of a grouped convolution.
         """
-        found: dict[str, Tensor] = {}
         loss = _Loss()
-        for _, tensors in self._merged_shards(dtype, loss):
-            found |= tensors
-        return found, loss.share
+        return dict(self._merged(dtype, loss)), loss.share
 
     def save_model(self, folder: str | Path, dtype: torch.dtype | None = None) -> float:
-        """Write the base with the update added, file by file, beside the config and tokenizer of a base's folder.
+        """Write the base with the update added, tensor by tensor, beside the config and tokenizer of a base's folder.
 
         Args:
             folder: New or empty.
@@ -228,17 +217,15 @@ class MergedAdapter:
         loss = _Loss()
         with store_errors(place):
             make_folder(place)
-            for name, tensors in self._merged_shards(dtype, loss):
-                atomic_write(
-                    place / name, save({key: value.clone() for key, value in tensors.items()}, {"format": "pt"})
-                )
+            write_tensors(place, self._merged(dtype, loss), self.base or ())
             if self.base is not None and self.base.folder is not None:
                 for file in self.base.folder.iterdir():
-                    if file.is_file() and file.suffix in (".json", ".txt", ".model", ".jinja"):
+                    kept = file.suffix in (".json", ".txt", ".model", ".jinja") and not file.name.endswith(INDEX)
+                    if file.is_file() and kept:
                         shutil.copyfile(file, place / file.name)
         return loss.share
 
-    def _merged_shards(self, dtype: torch.dtype | None, loss: _Loss) -> Iterator[tuple[str, dict[str, Tensor]]]:
+    def _merged(self, dtype: torch.dtype | None, loss: _Loss) -> Iterator[tuple[str, Tensor]]:
         base = self.base
         if base is None:
             raise OptionError("the merged adapter has no base to be added to: give start=, the base model")
@@ -249,21 +236,16 @@ class MergedAdapter:
         _refuse_tied(base, places)
         whole = {base.stored_name(key.removeprefix(PREFIX).replace(".base_layer.", ".")): value
                  for key, value in own.beside.items()}  # fmt: skip
-        for file, tensors in base.shards():
-            for name in tensors:
-                if name in whole:
-                    tensors[name] = whole[name].to(tensors[name].dtype)
-                if name not in places:
-                    continue
+        for name, value in base.items():
+            if name in whole:
+                value = whole[name].to(value.dtype)
+            if name in places:
                 layer, turned = places[name]
-                if not tensors[name].is_floating_point() or tensors[name].element_size() < 2:
-                    raise OptionError(f"the base's {name!r} is {tensors[name].dtype}: must be unquantised to add to it")
-                wanted = dtype or tensors[name].dtype
-                tensors[name], *norms = add_update(
-                    tensors[name].cpu(), own.update(layer), transposed=turned, dtype=wanted
-                )
+                if not value.is_floating_point() or value.element_size() < 2:
+                    raise OptionError(f"the base's {name!r} is {value.dtype}: must be unquantised to add to it")
+                value, *norms = add_update(value, own.update(layer), transposed=turned, dtype=dtype or value.dtype)
                 loss.add(*norms)
-            yield file, tensors
+            yield name, value
 
     def _card(self) -> str:
         config = self.adapter.config or {}

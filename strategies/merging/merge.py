@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, TypedDict, TypeVar, Unpack
+from typing import Any, TypedDict, TypeVar, Unpack, cast
 
 import numpy as np
 import torch
@@ -23,12 +23,13 @@ from ..core.checkpoints import (
     SUFFIXES,
     OpenFile,
     client_name_of,
-    is_safetensors,
     model_file,
+    open_checkpoint,
     read_checkpoint,
     read_classes,
     scan_checkpoints,
     unwrap_state,
+    write_tensors,
 )
 from ..core.durable import atomic_write, make_folder, store_errors
 from ..core.errors import OptionError, StoreError, UploadError, blaming
@@ -62,6 +63,7 @@ from ..run.stage import check_finite
 from ..scores.sums import Answers
 from ..scores.values import describe
 from ..teacher.ensemble import Ensemble
+from ..teacher.weight_space import open_weights
 from ..uploads.builders import (
     Model,
     check_described,
@@ -313,6 +315,9 @@ class Further(TypedDict, total=False):
             counts, else unknown.
         start: The model that all models were trained from, in any form; methods that merge updates need it. Of
             adapters it is the base, which may lie in a folder of Hugging Face, or the adapter that all began with.
+        folder: A new or empty folder for a merge of weights that are larger than memory: every merged tensor is written
+            when it is there, as ``model.safetensors`` or shards of 5 GB and their index, and ``outcome.student`` reads
+            each when it is asked for. None to hold the result in memory.
     """
 
     config: Any
@@ -326,6 +331,7 @@ class Further(TypedDict, total=False):
     teacher: EnsembleSpec | str | None
     num_examples: PerModel[int]
     start: Trained
+    folder: str | Path
 
 
 @dataclass(frozen=True)
@@ -346,7 +352,12 @@ class Result:
 
     @cached_property
     def student(self) -> nn.Module | None:
-        """The one resulting model, from normalised examples [B, ...] to logits [B, C]; None if the method has none."""
+        """The one resulting model, from normalised examples [B, ...] to logits [B, C]; None if the method has none.
+
+        Of merged adapters it is the merge on the base of a :class:`.shared_base.SharedBase`, if ``model`` was one.
+        """
+        if self.adapter is not None and isinstance(base := unformed(self.job.builders[self.job.student]), SharedBase):
+            return base.with_adapter(self.adapter.adapter)
         return None if self.outcome.student is None else load_model(self.outcome, self.job)
 
     @cached_property
@@ -494,7 +505,7 @@ def merge(
     config = choose_config(further.get("config"), chosen)
     facts = _facts(named, label_counts, sizes, num_classes)
     kept = {client: keep_weights(client, one) for client, one in named.items()}
-    start = further.pop("start", None)
+    start, folder = further.pop("start", None), further.pop("folder", None)
     copies = _copies(named, model, input_shape if num_classes else None, chosen, config)
     if STATES in copies.builders:  # the counts are checked, and no module says more
         num_classes, input_shape = 0, UNKNOWN_SHAPE
@@ -517,6 +528,7 @@ def merge(
         "threads": int(further.get("threads") or 0),
         "student": _student(further.get("student"), chosen, uploads, copies),
         "config": config,
+        "collect": _collector(folder, chosen, uploads, alone=not (adapters or num_classes)),
     }
     if began is not None or adapters:  # adapters without a start began at the base
         given |= {"start": began, "clients_seed": given.get("seed", 0)}
@@ -779,8 +791,38 @@ def _open(kept: Kept) -> Mapping[str, torch.Tensor]:
     """Return weights by name; of a safetensors file each tensor is read when it is asked for."""
     if isinstance(kept, dict):
         return kept
-    path = expand_user(kept)
-    return OpenFile(path) if path.is_file() and is_safetensors(path) else read_checkpoint(path)
+    return open_checkpoint(expand_user(kept))
+
+
+def _collector(
+    folder: str | Path | None, method: Method, uploads: Sequence[Upload], *, alone: bool
+) -> Callable[[Iterable[tuple[str, torch.Tensor]]], State]:
+    """Return what takes the merged tensors.
+
+    Raises:
+        OptionError: A folder is given, and the result is more than weights that are merged tensor by tensor.
+    """
+    if folder is None:
+        return dict
+    if not (alone and method.any_model):
+        raise OptionError(
+            "folder is for a merge of weights alone, tensor by tensor: must be None with num_classes, for adapters, "
+            f"and for a method that merges no weights; here it is {method.name!r}. result.save(folder) writes those"
+        )
+    return partial(_write, expand_user(folder), list(open_weights(uploads[0])))
+
+
+def _write(folder: Path, names: Sequence[str], tensors: Iterable[tuple[str, torch.Tensor]]) -> State:
+    """Write merged tensors to a folder as they come, and return them as a mapping that reads each.
+
+    Raises:
+        StoreError: The folder holds files, or the disk refuses.
+    """
+    if folder.is_dir() and any(folder.iterdir()):
+        raise StoreError(f"{folder} holds files: must be a new or empty folder")
+    with store_errors(folder):
+        make_folder(folder)
+        return cast("State", OpenFile(write_tensors(folder, tensors, names), bare=False))
 
 
 def _no_module() -> nn.Module:

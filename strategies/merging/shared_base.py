@@ -70,6 +70,13 @@ class SharedBase:
                 )
         return cut_adapter(adapter, like=self.adapter).tensors
 
+    def with_adapter(self, adapter: Adapter) -> nn.Module:
+        """Return the classifier with an adapter of the model's layers, of whatever ranks and scales."""
+        tensors = self.adapter.tensors | adapter.beside
+        for layer in adapter.layers:
+            tensors |= self.adapter.stored(layer, adapter.update(layer), self.adapter.scale(layer))
+        return _OnBase(self, tensors).eval()
+
     def answer(self, weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """Return the logits [B, C] of the base with some adapter's tensors, by PEFT's names."""
         model = self._model

@@ -14,15 +14,18 @@ Deviations: one round. The published code of DENSE and Co-Boosting averages with
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from ..combiners.update_gate import merge_uploads
+from ..core.facts import weights_alone
 from ..core.options import check, option
 from ..core.seeds import seeded_torch
 from ..method import Job, Method, Need, Outcome, Progress, State
 from ..teacher.average import recorded_weights, weighted_mean
-from ..teacher.weight_space import has_adapters, merge_uploaded_adapters
+from ..teacher.weight_space import has_adapters, merge_uploaded_adapters, open_weights
 
 
 @dataclass(frozen=True)
@@ -46,18 +49,22 @@ class FedAvgConfig:
 
 
 def fit(job: Job, progress: Progress) -> Outcome:
-    """Average the uploads' weights, one upload in memory at a time."""
+    """Average the uploads' weights, one upload in memory at a time, or one tensor where the job collects tensors."""
     begin = time.perf_counter()
     equal = job.config.weights == "uniform"
     weights = [1.0] * len(job.uploads) if equal else recorded_weights(job, progress)
     if has_adapters(job):
         return merge_uploaded_adapters(job, progress, weights)
-    student = weighted_mean(_states(job, progress), weights)
+    changed: State = {}
     if job.config.bn_buffers == "first":
         first = job.uploads[0].read()
-        student |= {name: first[name] for name in _buffers(job)}
+        changed |= {name: first[name] for name in _buffers(job)}
     if job.config.linear == "merged":
-        student |= merge_uploads(job, job.uploads, weights, progress)
+        changed |= merge_uploads(job, job.uploads, weights, progress)
+    if job.collect is dict:
+        student = weighted_mean(_states(job, progress), weights) | changed
+    else:
+        student = job.collect((name, changed.get(name, value)) for name, value in _averaged(job, weights, progress))
     return Outcome(student=student, timings={"average": time.perf_counter() - begin})
 
 
@@ -66,6 +73,14 @@ def _states(job: Job, progress: Progress) -> Iterator[State]:
         progress.report(done, len(job.uploads))
         yield upload.read()
     progress.report(len(job.uploads), len(job.uploads))
+
+
+def _averaged(job: Job, weights: Sequence[float], progress: Progress) -> Iterator[tuple[str, Tensor]]:
+    opened = [open_weights(upload) for upload in job.uploads]
+    names = weights_alone(dict.fromkeys(opened[0]))
+    for done, name in enumerate(names):
+        progress.report(done, len(names))
+        yield from weighted_mean(({name: one[name]} for one in opened), weights).items()
 
 
 def _buffers(job: Job) -> list[str]:

@@ -95,7 +95,7 @@ def merge_in_weight_space(
     states = {upload.client: open_weights(upload) for upload in job.uploads}
     if weighs is not None:
         weighs.check(states)
-    student = merge_states(states, weights, rule, start=start, scale=scale, tick=progress.report)
+    student = merge_states(states, weights, rule, start=start, scale=scale, tick=progress.report, collect=job.collect)
     return Outcome(student=student, timings={"merge": time.perf_counter() - begin})
 
 

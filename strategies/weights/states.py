@@ -6,7 +6,7 @@ each tensor of a file when it is asked for. So the loop needs memory for its res
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -58,6 +58,7 @@ def merge_states(
     start: Mapping[str, Tensor] | None = None,
     scale: float = 1.0,
     tick: Callable[[int, int], None],
+    collect: Callable[[Iterable[tuple[str, Tensor]]], dict[str, Tensor]] = dict,
 ) -> dict[str, Tensor]:
     """Return theta_0 + s tau, tensor by tensor.
 
@@ -71,6 +72,7 @@ def merge_states(
         start: theta_0, the weights that all clients started from; None: rules get the weights themselves, as
             differences to 0.
         scale: s.
+        collect: Takes the merged tensors as they come, and returns what this function does.
 
     Returns:
         The merged weights on the CPU, in the dtypes of the start, else of the first client.
@@ -85,12 +87,14 @@ def merge_states(
         if odd := sorted(model.keys() ^ weights_alone(dict.fromkeys(state)).keys()):
             where = "the start and" if start is not None else f"{next(iter(states))} and"
             raise OptionError(f"the weights of {where} {client} differ in {odd[0]!r}: must have the same names")
-    merged = {}
-    for done, name in enumerate(model):
-        tick(done, len(model))
-        merged[name] = _Tensors(states, shares, start).merge(name, rule, scale)
-    tick(len(model), len(model))
-    return merged
+
+    def merged() -> Iterator[tuple[str, Tensor]]:
+        for done, name in enumerate(model):
+            tick(done, len(model))
+            yield name, _Tensors(states, shares, start).merge(name, rule, scale)
+        tick(len(model), len(model))
+
+    return collect(merged())
 
 
 @dataclass(frozen=True)

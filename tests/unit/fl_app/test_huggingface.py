@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import torch
 
 import strategies.core.vision  # noqa: F401  before transformers, which imports torchvision
 from fl_app.models.backbones import backbone_of
+from fl_app.models.features import FeatureFunction
+from fl_app.models.features_config import FeaturesConfig
 from strategies.core.errors import OptionError
 
 transformers = pytest.importorskip("transformers")
@@ -48,6 +51,27 @@ def test_features_of_texts_are_the_mean_over_their_tokens_whatever_else_is_in_th
     assert bool((found[2] == 0).all())
     assert backbone.features == 8
     assert len(backbone.texts.tokens(["red " * 500]).flatten()) == 128
+
+
+def test_texts_of_alike_lengths_go_through_a_backbone_together_and_their_features_keep_the_order(
+    texts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = FeatureFunction(FeaturesConfig(backbone=f"hf:{texts}")).module
+    reader = backbone_of(f"hf:{texts}").texts
+    assert reader is not None
+    read = reader.tokens([" ".join(["red", "green", "blue"] * (1 + 7 * k % 40)) for k in range(40)])
+    wanted = torch.cat([module.at_once(one[None]) for one in read])
+    widths: list[tuple[int, int]] = []
+
+    def counted(batch: torch.Tensor) -> torch.Tensor:
+        lengths = (batch != 0).flatten(1).sum(1)
+        widths.append((int(lengths.min()), int(lengths.max())))
+        return own(batch)
+
+    own = module._batch
+    monkeypatch.setattr(module, "_batch", counted)
+    torch.testing.assert_close(module(read), wanted, atol=1e-6, rtol=0)
+    assert [one[0] >= before[1] for before, one in pairwise(widths)] == [True] * (len(widths) - 1)
 
 
 def test_features_of_images_take_the_form_of_the_folder(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,10 @@ import strategies.core.vision  # noqa: F401  before transformers, which imports 
 from strategies import SharedBase, merge
 from strategies.core.errors import OptionError, UploadError
 from strategies.merging.adapters import MergedAdapter
+from strategies.merging.merge import Result
 from strategies.method import METHODS
+from strategies.methods.fens import FensConfig
+from strategies.methods.tally import TallyConfig
 from strategies.weights.lora import LowRank, cut_rank, merge_aligned, stack_updates
 
 peft = pytest.importorskip("peft")
@@ -378,21 +382,91 @@ def make_image_classifier() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 3))
 
 
-@pytest.mark.parametrize(("method", "images"), [("fedens", False), ("label-count-ensemble", False), ("fedens", True)])
-def test_ensembles_hold_the_base_once(method: str, images: bool, tmp_path: Path) -> None:
-    """Members answer as PEFT's own models do, also of lower ranks and other scales; they hold their adapters alone."""
+@dataclass
+class Clients:
+    """Three clients whose classifiers are adapters on one base, and examples of theirs."""
+
+    base: nn.Module
+    models: list[Any]
+    folders: list[Path]
+    build: SharedBase
+    shape: tuple[int, int, int]
+    examples: Tensor
+
+    def merge(self, method: str, **given: Any) -> Result:
+        counts = [[4, 0, 1], [1, 2, 3], [0, 9, 1]]
+        shared: dict[str, Any] = {"model": self.build, "num_classes": 3, "input_shape": self.shape, "log": str}
+        return merge(self.folders, method, label_counts=counts, **shared, **given)
+
+
+def make_clients(place: Path, *, images: bool) -> Clients:
     base = make_base(0, make_image_classifier if images else make_text_classifier)
     shared: dict[str, Any] = {"target_modules": ["query", "value"], "task_type": "SEQ_CLS"}
     shared = {"target_modules": ["1"], "modules_to_save": ["3"]} if images else shared
     models = [train(base, k, r=rank, lora_alpha=4 + k, **shared) for k, rank in enumerate((2, 1, 2))]
-    folders = [save(model, tmp_path / str(k)) for k, model in enumerate(models)]
+    folders = [save(model, place / str(k)) for k, model in enumerate(models)]
     build = SharedBase(peft.get_peft_model(copy.deepcopy(base), peft.LoraConfig(r=2, lora_alpha=8, **shared)))
-    counts = [[4, 0, 1], [1, 2, 3], [0, 9, 1]]
     shape = (1, 8, 8) if images else (1, 1, 6)
-    result = merge(folders, method, model=build, num_classes=3, input_shape=shape, label_counts=counts, log=str)
-    assert result.ensemble is not None
     made = torch.Generator().manual_seed(0)
     x = torch.randn(5, *shape, generator=made) if images else torch.randint(1, 13, (5, *shape), generator=made)
+    return Clients(base, models, folders, build, shape, x)
+
+
+@pytest.mark.parametrize("images", [False, True])
+def test_a_merged_adapter_answers_on_the_shared_base_as_peft_loads_it(images: bool, tmp_path: Path) -> None:
+    """Its rank is the sum of the clients', above that of the base's own adapter."""
+    clients = make_clients(tmp_path, images=images)
+    result = clients.merge("fedavg")
+    result.save(tmp_path / "merged")
+    loaded = peft.PeftModel.from_pretrained(copy.deepcopy(clients.base), tmp_path / "merged")
+    x = clients.examples
+    wanted = loaded(x) if images else loaded(input_ids=x.flatten(1)).logits
+    assert result.student is not None
+    torch.testing.assert_close(result.student(x), wanted, atol=1e-5, rtol=0)
+    scores = result.evaluate([(x, torch.zeros(5))])["student"]
+    assert scores["accuracy"] == pytest.approx(100 * float((wanted.argmax(1) == 0).float().mean()))
+
+
+def test_fens_trains_its_aggregator_on_adapters_that_share_a_base(tmp_path: Path) -> None:
+    """Classes in another order than the members': only a trained aggregator finds it."""
+    clients = make_clients(tmp_path, images=False)
+    texts = torch.randint(1, 13, (90, *clients.shape), generator=torch.Generator().manual_seed(1))
+    labels = (clients.models[1](input_ids=texts.flatten(1)).logits.argmax(1) + 1) % 3
+    found = clients.merge("fens", labelled=(texts, labels), config=FensConfig(rounds=60, server_lr=0.05))
+    mean = clients.merge("fedens")
+    scores = [one.evaluate([(texts, labels)])["ensemble"]["accuracy"] for one in (found, mean)]
+    assert scores[1] < 40
+    assert scores[0] > 60
+
+
+def test_tally_distils_adapters_for_images_into_the_base_with_one_adapter(tmp_path: Path) -> None:
+    clients = make_clients(tmp_path, images=True)
+    result = clients.merge("tally", config=TallyConfig(epochs=20, images=1024, start="fresh", student_lr=0.02))
+    assert result.student is not None
+    assert result.ensemble is not None
+    assert result.student.state_dict().keys() == clients.build().state_dict().keys()
+    noise = torch.randn(200, *clients.shape, generator=torch.Generator().manual_seed(2))
+    taught, before = (
+        float((model(noise).argmax(1) == result.ensemble(noise).argmax(1)).float().mean())
+        for model in (result.student, clients.build())
+    )
+    assert taught > before + 0.1
+    with pytest.raises(OptionError, match=r"'tally.start' is 'class-weighted'.*no average: must be 'fresh'"):
+        clients.merge("tally")
+
+
+def test_tally_says_that_texts_have_no_noise_images(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="method 'tally' needs that the examples are images"):
+        make_clients(tmp_path, images=False).merge("tally")
+
+
+@pytest.mark.parametrize(("method", "images"), [("fedens", False), ("label-count-ensemble", False), ("fedens", True)])
+def test_ensembles_hold_the_base_once(method: str, images: bool, tmp_path: Path) -> None:
+    """Members answer as PEFT's own models do, also of lower ranks and other scales; they hold their adapters alone."""
+    clients = make_clients(tmp_path, images=images)
+    result = clients.merge(method)
+    assert result.ensemble is not None
+    x, models, build = clients.examples, clients.models, clients.build
     wanted = torch.stack([model(x) if images else model(input_ids=x.flatten(1)).logits for model in models])
     torch.testing.assert_close(result.ensemble.member_logits(x), wanted, atol=1e-5, rtol=0)
     if method == "fedens":

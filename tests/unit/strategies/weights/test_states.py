@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -10,12 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from strategies import merge
+from strategies.core import checkpoints
 from strategies.core.checkpoints import OpenFile
-from strategies.core.errors import OneShotError, OptionError
+from strategies.core.errors import OneShotError, OptionError, StoreError
 from strategies.methods.dare import DareConfig
 from strategies.methods.task_arithmetic import TaskArithmeticConfig
 from strategies.weights.rules import average, ties
@@ -164,6 +168,104 @@ def test_any_module_state_dict_and_file_merges_to_the_same_without_classes(metho
         same.save(tmp_path / method)
     of_modules.save(tmp_path / method)
     assert torch.equal(OpenFile(tmp_path / method / "student.safetensors")["norm.weight"], found["norm.weight"])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_merge_into_a_folder_has_the_bits_of_one_in_memory(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In shards with their index, which a merge of the next round reads, or as one file."""
+    states = {name: model.state_dict() for name, model in MODELS.items()}
+    wanted = merge(states, method, start=BASE.state_dict(), log=str).outcome.student
+    assert wanted is not None
+    for most in (checkpoints.SHARD, 700):
+        monkeypatch.setattr(checkpoints, "SHARD", most)
+        place = tmp_path / str(most)
+        found = merge(states, method, start=BASE.state_dict(), folder=place, log=str).outcome.student
+        stored = checkpoints.read_checkpoint(place)
+        for one in (found, stored, checkpoints.open_checkpoint(place)):
+            assert one is not None
+            assert sorted(one) == sorted(wanted)
+            assert all(
+                torch.equal(one[name], value) and one[name].dtype == value.dtype for name, value in wanted.items()
+            )
+    files = sorted(path.name for path in place.iterdir())
+    assert files[-1] == "model.safetensors.index.json"
+    parts = [load_file(place / name) for name in files[:-1]]
+    assert len(parts) > 2
+    assert all(len(part) == 1 or sum(value.nbytes for value in part.values()) <= 700 for part in parts)
+    again = merge([place, tmp_path / str(5 * 10**9)], method, start=place, log=str).outcome.student
+    assert again is not None
+    torch.testing.assert_close(again["embedding.weight"], wanted["embedding.weight"])
+    with pytest.raises(StoreError, match="holds files: must be a new or empty folder"):
+        merge(states, method, start=BASE.state_dict(), folder=place, log=str)
+
+
+def test_a_folder_is_refused_where_more_than_weights_is_merged(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"folder is for a merge of weights alone.*here it is 'fedens'"):
+        merge(MODELS, "fedens", num_classes=2, input_shape=(1, 4, 4), folder=tmp_path / "new", log=str)
+
+
+LARGE = """
+import contextlib, json, struct, sys, threading, time
+from pathlib import Path
+import torch
+from strategies import merge
+from strategies.compute import in_process
+
+in_process.keep_freed_memory = contextlib.nullcontext  # else 512 MiB that were freed are kept for later
+
+place, method, tensors, size = Path(sys.argv[1]), sys.argv[2], 24, 2**23  # bytes of a tensor
+for name in ("base", "a", "b", "c"):  # zeros as holes: no disk holds them
+    (place / name).mkdir()
+    index = {}
+    for shard in range(2):
+        names = [f"layer{k}.weight" for k in range(shard, tensors, 2)]
+        head = json.dumps({
+            one: {"dtype": "F32", "shape": [2**11, 2**10], "data_offsets": [k * size, (k + 1) * size]}
+            for k, one in enumerate(names)
+        }).encode()
+        path = place / name / f"model-0000{shard + 1}-of-00002.safetensors"
+        with path.open("wb") as file:
+            file.write(struct.pack("<Q", len(head)) + head)
+            file.truncate(8 + len(head) + len(names) * size)
+        index |= dict.fromkeys(names, path.name)
+    (place / name / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+models = [place / name for name in "abc"]
+one = {"w": torch.ones(2)}
+merge([one, one], method, start=one, log=str)  # what a merge imports
+
+
+def own_bytes():  # without pages of mapped files
+    return int(next(row for row in open("/proc/self/status") if row.startswith("RssAnon")).split()[1]) * 1024
+
+
+def watch():
+    while True:
+        seen.append(own_bytes())
+        time.sleep(0.002)
+
+
+seen = []
+threading.Thread(target=watch, daemon=True).start()
+held = own_bytes()
+found = merge(models, method, start=place / "base", folder=place / "merged", log=str).outcome.student
+print("tensors", (max(seen) - held) / size, len(seen))
+assert len(seen) > 100 and max(seen) - held < 12 * size
+assert len(found) == tensors
+assert float(found["layer3.weight"].abs().max()) == 0.0
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads what Linux knows of a process")
+@pytest.mark.parametrize("method", ["fedavg", "task-arithmetic"])
+def test_checkpoints_merge_in_the_memory_of_a_few_of_their_tensors(method: str, tmp_path: Path) -> None:
+    """At most of twelve, which are half of one model: the others would not fit."""
+    words = [sys.executable, "-c", LARGE, str(tmp_path), method]
+    own = {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}  # what is freed goes at once
+    done = subprocess.run(words, capture_output=True, text=True, check=False, env=own)
+    assert not done.returncode, done.stdout + done.stderr[-2000:]
 
 
 def test_task_arithmetic_is_fedavg_at_one_and_the_start_at_zero() -> None:
