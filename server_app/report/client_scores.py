@@ -11,7 +11,7 @@ from server_app.report.drawing import COLOURS, legend_beside, row_figure
 from server_app.report.evaluation import Row
 from server_app.report.tables import Table, places_of, scale_of, titled
 from strategies.scores.exchange import FEDAVG, OWN, RESULT, ClientScores, Evaluation
-from strategies.scores.values import as_json, describe, gain, scores_of, verdict
+from strategies.scores.values import Score, as_json, describe, gain, mean_of, scores_of, verdict
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -142,9 +142,9 @@ def client_table(facts: Facts) -> list[Table]:
     rows.append(("all examples", str(sum(client["examples"] for client in clients)), *together, "-"))
     for name, choose in (("mean of clients", fmean), ("worst client", max if metric == "log-loss" else min)):
         cells = [_over(clients, model, metric, choose) for model in (OWN, FEDAVG, RESULT)]
-        rows.append((name, "", *cells, "-"))
+        rows.append((name, "", *cells, _mean_gain(clients) if choose is fmean else "-"))
     notes = [
-        "Gains have 95 % intervals of the same examples under both models.",
+        "Gains have 95 % intervals of the same examples under both models; the mean's is for these clients.",
         "The server cannot verify what a client reports; an attacker moves the row of all examples by its share of "
         "them, and the mean of clients is not the score of all examples.",
     ]
@@ -210,6 +210,14 @@ def _over(clients: Sequence[Facts], model: str, metric: str, choose: Callable[[l
 def _points(value: float, metric: str) -> str:
     unit = "nats" if metric == "log-loss" else "points"
     return f"{value * scale_of(metric):.{places_of(metric) - 1}f} {unit}"
+
+
+def _mean_gain(clients: Sequence[Facts]) -> str:
+    gains = [client["gain"] for client in clients if client["gain"] is not None]
+    if not gains:
+        return "-"
+    mean = mean_of([Score(gain["value"], gain["low"], gain["high"]) for gain in gains])
+    return _gain({"metric": gains[0]["metric"], **mean.as_json()})
 
 
 def _gain(found: Facts) -> str:

@@ -184,6 +184,80 @@ def test_gains_cover_the_truth() -> None:
     assert covered / 400 >= 0.92
 
 
+def of_scores(positive: list[float], negative: list[float]) -> Answers:
+    """Return the answers of a model with these probabilities of class 1."""
+    scores = np.array([*positive, *negative])
+    return Answers.of(logits_of(np.stack([1 - scores, scores], axis=1).tolist()),
+                      torch.tensor([1] * len(positive) + [0] * len(negative)))  # fmt: skip
+
+
+def test_a_gain_in_auroc_is_worked_by_hand() -> None:
+    """Placements 1, 1/2 of ill and 1/2, 1 of healthy patients under a first model; all 1 under a second one."""
+    first, second = of_scores([0.8, 0.4], [0.6, 0.2]), of_scores([0.9, 0.7], [0.6, 0.2])
+    pair = first.against(second, 2)
+    assert pair.areas == (ONE // 8, ONE // 8)
+    found = gain(first.sums(), second.sums(), pair, "auroc")
+    assert found is not None
+    half = 1.959964 * (2 * (1 / 8 + 0.1) / 4) ** 0.5
+    assert (found.value, found.low, found.high) == pytest.approx((0.25, 0.25 - half, 0.25 + half))
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+def test_the_variance_of_a_gain_in_auroc_is_that_of_all_pairs(classes: int) -> None:
+    logits, labels = drawn(60, classes, seed=2)
+    logits = logits.round(decimals=1)  # ties
+    other = (logits + drawn(60, classes, seed=3)[0]).round(decimals=1)
+    pair = Answers.of(logits, labels).against(Answers.of(other, labels), classes)
+    truth, moved = labels.numpy(), np.zeros(60)
+    positives = [1] if classes == 2 else range(classes)
+    for sign, model in ((-1, logits), (1, other)):
+        for label in positives:
+            scores, own = model.softmax(1)[:, label].numpy(), truth == label
+            wins = np.sign(scores[own][:, None] - scores[~own][None]) / 2 + 0.5  # [p, q]
+            moved[own] += sign * (wins.mean(1) - wins.mean()) / own.sum() / len(positives)
+            moved[~own] += sign * (wins.mean(0) - wins.mean()) / (~own).sum() / len(positives)
+    assert pair.areas is not None
+    sizes = np.bincount(truth)
+    assert (np.array(pair.areas) / ONE / sizes**2).sum() == pytest.approx((moved**2).sum(), rel=1e-6)
+
+
+def test_gains_in_auroc_cover_the_truth_and_pairing_makes_them_narrow() -> None:
+    """Normal scores of two models, correlated by .8, with AUROC .85 and .90."""
+    rng, centres = np.random.default_rng(0), np.array([1.4657, 1.8124])
+    for n, most in ((50, 0.7), (200, 0.6)):
+        covered, widths = [], []
+        for run in range(200):
+            ill = rng.random(n) < 0.3
+            common = rng.normal(size=(n, 1))
+            scores = 0.8**0.5 * common + 0.2**0.5 * rng.normal(size=(n, 2)) + ill[:, None] * centres
+            first, second = (
+                Answers.of(torch.tensor(np.stack([-row, row], axis=1)), torch.from_numpy(ill.astype(int)))
+                for row in scores.T
+            )
+            pair = first.against(second, 2)
+            found = gain(first.sums(), second.sums(), pair, "auroc")
+            assert found is not None
+            covered.append(found.low <= 0.05 <= found.high)
+            if run % 20 == 0 and (apart := gain(first.sums(), second.sums(), None, "auroc")) is not None:
+                widths.append((found.high - found.low) / (apart.high - apart.low))
+        assert 0.92 <= np.mean(covered) <= 0.999, (n, np.mean(covered))
+        assert np.mean(widths) < most, (n, np.mean(widths))
+
+
+def test_gains_in_auroc_of_a_class_without_examples_and_of_equal_models() -> None:
+    equal = of_scores([0.9, 0.8, 0.7], [0.1] * 17)
+    found = gain(equal.sums(), equal.sums(), equal.against(equal, 2), "auroc")
+    assert found is not None
+    assert verdict(found) == "ties"
+    assert found.low < -0.05 < 0.05 < found.high  # three ill patients prove no equality
+    alone = of_scores([0.9, 0.8], [])
+    assert alone.against(alone, 2).areas is None
+    assert gain(alone.sums(), alone.sums(), alone.against(alone, 2), "auroc") is None
+    both = equal.against(equal, 2) + equal.against(equal, 2)
+    assert both.areas is None
+    assert both.loss is not None
+
+
 def test_every_class_has_its_row_and_absent_ones_no_recall() -> None:
     rows = per_class(sums_of(10 * torch.eye(3)[[0, 2, 1, 1]], [0, 0, 1, 1]), ("a", "b", "c"))
     assert [row["examples"] for row in rows] == [2, 2, 0]
@@ -255,6 +329,12 @@ def test_a_pair_that_contradicts_its_models_is_refused(share: str) -> None:
         unpack_pair({**arrays, "discordant": arrays["discordant"] + np.array([[1, 0]])}, one, two, "the result")
     with pytest.raises(UploadError, match="discordant"):
         unpack_pair({}, one, two, "the result")
+    areas = unpack_pair(arrays, one, two, "the result").areas
+    assert areas == (first.against(second, 3).areas if share == "sums" else None)
+    for false in (np.array([-1, 0, 0]), np.array([2**62] * 3), np.array([31 * ONE, 0, 0]), np.zeros(2, np.int64),
+                  np.full(3, np.nan)):  # fmt: skip
+        with pytest.raises(UploadError, match="squared influences"):
+            unpack_pair({**arrays, "areas": false}, one, two, "the result")
 
 
 def test_a_loss_beyond_float32_counts_as_the_largest() -> None:
