@@ -4,9 +4,9 @@ The percentile bootstrap is too narrow for 20 examples. So accuracy has Wilson's
 the MOVER of Wilson's per class (Zou and Donner, Statistics in Medicine 2008); AUROC Newcombe's method 5 (Statistics in
 Medicine 2006, part 2), and from 50 examples per class DeLong's variance (Biometrics 1988) on the logit; the
 difference of two accuracies on the same examples Bonett and Price's (British Journal of Mathematical and Statistical
-Psychology 2012), and that of two AUROCs DeLong's, widened for few examples. Macro F1 has none of this kind: the cells
-of its confusion matrix are resampled. The calibration error has no interval, because it is biased: beside it stands
-what a perfectly calibrated model would show.
+Psychology 2012), and that of two AUROCs DeLong's, widened for few examples. A class's F1 is a
+function of a share, so that macro F1 has the MOVER of Wilson's, too. The calibration error has no interval, because it
+is biased: beside it stands what a perfectly calibrated model would show.
 
 Classes that no example has do not enter a mean over classes.
 """
@@ -26,10 +26,9 @@ from .sums import ONE, PairSums, Sums, binned_pairs
 Array = npt.NDArray[np.float64]
 
 LOWER_IS_BETTER = frozenset({"log-loss"})
-FEW = 200  # examples below which a resampled interval may be too narrow
+FEW = 5  # examples per class below which the interval of macro F1 is too narrow
 _Z = 1.959963984540054
 _DELONG = 50
-_DRAWS = 1000  # of matrices, for the interval of macro F1
 _MOST_CLASSES = 100  # of a confusion matrix and a table of classes in a result
 
 
@@ -323,37 +322,37 @@ def _mean(sums: tuple[int, int], n: int, share: float) -> tuple[float, float]:
 def _log_loss(loss: tuple[int, int], n: int, share: float, num_classes: int) -> Score:
     """Return a mean loss with the t interval of its logarithm, because losses are skewed.
 
-    The interval counts one more example, with twice the loss of a uniform guess: a confident model's few large losses
-    may be missing among few examples.
+    The upper end counts one example more, because a confident model's few large losses may be missing among few
+    examples: with twice the loss of a uniform guess, or twice the mean of the losses weighted by themselves if that is
+    more.
     """
-    extra = 2 * math.log(num_classes)
+    value = loss[0] / n / ONE
+    if not loss[0]:
+        return Score(0.0, 0.0, 2 * math.log(num_classes) / (n + 1))
+    extra = 2 * max(math.log(num_classes), loss[1] / loss[0])
     widened = loss[0] + round(extra * ONE), loss[1] + round(extra**2 * ONE)
-    value, (mean, half) = loss[0] / n / ONE, _mean(widened, n + 1, share)
+    low, _ = _log_interval(loss, n, share)
+    _, high = _log_interval(widened, n + 1, share)
+    return Score(value, low, high)
+
+
+def _log_interval(sums: tuple[int, int], n: int, share: float) -> tuple[float, float]:
+    mean, half = _mean(sums, n, share)
     factor = math.exp(min(half / mean, 700.0))
-    return Score(value, min(value, mean / factor), max(value, mean * factor))
+    return mean / factor, mean * factor
 
 
 def _f1_score(confusion: npt.NDArray[np.int64], share: float) -> Score:
-    """Return macro F1 with the percentiles of resampled matrices.
+    """Return macro F1 with the interval of a mean over classes.
 
-    The cells' shares are drawn from a Dirichlet distribution, in place of a multinomial: with two more examples,
-    spread over all cells of the present classes, a matrix without mistakes is not taken for certain.
+    With t right examples of the m that have a class or are predicted as it, F1 is 2 r / (1 + r) of the share r = t / m,
+    which has Wilson's interval. A mistake enters the shares of two classes; without that 81 % would be covered.
     """
-    present = confusion.sum(1) > 0
-    cells = share * confusion + np.where(present[:, None], 2 / (present.sum() * len(confusion)), 0.0)
-    used = np.flatnonzero(cells)
-    draws = max(_DRAWS // 5, min(_DRAWS, 10**6 // cells.size))
-    tables = np.zeros((draws, cells.size))
-    tables[:, used] = np.random.default_rng(0).dirichlet(cells.ravel()[used], size=draws)
-    value = float(_macro_f1(confusion.astype(float)[None])[0])
-    low, high = np.percentile(_macro_f1(tables.reshape(draws, *confusion.shape)), [2.5, 97.5])
-    return Score(value, min(value, float(low)), max(value, float(high)))
-
-
-def _macro_f1(tables: Array) -> Array:
-    true, predicted, hits = tables.sum(2), tables.sum(1), np.diagonal(tables, axis1=1, axis2=2)
-    f1 = np.divide(2 * hits, true + predicted, out=np.full_like(true, np.nan), where=true > 0)
-    return np.asarray(np.nanmean(f1, axis=1))
+    true, hits = confusion.sum(1), np.diagonal(confusion)
+    either = true + confusion.sum(0) - hits
+    shares = [_wilson_score(int(hits[label]), int(either[label]), share) for label in np.flatnonzero(true)]
+    parts = [Score(*(2 * end / (1 + end) for end in (found.value, found.low, found.high))) for found in shares]
+    return mean_of(parts, inflation=2 - 1 / len(parts))
 
 
 def as_json(scores: Mapping[str, Score]) -> dict[str, dict[str, float]]:
@@ -395,8 +394,8 @@ def _notes(sums: Sums, names: Sequence[str]) -> list[str]:
     if absent:
         shown = ", ".join(absent[:10]) + (f" and {len(absent) - 10} more" if len(absent) > 10 else "")
         notes.append(f"no example is of class {shown}: it has no recall and no AUROC, and enters no mean over classes")
-    if sums.confusion is not None and sums.examples < FEW:
-        notes.append(f"the interval of macro F1 is too narrow for {sums.examples} examples of many classes")
+    if sums.confusion is not None and sums.examples < FEW * (present := len(sums.confusion) - len(absent)):
+        notes.append(f"the interval of macro F1 is too narrow for {sums.examples} examples of {present} classes")
     if sums.confusion is None:
         notes.append("only the accuracy is known: answers hold NaN or Inf, or nodes share no more")
     if (bound := auroc_bound(sums)) > 0:

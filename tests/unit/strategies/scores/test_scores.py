@@ -125,6 +125,43 @@ def test_intervals_cover_the_truth() -> None:
             assert 0.90 <= count / runs <= 0.999, (n, name, count / runs)  # 200 runs: 95 % +- 3 %
 
 
+@pytest.mark.parametrize("shares", [(0.9, 0.1), (0.6, 0.25, 0.1, 0.05)])
+@pytest.mark.parametrize("scale", [0.5, 2.0, 5.0])
+def test_intervals_of_macro_f1_and_log_loss_cover_the_truth_of_rare_classes(
+    shares: tuple[float, ...], scale: float
+) -> None:
+    rng, classes = np.random.default_rng(1), len(shares)
+
+    def score(n: int) -> dict[str, Any]:
+        labels = torch.from_numpy(rng.choice(classes, n, p=shares))
+        logits = torch.from_numpy(rng.normal(size=(n, classes)))
+        logits[torch.arange(n), labels] += 2.0
+        found = sums_of(scale * logits, labels)
+        present = np.flatnonzero(found.confusion.sum(1) > 0)  # type: ignore[union-attr]
+        return {"scores": scores_of(found), "confusion": found.confusion, "present": present}
+
+    whole = score(100_000)
+    right, total = np.diag(whole["confusion"]), whole["confusion"].sum(0) + whole["confusion"].sum(1)
+    f1, loss = 2 * right / total, whole["scores"]["log-loss"].value
+    for n in (20, 50, 200):
+        covered = np.zeros(2)
+        for _ in range(200):
+            found = score(n)
+            for place, (name, truth) in enumerate((("macro-f1", f1[found["present"]].mean()), ("log-loss", loss))):
+                covered[place] += found["scores"][name].low <= truth <= found["scores"][name].high
+        assert (covered / 200 >= 0.89).all(), (n, covered / 200)  # 92 % but for the draw of 200 runs
+
+
+def test_the_interval_of_macro_f1_is_worked_by_hand() -> None:
+    """One of two classes: 3 of 4 examples that have it or are predicted as it are right, so that F1 is 6/7."""
+    found = scores_of(sums_of(10 * torch.eye(2)[[1, 1, 1, 0]], [1, 1, 1, 1]))["macro-f1"]
+    z = 1.959964
+    middle, half = 0.75 + z**2 / 8, z * (0.75 * 0.25 / 4 + z**2 / 64) ** 0.5
+    ends = [(middle + sign * half) / (1 + z**2 / 4) for sign in (-1, 1)]
+    assert found.value == pytest.approx(6 / 7)
+    assert (found.low, found.high) == pytest.approx([2 * end / (1 + end) for end in ends], abs=1e-6)
+
+
 def test_intervals_of_few_or_no_examples_are_wide_and_hold_the_value() -> None:
     for n in (1, 2, 3):
         for name, score in scores_of(sums_of(10 * torch.eye(3)[:n], list(range(n)))).items():
