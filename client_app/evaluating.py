@@ -61,7 +61,7 @@ class EvaluatingClient(FensClient):
         if not node.has_data or not len(own.test):
             raise refusals.too_few_test_examples(self.policy.min_test_examples)
         self._check_unchanged(holdout, own)
-        data, groups = own.split.take(own.test), own.split.groups
+        data, groups = own.tested.take(own.test), own.tested.groups
         return OwnExamples(
             normalize(data.images, *own.split.normalization),
             data.labels,

@@ -24,8 +24,8 @@ from client_app.tasks import Wanted, task_of
 from client_app.training.features import ClientSums, check_enough
 from client_app.training.local import Epoch, Training, epoch_lengths
 from fl_app.config import AppConfig
-from fl_app.data import ImageData, Normalization, Split, normalize, open_data
-from fl_app.data.folders import Read
+from fl_app.data import ImageData, Normalization, Split, holds_test_half, normalize, open_data
+from fl_app.data.folders import Read, groups_of
 from fl_app.division import own_positions
 from fl_app.feature_cache import FeatureCache
 from fl_app.ledger import Ledger
@@ -75,13 +75,20 @@ class LocalExamples:
 
     Attributes:
         held: Positions that are held out for requests after the upload.
-        test: Positions that results are scored on at the end.
+        test: Positions in ``tested`` that results are scored on at the end.
+        own_test: The node's own test half; None if the test examples are a share of the training half.
     """
 
     split: Split
     train: torch.Tensor
     held: torch.Tensor
     test: torch.Tensor
+    own_test: Split | None = None
+
+    @property
+    def tested(self) -> Split:
+        """The half that the test positions are in."""
+        return self.split if self.own_test is None else self.own_test
 
     @property
     def label_counts(self) -> tuple[int, ...]:
@@ -108,28 +115,42 @@ def load_examples(config: AppConfig, node: Node, request: TrainRequest) -> Local
         key = "limit" if data.limit else "proxy"
         raise refusals.not_permitted(f"data.{key}", f"{drawn:g}", "0 with 'privacy.epsilon' on a deployed node")
     what = f"data set {data.name!r}"
-    with node.policy.reading(what):
-        split = cached_split(config.data, "train", root=node.data_root)
-    split = replace(split, read=functools.partial(_read, node.policy, what, split.read))
-    if split.texts is not None:
+
+    def opened(half: str) -> Split:
+        with node.policy.reading(what):
+            split = cached_split(data, half, root=node.data_root)
+        split = replace(split, read=functools.partial(_read, node.policy, what, split.read))
+        if split.texts is None:
+            return split
         models = () if request.task == STATISTICS else (*config.model.all_named(), node.architecture)
         for reader in readers_of(config.features, models):
             node.policy.check_backbone(reader, config.features.weights)
-        split = as_read(split, config.features, models)
+        return as_read(split, config.features, models)
+
+    split, own_test = opened("train"), None
+    # A folder that several parties divide is no node's own, and its test half may be the server's.
+    own = bool(request.test_share) and node.data_root != data.root and node.num_partitions == 1
+    if own and holds_test_half(data, node.data_root):
+        own_test = opened("test")
+        grouped = bool(data.group and own_test.files)
+        own_test = replace(own_test, groups=groups_of(own_test.files, data.group)) if grouped else own_test
     _check_expected(request.expected, split.agreement, node, shows=reports_counts(config.client, node.policy))
     positions = own_positions(split, config, partition_id=node.partition_id, num_partitions=node.num_partitions)
     groups = None if split.groups is None else split.groups[positions].numpy()
-    kept, tested = split_test(
-        split.labels[positions].numpy(), client=node.client, share=request.test_share, groups=groups
-    )
-    test, positions = positions[torch.from_numpy(tested)], positions[torch.from_numpy(kept)]
+    if own_test is None:
+        kept, tested = split_test(
+            split.labels[positions].numpy(), client=node.client, share=request.test_share, groups=groups
+        )
+        test, positions = positions[torch.from_numpy(tested)], positions[torch.from_numpy(kept)]
+    else:
+        test = torch.arange(len(own_test.labels))
     labels = split.labels[positions].numpy() if request.per_class else None
     groups = None if split.groups is None else split.groups[positions].numpy()
     parts = held_out(
         len(positions), client=node.client, seed=request.seed, share=request.holdout, labels=labels, groups=groups
     )
     train, held = (positions[torch.from_numpy(part)] for part in parts)
-    return LocalExamples(split, train, held, test)
+    return LocalExamples(split, train, held, test, own_test)
 
 
 def _check_expected(expected: Agreement, own: Agreement, node: Node, *, shows: bool) -> None:
@@ -149,8 +170,23 @@ def copies_in(own: LocalExamples, data: ImageData) -> list[int]:
     if not len(own.test):
         return []
     trained = {row.numpy().tobytes() for row in data.images}
-    tested = zip(own.test.tolist(), own.split.take(own.test).images, strict=True)
+    tested = zip(own.test.tolist(), own.tested.take(own.test).images, strict=True)
     return [position for position, row in tested if row.numpy().tobytes() in trained]
+
+
+def _say_tests(node: Node, own: LocalExamples, data: ImageData) -> None:
+    """Log a test half of the node's own, and test examples that training has seen."""
+    if own.own_test is not None:
+        LOG.info(
+            "%s: scores are of its own test half, %d examples, not of 'client.test-share'", node.client, len(own.test)
+        )
+    if copies := copies_in(own, data):
+        files = own.tested.files
+        named = shorten_list([files[k] if files else f"row {k + 1}" for k in copies])
+        LOG.warning(
+            "%s: %d of %d test examples are equal to a training example, so their scores say nothing of new ones: %s",
+            node.client, len(copies), len(own.test), named,
+        )  # fmt: skip
 
 
 def _read(policy: NodePolicy, what: str, read: Read, positions: torch.Tensor) -> torch.Tensor:
@@ -247,12 +283,7 @@ def _train_as(node: Node, config: AppConfig, request: TrainRequest, start: State
         check_enough(len(own.train), config.features.min_examples, node.client)
     split, classes = own.split, own.split.num_classes
     data = split.take(own.train)
-    if copies := copies_in(own, data):
-        named = shorten_list([split.files[k] if split.files else f"row {k + 1}" for k in copies])
-        LOG.warning(
-            "%s: %d of %d test examples are equal to a training example, so their scores say nothing of new ones: %s",
-            node.client, len(copies), len(own.test), named,
-        )  # fmt: skip
+    _say_tests(node, own, data)
     data = poison(data, config.attack, client=node.client, num_classes=classes, seed=request.seed)
     model, last, epsilon = _build_untrained(config, node, request, split), NO_METRICS, None
     training = Training(

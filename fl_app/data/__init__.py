@@ -10,7 +10,7 @@ A server reads a whole set. A client opens the training half and decodes its own
 from strategies.core.facts import Normalization
 
 from .domains import GROUPS, check_left_out
-from .opening import open_data, open_facts
+from .opening import holds_test_half, open_data, open_facts
 from .partitions import PARTITIONERS, PartitionSpec, check_request, label_counts, partition
 from .preprocessing import AUGMENTATIONS, augment, normalize
 from .proxy import clients_share, images_in, images_of, nobodys, server_share
@@ -47,6 +47,7 @@ __all__ = [
     "clients_share",
     "data_root",
     "half_of",
+    "holds_test_half",
     "images_in",
     "images_of",
     "label_counts",

@@ -228,6 +228,14 @@ def open_facts(data: DataConfig, *, absent: bool = False) -> Split | None:
     return None
 
 
+def holds_test_half(data: DataConfig, root: str) -> bool:
+    """Return whether a node's own folder has a test half: ``test/`` of images, or the table of the test rows."""
+    folder = data_root(root)
+    return (
+        holds_test_rows(folder, data.name) if data.tables else data.name == "imagefolder" and (folder / "test").is_dir()
+    )
+
+
 def _own(data: DataConfig, half: str, root: str) -> Split:
     found, what = open_own(data.name, half, root), f"data source {data.name!r}, {half} half,"
     classes = num_classes_of(found, data.num_classes, what)

@@ -173,7 +173,7 @@ class TableHalf(NamedTuple):
         rows: float32 [N, F, 1, 1].
         holders: The client of each training row, int64 [N], by the order of the clients' names; zeros of the test half.
         by_client: Whether the files say which client holds which row.
-        groups: The group of each training row, int64 [N]; None if each row is its own.
+        groups: The group of each row, int64 [N]; None if each is its own, as those of a test half without the column.
     """
 
     labels: torch.Tensor
@@ -215,7 +215,7 @@ def open_tables(
     else:
         holders = torch.repeat_interleave(torch.tensor([len(frame) for frame in frames]))
     groups = None
-    if group and split == "train":
+    if group and (split == "train" or all(group in frame for frame in frames)):
         groups = torch.cat([_codes(frame, group, file, "group") for frame, file in zip(frames, files, strict=True)])
     return TableHalf(labels, rows, holders, by_client, groups)
 

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from server_app.compare.sources import info_of
-from server_app.compare.table import Line, headline, points_of_lines, table_of, times_of_lines
+from server_app.compare.table import Line, best_of, headline, points_of_lines, table_of, times_of_lines
 from server_app.report.communication import LEAST_SECONDS, differ_in_cost, plot_communication, plot_server_time
 from server_app.report.drawing import COLOURS, legend_beside, row_figure, save_all
 from server_app.report.page import Page, known_facts, plots_of, software_facts
-from server_app.report.tables import setting_line
+from server_app.report.tables import scale_of, setting_line, titled
 from server_app.settings.text import to_toml
+from strategies.core.facts import in_percent
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -32,11 +33,19 @@ def comparison_setting(facts: Mapping[str, Any]) -> str:
 def comparison_page(facts: Mapping[str, Any], lines: Sequence[Line]) -> Page:
     """Return the page of a comparison."""
     folder = Path(facts["compare_dir"])
-    scored = [line for line in lines if line.accuracy is not None]
-    best = max(scored, key=lambda line: line.accuracy or 0.0, default=None)
+    best = best_of(lines)
     strong = frozenset(place for place, line in enumerate(lines) if line is best)
     table = replace(table_of(facts, lines), heading="Results", strong=strong)
-    figures = [] if best is None else [(best.accuracy_text + " %", f"{best.name}, the best here")]
+    figures = (
+        []
+        if best is None
+        else [
+            (
+                f"{best.score_text}{' %' * in_percent(best.metric)}",
+                f"{best.name}, the best here by {titled(best.metric).partition(',')[0]}",
+            )
+        ]
+    )
     figures += [(str(len(facts["methods"])), "methods"), (str(len(facts["cells"])), "results computed")]
     settings = " ".join(f"{key}={to_toml(value)}" for key, value in facts["settings"].items())
     own = {"runs": ", ".join(facts["runs"]), "changed settings": settings, "folder": facts["compare_dir"]}
@@ -81,7 +90,7 @@ def draw_comparison(
         The files by their keys in compare.json, "" for a plot that is not drawn.
     """
     points, times = points_of_lines(lines, facts["own"]), times_of_lines(lines)
-    scored = any(line.accuracies for line in lines)
+    scored = any(line.scores for line in lines)
     draw: list[Callable[[], Figure | None]] = [
         lambda: plot_comparison(lines, headline(facts)) if scored else None,
         lambda: plot_communication(points) if differ_in_cost(points) else None,
@@ -93,25 +102,29 @@ def draw_comparison(
 
 
 def plot_comparison(lines: Sequence[Line], title: str) -> Figure:
-    """Draw the mean of every line with its spread, and each result as a dot."""
+    """Draw the mean headline score of every line with its spread, and each result as a dot."""
     figure, axes, points = row_figure([line.name for line in lines])
     farthest = 0.0
     for place, line in enumerate(lines):
-        mean, spread, scores = line.accuracy or 0.0, line.spread or 0.0, line.accuracies or ()
+        mean, spread, scores = line.score or 0.0, line.score_spread or 0.0, line.scores or ()
         axes.barh(place, mean, color=COLOURS[line.kind], label=line.kind)
-        if line.spread is not None:
+        if line.score_spread is not None:
             axes.errorbar(mean, place, xerr=spread, color="black", capsize=3, linewidth=1.2)
             axes.scatter(
                 scores, [place] * len(scores), s=9, color="white", edgecolors="black", linewidths=0.6, zorder=3
             )
         end = max(mean + spread, *scores, 0.0)
         farthest = max(farthest, end)
-        axes.annotate(line.accuracy_text, (end, place), (5, 0), textcoords="offset points", va="center", size=points)
-    limit = 1.25 * max(farthest, 1.0)  # leaves space for the number of the longest bar
+        axes.annotate(line.score_text, (end, place), (5, 0), textcoords="offset points", va="center", size=points)
+    metric = lines[0].metric
+    limit = 1.25 * max(farthest, 0.01 * scale_of(metric))  # leaves space for the number of the longest bar
     axes.set_xlim(0.0, limit)
-    axes.set_xticks([tick for tick in axes.get_xticks() if 0.0 <= tick <= min(limit, 100.0)])
-    several = ": mean, sample standard deviation, single results" * any(line.spread is not None for line in lines)
-    axes.set_xlabel(f"accuracy on held-out examples, %{several}")
+    axes.set_xticks(
+        [tick for tick in axes.get_xticks() if 0.0 <= tick <= (min(limit, 100.0) if in_percent(metric) else limit)]
+    )
+    several = ": mean, sample standard deviation, single results" * any(line.score_spread is not None for line in lines)
+    name, _, unit = titled(metric).partition(", ")
+    axes.set_xlabel(f"{name} on held-out examples{', ' * bool(unit)}{unit}{several}")
     axes.set_title(title)
     legend_beside(axes)
     return figure

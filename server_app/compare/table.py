@@ -17,6 +17,7 @@ from server_app.report.tables import headline as headline_score
 from server_app.settings.read import default_settings, scaled_line
 from server_app.settings.text import to_toml
 from strategies.run.results import COMPARISON_FILE
+from strategies.scores.values import LOWER_IS_BETTER
 
 BEHIND = "to the best, points"
 # Amounts of a cell -> digits of their mean.
@@ -85,6 +86,11 @@ class Line:
         """Mean and spread as text: ``61.50 ± 1.20``."""
         return _mean_and_spread(self.accuracy, self.spread, 2)
 
+    @property
+    def score_text(self) -> str:
+        """Mean and spread of the headline score as text."""
+        return _mean_and_spread(self.score, self.score_spread, places_of(self.metric))
+
     def as_json(self) -> dict[str, Any]:
         """Return the line for compare.json and the CSV."""
         return {
@@ -118,7 +124,7 @@ class Line:
             "kind": self.kind,
             "n": str(self.results),
             titled("accuracy"): self.accuracy_text,
-            titled(self.metric): _mean_and_spread(self.score, self.score_spread, places_of(self.metric)),
+            titled(self.metric): self.score_text,
             BEHIND: _difference(to_best),
             "best, %": _text(self.best_accuracy, 2),
             "wall, s": _text(self.server_s, 1),
@@ -201,6 +207,13 @@ def _spread(numbers: Sequence[float] | None, digits: int) -> float | None:
 def _rounded(value: float, digits: int) -> float | None:
     # First to nine digits: a tie at the last one is a tie, whatever the order of the sum.
     return None if pd.isna(value) else round(round(float(value), 9), digits)
+
+
+def best_of(lines: Sequence[Line]) -> Line | None:
+    """Return the line with the best mean headline score, the least log loss; None if none has a score."""
+    scored = [line for line in lines if line.score is not None]
+    sign = -1 if any(line.metric in LOWER_IS_BETTER for line in scored) else 1
+    return max(scored, key=lambda line: sign * (line.score or 0.0), default=None)
 
 
 def times_of_lines(lines: Sequence[Line]) -> list[Point]:

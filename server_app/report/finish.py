@@ -201,7 +201,8 @@ def _reported(
     head = front_matter(settings.choice, report.job, folder.info, rows)
     atomic_write(folder.path / CARD_FILE, f"{head}{card}".encode())
     points = points_of(settings.choice, rows, metrics, cost) if cost is not None else []
-    plots = run_plots(report, rows, own_epochs(report.outcome, metrics), points, classes=facts["classes"])
+    own = own_epochs(report.outcome, metrics)
+    plots = run_plots(report, rows, own, points, classes=facts["classes"], metric=result["metric"])
     plots |= score_plots(report.job, details)
     plots |= client_plots(result.get("evaluation", {}))
     plots["gatekeeper"] = partial(plot_verdict, facts["gatekeeper"])

@@ -13,9 +13,9 @@ from server_app.report.drawing import COLOURS, legend_beside, new_figure, row_fi
 from server_app.report.evaluation import Row
 from server_app.report.gatekeeping import card_section
 from server_app.report.load_code import features_section, load_code, plot_choice
-from server_app.report.tables import headline_cells, titled
+from server_app.report.tables import headline, headline_cells, places_of, scale_of, titled
 from server_app.settings.choices import Choice
-from strategies.core.facts import Normalization, holds_images
+from strategies.core.facts import HEADLINES, Normalization, holds_images
 from strategies.method import Job, Outcome
 from strategies.run.stage import StageReport
 
@@ -47,14 +47,15 @@ def run_plots(
     points: Sequence[Point] = (),
     *,
     classes: Sequence[str] = (),
+    metric: str = "accuracy",
 ) -> dict[str, Callable[[], Figure | None]]:
     """Return the plots of a run, each as a function that draws it; plots that would show nothing are left out."""
     counts = {u.client: u.label_counts for u in report.job.uploads if u.label_counts is not None}
     curve = [(row["epoch"], row["accuracy"]) for row in metrics if "epoch" in row and "accuracy" in row]
     rounds = any("mib_per_client" in row for row in metrics)
     plots: dict[str, Callable[[], Figure | None]] = {}
-    if all(row.accuracy is not None for row in rows):
-        plots["accuracy"] = partial(plot_accuracy, rows)
+    if metric in HEADLINES and any(headline(row.as_json(), metric) is not None for row in rows):
+        plots[metric] = partial(plot_scores, rows, metric)
     if counts:
         plots["labels"] = partial(plot_labels, counts, classes)
     if len(curve) > 1:
@@ -89,18 +90,26 @@ def plot_labels(counts: Mapping[str, Sequence[int]], names: Sequence[str] = ()) 
     return figure
 
 
-def plot_accuracy(rows: Sequence[Row]) -> Figure:
-    """Draw the result table."""
+def plot_scores(rows: Sequence[Row], metric: str = "accuracy") -> Figure:
+    """Draw the result table: every row's headline score, with its 95 % interval where it is known."""
     figure, axes, points = row_figure([row.name for row in rows])
-    for kind in dict.fromkeys(row.kind for row in rows):
-        places = [place for place, row in enumerate(rows) if row.kind == kind]
-        bars = axes.barh(places, [rows[place].accuracy or 0.0 for place in places], color=COLOURS[kind], label=kind)
-        axes.bar_label(bars, fmt="%.1f", padding=3, fontsize=points)
-    farthest = max(1.0, *(row.accuracy or 0.0 for row in rows))
+    values = [headline(row.as_json(), metric) for row in rows]
+    digits, scale, farthest = places_of(metric) - 1, scale_of(metric), 1.0 if metric in HEADLINES[:4] else 0.01
+    for place, (row, value) in enumerate(zip(rows, values, strict=True)):
+        axes.barh(place, value or 0.0, color=COLOURS[row.kind], label=row.kind)
+        score, end = row.scores.get(metric, {}), value or 0.0
+        if score.get("low") is not None:
+            low, high = scale * score["low"], scale * score["high"]
+            axes.plot([low, high], [place, place], color="black", linewidth=1.0)
+            end = high
+        farthest = max(farthest, end)
+        text = "-" if value is None else f"{value:.{digits}f}"
+        axes.annotate(text, (end, place), (3, 0), textcoords="offset points", va="center", size=points)
     axes.set_xlim(0, 1.1 * farthest)  # space for the number of the longest bar
     axes.set_xticks([tick for tick in axes.get_xticks() if 0 <= tick <= farthest])
     axes.spines["bottom"].set_bounds(0, farthest)
-    axes.set_xlabel("accuracy on held-out examples, %")
+    name, _, unit = titled(metric).partition(", ")
+    axes.set_xlabel(f"{name} on held-out examples{', ' + (unit or 'nats')}")
     axes.set_title("Every client alone, and together")
     legend_beside(axes)
     return figure

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from client_app.node import Node, TrainRequest
-from client_app.work import copies_in, load_examples, prepare_upload
+from client_app.work import LocalExamples, copies_in, load_examples, prepare_upload
 from fl_app.config import AppConfig, ClientConfig
 from fl_app.data import GROUPS
 from fl_app.data.config import DataConfig
@@ -71,3 +71,41 @@ def test_no_share_of_a_client_cuts_a_patient_and_test_rows_that_equal_a_training
     prepare_upload(config, node, request, {})
     assert f"{len(copies)} of {len(own.test)} test examples are equal to a training example" in caplog.text
     assert f"row {copies[0] + 1}" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["csv", "imagefolder"])
+def test_a_node_with_a_test_half_of_its_own_is_scored_on_it_and_trains_on_all_the_rest(
+    tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    for half, count in (("train", 10), ("test", 4)):
+        for k in range(count):
+            place = tmp_path / half / ("healthy", "ill")[k % 2]
+            place.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (16, 16), (k, 0, len(half))).save(place / f"p{k // 2}-{k}.png")
+        rows = "".join(f"p{k // 2},{k + len(half) / 10},{('healthy', 'ill')[k % 2]}\n" for k in range(count))
+        (tmp_path / f"{half}.csv").write_text(f"patient,age,outcome\n{rows}")
+    (tmp_path / "schema.toml").write_text('classes = ["healthy", "ill"]\n[columns.age]\n')
+    if kind == "csv":
+        data = DataConfig(name="csv", label="outcome", group="patient", partition="iid", root=str(tmp_path / "server"))
+    else:
+        data = DataConfig(name=kind, image_size=16, group=r"(p\d+)-", partition="iid", root=str(tmp_path / "server"))
+    model = "logistic" if kind == "csv" else "lenet5"
+    config = AppConfig(data=data, model=ModelConfig(name=model), client=ClientConfig(epochs=1))
+
+    def examples(clients: int, root: str, share: float = 0.3) -> LocalExamples:
+        node = Node("a", 0, clients, model, "", root, has_data=True)
+        return load_examples(config, node, TrainRequest("", 1, 0, test_share=share))
+
+    own = examples(1, str(tmp_path))
+    assert sorted(own.train.tolist()) == list(range(10))
+    assert own.tested.labels[own.test].tolist() == ([0, 1, 0, 1] if kind == "csv" else [0, 0, 1, 1])
+    assert own.tested.groups is not None
+    assert len(own.tested.groups.unique()) == 2
+    assert not copies_in(own, own.split.take(own.train))
+    caplog.set_level("INFO", logger="flwr")
+    prepare_upload(
+        config, Node("a", 0, 1, model, "", str(tmp_path), has_data=True), TrainRequest("", 1, 0, test_share=0.3), {}
+    )
+    assert "scores are of its own test half, 4 examples" in caplog.text
+    assert examples(1, str(tmp_path), share=0.0).own_test is None
+    assert examples(2, str(tmp_path)).own_test is None  # a folder that two clients divide

@@ -31,7 +31,6 @@ from strategies.method import METHODS, Silent, Upload
 from strategies.run.files import write_json
 from strategies.run.run_folder import RunFolder
 from strategies.run.stage import StageReport
-from strategies.scores import values
 
 # As little work as every method can do.
 TINY: dict[str, Any] = {
@@ -122,9 +121,8 @@ def _blank(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.fixture(autouse=True, scope="session")
 def _one_command() -> Iterator[None]:
-    """Make the command once: it takes as long as many of its answers; intervals of macro F1 from few draws."""
+    """Make the command once: it takes as long as many of its answers."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(values, "_DRAWS", 50)
         patch.setattr("typer.testing._get_command", cache(typer.testing._get_command))
         yield
 

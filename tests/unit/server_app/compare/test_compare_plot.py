@@ -6,14 +6,33 @@ from matplotlib.collections import PathCollection
 from matplotlib.colors import to_hex
 
 from server_app.compare.report import plot_comparison
-from server_app.compare.table import Line
+from server_app.compare.table import Line, best_of
 from server_app.report.drawing import COLOURS
 
 pytestmark = pytest.mark.plots
 
 
-def line(name: str, kind: str, *scores: float) -> Line:
-    return Line(name, "x", kind, len(scores), scores, None, 1.0, 1.0, 1.0, 0.0, 0.25, (3, 3))
+def line(name: str, kind: str, *scores: float, metric: str = "accuracy") -> Line:
+    other = tuple(100 - score for score in scores)
+    accuracies = scores if metric == "accuracy" else other
+    return Line(
+        name, "x", kind, len(scores), accuracies, None, 1.0, 1.0, 1.0, 0.0, 0.25, (3, 3), metric=metric, scores=scores
+    )
+
+
+@pytest.mark.parametrize(("metric", "best", "label"), [
+    ("auroc", "B", "AUROC on held-out examples, %"), ("log-loss", "A", "log loss on held-out examples"),
+])  # fmt: skip
+def test_a_comparison_draws_and_ranks_the_score_that_metric_names(metric: str, best: str, label: str) -> None:
+    lines = [line("A", "student", 0.25, metric=metric), line("B", "ensemble", 0.75, metric=metric)]
+
+    axes = plot_comparison(lines, "Methods").axes[0]
+
+    assert [bar.get_width() for bar in axes.patches] == [0.25, 0.75]
+    assert axes.get_xlabel() == label
+    found = best_of(lines)
+    assert found is not None
+    assert found.name == best
 
 
 def test_a_comparison_is_drawn_as_asked_with_spread_single_results_and_the_colours_of_its_kinds() -> None:

@@ -57,7 +57,7 @@ def test_a_plot_that_cannot_be_drawn_is_one_line_of_the_log(
     def refused(*_: Any) -> None:
         raise ValueError("no such\ncolour")
 
-    monkeypatch.setattr("server_app.report.plots.plot_accuracy", refused)
+    monkeypatch.setattr("server_app.report.plots.plot_scores", refused)
     (report, settings, images), lines = stage("fedavg"), list[str]()
     with RunFolder.open(run_folder()) as folder:
         keep_outcome(folder, report, 1)

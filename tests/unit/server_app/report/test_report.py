@@ -17,7 +17,7 @@ from method_fakes import telling
 from server_app.report.communication import Point
 from server_app.report.drawing import DPI, save_all
 from server_app.report.evaluation import Row, result_table
-from server_app.report.plots import model_card, plot_accuracy, plot_curve, plot_images, plot_labels, run_plots
+from server_app.report.plots import model_card, plot_curve, plot_images, plot_labels, plot_scores, run_plots
 from server_app.settings.server_data import HeldOut
 from strategies.combiners.outcomes import load_model
 from strategies.method import Method
@@ -41,7 +41,7 @@ def counts(clients: int, classes: int = 10) -> dict[str, list[int]]:
 @pytest.mark.parametrize("clients", [1, 5, pytest.param(100, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("plot", ["labels", "accuracy"])
 def test_names_when_there_are_few_or_many_clients_can_all_be_read(clients: int, plot: str) -> None:
-    figure = plot_labels(counts(clients)) if plot == "labels" else plot_accuracy(rows(clients))
+    figure = plot_labels(counts(clients)) if plot == "labels" else plot_scores(rows(clients))
 
     axes = figure.axes[0]
     names = axes.get_yticklabels()
@@ -50,6 +50,19 @@ def test_names_when_there_are_few_or_many_clients_can_all_be_read(clients: int, 
     assert_inside_and_apart(figure, names)
     assert_inside_and_apart(figure, [axes.title])
     assert all(name.get_fontsize() >= 7 for name in names)
+
+
+@pytest.mark.plots
+def test_the_score_that_metric_names_is_drawn_with_its_interval() -> None:
+    scores = {"auroc": {"value": 0.8, "low": 0.7, "high": 0.9}}
+    table = [Row("a", "client", 40.0), Row("FedENS", "ensemble", 60.0, scores)]
+
+    axes = plot_scores(table, "auroc").axes[0]
+
+    assert [bar.get_width() for bar in axes.patches] == [0.0, 80.0]
+    assert [list(map(float, each.get_xdata())) for each in axes.lines] == [[70.0, 90.0]]
+    assert [text.get_text() for text in axes.texts] == ["-", "80.0"]
+    assert axes.get_xlabel() == "AUROC on held-out examples, %"
 
 
 @pytest.mark.plots
