@@ -46,11 +46,17 @@ FENS: dict[str, Any] = {
     "fens.batch-size": 2, "fens.client-lr": 0.1, "fens.server-lr": 0.1, "fens.holdout-per-class": True,
 }  # fmt: skip
 SUMS: dict[str, Any] = {"features.backbone": "heart_disease:columns"}
+LONG = " (500 epochs)"
+CONVERGED: dict[str, Any] = {**TRAINED, "client.epochs": 500}
+MODELS: dict[str, dict[str, Any]] = {
+    "fedavg": {"method": "fedavg"},
+    "fedens": {"method": "fedens"},
+    "fens": {"method": "fens", **FENS},
+    "label-count-ensemble": {"method": "label-count-ensemble"},
+}
 WAYS: dict[str, dict[str, Any]] = {
-    "fedavg": {"method": "fedavg", **TRAINED},
-    "fedens": {"method": "fedens", **TRAINED},
-    "fens": {"method": "fens", **TRAINED, **FENS},
-    "label-count-ensemble": {"method": "label-count-ensemble", **TRAINED},
+    **{way: {**own, **TRAINED} for way, own in MODELS.items()},
+    **{f"{way}{LONG}": {**MODELS[way], **CONVERGED} for way in ("fedavg", "fedens")},
     "ridge": {"method": "ridge", **SUMS},
     "lda": {"method": "lda", **SUMS},
     "fedpft": {"method": "fedpft", **SUMS},
