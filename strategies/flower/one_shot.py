@@ -44,6 +44,7 @@ from .evaluation import ClientEvaluation
 from .messages import Request
 from .results import log_ensemble, log_scores, show_result, single_model, write_run_card
 from .run import Account, Rounds, RunOptions, signature_of
+from .surroundings import refuse_noise_around
 
 FLOWER_DEFAULT_ROUNDS = 3
 
@@ -324,6 +325,7 @@ class OneShot(Strategy):
 
         As Flower's strategies do, it waits for ``min_available_nodes``.
         """
+        refuse_noise_around(self)
         if server_round > self._last_round:
             line = "round %d asks no client: %s has its uploads and keeps its result"
             log(INFO, line, server_round, type(self).__name__)

@@ -38,7 +38,7 @@ from ..run.stage import (
     unpin_clients,
 )
 from ..run.traffic import Traffic
-from ..teacher.last_layer import ask_sums, check_solvable, solve_layer
+from ..teacher.last_layer import KIND, ask_sums, check_solvable, solve_layer
 from ..teacher.student import start_model
 from ..teacher.weight_space import common_start
 from ..uploads.builders import accepted_builders, builders_of_kind, check_student
@@ -207,9 +207,30 @@ class Rounds:
         Raises:
             OptionError: No client has one.
         """
-        name, kept = self._method.name, folder.round(1)
-        if self._method.client_phase is None or pinned_clients(kept) is not None:
+        kept = folder.round(1)
+        if pinned_clients(kept) is not None:
             return
+        if self._method.client_phase is not None:
+            name = self._method.name
+            self._check_handler(
+                kept,
+                grid,
+                name,
+                f"method {name!r} asks clients again after their upload",
+                f"the line oneshot_fl.client.{name}.serve(app, ...), see help(oneshot_fl.client.{name})",
+            )
+        for setting in ("start", "finish"):
+            if getattr(self._options, setting) == RIDGE:
+                self._check_handler(
+                    kept,
+                    grid,
+                    KIND,
+                    f"{setting}={RIDGE!r} asks clients for sums of the last layer's inputs",
+                    f"a function @app.train({KIND!r}) that returns oneshot_fl.client.answer_question(msg, "
+                    "{'client': name}, ArrayRecord(oneshot_fl.client.measures.sum_inputs(...))), or no such option",
+                )
+
+    def _check_handler(self, kept: RoundFolder, grid: Grid, name: str, why: str, needed: str) -> None:
         nodes, fine, lacking = self.nodes(kept, grid), set[int](), set[int]()
         question = RecordDict({"config": ConfigRecord({"probe": True})})
 
@@ -227,10 +248,7 @@ class Rounds:
             PROBE_S, lambda: bool(fine) or lacking >= nodes.present() != set(), lambda: "the first client's app"
         )
         if lacking and not fine:
-            raise OptionError(
-                f"method {name!r} asks clients again after their upload, and this ClientApp has no function for it: "
-                f"must have the line oneshot_fl.client.{name}.serve(app, ...), see help(oneshot_fl.client.{name})"
-            )
+            raise OptionError(f"{why}, and this ClientApp has no function for it: must have {needed}")
 
     @property
     def keys(self) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,13 +11,26 @@ from logging import WARNING
 import numpy as np
 from flwr.common.logger import FLOWER_LOGGER
 from flwr.proto.node_pb2 import NodeInfo
-from flwr.serverapp.strategy import Strategy
+from flwr.serverapp.strategy import (
+    DifferentialPrivacyClientSideAdaptiveClipping,
+    DifferentialPrivacyClientSideFixedClipping,
+    DifferentialPrivacyServerSideAdaptiveClipping,
+    DifferentialPrivacyServerSideFixedClipping,
+    Strategy,
+)
 
-from ..core.errors import QuorumError
+from ..core.errors import OptionError, QuorumError
 from ..core.seeds import derive_seed, seeded_torch
 
 # Flower's strategies look twice when they choose; one that looks this often waits for nodes that are missing.
 LOOKS_MOST = 10
+# They add noise to what the strategy inside returns.
+NOISY = (
+    DifferentialPrivacyServerSideFixedClipping,
+    DifferentialPrivacyServerSideAdaptiveClipping,
+    DifferentialPrivacyClientSideFixedClipping,
+    DifferentialPrivacyClientSideAdaptiveClipping,
+)
 
 
 class ShownNodes:
@@ -78,3 +92,22 @@ def within(strategy: Strategy) -> Iterator[tuple[str, Strategy]]:
             if isinstance(value, Strategy) and id(value) not in seen:
                 seen.add(id(value))
                 waiting.append((f"{path}{name}.", value))
+
+
+def refuse_noise_around(strategy: Strategy) -> None:
+    """Refuse to work for one of Flower's wrappers for privacy: a run folder would keep what has no noise.
+
+    A strategy does not know what is around it, but its callers are on the stack.
+
+    Raises:
+        OptionError: One of the callers is such a wrapper.
+    """
+    frame = inspect.currentframe()
+    while frame is not None:
+        if isinstance(caller := frame.f_locals.get("self"), NOISY):
+            raise OptionError(
+                f"{type(caller).__name__} around {type(strategy).__name__} adds its noise to result.arrays alone: the "
+                "run folder keeps the uploads and the result without it. Must be noise on the clients "
+                "(flwr.clientapp.mod.LocalDpMod), or the wrapper around Flower's FedAvg"
+            )
+        frame = frame.f_back

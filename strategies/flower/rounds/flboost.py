@@ -11,10 +11,6 @@ from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import (
     Bulyan,
-    DifferentialPrivacyClientSideAdaptiveClipping,
-    DifferentialPrivacyClientSideFixedClipping,
-    DifferentialPrivacyServerSideAdaptiveClipping,
-    DifferentialPrivacyServerSideFixedClipping,
     FedAdagrad,
     FedAdam,
     FedAvgM,
@@ -34,7 +30,7 @@ from ...core.options import option
 from ...uploads.builders import Model
 from ..arguments import EvaluateFn
 from ..one_shot import FLOWER_DEFAULT_ROUNDS, OneShot
-from ..surroundings import within
+from ..surroundings import NOISY, within
 from .algorithms import FedDyn, FedNova, Scaffold, Stc
 from .base import Base
 from .config import REFINERS, IterativeConfig
@@ -72,10 +68,7 @@ _LOOP = "it runs a server stage of its own. Must be the strategy that combines a
 REFUSED: tuple[tuple[type[Strategy], str], ...] = (
     (FedXgbBagging, _TREES),
     (FedXgbCyclic, _TREES),
-    (DifferentialPrivacyServerSideFixedClipping, _NOISE),
-    (DifferentialPrivacyServerSideAdaptiveClipping, _NOISE),
-    (DifferentialPrivacyClientSideFixedClipping, _NOISE),
-    (DifferentialPrivacyClientSideAdaptiveClipping, _NOISE),
+    *((kind, _NOISE) for kind in NOISY),
     (OneShot, _LOOP),
     (Iterative, _LOOP),
 )

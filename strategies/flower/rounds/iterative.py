@@ -39,6 +39,7 @@ from ..arguments import (
 from ..messages import in_order
 from ..results import show_result
 from ..run import Account, RunOptions
+from ..surroundings import refuse_noise_around
 from .base import Base, identify_strategy
 from .config import NAME, IterativeConfig
 from .loop import IterativeRounds
@@ -283,6 +284,7 @@ class Iterative(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Return a request for each node of the round."""
+        refuse_noise_around(self)
         if arrays:
             self._rounds.start_from(arrays)
         trip = self._rounds.begin(self.folder, grid, DEADLINE_S)

@@ -33,7 +33,7 @@ from flower_fakes import (
 )
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.cli.build import build_fab_from_disk
-from flwr.serverapp.strategy import FedAvg, Result
+from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg, Result
 from torch import Tensor, nn
 
 from strategies import (
@@ -54,6 +54,8 @@ from strategies import (
     Refiner,
     load_ensemble_module,
 )
+from strategies.client import answer_question, upload_facts
+from strategies.client.measures import sum_inputs
 from strategies.core.errors import OptionError, QuorumError
 from strategies.core.options import preset_of
 from strategies.method import Job, Outcome, Progress
@@ -615,6 +617,54 @@ def test_a_clientapp_without_the_lines_of_fens_is_refused_before_it_trains(tmp_p
     grid = FakeGrid({1: client, 2: client})
     with pytest.raises(OptionError, match=r"'fens' asks clients again.*must have the line .*client.fens.serve"):
         strategy(Fens, tmp_path / "run").start(grid)  # type: ignore[arg-type]
+    assert grid.of_type() == []
+
+
+@pytest.mark.parametrize("setting", ["start", "finish"])
+@pytest.mark.parametrize("has", [False, True], ids=["stock", "with-the-function"])
+def test_a_last_layer_of_ridge_needs_a_function_of_the_clientapp_and_works_with_it(
+    tmp_path: Path, setting: str, has: bool
+) -> None:
+    def client(seed: int) -> Client:
+        def answer(message: Message) -> Message:
+            if message.metadata.message_type == MessageType.TRAIN:
+                said = {"upload": upload_facts(client=f"c{seed}", architecture="model")}
+                return Message(RecordDict({**records(weights(seed)), **said}), reply_to=message)
+            if not has:
+                return failing("ValueError: No train function registered with name 'head'")(message)  # type: ignore[return-value]
+            model = net()
+            if arrays := message.content.array_records.get("arrays"):
+                model.load_state_dict(arrays.to_torch_state_dict())
+            examples = torch.randn(40, *SHAPE, generator=torch.Generator().manual_seed(seed))
+            batches = [(examples, torch.arange(40) % CLASSES)]
+            return answer_question(message, {"client": f"c{seed}"}, ArrayRecord(sum_inputs(model, batches, CLASSES)))
+
+        return answer
+
+    grid, options = FakeGrid({1: client(1), 2: client(2)}), replace(ONE_THREAD, **{setting: "ridge"})
+    asked = strategy(OneShotFedAvg, tmp_path / "run", options=options)
+    if has:
+        result = asked.start(grid, ArrayRecord(weights(1)))  # type: ignore[arg-type]
+        assert len(grid.of_type()) == 2
+        assert len(result.arrays) == len(weights(1))
+        return
+    with pytest.raises(OptionError, match=f"{setting}='ridge' asks clients for sums.*must have a function @app.train"):
+        asked.start(grid, ArrayRecord(weights(1)))  # type: ignore[arg-type]
+    assert grid.of_type() == []
+
+
+@pytest.mark.parametrize("kind", [OneShotFedAvg, Iterative])
+@pytest.mark.parametrize("around", [DifferentialPrivacyServerSideFixedClipping, FedAvg])
+def test_noise_that_the_run_folder_would_lack_is_refused_before_a_client_trains(
+    tmp_path: Path, kind: Any, around: Any
+) -> None:
+    grid, inside = FakeGrid({1: stock(1), 2: stock(2)}), strategy(kind, tmp_path / "run")
+    if around is FedAvg:
+        list(inside.configure_train(1, ArrayRecord(weights(1)), ConfigRecord(), grid))
+        return
+    line = f"DifferentialPrivacyServerSideFixedClipping around {kind.__name__} adds its noise to result.arrays alone"
+    with pytest.raises(OptionError, match=line):
+        around(inside, 1.0, 1.0, 2).start(grid, ArrayRecord(weights(1)), num_rounds=1)
     assert grid.of_type() == []
 
 
