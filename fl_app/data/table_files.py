@@ -101,6 +101,8 @@ def read_schema(file: Path, sha256: str = "") -> Schema:
     Raises:
         OptionError: The file is missing, is no schema, or has another digest.
     """
+    if not file.exists():
+        raise OptionError(f"schema {file} is missing: must be the file of classes and columns that all parties share")
     found = read_toml_file(file, "schema")
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
     if sha256 not in ("", digest):

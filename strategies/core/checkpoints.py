@@ -13,7 +13,7 @@ import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from logging import WARNING
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import Any
 
 import numpy as np
@@ -127,7 +127,7 @@ def read_checkpoint(path: Path) -> dict[str, torch.Tensor]:
     try:
         content = _read(path)
     except _DAMAGES as error:
-        raise refusals.no_checkpoint(path, f"cannot be read as weights: {_reason(error)}", ALLOWED) from error
+        raise refusals.no_checkpoint(path, f"cannot be read as weights: {_reason(error, path)}", ALLOWED) from error
     with blaming(f"checkpoint {path}"):
         found = unwrap_state(content, f"checkpoint {path}")
     if isinstance(found, Mapping):
@@ -226,7 +226,7 @@ def _shards_of(index: Path) -> set[Path]:
         files = set(json.loads(index.read_bytes())["weight_map"].values())
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return set()
-    return {index.parent / Path(str(name)).name for name in files}
+    return {index.parent / PureWindowsPath(str(name)).name for name in files}  # which divides at / as well
 
 
 def _read_shards(index: Path, read: Callable[[Path], Mapping[str, Any]]) -> dict[str, Any]:
@@ -238,6 +238,8 @@ def _read_shards(index: Path, read: Callable[[Path], Mapping[str, Any]]) -> dict
         raise ValueError(f"{_SHARDS} {shorten_list(missing)}, which are missing: must lie beside it")
     found: dict[str, Any] = {}
     for shard in shards:
+        if other := _other_kind(shard):
+            raise ValueError(f"{_SHARDS} {shard.name}: {other}")
         found.update(read(shard))
     wanted = json.loads(index.read_bytes())["weight_map"]
     if lacking := sorted(set(wanted) - set(found)):
@@ -263,7 +265,7 @@ class OpenFile(Mapping[str, torch.Tensor]):
             sharded = has_suffix(path, (INDEX,))
             self._files = _read_shards(path, _opened) if sharded else _opened(path)
         except _DAMAGES as error:
-            raise refusals.no_checkpoint(path, f"cannot be read as weights: {_reason(error)}", ALLOWED) from error
+            raise refusals.no_checkpoint(path, f"cannot be read as weights: {_reason(error, path)}", ALLOWED) from error
         own = _strip_prefix(dict.fromkeys(self._files, torch.empty(0))) if bare else self._files
         self._names = dict(zip(own, self._files, strict=True))
 
@@ -465,6 +467,17 @@ def _is_tensor(key: object, value: object) -> bool:
     return isinstance(key, str) and isinstance(value, torch.Tensor)
 
 
+def odd_form(value: torch.Tensor) -> str:
+    """Return what keeps a tensor from being merged: no values, or a form without plain arithmetic; empty if nothing."""
+    if value.is_meta:
+        return "without values yet"
+    if value.layout != torch.strided:
+        return "sparse"
+    if value.is_quantized or (value.dtype.is_floating_point and value.dtype.itemsize == 1):
+        return f"quantised ({str(value.dtype).removeprefix('torch.')})"
+    return ""
+
+
 def _kind(found: object) -> str:
     if not isinstance(found, Mapping):
         return type(found).__name__
@@ -474,9 +487,29 @@ def _kind(found: object) -> str:
     return f"{type(found).__name__} in which {str(key)[:80]!r} is {type(value).__name__}"
 
 
-def _reason(error: BaseException) -> str:
+# The first bytes of files that are often taken for weights, and what they are.
+_OTHERS = (
+    (b"version https://git-lfs", "it is a pointer of Git LFS, 'git lfs pull' fetches the file itself"),
+    *((begin, "it is a web page, perhaps of a download that failed") for begin in (b"<!doctype", b"<html", b"<?xml")),
+    (b"\x89hdf", "it is an HDF5 file, as Keras writes them"),
+)
+
+
+def _other_kind(path: Path) -> str:
+    """Return what a file is that holds no weights at all; empty if its first bytes do not tell."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(64).lstrip().lower()
+    except OSError:
+        return ""
+    return next((what for begin, what in _OTHERS if head.startswith(begin)), "" if head else "it is empty")
+
+
+def _reason(error: BaseException, path: Path) -> str:
     """Return the fault of a file. torch's own messages are not repeated: they advise running the file's code."""
     text = str(error)
+    if other := _other_kind(path):
+        return other
     if (code := _CODE.search(text)) is not None:
         return f"it is a pickle that asks for {code[1][:120]!r}, which is no tensor; none of its code was run"
     if text.startswith(_BOMB):

@@ -319,7 +319,7 @@ def not_dense(what: str, kind: str) -> UploadError:
 
 def no_tensor(what: str, kind: str) -> UploadError:
     """An entry of a given state dict is something else, or has no values yet."""
-    return UploadError(f"{what} is {kind}: must be a tensor with a name and with values, on any device but meta")
+    return UploadError(f"{what} is {kind}: must be a dense tensor with a name and with values, on any device but meta")
 
 
 def same_tensor_name(one: str, other: str, name: str) -> UploadError:

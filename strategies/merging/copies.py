@@ -82,7 +82,7 @@ def copies_of(named: Mapping[str, Any], kind: str) -> Copies:
     architectures, differences = dict[str, str](), list[str]()
     named = {client: bare_module(one) if isinstance(one, nn.Module) else one for client, one in named.items()}
     for client, module in sorted(named.items()):
-        if not isinstance(module, nn.Module):
+        if not isinstance(module, nn.Module) or isinstance(module, torch.jit.ScriptModule):
             raise OptionError(f"model {client!r} is {type(module).__name__}: {NEEDS_MODEL}")
         apart = {name: difference(named[first], module) for name, first in firsts.items()}
         own = next((name for name, what in apart.items() if not what), None)

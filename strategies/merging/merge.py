@@ -24,6 +24,7 @@ from ..core.checkpoints import (
     OpenFile,
     client_name_of,
     model_file,
+    odd_form,
     open_checkpoint,
     read_checkpoint,
     read_classes,
@@ -206,8 +207,8 @@ def keep_weights(client: str, trained: Trained) -> State | str | Path:
     for key, value in state.items():
         if not (isinstance(key, str) and isinstance(value, torch.Tensor)):
             raise refusals.no_tensor(f"{key!r} of its state dict", _kind(value)).of(f"model {client!r}")
-        if value.is_meta or is_lazy(value):
-            raise refusals.no_tensor(f"tensor {key!r}", "without values yet").of(f"model {client!r}")
+        if odd := "without values yet" if is_lazy(value) else odd_form(value):
+            raise refusals.no_tensor(f"tensor {key!r}", odd).of(f"model {client!r}")
     copies = dict[Any, torch.Tensor]()
     return {
         key: copies.setdefault(_place(key, value), value.detach().to("cpu", copy=True)) for key, value in state.items()
@@ -259,9 +260,7 @@ def read_batch(batch: Any, num_classes: int) -> tuple[torch.Tensor, torch.Tensor
     try:
         examples, labels = map(torch.as_tensor, parts)
     except (RuntimeError, TypeError, ValueError) as error:
-        raise OptionError(
-            f"a batch is a {type(batch).__name__}: must be a pair of examples and labels, as tensors or arrays"
-        ) from error
+        raise OptionError(_odd_batch(batch, parts, num_classes)) from error
     if labels.dim() == 2 and labels.shape[1] == num_classes > 1:
         if not bool(((labels == 0) | (labels == 1)).all() & (labels.sum(dim=1) == 1).all()):
             raise OptionError(
@@ -277,6 +276,14 @@ def read_batch(batch: Any, num_classes: int) -> tuple[torch.Tensor, torch.Tensor
     if len(odd):
         raise OptionError(f"a label is {odd[0].item()}: must be the number of a class, 0 to {num_classes - 1}")
     return examples.float() if examples.dtype == torch.float64 else examples, wanted.long()
+
+
+def _odd_batch(batch: Any, parts: Sequence[Any], num_classes: int) -> str:
+    """Return what is wrong with a batch that holds no tensors."""
+    labels = parts[1] if len(parts) > 1 else ()
+    if isinstance(labels, list | tuple | np.ndarray) and len(labels) and isinstance(labels[0], str):
+        return f"a label is the text {labels[0]!r:.80}: must be the number of a class, 0 to {num_classes - 1}"
+    return f"a batch is a {type(batch).__name__}: must be a pair of examples and labels, as tensors or arrays"
 
 
 class OneLine:
@@ -732,6 +739,8 @@ def _open_as(
         with blaming(f"model {client!r}"):
             tensors = _named(_open(kept[client]), wanted, said, f"model {client!r}")
             for name, (shape, dtype) in wanted.items():
+                if odd := odd_form(tensors[name]):  # a file is opened tensor by tensor
+                    raise refusals.no_tensor(f"tensor {name!r}", odd)
                 # numpy lacks the short floating-point numbers.
                 short = tensors[name].is_floating_point() and getattr(torch, dtype).is_floating_point
                 value, kind = (tensors[name].double(), "float64") if short else (tensors[name], dtype)
@@ -791,7 +800,11 @@ def _open(kept: Kept) -> Mapping[str, torch.Tensor]:
     """Return weights by name; of a safetensors file each tensor is read when it is asked for."""
     if isinstance(kept, dict):
         return kept
-    return open_checkpoint(expand_user(kept))
+    found = open_checkpoint(expand_user(kept))
+    for name, value in found.items() if isinstance(found, dict) else ():
+        if odd := odd_form(value):
+            raise refusals.no_tensor(f"checkpoint {kept}: tensor {name!r}", odd)
+    return found
 
 
 def _collector(

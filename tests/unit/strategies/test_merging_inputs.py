@@ -83,7 +83,7 @@ def test_batches_are_taken_as_people_have_them(batch: Any) -> None:
         ((IMAGES, torch.full((3, 4), 0.25)), r"labels have shape \[3, 4\]: must be one per example"),
         ({"image": IMAGES, "mask": LABELS}, "a batch is a dict of image, mask: must have examples under one of"),
         (IMAGES, "a batch is a Tensor: must be a pair of examples and labels"),
-        ((IMAGES, ["a", "b", "c"]), "a batch is a tuple: must be a pair of examples and labels"),
+        ((IMAGES, ["a", "b", "c"]), "a label is the text 'a': must be the number of a class, 0 to 3"),
         ((torch.zeros(3, 7), LABELS), "the ensemble does not take a batch of torch.float32 .* must be like"),
     ],
 )
@@ -226,3 +226,40 @@ def test_a_buffer_that_training_changes_and_no_state_dict_has_is_refused(method:
     with pytest.raises(OptionError, match="buffer 'seen', which changes in training, and its state_dict lacks it"):
         merge(states, method, model=Counted, label_counts=counts, **SHAPE)
     assert merge([Counted(), Counted()], method, label_counts=counts, log=lambda _: None, **SHAPE).ensemble is not None
+
+
+@pytest.mark.parametrize(
+    ("tensor", "kind"),
+    [
+        (torch.eye(3).to_sparse(), "sparse"),
+        (torch.eye(3).to(torch.float8_e4m3fn), r"quantised \(float8_e4m3fn\)"),
+        (torch.quantize_per_tensor(torch.eye(3), 0.1, 0, torch.qint8), r"quantised \(qint8\)"),
+    ],
+)
+@pytest.mark.parametrize("door", ["dict", "torch file", "safetensors"])
+def test_tensors_without_plain_arithmetic_are_refused_in_a_line(
+    tmp_path: Path, tensor: torch.Tensor, kind: str, door: str
+) -> None:
+    state: Any = {"w": tensor, "b": torch.ones(3)}
+    if door == "torch file":
+        torch.save(state, tmp_path / "a.pt")
+        state = tmp_path / "a.pt"
+    if door == "safetensors":
+        if kind.startswith("sparse") or "qint8" in kind:
+            return  # the format has no such tensors
+        save_file(state, tmp_path / "a.safetensors")
+        state = tmp_path / "a.safetensors"
+    with pytest.raises(UploadError, match=f"'w'.* is {kind}.*must be .*dense tensor"):
+        merge({"a": state, "b": state}, "fedavg", log=str)
+
+
+def test_scripted_modules_are_refused_and_the_advice_works() -> None:
+    models = [trained(seed).eval() for seed in (1, 2)]
+    scripted = [torch.jit.script(one) for one in models]
+    with pytest.raises(OptionError, match=r"model 'client-000' is \w*ScriptModule: needs model=, a callable"):
+        merge(scripted, "fedavg", log=str)
+    merged = merge(scripted, "fedavg", model=net, log=str).outcome.student
+    expected = merge(models, "fedavg", log=str).outcome.student
+    assert merged is not None
+    assert expected is not None
+    assert all(torch.equal(merged[key], expected[key]) for key in expected)

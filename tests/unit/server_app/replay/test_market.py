@@ -204,7 +204,7 @@ FIT = "tensors do not fit architecture 'lenet5': "
 BAD = {
     "malicious": "cannot be read as weights: it is a pickle that asks for 'posix.mkdir', which is no tensor; none of",
     "module": "cannot be read as weights: it is a pickle that asks for 'torch.nn.modules.linear.Linear'",
-    "text": "cannot be read as weights: it is damaged, or torch.save did not write it: must be a .safetensors file, or",
+    "text": "cannot be read as weights: it is a pointer of Git LFS, 'git lfs pull' fetches the file itself: must be a ",
     "truncated": "cannot be read as weights: it is damaged, or torch.save did not write it: must be",
     "numbers": "holds dict in which 'a' is int: must be a state_dict, name -> tensor",
     "extra": f"{FIT}missing nothing; not expected head.weight",

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import json
 import pickle
 import zipfile
 from pathlib import Path
@@ -163,3 +164,31 @@ def test_names_of_classes_are_read_from_hugging_face_s_folders_from_metadata_and
     (folder / "config.json").write_text("{")
     with pytest.raises(UploadError, match=r"config.json is damaged"):
         read_classes(folder)
+
+
+@pytest.mark.parametrize("separator", ["C:\\models\\", "models/", ""])
+def test_an_index_names_its_files_as_any_system_writes_paths(tmp_path: Path, separator: str) -> None:
+    for number, (key, value) in enumerate(STATE.items()):
+        save_file({key: value}, tmp_path / f"model-{number}.safetensors")
+    places = {key: f"{separator}model-{number}.safetensors" for number, key in enumerate(STATE)}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    assert_state(read_checkpoint(tmp_path))
+    (tmp_path / "model-1.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
+    with pytest.raises(UploadError, match="its index names model-1.safetensors: it is a pointer of Git LFS"):
+        read_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["a.pt", "a.safetensors"])
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\n", "a pointer of Git LFS, 'git lfs pull' fetches"),
+        (b"\n<!DOCTYPE html><html>404", "a web page, perhaps of a download that failed"),
+        (b"\x89HDF\r\n\x1a\n" + bytes(99), "an HDF5 file, as Keras writes them"),
+        (b"", "empty"),
+    ],
+)
+def test_what_is_often_taken_for_weights_is_named(tmp_path: Path, name: str, content: bytes, line: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UploadError, match=f"{name} cannot be read as weights: it is {line}"):
+        read_checkpoint(tmp_path / name)
