@@ -113,7 +113,7 @@ def check_replay(request: ReplayRequest) -> str:
     if settings is None:
         settings, _ = foreign_job(request, info)
     else:
-        _check_evaluate(request)
+        _check_own(request)
     return settings.plan.mark
 
 
@@ -170,7 +170,7 @@ class _Prepared:
 def _prepared(request: ReplayRequest, info: Mapping[str, Any]) -> _Prepared:
     settings = _settings(request, info)
     if settings is not None:
-        _check_evaluate(request)
+        _check_own(request)
         images, split = held_out(settings)
         return _Prepared(settings, images, _job(settings, split, images, info), foreign=False)
     settings, job = _foreign(request, info)
@@ -182,7 +182,12 @@ def _prepared(request: ReplayRequest, info: Mapping[str, Any]) -> _Prepared:
     return _Prepared(settings, scorer, replace(job, observer=scorer), foreign=True)
 
 
-def _check_evaluate(request: ReplayRequest) -> None:
+def _check_own(request: ReplayRequest) -> None:
+    if request.model:
+        raise OptionError(
+            f"--model is {request.model!r}: must be '' for {request.run}, a run of this app, whose settings "
+            "name its models"
+        )
     if request.evaluate:
         raise OptionError(
             f"--evaluate is {request.evaluate!r}: must be '' for {request.run}, a run of this app, which is tested on "

@@ -112,6 +112,13 @@ def test_a_wrong_setting_is_refused_before_a_folder_is_made(
     assert list(run.parent.iterdir()) == [run]
 
 
+def test_a_model_of_another_project_is_refused_for_a_run_of_this_app(run_folder: MakeRun) -> None:
+    run = run_folder()
+    with pytest.raises(OptionError, match="--model is 'net:Net': must be '' for .*, whose settings name its models"):
+        replayed(run, "fedavg", model="net:Net")
+    assert replayed(run, "fedavg")["uploads"] == 3
+
+
 def test_a_folder_without_uploads_is_refused_by_name(run_folder: MakeRun, tmp_path: Path) -> None:
     run = run_folder()
     replay = Path(replayed(run, "fedens")["run_dir"])
