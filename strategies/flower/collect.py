@@ -110,7 +110,8 @@ class Collector:
         exchange.refuse_missing(timeout)
         self.check_quorum(min_uploads, exchange.asked, timeout, connected=len(nodes.present()))
         records = {record.client: record for record in self._folder.records()}
-        if unnamed := [name for name in sorted(self.clients) if not records[name].facts.agreement.classes.sha256]:
+        unnamed = [name for name in sorted(self.clients) if not records[name].facts.agreement.classes.sha256]
+        if unnamed and self._num_classes:  # an average of any models has no classes
             log(INFO, "classes are not named by %s: that they have one order is not checked", shorten_list(unnamed))
         return exchange
 

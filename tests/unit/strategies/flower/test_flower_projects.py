@@ -400,12 +400,13 @@ def uploading(models: Sequence[nn.Module], names: Callable[[str], str | None] = 
     return FakeGrid({number: client(model) for number, model in enumerate(models, 1)})
 
 
-def test_an_average_asks_for_no_classes_and_no_logits(tmp_path: Path) -> None:
+def test_an_average_asks_for_no_classes_and_no_logits(tmp_path: Path, said: list[str]) -> None:
     """An autoencoder, whose outputs are a picture and two vectors, is averaged."""
     build = partial(Mlp, 6, lambda z: (z, z.mean(), z.var()))
     models = [build(), build()]
     run = OneShotFedAvg(build, run_dir=tmp_path / "run", compute="in-process")
     result = run.start(uploading(models), ArrayRecord(build().state_dict()))  # type: ignore[arg-type]
+    assert not any("classes are not named" in line for line in said)
     mean = (models[0].layer.weight + models[1].layer.weight) / 2
     torch.testing.assert_close(result.arrays.to_torch_state_dict()["layer.weight"], mean.detach())
     with pytest.raises(OptionError, match="needs num_classes and input_shape"):
