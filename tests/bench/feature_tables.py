@@ -69,9 +69,33 @@ def methods(found: dict[str, Any], *, data: str, heads: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
+def last_layers(found: dict[str, Any]) -> str:
+    """Return a row per way to the last layer, and a column per start and alpha: mean over the seeds."""
+    exchanges = {"method=fedavg": 1, "finish=counts": 1, "method=ties": 1, "start=ridge finish=ridge": 3}
+    cells: dict[str, dict[tuple[str, float], list[float]]] = {}
+    for row in found["rows"]:
+        cells.setdefault(row["way"], {}).setdefault((row["model"], row["alpha"]), []).append(row["accuracy"])
+    columns = sorted({column for own in cells.values() for column in own}, key=lambda one: (-len(one[0]), -one[1]))
+    rows = [
+        [way, str(1 if "no training" in way else exchanges.get(way, 2)), *(mean(own[column]) for column in columns)]
+        for way, own in cells.items()
+    ]
+    starts = {"LeNet-5": "drawn start"}
+    return table(
+        ["", "exchanges", *(f"{starts.get(who, 'trained on MNIST')}, {alpha:g}" for who, alpha in columns)], rows
+    )
+
+
+def minilm(found: dict[str, Any]) -> str:
+    """Return a row per head on MiniLM's features."""
+    return table(["head", "accuracy, %"], [[row["head"], f"{row['accuracy']:.1f}"] for row in found["rows"]])
+
+
 # File of docs/results/, and the name of one of its tables if it has several -> how it is made, and its page.
 TABLES: dict[str, tuple[Callable[[Any], str], str]] = {
     **run_tables.TABLES,
+    "last_layer": (last_layers, "lab/last-layer.md"),
+    "feature_minilm": (minilm, "results/ag-news.md"),
     "rivals:digits": (partial(methods, data="digits", heads=("features-digits",)), "results/digits.md"),
     "rivals:cifar10": (partial(methods, data="CIFAR-10", heads=("features", "feature_rivals")), "results/cifar10.md"),
 }

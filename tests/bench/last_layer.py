@@ -3,7 +3,7 @@
     python tests/bench/last_layer.py --root DATA --out docs/results/last_layer.json
 
 Ten clients share 4,000 examples of Fashion-MNIST. They train a whole LeNet-5, from weights that were trained on MNIST
-or from drawn ones. The last way solves the last layer and trains nothing.
+or from drawn ones. The last way solves the last layer and trains nothing. It continues a file that it has begun.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from fl_app.models import build
 from server_app.cli import cli
 from server_app.settings.text import toml_table
 from strategies.core.seeds import seeded_torch
-from strategies.run.files import write_json
+from strategies.run.files import read_json, write_json
 from strategies.teacher.heads import head_keys
 
 EPOCHS, IMAGES = 2, 10000  # of the training on MNIST
 WEIGHTS = "LAST_LAYER_WEIGHTS"  # the file of these weights, for the processes of a run
-SKEWS = (0.1,)
+SKEWS, SEEDS = (0.1, 0.05), (0, 1, 2)
 WAYS = {
     "method=fedavg": {},
     "finish=counts": {"finish": "counts"},
@@ -87,7 +87,8 @@ def main() -> None:
     parser.add_argument("--root", type=Path, required=True, help="folder of MNIST and Fashion-MNIST")
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
-    rows: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = read_json(given.out)["rows"] if given.out.exists() else []
+    known = {(row["model"], row["way"], row["alpha"], row["seed"]) for row in rows}
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         os.environ |= {WEIGHTS: str(folder / "mnist.pt"), "ONESHOT_PROJECT": str(Path(__file__).parent)}
@@ -102,9 +103,11 @@ def main() -> None:
             "method": "fedavg", "data.limit": 4000, "data.partition": "dirichlet-classes", "client.epochs": 3,
             "client.lr": 0.01, "device": "cpu",
         }  # fmt: skip
-        for alpha, (model, own), (way, changes) in product(SKEWS, kinds.items(), WAYS.items()):
-            accuracy = score(folder, {**common, **own, "data.alpha": alpha, **changes})
-            rows.append({"model": model, "way": way, "alpha": alpha, "accuracy": accuracy})
+        for seed, alpha, (model, own), (way, changes) in product(SEEDS, SKEWS, kinds.items(), WAYS.items()):
+            if (model, way, alpha, seed) in known:
+                continue
+            accuracy = score(folder, {**common, **own, "data.alpha": alpha, "seed": seed, **changes})
+            rows.append({"model": model, "way": way, "alpha": alpha, "seed": seed, "accuracy": accuracy})
             say("  ".join(map(str, rows[-1].values())))
             write_json(given.out, {"torch": torch.__version__, "rows": rows})
 
