@@ -22,6 +22,7 @@ from ..core.errors import OptionError
 from ..core.facts import CLASSIFIER, CVAE, MODEL_ERRORS, STATISTICS, SUFFIXES
 from ..core.seeds import seeded_torch
 from ..method import ModelBuilder
+from ..uploads.builders import SizedBuilder
 
 # How an architecture of each kind is called, see :mod:`.core.kinds`.
 _NAMES = {
@@ -212,6 +213,8 @@ def _freeze_common(template: nn.Module, modules: Sequence[nn.Module]) -> None:
 
 def maker_of(builder: ModelBuilder) -> str:
     """Return the import name of a builder, or of the class that makes the modules it copies; empty if it has none."""
+    if isinstance(builder, SizedBuilder):  # lazy layers take their sizes from the weights that are loaded
+        builder = builder.build
     if not (isinstance(builder, partial) and builder.func is _fresh):
         return _import_name(builder)
     template = builder.args[0]

@@ -194,7 +194,17 @@ def code_of(folder: Path) -> str:
     return str(code)
 
 
-@pytest.mark.parametrize("model", [None, Net])
+class LazyNet(Net):
+    """The same, but its layers find their sizes by what they first get."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name, layer in list(self.named_children()):
+            if isinstance(layer, nn.Linear):
+                setattr(self, name, nn.LazyLinear(layer.out_features))
+
+
+@pytest.mark.parametrize("model", [None, Net, LazyNet])
 def test_the_card_says_what_was_merged_and_loads_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Callable[[], nn.Module] | None
 ) -> None:
@@ -215,7 +225,7 @@ def test_the_card_says_what_was_merged_and_loads_it(
     ):
         assert part in text
     code, names = code_of(tmp_path), dict[str, Any]()
-    assert f"from {__name__} import Net" in code
+    assert f"from {__name__} import {(model or Net).__name__}" in code
     monkeypatch.chdir(tmp_path)
     exec(code, names)  # noqa: S102  the code that the card shows
     assert result.student is not None
