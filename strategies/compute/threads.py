@@ -12,20 +12,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..core.facts import MODEL_ERRORS, run_on_blanks
 from ..core.processor import all_cores, free_cores
 from ..core.seeds import seeded_torch
+from ..core.work import SMALL, count_multiplications
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
-
     from ..method import Job, Snapshot
 
-SMALL = 10_000_000  # multiplications of one example's forward pass; LeNet-5 has 0.4 million, CNN5 20 to 30
 SHARED = 0.6  # of the threads' time: with less the cores are shared
 SPAN_S = 1.0  # wall time, below which a share is chance
 KEY = "threads"  # of a snapshot's state
@@ -57,26 +53,10 @@ def multiplications(job: Job) -> int:
     Returns:
         The count; 0 for sums of features, which have no model, and for models whose examples are not known.
     """
-    import torch
-
     if job.student not in job.builders or not job.num_classes:
         return 0
-    found = 0
-
-    def count(layer: nn.Module, _: tuple[Tensor, ...], output: Tensor) -> None:
-        nonlocal found
-        weight = layer.weight
-        found += output[0].numel() * weight[0].numel() if isinstance(weight, torch.Tensor) and weight.dim() > 1 else 0
-
-    with seeded_torch(0, "threads"), torch.no_grad():
-        model = job.builders[job.student]().eval()
-        kinds = (torch.nn.Linear, torch.nn.modules.conv._ConvNd)
-        handles = [layer.register_forward_hook(count) for layer in model.modules() if isinstance(layer, kinds)]
-        with suppress(*MODEL_ERRORS):  # the stage refuses it in better words
-            run_on_blanks(model, job.input_shape)
-        for handle in handles:
-            handle.remove()
-    return found
+    with seeded_torch(0, "threads"):
+        return count_multiplications(job.builders[job.student]().eval(), job.input_shape)
 
 
 class Sharing:

@@ -13,9 +13,13 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
+
+ARITHMETICS = ("auto", "float32", "bfloat16")
+# Each makes bfloat16 faster than float32: two sets of x86's instructions, and ARM's.
+_IN_BFLOAT16 = ("avx512_bf16", "amx_bf16", "bf16")
 
 # Names and numbers of malloc.h.
 M_TRIM_THRESHOLD = -1
@@ -66,6 +70,25 @@ def flush_subnormals(*, wanted: bool = True) -> Iterator[None]:
         yield
     finally:
         torch.set_flush_denormal(not kept)
+
+
+def in_bfloat16(chosen: str, device: str) -> bool:
+    """Return whether a device computes in bfloat16.
+
+    Args:
+        chosen: One of :data:`ARITHMETICS`. ``"auto"`` takes bfloat16 where the device has instructions for it; without
+            them it can take more than ten times as long as float32.
+        device: A torch device, for example ``"cpu"`` or ``"cuda"``.
+    """
+    if chosen != "auto":
+        return chosen == "bfloat16"
+    import torch
+
+    kind = torch.device(device).type
+    if kind == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    found: Mapping[str, bool] = torch.cpu.get_capabilities() if kind == "cpu" else {}
+    return any(found.get(name, False) for name in _IN_BFLOAT16)
 
 
 def all_cores() -> int:

@@ -14,13 +14,13 @@ from torch import Tensor
 
 from ..core.errors import OptionError
 from ..core.options import option
+from ..core.processor import ARITHMETICS
 from ..teacher.augment import AUGMENTATIONS
 from .distill import DistillRecipe
 from .pool import quantize
-from .synthesis import ARITHMETICS, RESETS, Recipe
+from .synthesis import RESETS, Recipe
 
 AUGMENTATION_NAMES = tuple(AUGMENTATIONS)
-PRECISIONS = ("float32", "bfloat16")
 SCHEDULES = ("constant", "cosine", "one-cycle")
 
 
@@ -60,7 +60,11 @@ _SHARED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "weight_decay": ("weight decay of the student", {"low": 0.0}),
     "schedule": ("schedule of the student's learning rate", {"choices": SCHEDULES}),
     "student_clip": ("largest norm of the student's gradient; 0: no limit", {"low": 0.0}),
-    "teacher_precision": ("arithmetic of the uploaded models: bfloat16 halves their time", {"choices": PRECISIONS}),
+    "teacher_precision": (
+        "arithmetic of the uploaded models; auto: bfloat16, which halves their time, for large models of images on a "
+        "processor that computes in it",
+        {"choices": ARITHMETICS},
+    ),
 }  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ..core.errors import OptionError
 from ..core.gpu import Graphed, eager
+from ..core.processor import in_bfloat16
 from ..core.seeds import generator, seeded_torch
 from ..core.work import work
 from ..method import Job
@@ -20,10 +21,7 @@ from ..teacher.student import frozen
 from .distill import take_step
 from .generators import DenseGenerator
 
-ARITHMETICS = ("auto", "float32", "bfloat16")
 RESETS = ("epoch", "never")
-# Each makes bfloat16 faster than float32: two sets of x86's instructions, and ARM's.
-_OF_PROCESSORS = ("avx512_bf16", "amx_bf16", "bf16")
 
 
 @dataclass(frozen=True)
@@ -79,7 +77,8 @@ class Recipe:
         optimize_noise: Whether Adam optimises the noise together with the generator.
         keep: ``"best"`` returns the images of the lowest total loss, ``"last"`` those of the generator after its
             last step.
-        precision: The generator's arithmetic, a choice of :func:`in_bfloat16`; weights and images stay float32.
+        precision: The generator's arithmetic, a choice of :func:`.core.processor.in_bfloat16`; weights and images stay
+            float32.
     """
 
     steps: int = 30
@@ -89,23 +88,6 @@ class Recipe:
     optimize_noise: bool = True
     keep: str = "best"
     precision: str = "float32"
-
-
-def in_bfloat16(chosen: str, device: str) -> bool:
-    """Return whether a generator computes in bfloat16.
-
-    Args:
-        chosen: One of :data:`ARITHMETICS`. ``"auto"`` takes bfloat16 where the device has instructions for it; without
-            them it can take more than ten times as long as float32.
-        device: A torch device, for example ``"cpu"`` or ``"cuda"``.
-    """
-    if chosen != "auto":
-        return chosen == "bfloat16"
-    kind = torch.device(device).type
-    if kind == "cuda":
-        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    found: Mapping[str, bool] = torch.cpu.get_capabilities() if kind == "cpu" else {}
-    return any(found.get(name, False) for name in _OF_PROCESSORS)
 
 
 def synthesize(

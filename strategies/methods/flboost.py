@@ -32,6 +32,7 @@ from ..combiners.opinion_pools import OpinionPool
 from ..core.errors import OptionError
 from ..core.gpu import eager
 from ..core.options import check, option, presets
+from ..core.processor import in_bfloat16
 from ..core.seeds import generator, seeded_torch
 from ..core.work import work
 from ..distillation import consensus
@@ -42,7 +43,7 @@ from ..distillation.matched import DRAWS, LEVELS, Matched, check_level, draw_lab
 from ..distillation.moments import MOMENTS, ImageMoments, check_moments
 from ..distillation.pool import quantize
 from ..distillation.settings import shared
-from ..distillation.synthesis import generate, in_bfloat16
+from ..distillation.synthesis import generate
 from ..method import POOLS, InRounds, Job, Method, Outcome, Progress
 from ..teacher.augment import AUGMENTATIONS, Standardize
 from ..teacher.average import average_uploads

@@ -67,6 +67,7 @@ class TallyConfig(TallyPoolOptions, DistillOptions):
     inverted: int = option(0, "images inverted from the clients' models beside the noise, each read twice", low=0)
     kd_temperature: float = shared("kd_temperature", 1.0)
     student_lr: float = shared("student_lr", 3e-3)
+    teacher_precision: str = shared("teacher_precision", "float32")
     spanned: int = option(
         0, "noise images moved into the spans of the clients' updates of a linear layer, beside the noise", low=0
     )
@@ -92,7 +93,7 @@ def fit(job: Job, progress: Progress) -> Outcome:
     """Combine the uploads, and distil them; the results are the last epoch's student and the ensemble."""
     config: TallyConfig = job.config
     job = to_feature_space(job)
-    teacher, pool = build_tally_teacher(job, config)
+    teacher, pool = build_tally_teacher(job, config, precision=config.teacher_precision)
     if left_out := [one.client for one, weight in zip(job.uploads, pool.weights.tolist(), strict=True) if not weight]:
         why = "they do not agree with the others on noise, or their logits on it are not finite, or too large"
         progress.record({"note": f"left out are {', '.join(left_out)}: {why}"})

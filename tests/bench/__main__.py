@@ -1,7 +1,8 @@
 """The benchmark: ``make bench``, ``make bench ARGS=--quick``.
 
 One process, one thread, whole runs excepted. It ends with a table of every ratio, and the machine's load beside it; the
-last line is one JSON object: {part: {case: ratio}}, where larger is better.
+last line is one JSON object: {part: {case: ratio}}, where larger is better. ``--write`` renews the rows of the parts
+that were measured in the table of docs/scale.md.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported
 
@@ -20,8 +23,12 @@ from measure import row, say
 from resources import memory, teacher_speed
 from server_stage import TARGETS, Scale, speed
 
-from strategies.distillation.synthesis import ARITHMETICS
+from strategies.core.processor import ARITHMETICS
 
+PAGE, HEAD = (
+    Path(__file__).parents[2] / "docs" / "scale.md",
+    "| part | case | ratio | target | load |\n|---|---|---:|---:|---:|\n",
+)
 PARTS = ("speed", "teachers", "memory", "local-training", "features", "whole-runs")
 
 
@@ -31,8 +38,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="about two minutes: half the teachers, half the batch")
     parser.add_argument("--pool", type=int, default=16, help="batches in the pool of the epoch that is reported")
     parser.add_argument("--repetitions", type=int, default=0, help="of which medians are taken; 0: 3, quick 1")
-    parser.add_argument("--precision", choices=ARITHMETICS, default="float32", help="of the shipped generator")
+    parser.add_argument(
+        "--precision", choices=ARITHMETICS, default="auto", help="of the shipped generator and teachers"
+    )
     parser.add_argument("--only", choices=PARTS, action="append", help="measure this part (may be given again)")
+    parser.add_argument("--write", action="store_true", help="renew these parts' rows in docs/scale.md")
     return parser.parse_args()
 
 
@@ -60,6 +70,8 @@ def main() -> None:
         ratios["whole-runs"] = whole_runs.main()
         say()
     table(ratios, begun)
+    if given.write:
+        PAGE.write_text(with_rows(PAGE.read_text(), ratios, max(begun, os.getloadavg()[0])))
     say(json.dumps(ratios))
 
 
@@ -71,6 +83,25 @@ def table(ratios: Mapping[str, Mapping[str, float]], begun: float) -> None:
     for part, cases in ratios.items():
         for case, ratio in cases.items():
             row([part, case, f"{ratio:.2f}x", f"{TARGETS[part]}x" if part in TARGETS else ""], widths)
+
+
+def with_rows(page: str, ratios: Mapping[str, Mapping[str, float]], load: float) -> str:
+    """Return the page with new rows for these parts in its table of ratios; the others stay.
+
+    Args:
+        page: Has the table's head.
+        ratios: Part -> case -> ratio.
+        load: Of the machine, the benchmark included.
+    """
+    before, after = page.split(HEAD)
+    rows = re.match(r"(?:\|.*\n)*", after)[0]  # type: ignore[index]  # it matches always
+    kept = [line for line in rows.splitlines() if line.split(" | ")[0].removeprefix("| ") not in ratios]
+    new = [
+        f"| {part} | {case} | {ratio:.2f} | {TARGETS.get(part, '')} | {load:.1f} |"
+        for part, cases in ratios.items()
+        for case, ratio in cases.items()
+    ]
+    return before + HEAD + "".join(f"{line}\n" for line in sorted([*kept, *new])) + after[len(rows) :]
 
 
 def imported(parts: Collection[str], *, repetitions: int) -> dict[str, dict[str, float]]:

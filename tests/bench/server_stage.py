@@ -23,7 +23,7 @@ from fl_app.models import build
 from strategies.distillation.synthesis import Batch
 
 LOSSES = {"dense": published_loops.dense_loss, "co-boosting": published_loops.co_boosting_loss}
-TARGETS = {"dense": 2.0, "co-boosting": 2.5}
+TARGETS = {"dense": 4.0, "co-boosting": 4.0}
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Scale:
         timed_steps: Generator steps that are timed.
         timed_batches: Pool batches that are timed.
         repetitions: Of which the median is taken.
-        precision: Of the shipped generator; the published loop's is float32.
+        precision: Of the shipped generator and teachers; the published loop's is float32.
     """
 
     clients: int = 10
@@ -48,7 +48,7 @@ class Scale:
     timed_steps: int = 1
     timed_batches: int = 1
     repetitions: int = 3
-    precision: str = "float32"
+    precision: str = "auto"
 
 
 # The models of Co-Boosting's experiments, and whether its code augments their data set.
@@ -163,7 +163,7 @@ def speed(scale: Scale, models: tuple[str, ...] = tuple(MODELS)) -> dict[str, di
     say(
         f"CPU seconds of one server epoch, published/shipped: {scale.clients} teachers, batch {scale.batch}, "
         f"{scale.steps} generator steps and one pass over {scale.pool} pool batches; one thread; "
-        f"shipped generator: {scale.precision}.\n"
+        f"shipped generator and teachers: {scale.precision}.\n"
         f"Composed of {scale.timed_steps} step(s) and {scale.timed_batches} batch(es), medians of {scale.repetitions} "
         "interleaved repetition(s). cnn5 reads its pool with crop and flip (CIFAR), lenet5 unchanged, as published."
     )

@@ -48,7 +48,7 @@ TALLY: dict[str, Any] = {
     "epochs": 2, "batch_size": 6, "images": 14, "probes": 9, "counts": "tempered", "sharpness": 1.5, "rule": "log",
     "calibrated": True, "agreement": 0.0, "temperature": 1.5,
     "smoothing": 0.02, "cap_examples": False, "kd_temperature": 1.0, "student_lr": 0.01,
-    "start": "class-weighted", "layers": 3, "inverted": 0, "spanned": 0,
+    "start": "class-weighted", "layers": 3, "inverted": 0, "spanned": 0, "teacher_precision": "float32",
 }  # fmt: skip
 # In the same arithmetic on every processor.
 GENERATED: dict[str, Any] = {

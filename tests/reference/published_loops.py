@@ -35,6 +35,7 @@ class Settings:
         epochs: T, server epochs.
         steps: T_G, generator steps per epoch.
         batch: b, of synthesis and of distillation.
+        student_batch: Of distillation and reweighting, where it differs; 0: b.
         latent: Length of the noise z.
         wide: Channels of the generator, an even number.
         classes: C.
@@ -58,6 +59,7 @@ class Settings:
     epochs: int = 500
     steps: int = 30
     batch: int = 128
+    student_batch: int = 0
     latent: int = 256
     wide: int = 128
     classes: int = 10
@@ -260,7 +262,9 @@ def remember(state: State, settings: Settings, images: Tensor, labels: Tensor) -
 
 def read(state: State, settings: Settings, rng: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
     """Pass once over the pool in a random order, the last partial batch too: normalised images, intended classes."""
-    for chosen in torch.split(torch.randperm(len(state.images), generator=rng), settings.batch):
+    for chosen in torch.split(
+        torch.randperm(len(state.images), generator=rng), settings.student_batch or settings.batch
+    ):
         pixels = state.images[chosen].float() / 255 if settings.eight_bits else state.images[chosen]
         yield normalise(crop_and_flip(pixels, rng) if settings.augment else pixels), state.labels[chosen]
 

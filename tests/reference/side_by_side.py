@@ -34,7 +34,7 @@ class Case:
         clients: n.
         settings: Of the published loop; the shipped config follows from them.
         seed: Of the weights and of every draw.
-        precision: Of the shipped generator; the published loop's is float32.
+        precision: Of the shipped generator and teachers; the published loop's is float32.
     """
 
     method: str
@@ -56,11 +56,12 @@ def shipped_config(case: Case) -> Any:
         "generator_lr": settings.generator_lr,
         "generator_clip": settings.generator_clip,
         "generator_precision": case.precision,
+        "teacher_precision": case.precision,
         "latent": settings.latent,
         "synthesis_batch_size": settings.batch,
         "pool_augmentation": "crop-flip" if settings.augment else "none",
         "pool_precision": "uint8" if settings.eight_bits else "float32",
-        "batch_size": settings.batch,
+        "batch_size": settings.student_batch or settings.batch,
         "kd_temperature": settings.kd_temperature,
         "student_lr": settings.student_lr,
         "weight_decay": settings.weight_decay,

@@ -71,7 +71,7 @@ def test_the_student_takes_the_steps_and_the_teacher_sees_each_image_once(steps:
         fit(tiny_job(replace(SMALL, steps=steps)), Silent())
     assert counts.as_dict() == {
         "teacher_forward": len(PROXY) * len(UPLOADS), "teacher_backward": 0, "student_steps": steps,
-        "generator_steps": 0, "bfloat16_steps": 0, "exchanges": 0,
+        "generator_steps": 0, "bfloat16_passes": 0, "bfloat16_steps": 0, "exchanges": 0,
     }  # fmt: skip
 
 

@@ -37,7 +37,7 @@ def by_hand(epochs: int) -> dict[str, int]:
     forward = epochs * (STEPS * IMAGES + IMAGES) * MEMBERS
     return {
         "teacher_forward": forward, "teacher_backward": epochs * STEPS * IMAGES * MEMBERS, "student_steps": student,
-        "generator_steps": epochs * STEPS, "bfloat16_steps": 0, "exchanges": 0,
+        "generator_steps": epochs * STEPS, "bfloat16_passes": 0, "bfloat16_steps": 0, "exchanges": 0,
     }  # fmt: skip
 
 
@@ -55,7 +55,8 @@ def test_counts_of_flboost_are_those_by_hand(step: str, precision: str) -> None:
     seen = config.iterations * config.batch_size * MEMBERS
     assert found == {
         "teacher_forward": 2 * seen, "teacher_backward": seen, "student_steps": config.iterations * 5,
-        "generator_steps": steps, "bfloat16_steps": steps if precision == "bfloat16" else 0, "exchanges": 0,
+        "generator_steps": steps, "bfloat16_passes": 0,
+        "bfloat16_steps": steps if precision == "bfloat16" else 0, "exchanges": 0,
     }  # fmt: skip
 
 
