@@ -188,10 +188,12 @@ def plot_clients(facts: Facts) -> Figure:
         own, result = shown
         if own is not None and result is not None:
             axes.plot([own, result], [place, place], color=COLOURS["client"], linewidth=2.5, zorder=1)
-        for value, colour, name in ((own, "baseline", "own model"), (result, "student", "result")):
+        # The own model's dot is larger, so that a result of equal score leaves it in sight.
+        for value, colour, name, size in ((own, "baseline", "own model", 90), (result, "student", "result", 30)):
             if value is not None:
-                axes.scatter([value], [place], color=COLOURS[colour], label=name, zorder=2, clip_on=False)
-    axes.set_xlabel(f"{titled(metric)} on the client's own examples")
+                axes.scatter([value], [place], s=size, color=COLOURS[colour], label=name, zorder=2, clip_on=False)
+    name, _, unit = titled(metric).partition(", ")
+    axes.set_xlabel(f"{name} on the client's own examples{', ' * bool(unit)}{unit}")
     axes.set_title("What each client gains")
     legend_beside(axes)
     return figure

@@ -202,7 +202,9 @@ def _reported(
     atomic_write(folder.path / CARD_FILE, f"{head}{card}".encode())
     points = points_of(settings.choice, rows, metrics, cost) if cost is not None else []
     own = own_epochs(report.outcome, metrics)
-    plots = run_plots(report, rows, own, points, classes=facts["classes"], metric=result["metric"])
+    clients = result.get("evaluation", {}).get("on") == "clients"
+    where = "all the clients' own examples" if clients else "held-out examples"
+    plots = run_plots(report, rows, own, points, classes=facts["classes"], metric=result["metric"], where=where)
     plots |= score_plots(report.job, details)
     plots |= client_plots(result.get("evaluation", {}))
     plots["gatekeeper"] = partial(plot_verdict, facts["gatekeeper"])

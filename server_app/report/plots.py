@@ -48,6 +48,7 @@ def run_plots(
     *,
     classes: Sequence[str] = (),
     metric: str = "accuracy",
+    where: str = "held-out examples",
 ) -> dict[str, Callable[[], Figure | None]]:
     """Return the plots of a run, each as a function that draws it; plots that would show nothing are left out."""
     counts = {u.client: u.label_counts for u in report.job.uploads if u.label_counts is not None}
@@ -55,7 +56,7 @@ def run_plots(
     rounds = any("mib_per_client" in row for row in metrics)
     plots: dict[str, Callable[[], Figure | None]] = {}
     if metric in HEADLINES and any(headline(row.as_json(), metric) is not None for row in rows):
-        plots[metric] = partial(plot_scores, rows, metric)
+        plots[metric] = partial(plot_scores, rows, metric, where)
     if counts:
         plots["labels"] = partial(plot_labels, counts, classes)
     if len(curve) > 1:
@@ -90,7 +91,7 @@ def plot_labels(counts: Mapping[str, Sequence[int]], names: Sequence[str] = ()) 
     return figure
 
 
-def plot_scores(rows: Sequence[Row], metric: str = "accuracy") -> Figure:
+def plot_scores(rows: Sequence[Row], metric: str = "accuracy", where: str = "held-out examples") -> Figure:
     """Draw the result table: every row's headline score, with its 95 % interval where it is known."""
     figure, axes, points = row_figure([row.name for row in rows])
     values = [headline(row.as_json(), metric) for row in rows]
@@ -109,7 +110,7 @@ def plot_scores(rows: Sequence[Row], metric: str = "accuracy") -> Figure:
     axes.set_xticks([tick for tick in axes.get_xticks() if 0 <= tick <= farthest])
     axes.spines["bottom"].set_bounds(0, farthest)
     name, _, unit = titled(metric).partition(", ")
-    axes.set_xlabel(f"{name} on held-out examples{', ' + (unit or 'nats')}")
+    axes.set_xlabel(f"{name} on {where}, {unit or 'nats'}")
     axes.set_title("Every client alone, and together")
     legend_beside(axes)
     return figure

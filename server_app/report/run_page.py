@@ -123,8 +123,10 @@ def _results(result: Mapping[str, Any]) -> Table:
     table, metric = result["table"], result.get("metric", "accuracy")
     rows = [(row["name"], row["kind"], *reversed(headline_cells(row, metric))) for row in table]
     bars = [min(1.0, (headline(row, metric) or 0.0) / scale_of(metric)) for row in table if metric in HEADLINES]
+    clients = result.get("evaluation", {}).get("on") == "clients"
+    where = "all the clients' own examples" if clients else "held-out examples"
     return Table(
-        f"{titled(metric)[0].upper()}{titled(metric)[1:].split(',')[0]} on held-out examples",
+        f"{titled(metric)[0].upper()}{titled(metric)[1:].split(',')[0]} on {where}",
         ("model", "kind", "95 % interval", titled(metric).rpartition(", ")[2]), rows, texts=2, bars=bars,
         strong=frozenset({len(rows) - 1}),
     )  # fmt: skip
