@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
 from .core.clients import ClientAsks as ClientAsks
 from .core.clients import Clients
@@ -136,6 +136,11 @@ class EnsembleSpec:
     combiner: str
     weights: State = field(default_factory=dict)
     precision: str = "float32"
+
+    @classmethod
+    def of(cls, job: Job, combiner: str, weights: Mapping[str, Any] | None = None, precision: str = "float32") -> Self:
+        """Return the ensemble of all uploads of a job."""
+        return cls(tuple(upload.client for upload in job.uploads), combiner, dict(weights or {}), precision)
 
 
 @dataclass(frozen=True)

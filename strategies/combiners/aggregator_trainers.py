@@ -360,10 +360,14 @@ class ServersImages:
         """Inputs [n, ch, H, W], the members' logits [M, n, C], and labels [n]."""
         import torch
 
+        from ..method import EnsembleSpec
+        from ..teacher.augment import Standardize, dequantize
+        from .outcomes import build_ensemble
+
         job = self._job
         images, labels = require_labelled(job)
-        inputs = _normalize(job, images)
-        ensemble = _plain_ensemble(job)
+        inputs: torch.Tensor = Standardize(job.normalization)(dequantize(images))
+        ensemble = build_ensemble(job, EnsembleSpec.of(job, "mean", precision=job.config.precision))
         with torch.no_grad():
             parts = [ensemble.member_logits(part.to(job.device)).cpu() for part in torch.split(inputs, BATCH)]
         return inputs.numpy(), torch.cat(parts, dim=1).numpy(), labels.numpy()
@@ -371,18 +375,3 @@ class ServersImages:
 
 def _misses(answer: Answer) -> bool:
     return answer.facts.get("missing") is True
-
-
-def _normalize(job: Job, examples: torch.Tensor) -> torch.Tensor:
-    from ..teacher.augment import Standardize, dequantize
-
-    inputs: torch.Tensor = Standardize(job.normalization)(dequantize(examples))
-    return inputs
-
-
-def _plain_ensemble(job: Job) -> Any:
-    from ..method import EnsembleSpec
-    from .outcomes import build_ensemble
-
-    clients = tuple(upload.client for upload in job.uploads)
-    return build_ensemble(job, EnsembleSpec(clients, "mean", precision=job.config.precision))

@@ -16,11 +16,6 @@ import torch
 __all__ = ["torchvision"]
 
 
-def _declare_missing_operators() -> None:
-    for name in ("nms", "qnms"):
-        torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-
-
 def _import_torchvision() -> ModuleType:
     """Import torchvision; if its import fails for lack of the two operators, declare them and import again."""
     try:
@@ -28,7 +23,8 @@ def _import_torchvision() -> ModuleType:
     except RuntimeError as error:
         if torch.version.cuda is not None or "operator torchvision::nms does not exist" not in str(error):
             raise
-    _declare_missing_operators()
+    for name in ("nms", "qnms"):
+        torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     return importlib.import_module("torchvision")
 
 

@@ -147,64 +147,38 @@ def read_reply(  # noqa: PLR0913  everything that an answer is compared with
     with blaming(client):
         if "error" in said:
             raise refusals.client_error(said["error"])
-        if said.get("held") is not True:
-            if agreed is not None:
-                agreed.check(read_agreement(said))
-            facts: dict[str, Any] = {
-                "num_classes": num_classes,
-                "max_bytes": max_bytes,
-                "examples_key": examples_key,
-                "part": part,
-            }
-            return _check_facts(content, client, signatures, **facts)
-        if "client" not in said:
-            raise refusals.held_without_name()
-    return Reply(UploadFacts(client), held=True)
+        if said.get("held") is True:
+            if "client" not in said:
+                raise refusals.held_without_name()
+            return Reply(UploadFacts(client), held=True)
+        if agreed is not None:
+            agreed.check(read_agreement(said))
+        arrays, metrics = content.array_records[arrays_name(content)], metrics_of(content)
+        check_size(sum(len(array.data) for array in arrays.values()), max_bytes, "arrays")
+        architecture = _architecture(said, arrays, signatures)
+        client = client if "client" in said else _content_name(arrays)
+        if metrics and examples_key not in metrics and said.get("pretrained") is not True:
+            raise refusals.no_size(examples_key, list(metrics))
+        # An empty list says nothing.
+        filled = {key: value for key, value in said.items() if value != []}
+        record = {**filled, "num-examples": metrics.get(examples_key)}
+        facts = UploadFacts.from_record(record, num_classes, client=client, architecture=architecture)
+        state = _check_state(arrays, facts, signatures[architecture], part)
+    numbers = {key: float(value) for key, value in metrics.items() if isinstance(value, (int, float))}
+    others = {key: value for key, value in numbers.items() if math.isfinite(value) and key != examples_key}
+    return Reply(facts, state, anonymous="client" not in said, metrics=others)
 
 
-def _check_facts(
-    content: RecordDict,
-    client: str,
-    signatures: Mapping[str, Signature],
-    *,
-    num_classes: int,
-    max_bytes: int,
-    examples_key: str,
-    part: Part | None,
-) -> Reply:
-    arrays, said = content.array_records[arrays_name(content)], content.config_records.get("upload", ConfigRecord())
-    check_size(sum(len(array.data) for array in arrays.values()), max_bytes, "arrays")
-    architecture = _architecture(said, arrays, signatures)
-    client = client if "client" in said else _content_name(arrays)
-    metrics = metrics_of(content)
-    if metrics and examples_key not in metrics and said.get("pretrained") is not True:
-        raise refusals.no_size(examples_key, list(metrics))
-    # An empty list says nothing.
-    record = {**{key: value for key, value in said.items() if value != []}, "num-examples": metrics.get(examples_key)}
-    facts, notes = UploadFacts.from_record(record, num_classes, client=client, architecture=architecture), list[str]()
-    state = _check_state(arrays, architecture, signatures[architecture], part, notes)
-    for note in notes:
-        LOG.info("upload of %s: %s", client, note)
-    return Reply(
-        facts,
-        state,
-        anonymous="client" not in said,
-        metrics={
-            key: float(value)
-            for key, value in metrics.items()
-            if isinstance(value, (int, float)) and math.isfinite(value) and key != examples_key
-        },
-    )
-
-
-def _check_state(
-    arrays: ArrayRecord, architecture: str, whole: Signature, part: Part | None, notes: list[str]
-) -> State:
-    form = array_form("arrays")
+def _check_state(arrays: ArrayRecord, facts: UploadFacts, whole: Signature, part: Part | None) -> State:
+    architecture, form, notes = facts.architecture, array_form("arrays"), list[str]()
     if part is None or arrays.keys() != part.names.keys():
         own = check_upload(weights_alone(arrays), architecture, whole, form, notes)
-        return own | check_measured(arrays, architecture, whole, form)
-    return part.complete(check_upload(arrays, architecture, part.signature(whole), form, notes))
+        state = own | check_measured(arrays, architecture, whole, form)
+    else:
+        state = part.complete(check_upload(arrays, architecture, part.signature(whole), form, notes))
+    for note in notes:
+        LOG.info("upload of %s: %s", facts.client, note)
+    return state
 
 
 def count_bytes(content: RecordDict) -> int:

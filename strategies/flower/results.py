@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import torch
 
     from ..core.facts import State
-    from ..method import EnsembleSpec, Job
+    from ..method import EnsembleSpec
     from ..run.run_folder import RunFolder
     from ..run.stage import StageReport
 
@@ -71,15 +71,6 @@ def how_to_load(folder: RunFolder, report: StageReport) -> str:
     return f'oneshot_fl.load_ensemble_module("{folder.path}", {{{models}}})'
 
 
-def average_members(job: Job, ensemble: EnsembleSpec) -> State | None:
-    """Return the average of an ensemble's members, by examples where all report them; None if architectures differ."""
-    members = find_members(job, ensemble)
-    if len({upload.architecture for upload in members}) > 1:
-        return None
-    counts = example_weights([upload.num_examples for upload in members])
-    return weighted_mean((upload.read() for upload in members), counts or [1.0] * len(members))
-
-
 def log_ensemble(folder: RunFolder, report: StageReport, spec: EnsembleSpec) -> None:
     """Log where the ensemble of a run is and how to load it."""
     what = "the result is an" if report.outcome.student is None else "beside the student there is an"
@@ -91,12 +82,13 @@ def single_model(
     folder: RunFolder, report: StageReport, spec: EnsembleSpec, as_sent: Callable[[State], ArrayRecord]
 ) -> ArrayRecord:
     """Return the arrays of a result that is an ensemble: the average of its members, see :class:`NoArrays`."""
-    state = average_members(report.job, spec)
-    if state is None:
+    members = find_members(report.job, spec)
+    if len({upload.architecture for upload in members}) > 1:
         reason = "the result is an ensemble of several architectures, and no single model: result.arrays has no arrays"
         return NoArrays(f"{reason}. Load the ensemble with: {how_to_load(folder, report)}")
     log(INFO, "result.arrays is the average of these models, a single model, and usually less accurate than they are")
-    return as_sent(state)
+    weights = example_weights([upload.num_examples for upload in members]) or [1.0] * len(members)
+    return as_sent(weighted_mean((upload.read() for upload in members), weights))
 
 
 def show_result(folder: RunFolder, result: Result) -> None:

@@ -189,12 +189,6 @@ def predict_labels(model: nn.Module, images: Tensor, standardize: Standardize) -
     return logits_of(model, images, standardize).argmax(1)
 
 
-def choose_images(images: Sequence[Tensor], most: int, rng: torch.Generator) -> Tensor:
-    """Return at most ``most`` of all clients' images, drawn at random."""
-    pool = torch.cat(list(images))
-    return pool[torch.randperm(len(pool), generator=rng)[:most].to(pool.device)]
-
-
 LEAST_EXAMPLES = 10  # a client knows a class from this many examples on,
 LEAST_SHARE = 0.05  # which must also be this share of all its examples
 MOST_PROBES = 1024  # images inverted from all clients together
@@ -363,7 +357,9 @@ class _Gatherer:
         job, device = self.job, self.job.device
         rng = generator(job.seed, "gatekeeper", "noise")
         shown = torch.cat([*made, noise_images(NOISE, job.input_shape, rng)]).to(device)
-        pool = choose_images([*made], TRIGGER_IMAGES, generator(job.seed, "gatekeeper", "pool")).to(device)
+        whole = torch.cat([*made])
+        drawn = torch.randperm(len(whole), generator=generator(job.seed, "gatekeeper", "pool"))[:TRIGGER_IMAGES]
+        pool = whole[drawn.to(whole.device)].to(device)
         logits, sizes, triggers = [], [], list[Trigger | None]()
         for upload in job.uploads:
             model = self.model(upload)

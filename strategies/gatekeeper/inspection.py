@@ -329,7 +329,10 @@ def find_copies(cohort: Cohort, evidence: Evidence, arrived: Sequence[str]) -> l
     kinds = evidence.architectures
     usual_of = {kind: UsualDistance(nearest, [k for k in sound if kinds[k] == kind]) for kind in set(kinds)}
     pairs = {(k, j): usual_of[kinds[k]].without(k, j) for k in range(count) for j in range(count) if k != j}
-    near = {(k, j) for (k, j), usual in pairs.items() if _are_copies(distances[k][j], usual)}
+    near = set()
+    for (k, j), usual in pairs.items():
+        if distances[k][j] == 0 or distances[k][j] < COPY_DISTANCE * usual:  # without a usual distance: equal ones
+            near.add((k, j))
     for k in range(count):
         group = [j for j in range(count) if j == k or (k, j) in near]
         original, why = _original(group, cohort, evidence, arrived)
@@ -340,11 +343,6 @@ def find_copies(cohort: Cohort, evidence: Evidence, arrived: Sequence[str]) -> l
         far = f"{100 * apart / pairs[k, original]:.1f} % of the usual distance from {name}" if apart else ""
         found.append(Finding(COPY, f"{far or f'equal to {name} in all weights'}, {why}"))
     return found
-
-
-def _are_copies(apart: float, usual: float) -> bool:
-    """Return whether two models are copies; without a usual distance only equal ones are."""
-    return apart == 0 or apart < COPY_DISTANCE * usual
 
 
 def _original(group: Sequence[int], cohort: Cohort, evidence: Evidence, arrived: Sequence[str]) -> tuple[int, str]:

@@ -111,8 +111,7 @@ def fit(job: Job, progress: Progress) -> Outcome:
     """Run the server stage; the results are the last epoch's student and the ensemble with its final weights."""
     server = CoBoostingServer(job, progress)
     outcome = run_epochs(job, progress, server.stage, epochs=job.config.epochs, step=server.epoch)
-    clients = tuple(upload.client for upload in job.uploads)
-    return replace(outcome, ensemble=EnsembleSpec(clients, name_of(server.combiner), copy_weights(server.combiner)))
+    return replace(outcome, ensemble=EnsembleSpec.of(job, name_of(server.combiner), copy_weights(server.combiner)))
 
 
 class CoBoostingServer:

@@ -27,7 +27,7 @@ def fit(job: Job, progress: Progress) -> Outcome:
     """Name the ensemble of all uploads and its weights; nothing is trained."""
     weights = Weighted(recorded_weights(job, progress)).state_dict()
     progress.report(1, 1)
-    return Outcome(ensemble=EnsembleSpec(tuple(upload.client for upload in job.uploads), "weighted", dict(weights)))
+    return Outcome(ensemble=EnsembleSpec.of(job, "weighted", weights))
 
 
 METHOD = Method(

@@ -120,8 +120,7 @@ def fit(job: Job, progress: Progress) -> Outcome:
     batch = torch.tensor(True) if config.bn == TEST_BATCH else None
     fused = Prototypes(prototypes, torch.tensor(weights), noise, batch)
     progress.report(1, 1)
-    clients = tuple(upload.client for upload in job.uploads)
-    return Outcome(ensemble=EnsembleSpec(clients, "prototypes", dict(fused.state_dict())))
+    return Outcome(ensemble=EnsembleSpec.of(job, "prototypes", fused.state_dict()))
 
 
 @torch.no_grad()

@@ -31,7 +31,7 @@ def fit(job: Job, progress: Progress) -> Outcome:
     """Name the ensemble of all uploads; nothing is trained."""
     progress.report(1, 1)
     combiner = "mean" if job.config.mean == "logits" else "mean-probability"
-    return Outcome(ensemble=EnsembleSpec(tuple(upload.client for upload in job.uploads), combiner))
+    return Outcome(ensemble=EnsembleSpec.of(job, combiner))
 
 
 METHOD = Method(

@@ -73,8 +73,7 @@ def fit(job: Job, progress: Progress) -> Outcome:
     for done, upload in enumerate(job.uploads, 1):
         _check_outputs(job, upload)
         progress.report(done, len(job.uploads))
-    clients = tuple(upload.client for upload in job.uploads)
-    return Outcome(ensemble=EnsembleSpec(clients, "open-set", dict(vote.state_dict())))
+    return Outcome(ensemble=EnsembleSpec.of(job, "open-set", vote.state_dict()))
 
 
 @torch.no_grad()

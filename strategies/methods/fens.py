@@ -277,8 +277,7 @@ def _spec(job: Job, aggregator: Aggregator, params: Params) -> EnsembleSpec:
     import torch
 
     weights = {key: torch.from_numpy(np.array(value)) for key, value in params.items()}
-    clients = tuple(upload.client for upload in job.uploads)
-    return EnsembleSpec(clients, aggregator.combiner, weights, job.config.precision)
+    return EnsembleSpec.of(job, aggregator.combiner, weights, job.config.precision)
 
 
 def _snapshot(number: int, params: Params, state: Params) -> Snapshot:

@@ -129,8 +129,7 @@ def fit_with_clients(job: Job, progress: Progress, clients: Clients) -> Outcome:
     if job.config.calibrate:
         calibrate(classifier, server.gaussians(blocks[-1]), job)
     stages = [SideBySide(template, states) for template, states in zip(server.templates, blocks, strict=True)]
-    names = tuple(upload.client for upload in job.uploads)
-    spec = EnsembleSpec(names, "fused-blocks", dict(FusedBlocks(stages, classifier).state_dict()))
+    spec = EnsembleSpec.of(job, "fused-blocks", FusedBlocks(stages, classifier).state_dict())
     return Outcome(ensemble=spec, timings={"blocks": middle - began, "calibration": time.monotonic() - middle})
 
 

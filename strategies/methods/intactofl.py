@@ -294,10 +294,11 @@ class ByPredictions(Experts):
 
     def terms(self, weight: float) -> tuple[Term, Term]:
         """Return ``mean_k CE(f_k, y)``, and minus the divergence of the experts."""
-        return (
-            Term("ce", 1.0, experts_cross_entropy),
-            Term("distinct", weight, lambda view: -expert_divergence(view.teacher)),
-        )
+
+        def ce(view: View) -> Tensor:
+            return cross_entropy(view.teacher.flatten(0, 1), view.labels.repeat(len(view.teacher)))
+
+        return Term("ce", 1.0, ce), Term("distinct", weight, lambda view: -expert_divergence(view.teacher))
 
     def moved(self, x: Tensor, size: float, directions: Tensor) -> Tensor:  # noqa: ARG002
         """Return the images as they are."""
@@ -306,11 +307,6 @@ class ByPredictions(Experts):
     def loss(self, logits: Tensor, x: Tensor, labels: Tensor) -> Tensor:
         """Return ``CE(A, y)``."""
         return cross_entropy(self.mixed(logits, x), labels)
-
-
-def experts_cross_entropy(view: View) -> Tensor:
-    """Return ``mean_k mean_i CE(f_k(x_i), y_i)``, a scalar; the view's teacher is all members' logits [M, B, C]."""
-    return cross_entropy(view.teacher.flatten(0, 1), view.labels.repeat(len(view.teacher)))
 
 
 GATES: dict[str, type[Experts]] = {"pixels": ByPixels, "predictions": ByPredictions}
@@ -362,10 +358,8 @@ def fit(job: Job, progress: Progress) -> Outcome:
     """Make images and train the gate on them, epoch by epoch; the result is the ensemble under the last gate."""
     server = IntactOflServer(job, progress)
     outcome = run_epochs(job, progress, server.stage, epochs=job.config.epochs, step=server.epoch)
-    clients = tuple(upload.client for upload in job.uploads)
-    return replace(
-        outcome, student=None, ensemble=EnsembleSpec(clients, server.experts.combiner, outcome.student or {})
-    )
+    ensemble = EnsembleSpec.of(job, server.experts.combiner, outcome.student)
+    return replace(outcome, student=None, ensemble=ensemble)
 
 
 class IntactOflServer:

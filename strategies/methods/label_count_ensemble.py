@@ -25,7 +25,7 @@ def fit(job: Job, progress: Progress) -> Outcome:
     counts = [upload.label_counts or (0,) * job.num_classes for upload in job.uploads]
     weights = LabelCount(counts).state_dict()
     progress.report(1, 1)
-    return Outcome(ensemble=EnsembleSpec(tuple(upload.client for upload in job.uploads), "label-count", dict(weights)))
+    return Outcome(ensemble=EnsembleSpec.of(job, "label-count", weights))
 
 
 METHOD = Method(

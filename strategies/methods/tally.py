@@ -119,7 +119,7 @@ def fit(job: Job, progress: Progress) -> Outcome:
         return {name: torch.cat([column, *2 * [made[name]]]) if made else column for name, column in noise.items()}
 
     outcome = learn_from_table(job, progress, learner, table)
-    spec = EnsembleSpec(tuple(upload.client for upload in job.uploads), name_of(pool), copy_weights(pool))
+    spec = EnsembleSpec.of(job, name_of(pool), copy_weights(pool))
     if not holds_images(job.input_shape):
         return replace(outcome, student=to_image_space(outcome.student or {}), ensemble=spec)
     return replace(outcome, ensemble=spec, images=sample_images(shown[0], job.store_images))

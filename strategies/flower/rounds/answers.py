@@ -155,7 +155,9 @@ def show_to_strategy(strategy: Strategy, answers: Sequence[CheckedAnswer], names
     """
     contents = [answer.content for answer in answers]
     arrays, numbers = _names_of(contents, getattr(strategy, "arrayrecord_key", "arrays"))
-    wanted = _further(contents).union(getattr(strategy, "bounded_records", ()))
+    # A project's own strategy may read the array records beside the model that all answers have.
+    further = set.intersection(*(set(content.array_records) - {arrays_name(content)} for content in contents))
+    wanted = further.union(getattr(strategy, "bounded_records", ()))
     for answer, record in zip(answers, _numbers(strategy, answers), strict=True):
         state = answer.reply.state
         others = {
@@ -179,11 +181,6 @@ def _names_of(contents: Sequence[RecordDict], usual: str) -> tuple[str, str]:
     found = Counter((arrays_name(content), metrics_name(content)) for content in contents)
     # Among equally many, the strategy's own name, else that of the first client.
     return max(found, key=lambda pair: (found[pair], pair == (usual, "metrics")))
-
-
-def _further(contents: Sequence[RecordDict]) -> set[str]:
-    """Return the array records beside the model that all answers have: a project's own strategy may read them."""
-    return set.intersection(*(set(content.array_records) - {arrays_name(content)} for content in contents))
 
 
 # Records of a round's messages: from arrays to numpy and back, and their checks.
