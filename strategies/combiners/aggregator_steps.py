@@ -77,14 +77,7 @@ def local_steps(
 
 
 def round_steps(
-    aggregator: str,
-    params: Mapping[str, np.ndarray[Any, Any]],
-    *,
-    inputs: np.ndarray[Any, Any],
-    logits: np.ndarray[Any, Any],
-    labels: np.ndarray[Any, Any],
-    sgd: Sgd,
-    seed: int,
+    aggregator: str, params: Mapping[str, Array], *, inputs: Array, logits: Array, labels: Array, sgd: Sgd, seed: int
 ) -> Params:
     """Return the parameters after the K steps of one trainer.
 
@@ -105,17 +98,12 @@ def round_steps(
     return local_steps(aggregator, params, logits=logits, labels=labels, sgd=sgd, seed=seed)
 
 
-def hidden_units(params: Mapping[str, np.ndarray[Any, Any]]) -> int:
+def hidden_units(params: Mapping[str, Array]) -> int:
     """Return the hidden units k of an aggregator's parameters; 0 if they have no hidden layer."""
     return params["bias1"].size if "bias1" in params else 0
 
 
-def _fit_to_logits(
-    aggregator: str,
-    given: Mapping[str, np.ndarray[Any, Any]],
-    inputs: np.ndarray[Any, Any],
-    logits: np.ndarray[Any, Any],
-) -> Params:
+def _fit_to_logits(aggregator: str, given: Mapping[str, Array], inputs: Array, logits: Array) -> Params:
     """Return parameters of the names and shapes that fit the logits; hidden units and the gate's form are as given."""
     entry, (members, _, classes) = AGGREGATORS[aggregator], logits.shape
     if entry.kind == "trained":

@@ -144,7 +144,7 @@ class Trainers(Protocol):
     def round(self, number: int, params: Params) -> list[tuple[Params, int]]:
         """Return each trainer's parameters after its steps, with the number of examples that its steps saw."""
 
-    def votes(self) -> np.ndarray[Any, Any]:
+    def votes(self) -> Array:
         """Return merged counts of votes [M, C, C]: member, true class, its vote."""
 
 
@@ -227,7 +227,7 @@ class Dialogue:
         seen = [sgd.seen(int(answer.facts["examples"])) for answer in answers.values()]
         return list(zip(map(dict, ends), seen, strict=True))
 
-    def votes(self) -> np.ndarray[Any, Any]:
+    def votes(self) -> Array:
         """Ask every client for its counts of votes, and return their sum [M, C, C]."""
         answers = self._ask("votes", {}, {}, check=self._check_votes)
         return sum_votes([answer.arrays["counts"] for answer in answers.values()])
@@ -350,13 +350,13 @@ class ServersImages:
         )
         return [(trained, sgd.seen(len(labels)))]
 
-    def votes(self) -> np.ndarray[Any, Any]:
+    def votes(self) -> Array:
         """Count how each member labels the images of each class [M, C, C]."""
         _, logits, labels = self._seen
         return vote_counts(logits, labels)
 
     @cached_property
-    def _seen(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    def _seen(self) -> tuple[Array, Array, Array]:
         """Inputs [n, ch, H, W], the members' logits [M, n, C], and labels [n]."""
         import torch
 

@@ -11,16 +11,15 @@ from typing import Any
 
 import numpy as np
 
-Arrays = dict[str, np.ndarray[Any, Any]]
+Array = np.ndarray[Any, Any]
+Arrays = Mapping[str, Array]
 MOST = 5.0  # times the median norm of the round; honest clients at alpha 0.05 and 0.1 stay below 2
 FEWEST = 3  # of two changes neither tells which one is too long
 
 
 def shorten_changes(
-    start: Mapping[str, np.ndarray[Any, Any]],
-    ends: Sequence[Mapping[str, np.ndarray[Any, Any]]],
-    per: Sequence[float] = (),
-) -> tuple[list[Mapping[str, np.ndarray[Any, Any]]], list[float]]:
+    start: Arrays, ends: Sequence[Arrays], per: Sequence[float] = ()
+) -> tuple[list[Arrays], list[float]]:
     """Shorten changes that are far longer than those of the other clients.
 
     Args:
@@ -40,12 +39,7 @@ def shorten_changes(
     ], ratios
 
 
-def shorten_step(
-    start: Mapping[str, np.ndarray[Any, Any]],
-    step: Mapping[str, np.ndarray[Any, Any]],
-    ends: Sequence[Mapping[str, np.ndarray[Any, Any]]],
-    most: float = MOST,
-) -> Mapping[str, np.ndarray[Any, Any]]:
+def shorten_step(start: Arrays, step: Arrays, ends: Sequence[Arrays], most: float = MOST) -> Arrays:
     """Shorten the server's step that is far longer than its clients' changes, as a reported factor can make it.
 
     Args:
@@ -73,13 +67,7 @@ class Bound:
         self._known: set[str] = set()
         self.notes: list[str] = []
 
-    def apply(
-        self,
-        number: int,
-        start: Mapping[str, np.ndarray[Any, Any]],
-        ends: Mapping[str, Mapping[str, Any]],
-        per: Sequence[float] = (),
-    ) -> list[Mapping[str, np.ndarray[Any, Any]]]:
+    def apply(self, number: int, start: Arrays, ends: Mapping[str, Arrays], per: Sequence[float] = ()) -> list[Arrays]:
         """Return the parameters of one round's clients within the bound, in their order; see :func:`shorten_changes`.
 
         Args:
@@ -102,16 +90,14 @@ def _median(norms: Sequence[float]) -> float:
     return sorted(norms)[(len(norms) - 1) // 2] if len(norms) >= FEWEST else 0.0
 
 
-def _distance(start: Mapping[str, np.ndarray[Any, Any]], end: Mapping[str, np.ndarray[Any, Any]]) -> float:
+def _distance(start: Arrays, end: Arrays) -> float:
     return _length(end[name].astype(np.float64) - value.astype(np.float64) for name, value in start.items())
 
 
-def _length(parts: Iterable[np.ndarray[Any, Any]]) -> float:
+def _length(parts: Iterable[Array]) -> float:
     return float(np.sqrt(np.sum([np.square(part).sum() for part in parts])))
 
 
-def _towards(
-    start: Mapping[str, np.ndarray[Any, Any]], end: Mapping[str, np.ndarray[Any, Any]], share: float
-) -> Arrays:
+def _towards(start: Arrays, end: Arrays, share: float) -> Arrays:
     moved = {name: value + share * (end[name].astype(np.float64) - value) for name, value in start.items()}
     return {name: value.astype(start[name].dtype) for name, value in moved.items()}

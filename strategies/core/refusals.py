@@ -35,22 +35,18 @@ def reserved_name(name: str) -> UploadError:
 
 
 def changed_name(client: str, own: str) -> UploadError:
-    """A node answers under another name than before."""
     return UploadError(f"it answers as {client!r} and was {own!r} before: must keep its name")
 
 
 def no_upload_of(client: str) -> UploadError:
-    """A client answers a question after the upload phase without having uploaded."""
     return UploadError(f"it answers as {client!r}, and no upload has this name: must have uploaded")
 
 
 def second_answer() -> UploadError:
-    """Two nodes answer one question under one name."""
     return UploadError("two nodes answer under this name, the second is refused")
 
 
 def second_upload() -> UploadError:
-    """The client's upload is stored already, and this is another one."""
     return UploadError("its upload is already here, a second one is refused")
 
 
@@ -68,12 +64,10 @@ def client_error(reason: object) -> UploadError:
 
 
 def no_answer(timeout_s: float) -> UploadError:
-    """The deadline has passed."""
     return UploadError(f"no answer within {timeout_s:.0f} s")
 
 
 def node_left() -> UploadError:
-    """The node could not be asked."""
     return UploadError("the node has left")
 
 
@@ -88,29 +82,24 @@ def not_back(what: str) -> UploadError:
 
 
 def unreadable_answer(error: str) -> UploadError:
-    """Flower could not inflate or decode the answer."""
     return UploadError(f"its answer cannot be read: {error}")
 
 
 def too_many_objects(most: int) -> UploadError:
-    """The answer names more objects than any answer has."""
     return UploadError(f"its answer names more than {most} objects")
 
 
 def too_deep(deepest: int) -> UploadError:
-    """The answer's objects are nested deeper than any message."""
     return UploadError(f"its answer is nested deeper than {deepest} objects, must be as Flower sends it")
 
 
 def long_record(size: int, most: int) -> UploadError:
-    """A record has more numbers and texts than any record of an answer."""
     return UploadError(
         f"a record of its answer has {size / MIB:.1f} MiB of numbers and texts, must be at most {most // MIB} MiB"
     )
 
 
 def large_answer(most: int) -> UploadError:
-    """The objects of an answer have more bytes than an upload may have, on the wire or inflated."""
     return UploadError(f"its answer is larger than {most / MIB:.1f} MiB (max-upload-mib)")
 
 
@@ -120,17 +109,14 @@ def too_large(what: str, size: int, most: int) -> UploadError:
 
 
 def no_single_record(count: int) -> UploadError:
-    """No array record, or several, could be the weights."""
     return UploadError(f"the reply has {count} array records, must be one, named 'arrays'")
 
 
 def missing_record(name: str) -> UploadError:
-    """A strategy's own array record is missing."""
     return UploadError(f"the array record {name!r} is missing from the answer")
 
 
 def held_without_name() -> UploadError:
-    """Without a name the server cannot know which upload it holds."""
     return UploadError("upload.held needs upload.client, which is missing")
 
 
@@ -156,29 +142,24 @@ def no_size(key: str, others: Sequence[str]) -> UploadError:
 
 
 def bad_label_counts(counts: object, num_classes: int) -> UploadError:
-    """The label counts are not one number per class."""
     return UploadError(f"label-counts is {str(counts)[:80]}: must be {num_classes} whole numbers from 0")
 
 
 def sizes_differ(total: int, num_examples: int) -> UploadError:
-    """The label counts and the number of examples contradict each other."""
     return UploadError(f"label-counts sum to {total}, but num-examples is {num_examples}: must be equal")
 
 
 def bad_range_layers(what: str, layers: object, most: int, longest: int) -> UploadError:
-    """The layers of ranges are not names, or too many."""
     return UploadError(
         f"{what}: the layers are {_cut(layers)}: must be at most {most} different names of at most {longest} letters"
     )
 
 
 def bad_ranges(what: str, bounds: object, layers: int) -> UploadError:
-    """There are not two numbers for each layer."""
     return UploadError(f"{what} are {_cut(bounds)}: must be two real numbers for each of {layers} layers")
 
 
 def bad_range(what: str, layer: str, low: float, high: float) -> UploadError:
-    """A layer's range is empty or infinite."""
     return UploadError(f"{what} of layer {layer[:80]!r} are {low} and {high}: must be finite, smallest first")
 
 
@@ -205,12 +186,10 @@ def other_agreement(what: str, whose: str, difference: str) -> UploadError:
 
 
 def bad_start(value: object) -> UploadError:
-    """The digest of the weights that a client started from is none."""
     return UploadError(f"upload.start is {_cut(value)}: must be a sha256 in 64 hex digits, as upload_facts() makes it")
 
 
 def other_start(found: str, expected: str) -> UploadError:
-    """A client's training began from other weights than those of the run, so that its update means nothing here."""
     return UploadError(
         f"its training started from weights with sha256 {found[:12]}, those of this run have {expected[:12]}: must "
         "start from the weights that the server sends"
@@ -218,18 +197,15 @@ def other_start(found: str, expected: str) -> UploadError:
 
 
 def unknown_architecture(named: object, known: Iterable[str]) -> UploadError:
-    """The upload names an architecture that the server cannot build, or does not accept."""
     return UploadError(f"upload.architecture is {str(named)[:80]!r}, known here are {', '.join(known)}")
 
 
 def no_architecture(fitting: Sequence[str]) -> UploadError:
-    """The upload names no architecture, and not exactly one fits."""
     found = f"{', '.join(fitting)} fit" if fitting else "none fits"
     return UploadError(f"upload.architecture is missing and of the known ones {found}; must be one")
 
 
 def fits_no_architecture(fitting: Sequence[str], known: Iterable[str]) -> UploadError:
-    """The tensors of a given model have the names and shapes of no architecture, or of several."""
     return UploadError(f"its tensors fit {' and '.join(fitting) or 'none'} of {', '.join(known)}: must fit one")
 
 
@@ -263,7 +239,6 @@ def misfits(what: str, wrong: Sequence[str]) -> UploadError:
 
 
 def other_form(where: str, found: str, expected: str) -> UploadError:
-    """An array is not of the expected shape and dtype."""
     return UploadError(f"{where} is {found}, expected is {expected}")
 
 
@@ -280,12 +255,10 @@ def no_numpy_array(where: str, stype: str, begin: bytes, expected: bytes) -> Upl
 
 
 def other_length(where: str, size: int, expected: int) -> UploadError:
-    """An array has more or fewer bytes of values than its shape says."""
     return UploadError(f"{where} has {size} bytes of values, expected are {expected}")
 
 
 def not_finite(what: str) -> UploadError:
-    """Values are NaN or infinite."""
     return UploadError(f"{what} holds NaN or Inf: must be finite values")
 
 
@@ -308,17 +281,14 @@ def misfit_weights(what: str, architecture: str, error: object) -> UploadError:
 
 
 def no_float32(what: str, dtype: str) -> UploadError:
-    """The architecture itself has a dtype that numpy lacks."""
     return UploadError(f"{what} is {dtype} in the architecture: must be float32")
 
 
 def not_dense(what: str, kind: str) -> UploadError:
-    """A tensor cannot be an array of numpy."""
     return UploadError(f"{what} is {kind}: must be a dense tensor of a dtype that numpy has")
 
 
 def no_tensor(what: str, kind: str) -> UploadError:
-    """An entry of a given state dict is something else, or has no values yet."""
     return UploadError(f"{what} is {kind}: must be a dense tensor with a name and with values, on any device but meta")
 
 
@@ -336,17 +306,14 @@ def looks_quantized(key: str, dtype: object, suffix: str) -> UploadError:
 
 
 def bad_scale(key: str, scale: object) -> UploadError:
-    """An int8 array has no positive scale."""
     return UploadError(f"array {key!r} of int8 has the scale {scale}: must be one positive number")
 
 
 def scale_of_none(key: str, found: str) -> UploadError:
-    """A scale has no int8 array."""
     return UploadError(f"array {key!r} is a scale of {found}: must be one of int8")
 
 
 def no_torch_array(key: str, error: object) -> UploadError:
-    """Torch has no tensor of an array's dtype."""
     return UploadError(f"array {key!r} is no tensor: {error}")
 
 
@@ -401,7 +368,6 @@ def bad_adapter(what: str, found: str, rule: str) -> UploadError:
 
 
 def no_training() -> UploadError:
-    """An answer of a round holds an upload that was not trained in it."""
     return UploadError("it trained nothing in this round, which is all that a round asks for")
 
 
@@ -444,7 +410,6 @@ def contradicting_sums(what: str, found: str) -> UploadError:
 
 
 def lost_logits(times: int) -> UploadError:
-    """A client of FENS loses the ensemble's logits again and again."""
     return UploadError(
         f"it received the ensemble {times} times and has no logits of it: must keep them in its state folder"
     )
@@ -459,17 +424,14 @@ def bad_request(key: str, value: object, rule: str) -> UploadError:
 
 
 def unknown_question(key: object) -> UploadError:
-    """The server's question lacks an entry, or asks for an unknown step."""
     return UploadError(f"the server's question has a missing or unknown {key!r}")
 
 
 def unreadable_array(key: str, error: object) -> UploadError:
-    """An array of the server is not numpy's, or torn."""
     return UploadError(f"the server's array {key[:80]!r} cannot be read: {error!s:.200}")
 
 
 def other_shapes(what: str, expected: str) -> UploadError:
-    """The server's arrays do not fit the client's model."""
     return UploadError(f"the server's {what} other names or shapes than {expected}")
 
 
@@ -479,7 +441,6 @@ def bad_generator(problem: str) -> UploadError:
 
 
 def misfit_aggregator(name: str, error: object) -> UploadError:
-    """FENS's aggregator does not take the ensemble's logits."""
     return UploadError(f"the server's aggregator {name[:80]!r} does not fit the logits: {error}")
 
 
@@ -499,7 +460,6 @@ def no_steps(travel: float) -> UploadError:
 
 
 def no_part(reason: str) -> UploadError:
-    """The client has no held-out examples that it may answer with."""
     return UploadError(f"{reason}: it takes no part in the rounds")
 
 
@@ -515,7 +475,6 @@ def asked_too_often(most: int) -> UploadError:
 
 
 def evaluation_not_permitted() -> UploadError:
-    """The node's config does not permit evaluation."""
     return UploadError("this node takes no part in evaluations: its 'may-evaluate' is false")
 
 
@@ -533,12 +492,10 @@ def not_permitted(setting: str, value: object, rule: str) -> UploadError:
 
 
 def architecture_not_permitted(name: str, permitted: str) -> UploadError:
-    """The node does not train or build this architecture."""
     return UploadError(f"architecture {name[:80]!r} is not permitted on this node: must be {permitted}")
 
 
 def other_folder(name: str, found: str, wanted: str) -> UploadError:
-    """The folder of the client's model has other files than the server's of that name."""
     return UploadError(
         f"the files in folder {name[:200]!r} have the digest {found[:12]} on this client and {wanted[:12]} on the "
         "server: must be the same config, weights, tokenizer and preprocessing"
@@ -561,7 +518,6 @@ def too_few_examples(least: int) -> UploadError:
 
 
 def no_features() -> UploadError:
-    """Every text of the client is without tokens that the backbone knows."""
     return UploadError("none of its examples has features, so it sends nothing")
 
 
@@ -571,7 +527,6 @@ def bad_setting(what: str, value: object, rule: str) -> UploadError:
 
 
 def no_honest_client() -> UploadError:
-    """An attacker that copies needs another client to copy from."""
     return UploadError("attack.clients names every client: must leave one honest client with 'attack.kind' 'copy'")
 
 
@@ -584,7 +539,6 @@ def not_kept(what: str, error: object, so: str) -> UploadError:
 
 
 def not_private(what: str) -> UploadError:
-    """The server asks for something outside the privacy guarantee."""
     return UploadError(
         f"the server asks for {what}: must be one upload of a classifier, or of sums of features without squares, "
         "with privacy.epsilon"
@@ -592,20 +546,16 @@ def not_private(what: str) -> UploadError:
 
 
 def spent_twice() -> UploadError:
-    """The model of a private training is damaged on the client's disk."""
     return UploadError("the kept model of this run cannot be read: training again would spend the privacy twice")
 
 
 def no_ledger(verb: str, error: object) -> UploadError:
-    """The privacy ledger cannot be read or written."""
     return UploadError(f"the privacy ledger cannot be {verb}, so nothing is sent: {error}")
 
 
 def no_opacus() -> UploadError:
-    """The client lacks the library that computes per-sample gradients."""
     return UploadError("privacy.epsilon needs opacus, which is not installed here: pip install 'oneshot-fl[privacy]'")
 
 
 def no_private_training(reason: str) -> UploadError:
-    """The model cannot be trained with per-sample gradients."""
     return UploadError(f"privacy.epsilon: {reason}")
