@@ -79,15 +79,15 @@ if TYPE_CHECKING:
     from .methods.intactofl import IntactOflConfig as IntactOflConfig
     from .methods.lda import LdaConfig as LdaConfig
     from .methods.regmean import RegMeanConfig as RegMeanConfig
+    from .methods.ridge import RegressionSums as RegressionSums
     from .methods.ridge import RidgeConfig as RidgeConfig
+    from .methods.ridge import ridge_regression as ridge_regression
     from .methods.tally import TallyConfig as TallyConfig
     from .methods.task_arithmetic import TaskArithmeticConfig as TaskArithmeticConfig
     from .methods.ties import TiesConfig as TiesConfig
     from .methods.tsv import TsvConfig as TsvConfig
     from .run.ensembles import load_ensemble_module as load_ensemble_module
     from .run.results import results as results
-    from .statistics.regression import RegressionSums as RegressionSums
-    from .statistics.regression import ridge_regression as ridge_regression
 
 
 # Module -> its public names; the imports above say the same to type checkers, and a test compares.
@@ -128,7 +128,7 @@ _NAMES = {
     ".methods.intactofl": "IntactOflConfig",
     ".methods.lda": "LdaConfig",
     ".methods.regmean": "RegMeanConfig",
-    ".methods.ridge": "RidgeConfig",
+    ".methods.ridge": "RegressionSums RidgeConfig ridge_regression",
     ".methods.tally": "TallyConfig",
     ".methods.task_arithmetic": "TaskArithmeticConfig",
     ".methods.ties": "TiesConfig",
@@ -137,7 +137,6 @@ _NAMES = {
     ".flower.rounds.refinement": "Refiner",
     ".run.ensembles": "load_ensemble_module",
     ".run.results": "results",
-    ".statistics.regression": "RegressionSums ridge_regression",
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 

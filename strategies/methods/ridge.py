@@ -14,19 +14,21 @@ Deviations: AFL's pairwise law is replaced by the sum, to which it is equal. The
 
 from __future__ import annotations
 
+import functools
 import math
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
 
 import torch
+from torch import Tensor, nn
 
 from ..core.facts import GRAM
 from ..core.options import Always, check, option
 from ..core.stage_options import max_share
 from ..method import Job, Method, Outcome, Plan, Progress
 from ..statistics.choice import choose_penalty, value_clients
-from ..statistics.heads import Head, balance_classes, ridge_head
+from ..statistics.heads import LAMBDAS, Head, balance_classes, ridge_head, solve_ridge
 from ..statistics.sums import Statistics
 from ..statistics.uploaded import ClientSumsOnServer, check_second, head_state
 
@@ -118,3 +120,145 @@ METHOD = Method(
     check=check_uploads,
     plan=Always(Plan(random=False)),
 )
+
+
+# Ridge regression of numbers, one or several at once, from the sums over all clients.
+#
+# ``Y`` takes the place of the one-hot rows. As there, the result does not depend on how the examples are divided over
+# clients, the bias is not penalised, and the penalty is measured in units of the mean eigenvalue.
+
+
+@dataclass(frozen=True)
+class RegressionSums:
+    """Sums over N examples with features f in R^d and targets y in R^m, in float64: what a client sends.
+
+    They hold no example, but sums over few examples tell much of each. To send them: ``ArrayRecord(vars(sums))``, and
+    ``RegressionSums(**record.to_torch_state_dict())`` where they arrive.
+
+    Attributes:
+        gram: sum of (f, 1) (f, 1)^T [d + 1, d + 1]; its last entry is N.
+        cross: sum of y (f, 1)^T [m, d + 1].
+        squares: sum of y^2 of each target [m].
+
+    Raises:
+        ValueError: The arrays do not fit each other, or hold values that are not finite.
+    """
+
+    gram: Tensor
+    cross: Tensor
+    squares: Tensor
+
+    def __post_init__(self) -> None:
+        """Check shapes and values."""
+        shapes = [list(value.shape) for value in vars(self).values()]
+        outputs, columns = (*self.squares.shape, 0)[0], (*self.gram.shape, 0)[0]
+        if shapes != [[columns, columns], [outputs, columns], [outputs]] or columns < 2 or outputs < 1:
+            raise ValueError(f"gram, cross and squares have the shapes {shapes}: must be [d+1, d+1], [m, d+1] and [m]")
+        for entry in fields(self):
+            if not torch.isfinite(getattr(self, entry.name)).all():
+                raise ValueError(f"{entry.name} holds NaN or Inf: must be finite values")
+
+    @classmethod
+    def of(cls, features: Tensor, targets: Tensor) -> RegressionSums:
+        """Add up examples.
+
+        Args:
+            features: [N, d] of any float type.
+            targets: [N, m], or [N] for one target.
+
+        Raises:
+            ValueError: There are other numbers of rows, or values that are not finite.
+        """
+        rows, wanted = features.double(), targets.double().reshape(len(targets), -1)
+        if rows.ndim != 2 or len(rows) != len(wanted):
+            raise ValueError(
+                f"features have the shape {list(features.shape)} and targets {list(targets.shape)}: must be [N, d] and "
+                "[N, m], or [N]"
+            )
+        one = torch.cat([rows, rows.new_ones(len(rows), 1)], dim=1)
+        return cls(one.T @ one, wanted.T @ one, wanted.square().sum(0))
+
+    def __add__(self, other: RegressionSums) -> RegressionSums:
+        """Return the sums over both sets of examples."""
+        return RegressionSums(self.gram + other.gram, self.cross + other.cross, self.squares + other.squares)
+
+    def __sub__(self, other: RegressionSums) -> RegressionSums:
+        """Return the sums without those of a subset; exact but for rounding."""
+        return RegressionSums(self.gram - other.gram, self.cross - other.cross, self.squares - other.squares)
+
+    @property
+    def examples(self) -> float:
+        """N."""
+        return float(self.gram[-1, -1])
+
+    def errors(self, model: nn.Linear) -> Tensor:
+        """Return a model's squared error of each target [m], summed over the examples."""
+        both = torch.cat([model.weight, model.bias[:, None]], dim=1).detach().double()
+        explained = ((both @ self.gram - 2.0 * self.cross) * both).sum(1)
+        return (self.squares + explained).clamp_min(0.0)
+
+    def scores(self, model: nn.Linear) -> dict[str, list[float]]:
+        """Return a model's scores on these examples, without seeing one.
+
+        Returns:
+            ``"rmse"``: the root of the mean squared error of each target, in its unit. ``"r2"``: 1 minus the share of
+            the variance that is left, at most 1; NaN for a target without variance.
+        """
+        errors = self.errors(model)
+        spread = self.squares - self.cross[:, -1].square() / self.examples
+        shares = torch.where(spread > 0, 1.0 - errors / spread, torch.nan)
+        return {"rmse": (errors / self.examples).sqrt().tolist(), "r2": shares.tolist()}
+
+
+def ridge_regression(clients: Iterable[RegressionSums], penalty: float = 0.0) -> nn.Linear:
+    """Return the ridge regression of all clients' examples, by their sums: ``y = W f + b``.
+
+    Minimises ``||F W^T + 1 b^T - Y||^2 + l ||W||^2`` with ``l = lambda tr(A) / d``, where A is the features' scatter
+    around their mean; scikit-learn's ``alpha`` is l.
+
+    Args:
+        clients: The sums of each client.
+        penalty: lambda, above 0; 0 chooses it of :data:`..statistics.heads.LAMBDAS`, by the error on each client of the
+            regression of the others, where every target counts in units of its variance.
+
+    Returns:
+        A linear layer in float64, [B, d] -> [B, m].
+
+    Raises:
+        ValueError: The penalty is negative, or too small for the rounding of the sums; the clients' sums have other
+            shapes; or there are too few, no client, or one where the penalty is to be chosen.
+    """
+    parts = list(clients)
+    if penalty < 0 or len(parts) < (1 if penalty else 2):
+        raise ValueError(
+            f"penalty is {penalty:g} for the sums of {len(parts)} clients: must be above 0, or 0 for at least 2 clients"
+        )
+    if len({tuple(part.cross.shape) for part in parts}) > 1:
+        found = ", ".join(str(list(part.cross.shape)) for part in parts)
+        raise ValueError(f"the clients' sums have the shapes {found}: must be equal, of [m, d + 1]")
+    total = functools.reduce(RegressionSums.__add__, parts)
+    if penalty:
+        return _solve(total, penalty)
+    spread = total.squares - total.cross[:, -1].square() / total.examples
+    scale = torch.where(spread > 0, spread, 1.0)
+    others = [total - part for part in parts]
+
+    def left_out(candidate: float) -> float:
+        pairs = zip(parts, others, strict=True)
+        return sum(float((part.errors(_solve(rest, candidate)) / scale).sum()) for part, rest in pairs)
+
+    return _solve(total, min(LAMBDAS, key=left_out))
+
+
+def _solve(sums: RegressionSums, penalty: float) -> nn.Linear:
+    mean, targets = sums.gram[:-1, -1] / sums.examples, sums.cross[:, -1] / sums.examples
+    scatter = sums.gram[:-1, :-1] - sums.examples * torch.outer(mean, mean)
+    right = sums.cross[:, :-1].T - sums.examples * torch.outer(mean, targets)
+    strength = penalty * float(torch.trace(scatter)) / len(mean)
+    # Features that are constant over all examples leave no scatter: the regression is then the targets' mean.
+    weight = solve_ridge(scatter, right, strength).T if strength > 0 else torch.zeros_like(right.T)
+    model = nn.Linear(len(mean), len(targets), dtype=torch.float64)
+    with torch.no_grad():
+        model.weight.copy_(weight)
+        model.bias.copy_(targets - weight @ mean)
+    return model.requires_grad_(False)
