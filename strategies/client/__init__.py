@@ -136,7 +136,7 @@ def upload_facts(  # noqa: PLR0913  every fact that a client may send
         architecture: The server's name for this model; empty if the server knows only one model.
         label_counts: Training examples per class [C]; None if the client keeps them to itself.
         pretrained: The weights were not trained in this run.
-        ranges: The activation ranges from :func:`.calibration.calibrate`, measured on the client's own examples.
+        ranges: The activation ranges from :func:`.measures.calibrate`, measured on the client's own examples.
             Methods that send models in INT8 need them.
         classes: The names of the classes in the order of their numbers, such as ``ImageFolder(...).classes``. The
             server refuses an upload whose names or order differ from its own, or from the first upload's.

@@ -15,14 +15,8 @@ In a few lines::
 
 ``records`` and ``metrics`` belong into the answer, beside the number of examples. ``update`` reads the request: FedProx
 sends ``proximal-mu``, FedDyn ``feddyn-alpha``, SCAFFOLD its control variate, STC its compression, FedGen its generator.
-Without any of them the penalty is 0; several of them add up. Each part also works alone:
-
-* :class:`.regularizers.Proximal`, :class:`.regularizers.DynamicRegularizer`;
-* :class:`.control.ControlVariates`, :class:`.control.Travel`, which FedNova asks for;
-* :class:`.sparse_update.SparseUpdate`;
-* :class:`.generated.GeneratedExamples`.
-
-These modules name their papers and deviations. :mod:`.round_state` keeps the state that outlives a round.
+Without any of them the penalty is 0; several of them add up. Each class here works alone too, and so does
+:class:`.generated.GeneratedExamples`. :mod:`.round_state` keeps the state that outlives a round.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class RoundState:
     """One client's memory in one run.
 
     Attributes:
-        folder: The run's folder, see :func:`strategies.client.places.run_place`; None to keep no state.
+        folder: The run's folder, see :func:`strategies.core.places.run_place`; None to keep no state.
     """
 
     folder: Path | None

@@ -82,7 +82,7 @@ class FedAdam:
             params: lambda, from which every client started.
             state: The state after the last round, or :meth:`start`; not changed.
             updates: Of every client that answered, its lambda_i and the number of examples that its steps saw
-                (:meth:`.training.Sgd.seen`); these numbers, divided by their sum, are r_i.
+                (:meth:`.aggregator_steps.Sgd.seen`); these numbers, divided by their sum, are r_i.
 
         Raises:
             ValueError: There are no updates, their weights sum to 0, or one has another form or is not finite.

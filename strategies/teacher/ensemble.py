@@ -45,7 +45,7 @@ class Ensemble(nn.Module):
         precision: ``"float32"`` leaves members unchanged; with ``"bfloat16"`` members compute in bfloat16 and their
             logits are returned as float32.
         form: ``"loop"`` calls one member after another, ``"stacked"`` calls members of one kind together (see
-            :mod:`.grouped`). ``"auto"`` stacks on a GPU, and on a CPU joins narrow first layers. Members with hooks are
+            :mod:`.calls`). ``"auto"`` stacks on a GPU, and on a CPU joins narrow first layers. Members with hooks are
             always called one by one.
         kinds: The kind of each member [M]: members of one kind differ only in the values of their weights. Without
             kinds nothing is called together.

@@ -2,16 +2,15 @@
 
 Paper: McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017,
     https://arxiv.org/abs/1602.05629 (FedAvg); Reddi et al., Adaptive Federated Optimization, ICLR 2021,
-    https://arxiv.org/abs/2003.00295 (FedAdam, FedYogi). The others are cited in rules.py, ternary.py and
-    client/corrections.py. Read version: none anew. The settings follow the published code of FENS (Allouah et al.,
+    https://arxiv.org/abs/2003.00295 (FedAdam, FedYogi). The others are cited in algorithms.py, ternary.py
+    and client/corrections.py. Read version: none anew. The settings follow the published code of FENS (Allouah et al.,
     NeurIPS 2024, https://arxiv.org/abs/2411.07182), which compares one-shot methods with federated learning in rounds.
     A refiner, any method that ends with one model, generalises FLBoost (flboost.py).
 Symbols: eta -> server_lr; beta_1, beta_2, tau of FedAdam and FedYogi -> BETA1, BETA2, TAU; mu of FedProx -> mu;
     alpha of FedDyn -> dyn_alpha; p of STC -> stc_density; gamma of FedNova -> server_momentum; R -> rounds;
     C -> fraction.
-Where: FedAvg, FedProx, FedAdam, FedYogi -> Flower's own strategies; FedNova, SCAFFOLD, FedDyn -> rules.py,
-    stepped.py; STC -> uploads/ternary.py, stc.py; refiners -> refinement.py; the clients' half ->
-    client/corrections.py.
+Where: FedAvg, FedProx, FedAdam, FedYogi -> Flower's own strategies; FedNova, SCAFFOLD, FedDyn, STC ->
+    algorithms.py; refiners -> refinement.py; the clients' half -> client/corrections.py.
 Deviations: batch-normalisation buffers are averaged, without correction, server step or compression. SCAFFOLD and
     FedDyn average buffers and models without weights, the others by numbers of examples. Flower's FedAdam corrects the
     bias of its moments, Reddi et al.'s does not. STC weighs clients by their examples, and compresses the model's
