@@ -39,6 +39,7 @@ def changed_name(client: str, own: str) -> UploadError:
 
 
 def no_upload_of(client: str) -> UploadError:
+    """A client answers a question after the upload phase without having uploaded."""
     return UploadError(f"it answers as {client!r}, and no upload has this name: must have uploaded")
 
 
@@ -82,6 +83,7 @@ def not_back(what: str) -> UploadError:
 
 
 def unreadable_answer(error: str) -> UploadError:
+    """Flower could not inflate or decode the answer."""
     return UploadError(f"its answer cannot be read: {error}")
 
 
@@ -100,6 +102,7 @@ def long_record(size: int, most: int) -> UploadError:
 
 
 def large_answer(most: int) -> UploadError:
+    """The objects of an answer have more bytes than an upload may have, on the wire or inflated."""
     return UploadError(f"its answer is larger than {most / MIB:.1f} MiB (max-upload-mib)")
 
 
@@ -190,6 +193,7 @@ def bad_start(value: object) -> UploadError:
 
 
 def other_start(found: str, expected: str) -> UploadError:
+    """A client's training began from other weights than those of the run, so that its update means nothing here."""
     return UploadError(
         f"its training started from weights with sha256 {found[:12]}, those of this run have {expected[:12]}: must "
         "start from the weights that the server sends"
@@ -281,10 +285,12 @@ def misfit_weights(what: str, architecture: str, error: object) -> UploadError:
 
 
 def no_float32(what: str, dtype: str) -> UploadError:
+    """The architecture itself has a dtype that numpy lacks."""
     return UploadError(f"{what} is {dtype} in the architecture: must be float32")
 
 
 def not_dense(what: str, kind: str) -> UploadError:
+    """A tensor cannot be an array of numpy."""
     return UploadError(f"{what} is {kind}: must be a dense tensor of a dtype that numpy has")
 
 
@@ -441,6 +447,7 @@ def bad_generator(problem: str) -> UploadError:
 
 
 def misfit_aggregator(name: str, error: object) -> UploadError:
+    """FENS's aggregator does not take the ensemble's logits."""
     return UploadError(f"the server's aggregator {name[:80]!r} does not fit the logits: {error}")
 
 
@@ -460,6 +467,7 @@ def no_steps(travel: float) -> UploadError:
 
 
 def no_part(reason: str) -> UploadError:
+    """The client has no held-out examples that it may answer with."""
     return UploadError(f"{reason}: it takes no part in the rounds")
 
 
@@ -539,6 +547,7 @@ def not_kept(what: str, error: object, so: str) -> UploadError:
 
 
 def not_private(what: str) -> UploadError:
+    """The server asks for something outside the privacy guarantee."""
     return UploadError(
         f"the server asks for {what}: must be one upload of a classifier, or of sums of features without squares, "
         "with privacy.epsilon"
