@@ -119,5 +119,5 @@ def test_preset_is_its_values_then_the_changes() -> None:
 def test_preset_that_is_unknown_or_changed_out_of_range_is_refused() -> None:
     with pytest.raises(OptionError, match="unknown preset 'code' of ToyConfig: known are published, paper"):
         ToyConfig.preset("code")
-    with pytest.raises(OptionError, match="toy.epochs"):
+    with pytest.raises(OptionError, match="server.epochs"):
         ToyConfig.preset("paper", epochs=0)

@@ -169,9 +169,9 @@ class Telling(Net):
             [nn.Sequential(nn.Flatten(), nn.LazyLinear(4))],
             "model 'client-000': tensor '1.weight' is without values yet",
         ),
-        ([Telling()], "model 'client-000': '_extra_state' of its state dict is dict: must be a tensor"),
+        ([Telling()], "model 'client-000': '_extra_state' of its state dict is dict: must be a dense tensor"),
         ([{"optimizer": Net().state_dict()}], "model 'client-000': 'optimizer' of its state dict is OrderedDict"),
-        ([{1: torch.ones(1)}], "model 'client-000': 1 of its state dict is Tensor: must be a tensor with a name"),
+        ([{1: torch.ones(1)}], "model 'client-000': 1 of its state dict is Tensor: must be a dense tensor with a name"),
     ],
 )
 @pytest.mark.parametrize("model", [None, Net])
