@@ -193,15 +193,15 @@ def test_an_editable_installation_is_the_repository(tmp_path: Path, monkeypatch:
 def test_a_clone_knows_the_installed_name_for_the_same_modules() -> None:
     code = """
         import oneshot_fl.core.errors, oneshot_fl.server_app.cli
-        import fl_app.config, strategies.core.errors, server_app.cli
-        from oneshot_fl.fl_app.config import ClientConfig
+        import fl_app.environment, strategies.core.errors, server_app.cli  # all of them without torch
+        from oneshot_fl.fl_app import environment
         from oneshot_fl import GatekeeperConfig
         from importlib.util import find_spec
 
         assert oneshot_fl is strategies and GatekeeperConfig is strategies.GatekeeperConfig
         assert oneshot_fl.core.errors is strategies.core.errors
         assert strategies.core.errors.__spec__.name == "strategies.core.errors"
-        assert ClientConfig is fl_app.config.ClientConfig
+        assert environment is fl_app.environment
         assert oneshot_fl.server_app.cli is server_app.cli
         assert find_spec("oneshot_fl.server_app.app").origin == find_spec("server_app.app").origin
         assert find_spec("oneshot_fl.nowhere") is None

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -17,38 +15,39 @@ from strategies.run.files import FolderLock
 # Newer Pythons warn of a fork beside torch's threads; the children here only write files and die.
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 
-HOLD = """
-import sys, time
-from pathlib import Path
-from strategies.run.files import FolderLock
-lock = FolderLock(Path(sys.argv[1]))
-print("held", flush=True)
-time.sleep(30)
-"""
 
-
-def holder(folder: Path) -> subprocess.Popen[str]:
-    child = subprocess.Popen([sys.executable, "-c", HOLD, str(folder)], stdout=subprocess.PIPE, text=True)
-    assert child.stdout is not None
-    assert child.stdout.readline() == "held\n"
+def holder(folder: Path) -> int:
+    """Return a process that holds the lock of a folder."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            lock = FolderLock(folder)
+            os.write(writer, b"held" if lock.held else b"free")
+            time.sleep(30)
+        finally:
+            os._exit(1)
+    os.close(writer)
+    assert os.read(reader, 4) == b"held"
+    os.close(reader)
     return child
 
 
 def test_lock_held_by_another_process_fails_at_once_and_names_it_and_dies_with_it(tmp_path: Path) -> None:
-    with holder(tmp_path) as child:
-        try:
-            began = time.monotonic()
-            with pytest.raises(StoreError) as caught:
-                FolderLock(tmp_path)
-            assert time.monotonic() - began < 1.0
-            assert str(tmp_path) in str(caught.value)
-            assert f"process {child.pid}, wait or end it" in str(caught.value)
-        finally:
-            child.send_signal(signal.SIGKILL)
-            child.wait()
-        lock = FolderLock(tmp_path)
-        assert lock.held
-        lock.release()
+    child = holder(tmp_path)
+    try:
+        began = time.monotonic()
+        with pytest.raises(StoreError) as caught:
+            FolderLock(tmp_path)
+        assert time.monotonic() - began < 1.0
+        assert str(tmp_path) in str(caught.value)
+        assert f"process {child}, wait or end it" in str(caught.value)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    lock = FolderLock(tmp_path)
+    assert lock.held
+    lock.release()
 
 
 def test_lock_held_by_this_process_keeps_a_second_one_out_until_released(tmp_path: Path) -> None:
