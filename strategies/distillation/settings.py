@@ -27,7 +27,7 @@ SCHEDULES = ("constant", "cosine", "one-cycle")
 # Name -> help and rules of an option that several methods have; each declares it once more with its own default.
 _SHARED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "epochs": (
-        "server epochs T: passes over the images or, of a classifier on drawn examples, over these",
+        "server epochs T: passes over the images, or over the drawn examples that train a classifier",
         {"low": 1, "scaled": True, "main": True},
     ),
     "generator_steps": ("generator steps per epoch T_G", {"low": 1, "main": True}),
