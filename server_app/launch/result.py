@@ -16,7 +16,15 @@ from server_app.report.client_scores import client_lines, results_table, summary
 from server_app.report.communication import moved_lines
 from server_app.report.gatekeeping import attack_lines
 from server_app.report.page import PAGE_FILE
-from server_app.report.tables import headline, headline_cells, refusal_lines, scale_of, titled
+from server_app.report.tables import (
+    headline,
+    headline_cells,
+    refusal_lines,
+    scale_of,
+    scored_on,
+    titled,
+    unscored_lines,
+)
 from server_app.settings.read import scaled_line
 from strategies.core.errors import printable
 from strategies.core.facts import HEADLINES
@@ -39,15 +47,13 @@ def print_result(result: Mapping[str, Any], format: Format) -> None:  # noqa: A0
     for row in _summarised(result["table"], metric):
         table.add_row(printable(row["name"]), printable(row["kind"]), *headline_cells(row, metric))
     if result["table"]:
-        clients = result.get("evaluation", {}).get("on") == "clients"
-        where = "on the clients' own examples" if clients else "on held-out examples"
         # A separate line, because a table's title would be wrapped to the table's width.
         console.print(
-            f"{titled(metric).split(',')[0]} {where} ({result['method']}, seed {result['seed']})",
+            f"{titled(metric).split(',')[0]} on {scored_on(result)} ({result['method']}, seed {result['seed']})",
             highlight=False,
         )
         console.print(table)
-    for line in client_lines(result["evaluation"]) if "evaluation" in result else ():
+    for line in [*unscored_lines(result), *(client_lines(result["evaluation"]) if "evaluation" in result else ())]:
         console.print(printable(line), highlight=False, soft_wrap=True)
     # Clients that answer round by round upload nothing.
     counted = result["uploads"] or result["refused"]

@@ -88,7 +88,7 @@ def replay_run(
             adapter.save(target.path / ADAPTER_FOLDER)
             log(f"the merged adapter: PeftModel.from_pretrained(base, {str(target.path / ADAPTER_FOLDER)!r})")
         seconds = {"server": report.seconds, "app": time.monotonic() - began}
-        if ready.scorer is None:
+        if ready.scorer is None and ready.foreign:
             result = bare_result(target, settings.choice.name, report, seconds)
         else:
             result = finish(target, settings, report, ready.scorer, seconds=seconds, log=log, kept=request.kept)

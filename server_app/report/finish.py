@@ -20,7 +20,7 @@ from server_app.report.load_code import load_code
 from server_app.report.page import PAGE_FILE, write_page
 from server_app.report.plots import client_weights, model_card, run_plots, score_plots
 from server_app.report.run_page import run_page, run_setting
-from server_app.report.tables import headline_cells, privacy_facts, privacy_lines
+from server_app.report.tables import headline_cells, privacy_facts, privacy_lines, scored_on, unscored_lines
 from server_app.report.tracking import track
 from server_app.settings.choices import Choice
 from server_app.settings.read import Settings, scaled_line
@@ -49,8 +49,11 @@ ON_HUB = {
 _NO_NAMES = (*TABLE_FORMS, "imagefolder")  # forms of data, which name no data set
 
 
-def front_matter(method: Choice, job: Job, info: Mapping[str, Any], rows: Sequence[Row]) -> str:
+def front_matter(method: Choice, job: Job, info: Mapping[str, Any], rows: Sequence[Row], where: str) -> str:
     """Return the lines before a model card.
+
+    Args:
+        where: What the scores are counted on, :func:`.tables.scored_on`.
 
     Returns:
         ``---``, one entry per line with its value in JSON, which YAML contains, and ``---``.
@@ -59,7 +62,7 @@ def front_matter(method: Choice, job: Job, info: Mapping[str, Any], rows: Sequen
     named = bool(data) and data not in _NO_NAMES and not is_own(data)
     task = _task(job.input_shape)
     scores = [
-        {"type": name, "name": f"{name} on held-out examples", "value": score["value"]}
+        {"type": name, "name": f"{name} on {where}", "value": score["value"]}
         for name, score in (rows[-1].scores.items() if rows else ())
     ]
     of_data = (
@@ -121,23 +124,20 @@ def finish(  # noqa: PLR0913  everything that a result consists of
         rows = evaluate(report, settings.choice.name, held_out, log=log, kept=kept, averaging=averaging)
     else:
         rows = client_rows(evaluation or {}, settings.choice.titled(report.job.config), settings.choice.kind)
-    if not rows:
-        bare = bare_result(folder, settings.choice.name, report, seconds)
-        bare |= {"evaluation": evaluation} if evaluation else {}
-        _keep(folder, settings, bare, log=log)
-        return bare
     if isinstance(held_out, HeldOut):
         write_answers(folder.path, rows, held_out)
-    accuracy = rows[-1].accuracy  # the last row is the method's own result: the student, if it has both outcomes
+    # The last row is the method's own result: the student, if it has both outcomes. Without scores there is none.
+    own = rows[-1] if rows else Row(settings.choice.title, settings.choice.kind, None)
+    accuracy = own.accuracy
     refused, cost = [refusal for each in rounds_in(folder) for refusal in each.refused()], cost_of(folder)
     result: dict[str, Any] = {
         **bare_result(folder, settings.choice.name, report, {}),  # the seconds are filled below, with the report's own
         **({"scaled": settings.scaled} if settings.scaled else {}),
         "accuracy": accuracy,
         "best_accuracy": best_accuracy(own_epochs(report.outcome, _metrics(folder)), accuracy),
-        "metric": settings.app.metric if accuracy is not None else next(iter(rows[-1].scores)),
-        "scores": dict(rows[-1].scores),
-        "details": dict(rows[-1].details),
+        "metric": next(iter(own.scores)) if accuracy is None and own.scores else settings.app.metric,
+        "scores": dict(own.scores),
+        "details": dict(own.details),
         "table": [row.as_json() for row in rows],
         "uploads": len(pinned_clients(last_round(folder)) or report.job.uploads),
         "refused": len(refused),
@@ -180,7 +180,12 @@ def _of_clients(settings: Settings, report: StageReport, held_out: Scorer | None
 def _facts(settings: Settings, result: Mapping[str, Any]) -> dict[str, Any]:
     """Return the facts of the model card beside the table."""
     notes = [*attack_lines(result.get("attack", {})), *privacy_lines(result.get("privacy", {}))]
-    own = {"weights_sha256": result["weights_sha256"], "options": settings.options, "notes": notes}
+    own = {
+        "weights_sha256": result["weights_sha256"],
+        "options": settings.options,
+        "notes": notes,
+        "where": scored_on(result),
+    }
     return {**own, "gatekeeper": result.get("gatekeeper", {}), "classes": result.get("classes", ())}
 
 
@@ -198,13 +203,13 @@ def _reported(
     facts, setting, metrics = _facts(settings, result), run_setting(folder.info, result), _metrics(folder)
     details = result.get("details", {})
     card = model_card(settings.choice, report, rows, {**facts, "metrics": metrics, "setting": setting})
-    head = front_matter(settings.choice, report.job, folder.info, rows)
+    head = front_matter(settings.choice, report.job, folder.info, rows, facts["where"])
     atomic_write(folder.path / CARD_FILE, f"{head}{card}".encode())
-    points = points_of(settings.choice, rows, metrics, cost) if cost is not None else []
+    points = points_of(settings.choice, rows, metrics, cost) if rows and cost is not None else []
     own = own_epochs(report.outcome, metrics)
-    clients = result.get("evaluation", {}).get("on") == "clients"
-    where = "all the clients' own examples" if clients else "held-out examples"
-    plots = run_plots(report, rows, own, points, classes=facts["classes"], metric=result["metric"], where=where)
+    plots = run_plots(
+        report, rows, own, points, classes=facts["classes"], metric=result["metric"], where=facts["where"]
+    )
     plots |= score_plots(report.job, details)
     plots |= client_plots(result.get("evaluation", {}))
     plots["gatekeeper"] = partial(plot_verdict, facts["gatekeeper"])
@@ -274,7 +279,7 @@ def table_lines(result: Mapping[str, Any]) -> list[str]:
     width = max((len(str(row["name"])) for row in result["table"]), default=0)
     metric = result.get("metric", "accuracy")
     lines = [f"{row['name']:<{width}}  {row['kind']:<8}  {_headline_text(row, metric)}" for row in result["table"]]
-    lines += client_lines(result["evaluation"]) if "evaluation" in result else []
+    lines += [*unscored_lines(result), *(client_lines(result["evaluation"]) if "evaluation" in result else ())]
     lines += [f"scaled: {scaled_line(result['scaled'])}"] if "scaled" in result else []
     lines += attack_lines(result.get("attack", {})) + privacy_lines(result.get("privacy", {}))
     lines += verdict_lines(result.get("gatekeeper", {}))

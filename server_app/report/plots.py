@@ -59,7 +59,7 @@ def run_plots(
         plots[metric] = partial(plot_scores, rows, metric, where)
     if counts:
         plots["labels"] = partial(plot_labels, counts, classes)
-    if len(curve) > 1:
+    if rows and len(curve) > 1:
         plots["server_curve"] = partial(plot_curve, curve, rows, rounds=rounds)
     if differ_in_cost(points):
         plots["communication"] = partial(plot_communication, points)
@@ -267,8 +267,6 @@ def model_card(method: Choice, report: StageReport, rows: Sequence[Row], facts: 
     results += [f"an ensemble of {len(outcome.ensemble.clients)} models"] if outcome.ensemble is not None else []
     own = {job.student} if outcome.student is not None else set()
     own |= {upload.architecture for upload in job.uploads} if outcome.ensemble is not None else set()
-    table = "\n".join(f"| {row.name} | {row.kind} | {' | '.join(_cells(row))} |" for row in rows)
-    names = list(rows[-1].scores) if rows else []
     options = "\n".join(f"- `{key}` = {value!r}" for key, value in sorted(facts.get("options", {}).items()))
     notes = "".join(f"{note[0].upper()}{note[1:]}.\n" for note in facts.get("notes", ()))
     how = f"one-shot federated learning from {len(job.uploads)} uploads" if job.uploads else "rounds of training"
@@ -280,11 +278,9 @@ Architecture: {", ".join(sorted(own))}.
 Input: {_input_of(job)}. Output: logits of {job.num_classes} classes{_names_of(facts.get("classes", ()))}.
 Weights (sha256): {facts["weights_sha256"]}. Seed: {job.seed}.
 
-## Scores on held-out examples
+## Scores{f" on {facts.get('where', 'held-out examples')}" if rows else ""}
 
-| name | kind | {" | ".join(map(titled, names))} |
-|---|---|{"---|" * len(names)}
-{table}
+{_score_table(rows)}
 {_intervals(rows)}{features_section(job, own, facts.get("metrics", ()))}{card_section(facts.get("gatekeeper", {}))}
 ## Load
 
@@ -301,12 +297,20 @@ After `pip install oneshot-fl`, in this folder:
 ## Limits
 
 The server never saw a client's data. This model may still contain what a client's model learned from its data.
-The scores hold for images like the held-out ones of this run.
+{"The scores hold for examples like those that they are counted on." if rows else "Nobody knows yet how good it is."}
 {notes}"""
 
 
-def _cells(row: Row) -> list[str]:
-    return [headline_cells(row.as_json(), name)[0] for name in row.scores]
+def _score_table(rows: Sequence[Row]) -> str:
+    """Return the scores of all rows as a table in Markdown; without rows a sentence."""
+    if not rows:
+        return "None: this result was scored on no examples."
+    names = list(rows[-1].scores)
+    lines = [f"| name | kind | {' | '.join(map(titled, names))} |", f"|---|---|{'---|' * len(names)}"]
+    for row in rows:
+        cells = [headline_cells(row.as_json(), name)[0] for name in row.scores]
+        lines.append(f"| {row.name} | {row.kind} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def _intervals(rows: Sequence[Row]) -> str:

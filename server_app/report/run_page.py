@@ -19,8 +19,10 @@ from server_app.report.tables import (
     privacy_lines,
     refusal_lines,
     scale_of,
+    scored_on,
     setting_line,
     titled,
+    unscored_lines,
 )
 from server_app.settings.choices import CHOICES
 from server_app.settings.read import default_settings, scaled_line
@@ -48,7 +50,7 @@ def run_page(folder: RunFolder, result: Mapping[str, Any], code: str, fitting: S
         facts=_facts(info, settings, result),
         warnings=_warnings(result),
         tables=[
-            _results(result),
+            *([_results(result)] if result["table"] else []),
             *_clients(result),
             *_scores(result),
             *_classes(folder, result.get("classes", ())),
@@ -77,10 +79,7 @@ def _figures(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     unit = f" {unit}" if unit else ""
     value, interval = headline_cells({"accuracy": result["accuracy"], "scores": result.get("scores", {})}, metric)
     within = "" if interval == "-" else f", 95 % within {interval}"
-    where = "on held-out examples"
-    if result.get("evaluation", {}).get("on") == "clients":
-        where = "on the clients' own examples, all together"
-    figures = [(f"{value}{unit}", f"{name} {where}{within}")]
+    figures = [(f"{value}{unit}", f"{name} on {scored_on(result)}{within}")] if result["table"] else []
     figures += [] if alone is None else [(f"{alone:.{places_of(metric)}f}{unit}", "best client alone")]
     figures += [(str(result["uploads"]), f"uploads, {result['refused']} refused")] if result["uploads"] else []
     figures += [(size_text(result["mib_up_per_client"]), "sent per client")]
@@ -116,17 +115,15 @@ def _warnings(result: Mapping[str, Any]) -> list[str]:
     scaled = [f"scaled: {scaled_line(result['scaled'])}"] if "scaled" in result else []
     refused = [f"refused: {line}" for line in refusal_lines(result["refusals"])]
     own = attack_lines(result.get("attack", {})) + privacy_lines(result.get("privacy", {}))
-    return [*scaled, *refused, *own, *verdict_lines(result.get("gatekeeper", {}))]
+    return [*unscored_lines(result), *scaled, *refused, *own, *verdict_lines(result.get("gatekeeper", {}))]
 
 
 def _results(result: Mapping[str, Any]) -> Table:
     table, metric = result["table"], result.get("metric", "accuracy")
     rows = [(row["name"], row["kind"], *reversed(headline_cells(row, metric))) for row in table]
     bars = [min(1.0, (headline(row, metric) or 0.0) / scale_of(metric)) for row in table if metric in HEADLINES]
-    clients = result.get("evaluation", {}).get("on") == "clients"
-    where = "all the clients' own examples" if clients else "held-out examples"
     return Table(
-        f"{titled(metric)[0].upper()}{titled(metric)[1:].split(',')[0]} on {where}",
+        f"{titled(metric)[0].upper()}{titled(metric)[1:].split(',')[0]} on {scored_on(result)}",
         ("model", "kind", "95 % interval", titled(metric).rpartition(", ")[2]), rows, texts=2, bars=bars,
         strong=frozenset({len(rows) - 1}),
     )  # fmt: skip

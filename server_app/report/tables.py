@@ -56,6 +56,20 @@ def titled(metric: str) -> str:
     return f"{words}, %" if in_percent(metric) else words
 
 
+def scored_on(result: Mapping[str, Any]) -> str:
+    """Return what the scores of a result's table are counted on."""
+    clients = result.get("evaluation", {}).get("on") == "clients"
+    return "all the clients' own examples" if clients else "held-out examples"
+
+
+def unscored_lines(result: Mapping[str, Any]) -> list[str]:
+    """Return the line of a result without scores, and why it has none; no line for one with scores."""
+    if result["table"]:
+        return []
+    why = "no client has scored the result" if "evaluation" in result else "the result was scored on no examples"
+    return [f"no scores: {why}"]
+
+
 def output_console() -> Console:
     """Return the console of standard output, which marks, colours and draws no words of its own accord."""
     return Console(markup=False, emoji=False, highlight=False, width=None if sys.stdout.isatty() else _FILE_WIDTH)

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
-from server_app.report.finish import describe_failure, finish
+from server_app.replay.request import ReplayRequest
+from server_app.replay.stored import replay_run
+from server_app.report.finish import describe_failure, finish, table_lines
 from server_app.settings.read import read_settings
 from strategies.core.errors import QuorumError
 from strategies.core.facts import HEADLINES
@@ -111,6 +113,22 @@ def test_a_finished_run_has_a_result_file_with_exactly_the_agreed_keys(
     assert stored["scores"].keys() == set(HEADLINES)
     assert all(score["low"] <= score["value"] <= score["high"] for score in stored["scores"].values())
     assert sorted(stored["plots"]) == sorted(file.name for file in (path / "report").iterdir())
+
+
+def test_a_result_that_nobody_scores_has_a_page_and_a_card_that_say_so(run_folder: Callable[..., Path]) -> None:
+    source = run_folder(**{"evaluate.on": "none"})
+
+    result = replay_run(ReplayRequest(source, "fedavg", {}), log=lambda _: None)
+
+    place = Path(result["run_dir"])
+    assert (result["accuracy"], result["scores"], result["table"]) == (None, {}, [])
+    assert result["plots"] == ["labels.png"]
+    page, card = ((place / name).read_text() for name in ("report.html", "model_card.md"))
+    assert "no scores: the result was scored on no examples" in page
+    assert not re.search("on held-out examples|Accuracy on|<b>-", page)
+    assert "None: this result was scored on no examples." in card
+    assert "held-out" not in card
+    assert any(line.startswith("no scores: ") for line in table_lines(result))
 
 
 def test_a_failed_run_says_why_and_keeps_its_uploads(run_folder: Callable[..., Path], small: Mapping[str, Any]) -> None:
