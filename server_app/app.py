@@ -86,7 +86,9 @@ def _run(grid: Grid, given: dict[str, Any]) -> None:
             )
             evaluation = None
             if asked and isinstance(strategy, OneShot):
-                found = strategy.score_on_clients(grid, timeout=settings.app.deadline_s, classes=split.classes)
+                found = strategy.score_on_clients(
+                    grid, timeout=settings.app.deadline_s, classes=split.classes, averaging=settings.averaging
+                )
                 evaluation = evaluation_facts(found, where, settings.app.metric, split.classes)
                 for line in client_lines(evaluation):
                     log_info(line)
@@ -131,6 +133,7 @@ def _score_stored(
         [each.report for each in stored],
         timeout=app.deadline_s,
         classes=split.classes,
+        averaging=settings.averaging,
         train_config=ConfigRecord({TEST_SHARE: app.client.test_share}),
     )
     if not found[0].clients:

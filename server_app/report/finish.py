@@ -27,8 +27,8 @@ from server_app.settings.read import Settings, scaled_line
 from server_app.settings.server_data import HeldOut, Scorer
 from strategies.core.durable import atomic_write
 from strategies.core.facts import STATISTICS, holds_images, in_percent
-from strategies.core.options import is_own, parse
-from strategies.method import METHODS, Job, Outcome
+from strategies.core.options import is_own
+from strategies.method import Job, Outcome
 from strategies.run import CARD_FILE
 from strategies.run.run_folder import RunFolder
 from strategies.run.stage import StageReport, last_round, pinned_clients, result_digest
@@ -120,8 +120,7 @@ def finish(  # noqa: PLR0913  everything that a result consists of
     """
     began = time.monotonic()
     if held_out is not None:
-        averaging: Any = parse(METHODS["fedavg"].config, settings.flat, "fedavg", settings.app.preset)
-        rows = evaluate(report, settings.choice.name, held_out, log=log, kept=kept, averaging=averaging)
+        rows = evaluate(report, settings.choice.name, held_out, log=log, kept=kept, averaging=settings.averaging)
     else:
         rows = client_rows(evaluation or {}, settings.choice.titled(report.job.config), settings.choice.kind)
     if isinstance(held_out, HeldOut):

@@ -73,6 +73,11 @@ class Settings:
         return self.choice if self.refiner is None else Choice.of(self.refiner.method)
 
     @property
+    def averaging(self) -> Any:
+        """The config of the FedAvg that stands beside the method's result."""
+        return parse(METHODS["fedavg"].config, self.flat, "fedavg", self.app.preset)
+
+    @property
     def options(self) -> dict[str, Scalar]:
         """The options of the method, and of the rounds' refiner, by key."""
         refiner = {} if self.refiner is None else flatten(self.refiner.config, self.refiner.method.name)

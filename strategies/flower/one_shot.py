@@ -21,12 +21,12 @@ from ..core.errors import OptionError
 from ..core.facts import CLASSIFIER, UNKNOWN_SHAPE, choose_normalization, holds_images
 from ..core.options import QUICK
 from ..core.places import expand_user
-from ..method import ASSUMED, METHODS, Job, Method, Normalization, Observer, Silent
+from ..method import ASSUMED, Job, Method, Normalization, Observer
 from ..run.quarantine import guarded_replay
 from ..run.run_folder import RunFolder, default_run_dir, open_run
 from ..run.stage import StageReport, pinned_clients
 from ..run.trial import describe_cost
-from ..scores.exchange import FEDAVG, Evaluation, ask, question_of, result_name
+from ..scores.exchange import Evaluation, ask, models_to_score, question_of, result_name
 from ..uploads.builders import Model, check_described, check_task, choose_config, choose_student, named_builders
 from ..uploads.forms import FormedBuilder, formed_builders
 from ..uploads.needs import check_needs, list_demands
@@ -404,7 +404,9 @@ class OneShot(Strategy):
 
     # The result's scores.
 
-    def score_on_clients(self, grid: Grid, *, timeout: float, classes: Sequence[str] = ()) -> Evaluation:
+    def score_on_clients(
+        self, grid: Grid, *, timeout: float, classes: Sequence[str] = (), averaging: Any = None
+    ) -> Evaluation:
         """Have the clients score the result on their own test examples, after :meth:`start`.
 
         Each client that kept such examples (``test-share`` in the ``train_config`` of :meth:`start`) gets the result,
@@ -414,11 +416,12 @@ class OneShot(Strategy):
             grid: Flower's grid.
             timeout: Seconds to wait for answers.
             classes: The classes' names.
+            averaging: The config of that FedAvg; None: its defaults.
 
         Returns:
             The sums of the clients that answered, and why others did not.
         """
-        return self.score_stored(grid, [self.report], timeout=timeout, classes=classes)[0]
+        return self.score_stored(grid, [self.report], timeout=timeout, classes=classes, averaging=averaging)[0]
 
     def score_stored(
         self,
@@ -427,6 +430,7 @@ class OneShot(Strategy):
         *,
         timeout: float,
         classes: Sequence[str] = (),
+        averaging: Any = None,
         train_config: ConfigRecord | None = None,
     ) -> list[Evaluation]:
         """Have the clients score several results on this run's uploads, its own and those of replays, in one exchange.
@@ -436,6 +440,7 @@ class OneShot(Strategy):
             reports: The results.
             timeout: Seconds to wait for answers.
             classes: The classes' names.
+            averaging: The config of the FedAvg beside them; None: its defaults.
             train_config: What :meth:`start` got, for a strategy that has not been started.
 
         Returns:
@@ -445,12 +450,8 @@ class OneShot(Strategy):
         if train_config is not None:
             self.rounds.remember(train_config)
         job = reports[0].job
-        models = {result_name(number): report.outcome for number, report in enumerate(reports)}
+        models = models_to_score(self.method, job, [report.outcome for report in reports], averaging)
         jobs = {result_name(number): report.job for number, report in enumerate(reports)}
-        alike = self.method.uploads == CLASSIFIER and (self.method.name != "fedavg" or len(reports) > 1)
-        if alike and {each.architecture for each in job.uploads} == {job.student}:
-            average = METHODS["fedavg"]
-            models[FEDAVG] = average.fit(replace(job, config=average.config(), device="cpu"), Silent())
         try:
             folder = self.folder.round(server_round)
             clients = self.rounds.clients(self.folder, server_round, grid, timeout)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import add
 from typing import Any
@@ -19,7 +19,8 @@ import numpy as np
 from ..combiners.outcomes import find_members
 from ..core import refusals
 from ..core.clients import Answer, Clients, Question
-from ..method import Job, Outcome
+from ..core.facts import CLASSIFIER
+from ..method import METHODS, Job, Method, Outcome, Silent
 from ..uploads.packed import PackedMember, pack_member, to_wire
 from .sums import SHARES, PairSums, Sums, unpack, unpack_pair
 
@@ -81,6 +82,22 @@ def results_in(models: object) -> list[str]:
 def classes_digest(num_classes: int, names: Sequence[str]) -> str:
     """Return the digest of the classes, which server and client must share."""
     return hashlib.sha256("\n".join([str(num_classes), *names]).encode()).hexdigest()
+
+
+def models_to_score(method: Method, job: Job, outcomes: Sequence[Outcome], averaging: Any = None) -> dict[str, Outcome]:
+    """Return results on the same uploads by their names, and one-shot FedAvg where that is something else.
+
+    Args:
+        method: The method of the first result.
+        job: Its job.
+        averaging: The config of that FedAvg; None: its defaults.
+    """
+    models = {result_name(number): outcome for number, outcome in enumerate(outcomes)}
+    alike = {upload.architecture for upload in job.uploads} == {job.student}
+    if alike and method.uploads == CLASSIFIER and (method.name != "fedavg" or len(outcomes) > 1):
+        average = METHODS["fedavg"]
+        models[FEDAVG] = average.fit(replace(job, config=averaging or average.config(), device="cpu"), Silent())
+    return models
 
 
 def question_of(

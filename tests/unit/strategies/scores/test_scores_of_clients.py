@@ -19,7 +19,7 @@ from strategies.core.clients import Answer, Question
 from strategies.core.errors import UploadError
 from strategies.core.facts import UploadFacts, default_normalization
 from strategies.method import METHODS, EnsembleSpec, Job, Outcome, Upload
-from strategies.scores.exchange import FEDAVG, OWN, RESULT, Evaluation, ask, question_of, result_name
+from strategies.scores.exchange import FEDAVG, OWN, RESULT, Evaluation, ask, models_to_score, question_of, result_name
 from strategies.scores.sums import Answers
 from strategies.scores.values import scores_of
 
@@ -127,6 +127,23 @@ def test_sums_of_clients_are_the_scores_on_all_their_examples(tmp_path: Path) ->
             own = Answers.of(MODELS[client.client](each.inputs), each.labels)
         assert client.sums[OWN].correct == own.sums().correct
         assert set(client.pairs) == {OWN, FEDAVG}
+
+
+def test_fedavg_beside_results_follows_its_options() -> None:
+    known = job()
+    uploads = tuple(replace(each, facts=replace(each.facts, num_examples=n)) for n, each in enumerate(known.uploads, 1))
+    known, own = replace(known, uploads=uploads), Outcome(student=STUDENT.state_dict())
+    weight = {name: model.head.weight for name, model in MODELS.items()}
+
+    usual = models_to_score(METHODS["fedens"], known, [own])
+    equal = models_to_score(METHODS["fedens"], known, [own], METHODS["fedavg"].config(weights="uniform"))
+
+    assert list(usual) == [RESULT, FEDAVG]
+    student = [found[FEDAVG].student["head.weight"] for found in (usual, equal)]
+    torch.testing.assert_close(student[0], (weight["a"] + 2 * weight["b"] + 3 * weight["c"]).detach() / 6)
+    torch.testing.assert_close(student[1], (weight["a"] + weight["b"] + weight["c"]).detach() / 3)
+    assert list(models_to_score(METHODS["fedavg"], known, [own])) == [RESULT]  # it is FedAvg itself
+    assert list(models_to_score(METHODS["ridge"], known, [own])) == [RESULT]  # sums have no average
 
 
 @pytest.mark.parametrize("precision", ["float32", "int8"])
