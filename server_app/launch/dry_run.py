@@ -26,7 +26,7 @@ from client_app.work import augmentation_of
 from fl_app.data import Split
 from fl_app.division import own_positions
 from server_app.launch.console import Format
-from server_app.launch.run_command import PlannedRun
+from server_app.launch.run_command import PlannedRun, trains_elsewhere
 from server_app.report.communication import size_text
 from server_app.report.tables import setting_line
 from server_app.settings.build import build_job, held_out
@@ -35,7 +35,7 @@ from server_app.settings.server_data import open_half
 from server_app.settings.text import to_toml
 from strategies.compute.in_process import torch_as_usual
 from strategies.core.durable import MIB
-from strategies.core.facts import CLASSIFIER, is_head, kind_of
+from strategies.core.facts import CLASSIFIER
 from strategies.core.processor import all_cores
 from strategies.core.seeds import seeded_torch
 from strategies.method import Method
@@ -132,7 +132,7 @@ def trial(settings: Settings, num_supernodes: int) -> dict[str, float]:
     Raises:
         DataError: The data set is missing or damaged.
     """
-    if _untold(settings):
+    if trains_elsewhere(settings):
         return {}
     split, app = open_half(settings, "train"), settings.app
     parts = [
@@ -148,15 +148,6 @@ def times_trained(settings: Settings) -> float:
     """Return how often a client trains and uploads, on average."""
     config = settings.method_config
     return float(config.rounds * config.fraction if settings.method is None else settings.plan.rounds)
-
-
-def _untold(settings: Settings) -> bool:
-    """Whether clients do something else than to train a classifier on their share of the data, on a CPU."""
-    app, names = settings.app, settings.app.model.mix()
-    elsewhere = app.client.nodes or app.client.checkpoint or app.resume or app.uploads or app.privacy.on
-    on_gpu = app.client.device not in ("auto", "cpu")
-    other = any(is_head(name) or kind_of(name) != CLASSIFIER for name in names)
-    return bool(elsewhere) or on_gpu or other or settings.choice.uploads != CLASSIFIER
 
 
 def _clients(settings: Settings, split: Split, parts: Sequence[Tensor]) -> float:

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import sys
 import time
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
+from fl_app.data.proxy import clients_share
 from fl_app.environment import variables
 from fl_app.node_config import SUPERNODES_VARIABLE
 from server_app.launch.console import INTERRUPTED, echo_to, errors, oneshot, progress_bar
 from server_app.launch.result import print_result
-from server_app.settings.build import DEFAULT_SUPERNODES, check_before_start, number_of_clients
+from server_app.settings.build import DEFAULT_SUPERNODES, build_job, check_before_start, number_of_clients
 from server_app.settings.commit import COMMIT_VARIABLE, commit_of
 from server_app.settings.read import (
     Settings,
@@ -29,10 +31,13 @@ from server_app.settings.read import (
     overridden,
     read_settings,
 )
+from server_app.settings.server_data import open_half
 from server_app.settings.settled import check_adopted, check_same_run
 from server_app.settings.text import toml_table
+from strategies.compute.threads import multiplications
 from strategies.core.durable import atomic_write, store_errors
 from strategies.core.errors import OneShotError, OptionError, StoreError
+from strategies.core.facts import CLASSIFIER, is_head, kind_of
 from strategies.core.options import Scalar
 from strategies.core.processor import flush_subnormals
 from strategies.run import FACTS_FILE, RESULT_FILE, is_run_folder, runs_folder
@@ -49,6 +54,8 @@ if TYPE_CHECKING:
 
 
 RESUME_FILE = "resume.toml"
+# Up to which one process trains all clients before a second has started: steps, and multiplications of forward passes.
+FEW_STEPS, LITTLE_WORK = 2500, 40_000_000_000
 Launcher = Callable[..., "Launched"]  # runs the app to its end, as server_app.launch.superlink.launch
 
 
@@ -86,6 +93,23 @@ class PlannedRun:
             check_adopted(self.settings, self.num_supernodes)
         check_before_start(self.settings, self.num_supernodes)
 
+    def clients_at_once(self) -> int | None:
+        """Return 1 where one process trains all clients sooner than several start, else None.
+
+        A process of clients imports torch, which takes 4 to 5 seconds of a core.
+        """
+        settings, config = self.settings, self.settings.app.client
+        if trains_elsewhere(settings) or settings.choice.asks_again or settings.plan.rounds > 1:
+            return None
+        split = open_half(settings, "train")
+        held = len(clients_share(split, seed=0, limit=settings.app.data.limit, proxy=settings.app.data.proxy))
+        each = config.steps or config.epochs * math.ceil(held / self.num_supernodes / config.batch_size)
+        if (steps := self.num_supernodes * each) > FEW_STEPS:
+            return None
+        job, names = build_job(settings, split, None), settings.app.model.mix()
+        per_example = max(multiplications(replace(job, student=name)) for name in names)
+        return 1 if steps * config.batch_size * per_example <= LITTLE_WORK else None
+
 
 def launch_run(
     app: Path, run: PlannedRun, failing: errors, local: Launcher | None = None, runtime: Runtime | None = None
@@ -114,7 +138,12 @@ def launch_run(
         run.check()
         began, written = time.monotonic(), _result_time(folder)
         try:
-            launched = _start(app, run, failing, local or _launcher(partial(_is_finished, folder, written), runtime))
+            launched = _start(
+                app,
+                run,
+                failing,
+                local or _launcher(partial(_is_finished, folder, written), runtime, run.clients_at_once()),
+            )
         except KeyboardInterrupt:
             sys.stderr.write(f"interrupted.{to_go_on()}\n")
             raise typer.Exit(INTERRUPTED) from None
@@ -132,6 +161,15 @@ def launch_run(
     print_result(result, failing.format)
 
 
+def trains_elsewhere(settings: Settings) -> bool:
+    """Return whether clients do something else than to train a classifier on their share of the data, on a CPU."""
+    app, names = settings.app, settings.app.model.mix()
+    elsewhere = app.client.nodes or app.client.checkpoint or app.resume or app.uploads or app.privacy.on
+    on_gpu = app.client.device not in ("auto", "cpu")
+    other = any(is_head(name) or kind_of(name) != CLASSIFIER for name in names)
+    return bool(elsewhere) or on_gpu or other or settings.choice.uploads != CLASSIFIER
+
+
 def _start(app: Path, run: PlannedRun, failing: errors, start: Launcher) -> Launched:
     # The ServerApp writes it to run.json, so that a resumed run has the same clients; the app runs from a copy.
     named = {SUPERNODES_VARIABLE: str(run.num_supernodes), COMMIT_VARIABLE: commit_of(app)}
@@ -139,10 +177,10 @@ def _start(app: Path, run: PlannedRun, failing: errors, start: Launcher) -> Laun
         return start(app, settings=run.given, num_supernodes=run.num_supernodes, echo=echo_to(failing.format))
 
 
-def _launcher(is_finished: Callable[[], bool], runtime: Runtime | None) -> Launcher:
+def _launcher(is_finished: Callable[[], bool], runtime: Runtime | None, at_once: int | None) -> Launcher:
     from server_app.launch.superlink import launch
 
-    return partial(launch, is_finished=is_finished, runtime=runtime)
+    return partial(launch, is_finished=is_finished, runtime=runtime, at_once=at_once)
 
 
 def plan_run(given: Mapping[str, Scalar], num_supernodes: int | None = None) -> PlannedRun:
@@ -231,7 +269,7 @@ def launch_evaluation(
     with flush_subnormals() if local else nullcontext():
         run.check()
         try:
-            launched = _start(app, run, failing, local or _launcher(lambda: False, runtime))
+            launched = _start(app, run, failing, local or _launcher(lambda: False, runtime, None))
         except KeyboardInterrupt:
             sys.stderr.write("interrupted; the results are as they were.\n")
             raise typer.Exit(INTERRUPTED) from None

@@ -150,6 +150,7 @@ def launch(
     echo: Callable[[str], None],
     is_finished: Callable[[], bool] = lambda: False,
     runtime: Runtime | None = None,
+    at_once: int | None = None,
 ) -> Launched:
     """Run an app in Flower's simulation, wait for its end, and return it; all started processes have ended then.
 
@@ -163,6 +164,7 @@ def launch(
         echo: Called with each line of the log, without its newline and with its colours.
         is_finished: Returns whether the result is there, and no process works on it any more.
         runtime: Of :func:`prepare_runtime`; None: one of its own.
+        at_once: Largest number of clients that work side by side, each in a process; None: a core each.
 
     Raises:
         KeyboardInterrupt: SIGINT or SIGTERM came; all processes have been ended.
@@ -173,12 +175,16 @@ def launch(
             f"{CLUSTER} is set: a simulation has its own Ray all the same; --local --set compute=ray joins the cluster"
         )
     echo(STARTING)
+    if at_once == 1 < min(all_cores(), num_supernodes):
+        echo("one process trains the clients, one after another: they have few steps")
     with sigterm_as_interrupt():
         try:
             with prepare_runtime() if runtime is None else contextlib.closing(runtime) as own:
                 superlink, port = _start_superlink(own)
                 control = Control(port)
-                run_id = _submit(control, app_dir, settings, num_supernodes)
+                # Flower starts one client actor per CPU of Ray, each with its own imports.
+                cpus = max(1, min(all_cores(), num_supernodes, at_once or num_supernodes))
+                run_id = _submit(control, app_dir, settings, num_supernodes, cpus)
                 stage = "lost"
                 last = deque[str](maxlen=_TAIL)
 
@@ -285,12 +291,10 @@ def _answers(port: int) -> bool:
         connection.close()
 
 
-def _submit(control: Control, app_dir: Path, settings: Mapping[str, Scalar], num_supernodes: int) -> str:
+def _submit(control: Control, app_dir: Path, settings: Mapping[str, Scalar], num_supernodes: int, cpus: int) -> str:
     """Submit the app to the SuperLink and return the run's id."""
     if not (app_dir / "pyproject.toml").is_file():
         raise ComputeError(f"{app_dir} is no Flower app: it has no pyproject.toml")
-    # Flower starts one client actor per CPU of Ray, each with its own imports, so Ray gets at most one per client.
-    cpus = max(1, min(all_cores(), num_supernodes))
     simulation = {
         "num-supernodes": num_supernodes,
         "client-resources-num-cpus": 1,

@@ -1,8 +1,9 @@
-"""Two ways of one server stage on the same uploads, over ten seeds: ``python tests/bench/seed_pairs.py QUESTION``.
+"""Two ways of one server stage on the same uploads, over ten seeds: ``seed_pairs.py QUESTION [LOG]``.
 
 ``cnn5``, ``resnet8``: teachers in float32 and in bfloat16, at 20 and 8 pixels a side. ``published``: the loops of
 tests/reference/published_loops.py and the shipped ones, LeNet-5 at 8 pixels. A seed has its own partition, training,
-start of the student and draws; the published loop draws by itself. The last lines are a table in Markdown.
+start of the student and draws; the published loop draws by itself. The last lines are a table in Markdown. LOG, what
+an interrupted one has printed, gives the seeds before its last one, which are not computed again.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported
@@ -37,7 +39,7 @@ IMAGES = {"resnet8": 300}  # of the training images; else all
 Images = tuple[torch.Tensor, torch.Tensor]
 Cell = tuple[str, float, float, float, float]  # the case, two accuracies in per cent, CPU seconds of both
 # Question -> side, clients, their epochs, the server's epochs (one: ensembles alone), and its generator's steps.
-CASES = {"cnn5": (20, 3, 8, 6, 6), "resnet8": (8, 3, 5, 1, 1), "published": (8, 5, 30, 12, 10)}
+CASES = {"cnn5": (20, 3, 16, 6, 6), "resnet8": (8, 3, 10, 1, 1), "published": (8, 5, 30, 12, 10)}
 
 
 def digits(split: str, side: int) -> Images:
@@ -122,7 +124,16 @@ def seconds_of(model: nn.Module, held_out: Images) -> float:
     return cpu_seconds(lambda: accuracy(model, held_out))
 
 
-def main(question: str) -> None:
+def cells_of(log: Path) -> dict[int, dict[str, tuple[float, ...]]]:
+    """Return what a log tells of each seed but its last, which may be torn."""
+    found: dict[int, dict[str, tuple[float, ...]]] = {}
+    for words in (line.split() for line in log.read_text().splitlines() if line.startswith("seed ")):
+        found.setdefault(int(words[1]), {})[" ".join(words[2:-4])] = tuple(map(float, words[-4:]))
+    found.pop(max(found, default=0), None)
+    return found
+
+
+def main(question: str, log: str | None = None) -> None:
     """Print every cell, then the mean difference of each case with its 95 % interval over the seeds."""
     side, clients, epochs, server_epochs, steps = CASES[question]
     model, compare = ("lenet5", loops) if question == "published" else (question, precisions)
@@ -130,8 +141,13 @@ def main(question: str) -> None:
     settings = Settings(server_epochs, steps, 64, student_batch=32, generator_lr=3e-3, mu=0.1 / clients)
     builder = partial(build, model, num_classes=10, input_shape=shape)
     found: dict[str, list[tuple[float, ...]]] = {}
+    known = {} if log is None else cells_of(Path(log))
     for seed in range(SEEDS):
         job = None
+        for name, values in known.get(seed, {}).items():
+            found.setdefault(name, []).append(values)
+        if seed in known:
+            continue
         for method in EPOCHS:
             case = Case(method, shape, builder, builder, clients, settings, seed, "auto")
             job = (
@@ -139,9 +155,9 @@ def main(question: str) -> None:
                 if job is None
                 else replace(job, config=shipped_job(case, []).config)
             )
-            for name, *values in compare(job, case, held_out):
-                say(f"seed {seed} {name} " + " ".join(f"{value:.2f}" for value in values))
-                found.setdefault(name, []).append(tuple(values))
+            for name, *cells in compare(job, case, held_out):
+                say(f"seed {seed} {name} " + " ".join(f"{cell:.2f}" for cell in cells))
+                found.setdefault(name, []).append(tuple(cells))
     say("| | first, % | second, % | difference, points | CPU s | CPU s |\n|---|---:|---:|---:|---:|---:|")
     for name, rows in found.items():
         one, other, first_s, second_s = np.array(rows).T
@@ -152,4 +168,4 @@ def main(question: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:3])

@@ -19,6 +19,7 @@ from deployments import LOOPBACK, listening
 
 from server_app.launch import guard
 from server_app.launch.superlink import Scalar, launch
+from strategies.core.processor import all_cores
 
 pytestmark = pytest.mark.slow
 
@@ -129,7 +130,7 @@ def wait_for(facts: Path, gave_up: Callable[[], bool]) -> dict[str, Any]:
 def test_launch_passes_settings_and_returns_zero_when_the_run_completes_or_its_result_is_there(
     app: Path, facts: Path, ends: bool
 ) -> None:
-    """One run completes; the other would go on for ever, so Flower is not waited for."""
+    """One run completes, with one process of clients; the other would go on for ever, so Flower is not waited for."""
     environment = app / "python"  # any folder with this file is a virtual environment, and is not shipped
     environment.mkdir()
     (environment / "pyvenv.cfg").write_text("")
@@ -144,11 +145,14 @@ def test_launch_passes_settings_and_returns_zero_when_the_run_completes_or_its_r
     }
     lines: list[str] = []
     there = (lambda: False) if ends else facts.exists
-    launched = launch(app, settings=settings, num_supernodes=3, echo=lines.append, is_finished=there)
+    at_once = 1 if ends else None
+    launched = launch(app, settings=settings, num_supernodes=3, echo=lines.append, is_finished=there, at_once=at_once)
     assert (launched.exit_code, launched.run_status, launched.reason) == (0, "finished:completed", ""), lines
     seen = json.loads(facts.read_text())
     assert seen["settings"] == settings
     assert len(seen["clients"]) == 3
+    assert len({client["pid"] for client in seen["clients"]}) == 1 or not ends
+    assert any(line.startswith("one process trains the clients") for line in lines) == (ends and all_cores() > 1)
     assert {client["cwd"] for client in seen["clients"]} == {str(Path(seen["folder"]) / "cwd")}
     if ends:
         assert is_gone(seen)

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from server_app import __main__ as entry
 from server_app import cli as command_line
 from server_app.launch import superlink as launching
+from server_app.launch.run_command import plan_run
 from server_app.launch.superlink import Launched
 from server_app.settings.choices import CHOICES
 from server_app.settings.read import default_settings
@@ -121,6 +122,28 @@ def test_a_run_that_succeeds_prints_its_table_and_exits_with_0(engine: Engine, t
     assert folder.parent == tmp_path / "runs"
     assert f"run folder   {folder}" in ended.stdout
     assert json.loads((folder / "result.json").read_text())["seconds"].keys() == {"start", "clients", "server", "total"}
+
+
+@pytest.mark.parametrize(
+    ("words", "at_once"),
+    [
+        ("client.epochs=30", 1),  # 5 clients, 1,297 examples, batches of 32: 9 steps an epoch each, 1,350 in all
+        ("client.epochs=60", None),  # 2,700
+        ("client.epochs=60 data.limit=640", 1),  # 4 steps an epoch: 1,200
+        ("client.epochs=60 client.steps=100", 1),
+        ("client.epochs=1 model.name=cnn5 data.image-size=20", 1),
+        ("client.epochs=10 model.name=cnn5 data.image-size=20", None),  # a client has 3 seconds of work
+        ("client.epochs=10 model.per-client=lenet5,cnn5 model.student=lenet5 data.image-size=20", None),
+        ("client.epochs=1 method=fens", None),  # whose clients answer again
+        ("client.epochs=1 method=fedov", None),  # whose clients train something else
+    ],
+)
+def test_one_process_trains_clients_that_have_little_work(words: str, at_once: int | None) -> None:
+    given = dict(pair.split("=") for pair in words.split())
+    assert (
+        plan_run({key: int(value) if value.isdigit() else value for key, value in given.items()}, 5).clients_at_once()
+        == at_once
+    )
 
 
 def test_json_when_asked_for_is_the_last_line_and_alone_on_standard_output(engine: Engine) -> None:
