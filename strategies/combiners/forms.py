@@ -235,12 +235,12 @@ def two_class_per_class(params: Mapping[str, Array], logits: Array) -> tuple[Arr
 
 
 def draw_two_class_nn(rng: Rng, sizes: Sizes) -> Params:
-    """Return two layers, M -> 4 M -> 1, initialised as in torch: 8 units for the two centres of Camelyon16."""
+    """Return two layers, M -> 4 M -> 1, initialised as in torch; Table 8 has no such form."""
     return _draw_layers(rng, sizes.members, 4 * sizes.members, 1)
 
 
 def two_class_nn(params: Mapping[str, Array], logits: Array) -> tuple[Array, Pullback]:
-    """``W2 sigmoid(W1 d + b1) + b2``, an aggregator for two classes that Table 8 does not have."""
+    """``W2 sigmoid(W1 d + b1) + b2``, for two classes."""
     d = (logits[..., 1] - logits[..., 0]).T
     hidden = (1 + np.tanh((d @ params["weight1"].T + params["bias1"]) / 2)) / 2  # the sigmoid, without overflow
 

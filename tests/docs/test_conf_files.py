@@ -259,11 +259,28 @@ def test_published_file_begins_with_its_table_its_commands_and_its_length(path: 
     if path in TABLES:
         assert re.search(r"\b(Tables?|tables|Figure|text)\b", comment)
         assert behind or re.search(r"iterative\.rounds=\d+|scale=0\.1", comment)
-        assert behind or re.search(r"\b(estimated|measured)\b", comment)
     else:
         assert len(behind) == ("data.name" not in given_by(path))  # with its own data set it stands alone
         clients = int(run[run.index("--num-supernodes") + 1])
         assert [next(wanted_rows(table))[1]["clients"] for table in behind] in ([], [clients])
+
+
+@pytest.mark.parametrize("path", TABLES, ids=name_of)
+def test_a_table_says_what_it_takes_on_two_cores_and_on_a_gpu(path: Path) -> None:
+    header = path.read_text().partition("\n\n")[0].replace("\n# ", " ")
+    cost = re.split(r"\b(?:Long|Short), ", header)[-1]
+    if " the table " in cost:  # which it is put before or behind: that one says it
+        run, *_ = commands(path)
+        table = next(word for word in run if "-table" in word and word != name_of(path))
+        assert cost.startswith("as the table ")
+        assert ROOT / table in TABLES
+        return
+    assert re.search(r"\b(estimated|measured)\b", cost)
+    amount = r"(\d|\ban?\b|\bsome\b)[^;:]*\b(second|minute|hour)s?\b"
+    cores, gpu = cost.split("one H100")
+    assert "two cores" in cores
+    assert re.search(amount, cores)
+    assert re.search(amount, gpu)
 
 
 @pytest.mark.parametrize("path", CONF, ids=name_of)
