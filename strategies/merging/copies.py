@@ -123,9 +123,10 @@ def difference(one: nn.Module, other: nn.Module) -> str:
     weights = {*dict(one.named_parameters()), *one.state_dict()}
     paired: _Pairs = {}
     for name in tensors:
-        if tensors[name].shape != theirs[name].shape or not (
-            name in weights or _alike(tensors[name], theirs[name], paired)
-        ):
+        sizes = [list(each[name].shape) for each in (tensors, theirs)]
+        if name in weights and sizes[0] != sizes[1]:
+            return f"{name!r}, {sizes[0]} and {sizes[1]}"
+        if sizes[0] != sizes[1] or not (name in weights or _alike(tensors[name], theirs[name], paired)):
             return repr(name)
         _pair(tensors[name], theirs[name], paired)
     for name in layers:

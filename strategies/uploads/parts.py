@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..core.errors import OptionError, shorten_list
+from ..core.names import is_adapter_state
 from ..core.seeds import seeded_torch
 
 if TYPE_CHECKING:
@@ -115,7 +116,8 @@ def _namings(arrays: Signature, whole: Signature) -> Iterator[Mapping[str, str] 
     fitting = [names for prefix in sorted(prefixes)
                if _fits(names := {name: prefix + name for name in arrays}, arrays, whole)]  # fmt: skip
     yield fitting[0] if len(fitting) == 1 else None
-    if len(arrays) == len(whole) and set(arrays) == {str(place) for place in range(len(whole))}:
+    listed = len(arrays) == len(whole) and set(arrays) == {str(place) for place in range(len(whole))}
+    if listed and not is_adapter_state(whole):  # many factors have one shape, in any order
         yield {str(place): name for place, name in enumerate(whole)}  # ArrayRecord of a list of arrays
 
 

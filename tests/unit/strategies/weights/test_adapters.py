@@ -21,6 +21,7 @@ from strategies.merging.merge import Result
 from strategies.method import METHODS
 from strategies.methods.fens import FensConfig
 from strategies.methods.tally import TallyConfig
+from strategies.weights.adapters import Adapter
 from strategies.weights.lora import LowRank, cut_rank, merge_aligned, stack_updates
 
 peft = pytest.importorskip("peft")
@@ -338,11 +339,39 @@ def test_another_base_is_refused(tmp_path: Path) -> None:
     merge_folders(folders, start=base).save(tmp_path / "merged")
     again = {"merged": tmp_path / "merged", "2": save(train(base, 2, r=2, target_modules=["first"]), tmp_path / "2")}
     merge_folders(again, start=base)
-    for wrong in (other, make_base(0).half()):
+    state = base.state_dict()
+    quantised = {**state, "first.weight": (20 * state["first.weight"]).to(torch.int8)}
+    for wrong in (other, make_base(0).half(), quantised):
         with pytest.raises(UploadError, match="sha256"):
             merge_folders(again, start=wrong)
+    packed = {**state, "first.weight": torch.zeros(24, 1, dtype=torch.uint8)}  # two weights of 4 bits in a byte
+    with pytest.raises(UploadError, match=r"\[8, 6\] and the base has .*\[24, 1\]"):
+        merge_folders(again, start=packed)
     with pytest.raises(UploadError, match="no such layer"):
         merge_folders(folders, start=nn.Sequential(nn.Linear(2, 2))).added_to_base()
+
+
+@pytest.mark.parametrize("config", [{"target_modules": ["embed"]}, {"modules_to_save": ["embed"]}])
+def test_vocabularies_of_other_sizes_are_refused_with_both(config: dict[str, Any], tmp_path: Path) -> None:
+    longer = make_base()
+    longer.embed = nn.Embedding(12, 6)
+    config = {"target_modules": ["first"], "r": 2, **config}
+    folders = {
+        str(k): save(train(base, k, **config), tmp_path / str(k)) for k, base in enumerate((make_base(), longer))
+    }
+    with pytest.raises(UploadError, match=r"embed.* \[(6, )?11(, 6)?\] and \[(6, )?12(, 6)?\]: must have one size"):
+        merge_folders(folders)
+
+
+def test_an_adapter_is_a_copy_of_what_training_goes_on_with() -> None:
+    model = train(make_base(), 0, r=2, target_modules=["first"])
+    reply = peft.get_peft_model_state_dict(model)  # the live weights
+    adapter = Adapter.of_state("a", reply)
+    kept = {key: value.clone() for key, value in reply.items()}
+    for value in model.parameters():
+        value.data.zero_()
+    assert not any(bool(value.any()) for value in reply.values())
+    close(adapter.tensors, kept, 0)
 
 
 def test_tied_weights_are_not_added_to(tmp_path: Path) -> None:

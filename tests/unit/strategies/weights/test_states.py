@@ -321,6 +321,24 @@ def test_models_that_do_not_share_a_start_and_a_form_are_refused(models: Any, mo
         merge(models, "ties", log=str, **more)
 
 
+@pytest.mark.parametrize("modules", [True, False])
+def test_vocabularies_of_other_sizes_are_refused_with_both(modules: bool) -> None:
+    models = {"a": BASE, "b": wider()}
+    given: Any = models if modules else {name: model.state_dict() for name, model in models.items()}
+    with pytest.raises(OneShotError, match=r"embedding.weight.*\[1[12], 8\].*\[1[12], 8\]"):
+        merge(given, "fedavg", log=str)
+
+
+def test_tensors_that_share_memory_are_saved_as_tensors_of_their_own(tmp_path: Path) -> None:
+    memory = torch.arange(12.0).reshape(6, 2)
+    state = {"low": memory[:4], "high": memory[2:], "turned": memory[:4].T, "same": memory[:4]}
+    zero = {name: torch.zeros_like(value) for name, value in state.items()}
+    merge({"a": state, "b": zero}, "fedavg", log=str).save(tmp_path / "result")
+    found = load_file(tmp_path / "result" / "student.safetensors")
+    assert found.keys() == state.keys()
+    assert all(torch.equal(found[name], value / 2) for name, value in state.items())
+
+
 def test_a_method_of_classifiers_still_needs_classes_and_shapes() -> None:
     with pytest.raises(OptionError, match="'tally' needs num_classes and input_shape"):
         merge(MODELS, "tally", log=str)
