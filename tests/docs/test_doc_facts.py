@@ -151,6 +151,18 @@ def test_figures_of_a_method_are_those_of_the_pages_of_results(name: str) -> Non
     assert shown or figures.startswith(("\nNot measured here.", "\nAll figures are in ["))
 
 
+# Those whose paper, or one that compares with them, prints accuracies.
+PRINTED = ("fens", "dense", "co-boosting", "f-dafl", "f-adi", "flboost", "fed-gen", "feddf", "fedkd", "fedov", "fafi",
+           "fusefl", "intactofl", "fedcvae-ens", "fed-et", "fedpft")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PRINTED)
+def test_figures_of_a_method_say_whether_they_have_the_paper_s_settings(name: str) -> None:
+    sentences = section(option_tables.PAGES[name], "## Figures").replace("\n", " ").split(". ")
+    assert any("settings" in one for one in sentences)
+    assert any("paper" in one for one in sentences)
+
+
 def test_pages_list_every_law_and_every_settings_file() -> None:
     assert [row[0] for row in rows(DATA.read_text(), "data.partition")] == list(PARTITIONERS)
     named = re.findall(r"`(conf/[\w-]+\.toml)`", section(DOCS / "settings.md", "## The settings of the papers' tables"))
