@@ -69,18 +69,27 @@ def methods(found: dict[str, Any], *, data: str, heads: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
+NEWS = "MiniLM on AG-News"
+
+
 def last_layers(found: dict[str, Any]) -> str:
     """Return a row per way to the last layer, and a column per start and alpha: mean over the seeds."""
     exchanges = {"method=fedavg": 1, "finish=counts": 1, "method=ties": 1, "start=ridge finish=ridge": 3}
     cells: dict[str, dict[tuple[str, float], list[float]]] = {}
     for row in found["rows"]:
         cells.setdefault(row["way"], {}).setdefault((row["model"], row["alpha"]), []).append(row["accuracy"])
-    columns = sorted({column for own in cells.values() for column in own}, key=lambda one: (-len(one[0]), -one[1]))
+    columns = sorted(
+        {column for own in cells.values() for column in own}, key=lambda one: (one[0] == NEWS, -len(one[0]), -one[1])
+    )
     rows = [
-        [way, str(1 if "no training" in way else exchanges.get(way, 2)), *(mean(own[column]) for column in columns)]
+        [
+            way,
+            str(1 if "no training" in way else exchanges.get(way, 2)),
+            *(mean(own[column]) if column in own else "" for column in columns),
+        ]
         for way, own in cells.items()
     ]
-    starts = {"LeNet-5": "drawn start"}
+    starts = {"LeNet-5": "drawn start", NEWS: NEWS}
     return table(
         ["", "exchanges", *(f"{starts.get(who, 'trained on MNIST')}, {alpha:g}" for who, alpha in columns)], rows
     )
