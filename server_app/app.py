@@ -22,6 +22,7 @@ from server_app.replay.stored import read_stored
 from server_app.report.client_scores import client_lines, evaluation_facts
 from server_app.report.finish import describe_failure, finish, table_lines
 from server_app.report.gatekeeping import attack_line
+from server_app.report.tables import refusal_lines
 from server_app.settings.build import build_job, build_strategy, folder_digests, held_out, where_scored
 from server_app.settings.checks import check_needs_of_settings
 from server_app.settings.read import Settings, read_settings, scaled_line
@@ -137,8 +138,8 @@ def _score_stored(
         train_config=ConfigRecord({TEST_SHARE: app.client.test_share}),
     )
     if not found[0].clients:
-        client, reason = next(iter(found[0].refused.items()))
-        raise OneShotError(f"no client of {run} has scored the results: {client}: {reason}")
+        reasons = refusal_lines([{"client": name, "reason": reason} for name, reason in found[0].refused.items()])
+        raise OneShotError(f"no client of {run} has scored the results: {'; '.join(reasons)}")
     for each, evaluation in zip(stored, found, strict=True):
         facts = evaluation_facts(evaluation, where, app.metric, split.classes)
         with RunFolder.open(each.folder) as folder, store_errors(each.folder):

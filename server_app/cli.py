@@ -225,7 +225,11 @@ def compare(
             results += _evaluated(cells, failing, local=local) if cells else []
         kept = ("run_dir", "method", "seed", "evaluation")
         scored = [{key: each[key] for key in kept} for each in results]
-        print_comparison({**comparison, **({"results": scored} if on else {})}, format)
+        if on:
+            from server_app.report.client_scores import chosen_of
+
+            comparison |= {"results": scored, "chosen": chosen_of(scored)}
+        print_comparison(comparison, format)
         if results and format == "text":
             from server_app.launch.result import print_evaluations
 

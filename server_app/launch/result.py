@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from server_app.launch.console import Format
-from server_app.report.client_scores import client_lines, results_table, summary_line
+from server_app.report.client_scores import chosen_of, client_lines, results_table, summary_line
 from server_app.report.communication import moved_lines
 from server_app.report.gatekeeping import attack_lines
 from server_app.report.page import PAGE_FILE
@@ -75,7 +75,8 @@ def print_evaluations(results: Sequence[Mapping[str, Any]], format: Format) -> N
     sys.stderr.flush()
     if format == "json":
         kept = ("run_dir", "method", "seed", "evaluation")
-        sys.stdout.write(json.dumps({"results": [{key: each[key] for key in kept} for each in results]}) + "\n")
+        shown = [{key: each[key] for key in kept} for each in results]
+        sys.stdout.write(json.dumps({"results": shown, "chosen": chosen_of(results)}) + "\n")
         return
     results_table(results).print()
     console = Console(markup=False, emoji=False)

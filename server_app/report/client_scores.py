@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 from server_app.report.drawing import COLOURS, legend_beside, row_figure
 from server_app.report.evaluation import Row
 from server_app.report.tables import Table, places_of, scale_of, titled
-from strategies.scores.exchange import FEDAVG, OWN, RESULT, ClientScores, Evaluation
-from strategies.scores.values import Score, as_json, describe, gain, mean_of, scores_of, verdict
+from strategies.scores.exchange import CHOICE, FEDAVG, OWN, RESULT, ClientScores, Evaluation
+from strategies.scores.values import LOWER_IS_BETTER, Score, as_json, describe, gain, mean_of, scores_of, verdict
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Facts = Mapping[str, Any]
+_HALF = "Several results were scored together: one half of each client's test examples chooses, this one reports."
 
 
 def evaluation_facts(evaluation: Evaluation, where: str, metric: str, classes: Sequence[str] = ()) -> dict[str, Any]:
@@ -27,7 +28,7 @@ def evaluation_facts(evaluation: Evaluation, where: str, metric: str, classes: S
         metric: The headline score, which the gains are in.
     """
     pooled = {}
-    for model in (OWN, FEDAVG, RESULT):
+    for model in (OWN, FEDAVG, RESULT, CHOICE):
         if (sums := evaluation.pooled(model)) is not None:
             pooled[model] = {name: round(score.value, 6) for name, score in scores_of(sums).items()}
     if "auroc" in pooled.get(OWN, {}):  # each client's own model has a scale of its own, so their scores do not pool
@@ -101,9 +102,19 @@ def client_lines(facts: Facts) -> list[str]:
     return [*lines, *(f"not evaluated: {row['client']}: {row['reason']}" for row in facts["refused"])]
 
 
+def chosen_of(results: Sequence[Facts]) -> str:
+    """Return the folder of the best of several results on the half of the examples that chooses; empty if unknown."""
+    scores = {}
+    for result in results:
+        facts = result["evaluation"]
+        if (score := facts["pooled"].get(CHOICE, {}).get(facts["metric"])) is not None:
+            scores[result["run_dir"]] = -score if facts["metric"] in LOWER_IS_BETTER else score
+    return max(scores, key=lambda name: scores[name]) if len(scores) == len(results) > 1 else ""
+
+
 def results_table(results: Sequence[Facts]) -> Table:
     """Return a row per result that clients have scored: its scores, and how many clients it helps."""
-    rows = []
+    rows, chosen = [], chosen_of(results)
     for result in results:
         facts = result["evaluation"]
         clients, metric = facts["clients"], facts["metric"]
@@ -112,10 +123,12 @@ def results_table(results: Sequence[Facts]) -> Table:
         figures = [_number(facts["pooled"].get(RESULT), metric)]
         figures += [_over(clients, RESULT, metric, choose) for choose in (fmean, worst)]
         counts = [str(verdicts.count(word)) for word in ("gains", "ties", "loses")]
-        rows.append((f"{result['method']}, seed {result['seed']}", *figures, *counts))
+        mark = ", chosen" if result["run_dir"] == chosen else ""
+        rows.append((f"{result['method']}, seed {result['seed']}{mark}", *figures, *counts))
     columns = ("result", "all examples", "mean of clients", "worst client", "gain", "tie", "lose")
     metric = results[0]["evaluation"]["metric"]
     notes = ["The best of several results on the same examples looks better than it is."] if len(rows) > 1 else []
+    notes = ["One half of each client's test examples has chosen; the table counts the other."] if chosen else notes
     return Table(f"On the clients' own examples: {titled(metric)}", columns, rows, texts=1, notes=notes)
 
 
@@ -148,6 +161,7 @@ def client_table(facts: Facts) -> list[Table]:
         "The server cannot verify what a client reports; an attacker moves the row of all examples by its share of "
         "them, and the mean of clients is not the score of all examples.",
     ]
+    notes += [_HALF] if CHOICE in pooled else []
     notes += [summary_line(facts)] if summary_line(facts) else []
     notes += [f"Not evaluated: {row['client']}, {row['reason']}." for row in facts["refused"]]
     columns = ("client", "examples", "own model", "FedAvg", "result", "gain in points")

@@ -28,10 +28,11 @@ from ..core.errors import OneShotError, OptionError
 from ..core.places import make_private, run_place
 from ..core.processor import flush_subnormals
 from ..method import ModelBuilder
-from ..scores.exchange import FEDAVG, KIND, MOST_RESULTS, OWN, RESULT, classes_digest, results_in
+from ..scores.exchange import CHOICE, FEDAVG, KIND, MOST_RESULTS, OWN, RESULT, classes_digest, results_in
 from ..scores.sums import Answers, pack, pack_pair
 from ..uploads.packed import from_wire, unpack_member
 from . import answer_question, read_arrays
+from .holdout import halve
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 MIB = 2**20
@@ -66,7 +67,7 @@ class Local:
         examples: Facts of the question -> its test examples.
         own: Facts of the question -> its own model, ready to predict; None if it has none.
         max_mib: The most that it accepts from the server, MiB; 0: any.
-        min_examples: Fewer test examples are not evaluated.
+        min_examples: Fewer test examples are not evaluated; of several results, in either half.
         share: What it sends, one of :data:`strategies.scores.sums.SHARES`.
         refusal: The line with which it answers every question; empty if it answers.
     """
@@ -135,14 +136,18 @@ def _digest(facts: Mapping[str, Any], arrays: Arrays) -> str:
 @flush_subnormals()
 def _scored(facts: Mapping[str, Any], arrays: Arrays, local: Local) -> tuple[dict[str, Any], dict[str, Any]]:
     data = local.examples(facts)
-    if len(data.labels) < max(1, local.min_examples):
-        raise refusals.too_few_test_examples(local.min_examples)
     digest = classes_digest(data.num_classes, data.classes)
     if facts.get("num-classes") != data.num_classes or facts.get("classes") != digest:
         raise refusals.bad_request("classes", facts.get("num-classes"), f"this client's {data.num_classes}")
     results = results_in(facts.get("models"))
     if RESULT not in results or len(set(results)) < len(results) or len(results) > MOST_RESULTS:
         raise refusals.bad_request("models", facts.get("models"), f"a list with 'result', and at most {MOST_RESULTS}")
+    labels, least = data.labels.numpy(), max(1, local.min_examples)
+    parts: list[Any] = [np.arange(len(labels))]
+    if len(results) > 1:  # what chooses among them does not report how good the chosen one is
+        parts = list(halve(labels, client=local.client, groups=data.groups))
+    if any(len(part) < least for part in parts):
+        raise refusals.too_few_test_examples(least * len(parts))
     named = [*([FEDAVG] if FEDAVG in facts["models"] else []), *results]
     models = {name: partial(_model, name, facts, arrays, local) for name in named}
     answers: dict[str, Answers] = {}
@@ -152,9 +157,12 @@ def _scored(facts: Mapping[str, Any], arrays: Arrays, local: Local) -> tuple[dic
         answers[name] = _answers(build(), data)
     made: dict[str, Any] = {}
     for name, found in answers.items():
-        made |= {f"{name}/{key}": value for key, value in pack(found.sums(data.groups), local.share).items()}
+        shown = {name: parts[0], **({f"{name}-{CHOICE}": part for part in parts[1:]} if name in results else {})}
+        for what, part in shown.items():
+            sums = found.take(part).sums(None if data.groups is None else data.groups[part])
+            made |= {f"{what}/{key}": value for key, value in pack(sums, local.share).items()}
         for result in () if name in results else results:
-            pair = found.against(answers[result], data.num_classes)
+            pair = found.take(parts[0]).against(answers[result].take(parts[0]), data.num_classes)
             made |= {f"{result}-{name}/{key}": value for key, value in pack_pair(pair, local.share).items()}
     return {"classes": digest, "share": local.share}, made
 

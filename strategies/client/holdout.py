@@ -134,3 +134,23 @@ def split_test(
     for kind in np.setdiff1d(labels[test], labels[~test]):  # groups of several classes may take a whole class
         test[units == units[labels == kind][0]] = False
     return everything[~test], everything[test]
+
+
+def halve(
+    labels: npt.NDArray[np.integer], *, client: str, groups: npt.NDArray[np.integer] | None = None
+) -> tuple[Positions, Positions]:
+    """Divide test positions into two halves, each ascending: one reports scores, the other chooses among results.
+
+    No group is cut, and the groups of a class differ by one at most; of an odd number the first half has one more. As
+    in :func:`split_test` the draw depends on no seed of a run.
+
+    Args:
+        labels: The class of each test example [n].
+        groups: The group of each example [n]; None if each is its own.
+    """
+    units, kinds = _units(labels, groups)
+    order = np.random.default_rng(derive_seed(0, "halves", client)).permutation(len(kinds))
+    order = order[np.argsort(kinds[order], kind="stable")]
+    chooses = np.zeros(len(kinds), bool)
+    chooses[order[1::2]] = True
+    return np.flatnonzero(~chooses[units]), np.flatnonzero(chooses[units])

@@ -27,6 +27,7 @@ from .sums import SHARES, PairSums, Sums, unpack, unpack_pair
 KIND = "evaluate"  # of the question, and of the client's handler
 PHASE = "evaluation"
 OWN, FEDAVG, RESULT = "own", "fedavg", "result"
+CHOICE = "choice"  # a result on the half of the examples that chooses among several results
 MOST_RESULTS = 64  # of one question
 _RESULT = re.compile(rf"{RESULT}(\.[1-9]\d?)?")
 
@@ -36,7 +37,8 @@ class ClientScores:
     """One client's sums of its own model, of FedAvg and of the result, those that it has, on its own examples.
 
     Attributes:
-        sums: The sums by model; always of the result.
+        sums: The sums by model; always of the result. Of several results asked about together they count one half of
+            the examples, and those of ``choice`` the result's other half.
         pairs: The result compared with the other models, by their names.
     """
 
@@ -179,15 +181,20 @@ def read_answer(answer: Answer, question: Question) -> dict[str, ClientScores]:
         arrays.setdefault(key.rpartition("/")[0], {})[key.rpartition("/")[2]] = value
     asked = list(question.facts["models"])
     results = results_in(asked)
+    halves = {result: f"{result}-{CHOICE}" for result in results if len(results) > 1}
     known = {OWN, FEDAVG, *results, *(f"{result}-{model}" for result in results for model in (OWN, FEDAVG))}
+    known |= set(halves.values())
     if unknown := sorted(set(arrays) - known):
         raise refusals.contradicting_sums("all models", f"has {unknown[0][:80]!r}")
-    if missing := [model for model in asked if model not in arrays]:
+    if missing := [model for model in (*asked, *halves.values()) if model not in arrays]:
         raise refusals.contradicting_sums("all models", f"lacks {missing[0]!r}")
     models = [model for model in (OWN, FEDAVG, *results) if model in arrays]
     sums = {model: unpack(arrays[model], classes, f"model {model!r}") for model in models}
     if len({each.examples for each in sums.values()}) > 1 or not sums[RESULT].examples:
         raise refusals.contradicting_sums("all models", "has different numbers of examples, or none")
+    chooses = {result: unpack(arrays[name], classes, f"model {name!r}") for result, name in halves.items()}
+    if len({each.examples for each in chooses.values()}) > 1 or not all(each.examples for each in chooses.values()):
+        raise refusals.contradicting_sums("all choices", "has different numbers of examples, or none")
     others, found = [model for model in models if model not in results], {}
     for result in results:
         pairs = {
@@ -197,5 +204,6 @@ def read_answer(answer: Answer, question: Question) -> dict[str, ClientScores]:
             for model in others
         }
         own = {**{model: sums[model] for model in others}, RESULT: sums[result]}
+        own |= {CHOICE: chooses[result]} if chooses else {}
         found[result] = ClientScores(answer.client, own, pairs)
     return found

@@ -126,6 +126,12 @@ class Answers:
         fixed = np.rint(np.minimum(losses, LARGEST_LOSS) * ONE).astype(np.int64)
         return cls(predicted, single.softmax(1).numpy(), fixed, truth)
 
+    def take(self, positions: Counts) -> Answers:
+        """Return the answers to some of the examples."""
+        probabilities = None if self.probabilities is None else self.probabilities[positions]
+        losses = None if self.losses is None else self.losses[positions]
+        return Answers(self.predicted[positions], probabilities, losses, self.labels[positions])
+
     def sums(self, groups: Counts | None = None) -> Sums:
         """Return the sums of these answers.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,12 +15,22 @@ import torch
 from torch import nn
 
 from strategies.client.evaluation import Local, OwnExamples, respond
-from strategies.client.holdout import held_out, split_test
+from strategies.client.holdout import halve, held_out, split_test
 from strategies.core.clients import Answer, Question
 from strategies.core.errors import UploadError
 from strategies.core.facts import UploadFacts, default_normalization
 from strategies.method import METHODS, EnsembleSpec, Job, Outcome, Upload
-from strategies.scores.exchange import FEDAVG, OWN, RESULT, Evaluation, ask, models_to_score, question_of, result_name
+from strategies.scores.exchange import (
+    CHOICE,
+    FEDAVG,
+    OWN,
+    RESULT,
+    Evaluation,
+    ask,
+    models_to_score,
+    question_of,
+    result_name,
+)
 from strategies.scores.sums import Answers
 from strategies.scores.values import scores_of
 
@@ -199,14 +210,27 @@ def test_several_results_are_scored_in_one_exchange_and_a_false_answer_moves_its
         party = Party([local(name, place) for name in NAMES], change)
         return ask(party, asked, wanted=NAMES, why=lambda name: party.reasons[name])
 
+    def of_half(name: str, half: int) -> dict[str, Any]:
+        data = examples(name)
+        part = halve(data.labels.numpy(), client=name)[half]
+        return {"examples": lambda _: replace(data, inputs=data.inputs[part], labels=data.labels[part])}
+
     def of_client(found: Evaluation, name: str) -> list[Any]:
         (row,) = (client for client in found.clients if client.client == name)
         return [row.sums[RESULT].loss, row.pairs[OWN].discordant.tolist(), row.sums[OWN].correct]
 
     honest = together({})
     for name, outcome in zip(names, outcomes, strict=True):
-        alone = evaluated(Party([local(each, tmp_path / name) for each in NAMES]), outcome)
-        assert [of_client(honest[name], each) for each in NAMES] == [of_client(alone, each) for each in NAMES]
+        for half, model in enumerate((RESULT, CHOICE)):
+            sides = [local(each, tmp_path / f"{name}-{half}", **of_half(each, half)) for each in NAMES]
+            alone = evaluated(Party(sides), outcome)
+            if model == RESULT:
+                assert [of_client(honest[name], each) for each in NAMES] == [of_client(alone, each) for each in NAMES]
+            pooled = [found.pooled(of) for found, of in ((honest[name], model), (alone, RESULT))]
+            assert pooled[0] is not None
+            assert pooled[1] is not None
+            assert np.array_equal(pooled[0].confusion, pooled[1].confusion)
+            assert (pooled[0].loss, pooled[0].within) == (pooled[1].loss, pooled[1].within)
 
     def without_the_last(arrays: dict[str, Any]) -> dict[str, Any]:
         return {key: value for key, value in arrays.items() if not key.startswith(names[2])}
@@ -251,6 +275,12 @@ def test_a_client_keeps_to_its_limits(tmp_path: Path) -> None:
     ):
         with pytest.raises(UploadError, match=line):
             respond(facts, asked.arrays, local("a", tmp_path, **more))
+    several = question_of(dict.fromkeys(map(result_name, range(2)), Outcome(student=STUDENT.state_dict())), job())
+    for least, line in ((12, ""), (13, "at least 26")):  # a half of 25 has 12
+        with nullcontext() if not line else pytest.raises(UploadError, match=line):
+            respond(
+                {**several.facts, "run-id": RUN}, several.arrays, local("b", tmp_path / str(least), min_examples=least)
+            )
     _, arrays = respond(facts, asked.arrays, local("a", tmp_path, share="accuracy"))
     assert {key: value.size for key, value in arrays.items()} == {
         "own/count": 2, "result/count": 2, "result-own/discordant": 2,
@@ -267,6 +297,20 @@ def test_test_examples_are_stratified_nested_and_leave_every_class_for_training(
     assert set(test) <= set(split_test(labels, client="a", share=0.3)[1])
     assert not np.array_equal(test, split_test(labels, client="b", share=0.1)[1])
     assert not len(split_test(labels, client="a", share=0.0)[1])
+
+
+def test_halves_of_test_examples_share_every_class_and_cut_no_group() -> None:
+    labels = np.repeat([0, 1, 2], [11, 4, 1])
+    halves = halve(labels, client="a")
+    assert sorted(np.concatenate(halves).tolist()) == list(range(16))
+    counts = np.array([np.bincount(labels[half], minlength=3) for half in halves])
+    assert (abs(counts[0] - counts[1]) <= 1).all()
+    assert [len(half) for half in halves] == [8, 8]
+    assert not np.array_equal(halve(labels, client="b")[0], halves[0])
+    groups = np.arange(16) // 3
+    first, second = halve(labels, client="a", groups=groups)
+    assert not set(groups[first]) & set(groups[second])
+    assert len(second)
 
 
 @pytest.mark.parametrize("seed", range(20))
