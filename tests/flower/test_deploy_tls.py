@@ -29,11 +29,13 @@ from server_app import cli as command_line
 pytestmark = pytest.mark.slow
 
 CLIENTS = ["hospital-a", "hospital-b", "hospital-c"]
+TOO_FEW = "the client's test examples are too few: must be at least 1 ('min-test-examples')"
 HOSTILE = "mallory"  # its answer cannot be inflated
 # One long round: each takes ten seconds here.
 SETTINGS = (
     "method='fens' fens.aggregator='per-class' fens.rounds=1 fens.local-steps=20 fens.server-lr=0.1 "
-    "fens.patience-s=120.0 client.epochs=2 data.image-size=8 data.limit=300 threads=1 min-uploads=3 deadline-s=400"
+    "fens.patience-s=120.0 client.epochs=2 data.image-size=8 data.limit=300 threads=1 min-uploads=3 deadline-s=400 "
+    "evaluate.on='clients' client.test-share=0.2"  # so the server opens no examples
 )
 
 
@@ -80,6 +82,7 @@ def test_a_deployment_with_tls_and_node_keys_ends_as_the_rehearsal_of_its_honest
             here.node(name)
         here.until(lambda: online(here) == 4)
         deployed = deploy(here, heard)
+        page = (here.home / "server" / "runs" / "fens" / "report.html").read_text()
         assert_is_kept_out(here, stranger)
         said = logged(here)
     assert_hears_nobody_else(heard)
@@ -92,9 +95,16 @@ def test_a_deployment_with_tls_and_node_keys_ends_as_the_rehearsal_of_its_honest
     assert [row["client"] for row in deployed["uploads"]] == CLIENTS
     assert [row["architecture"] for row in deployed["uploads"]] == ["lenet5", "resnet8", "resnet8-ds"]
     assert [row["num_examples"] is None for row in deployed["uploads"]] == [False, False, True]
-    # The node without data has a model in the ensemble, and no part in the rounds.
-    assert deployed["refusals"] == [("hospital-c", "the client holds no examples: it takes no part in the rounds")]
+    # The node without data has a model in the ensemble, and no part in the rounds and scores.
+    without = "the client holds no examples: it takes no part in the rounds"
+    assert deployed["refusals"] == [("hospital-c", without), ("hospital-c", TOO_FEW)]
     assert deployed["rounds"] == CLIENTS[:2]
+    # Each hospital with data has its gain, from the first message to the page.
+    scored = deployed["evaluation"]
+    assert [row["client"] for row in scored["clients"]] == CLIENTS[:2]
+    assert all(row["examples"] > 0 and row["own"] and row["gain"] for row in scored["clients"])
+    assert scored["refused"] == [{"client": "hospital-c", "reason": TOO_FEW}]
+    assert all(f"{name}: true classes" in page for name in CLIENTS[:2])
 
 
 def assert_hears_nobody_else(heard: set[tuple[str, str]]) -> None:
@@ -181,6 +191,7 @@ def facts_of(run_dir: Path) -> dict[str, Any]:
     return {
         "uploads": [{key: row.get(key) for key in said} for row in sorted(records, key=lambda row: row["client"])],
         "table": result["table"],
+        "evaluation": result["evaluation"],
         "weights": result["weights_sha256"],
         "rounds": sorted(
             json.loads((run_dir / "traffic.json").read_text())["phases"].get("aggregator", {"up": {}})["up"]
