@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from statistics import fmean, median
@@ -193,7 +194,7 @@ def client_plots(facts: Facts) -> dict[str, Callable[[], Figure | None]]:
 
 
 def plot_clients(facts: Facts) -> Figure:
-    """Draw a line per client from the score of its own model to that of the result."""
+    """Draw a line per client from the score of its own model to that of the result, and its gain's interval there."""
     clients, metric = facts["clients"], facts["metric"]
     figure, axes, _ = row_figure([client["client"] for client in clients])
     for place, client in enumerate(clients):
@@ -202,6 +203,11 @@ def plot_clients(facts: Facts) -> Figure:
         own, result = shown
         if own is not None and result is not None:
             axes.plot([own, result], [place, place], color=COLOURS["client"], linewidth=2.5, zorder=1)
+            if (found := client["gain"]) is not None:  # a gain in log loss is what the result has less of it
+                sign, most = (-1, math.inf) if metric in LOWER_IS_BETTER else (1, 1.0)
+                reach = [own + sign * scale_of(metric) * found[end] for end in ("low", "high")]
+                reach = [min(max(end, 0.0), most * scale_of(metric)) for end in reach]
+                axes.plot(reach, [place, place], color="black", linewidth=1.0, zorder=3, label="95 % of the gain")
         # The own model's dot is larger, so that a result of equal score leaves it in sight.
         for value, colour, name, size in ((own, "baseline", "own model", 90), (result, "student", "result", 30)):
             if value is not None:

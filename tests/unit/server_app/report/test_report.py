@@ -14,6 +14,7 @@ from figure_checks import assert_inside_and_apart, drawn
 from matplotlib.image import imread
 from method_fakes import telling
 
+from server_app.report.client_scores import plot_clients
 from server_app.report.communication import Point
 from server_app.report.drawing import DPI, save_all
 from server_app.report.evaluation import Row, result_table
@@ -179,3 +180,24 @@ def test_the_model_card_names_the_model_its_source_and_its_accuracy(tmp_path: Pa
     ):
         assert part in text
     assert re.search(r"Weights \(sha256\): [0-9a-f]{64}\.", text)
+
+
+@pytest.mark.plots
+@pytest.mark.parametrize(
+    ("metric", "own", "result", "gain", "expected"),
+    [
+        ("accuracy", 0.6, 0.7, (-0.05, 0.25), [55, 85]),
+        ("accuracy", 0.9, 0.95, (-0.02, 0.2), [88, 100]),
+        ("log-loss", 0.8, 0.5, (0.1, 0.5), [0.7, 0.3]),  # less is better, and a gain is what it has less
+    ],
+)
+def test_a_dumbbell_has_the_interval_of_its_gain_at_the_result(
+    metric: str, own: float, result: float, gain: tuple[float, float], expected: list[float]
+) -> None:
+    row = {"client": "north", "own": {metric: own}, "result": {metric: result}}
+    row["gain"] = dict(zip(("low", "high"), gain, strict=True))
+    figure = plot_clients({"clients": [row, {**row, "gain": None}], "metric": metric})
+    (axes,) = figure.axes
+    (line,) = [line for line in axes.lines if line.get_label() == "95 % of the gain"]
+    assert list(line.get_xdata()) == pytest.approx(expected)
+    assert list(line.get_ydata()) == [0, 0]
