@@ -51,16 +51,17 @@ def differ_in_cost(points: Sequence[Point], least: float = 0.0) -> bool:
     return len({f"{max(least, point.cost):.2g}" for point in points}) > 1 or any(point.curves for point in points)
 
 
-def plot_communication(points: Sequence[Point]) -> Figure:
+def plot_communication(points: Sequence[Point], where: str = "held-out examples") -> Figure:
     """Draw every result over its communication cost; results of many rounds have a curve.
 
     Args:
         points: At least one; each has a positive cost.
+        where: What the accuracies are counted on.
 
     Returns:
         A figure whose horizontal axis is logarithmic, in MiB per client; bars are sample standard deviations.
     """
-    figure, axes = _plot(points)
+    figure, axes = _plot(points, where=where)
     axes.set_xlabel("MiB per client: all messages, up and down; the result is not sent back")
     axes.set_title("Accuracy against communication")
     return figure
@@ -81,7 +82,7 @@ def plot_server_time(points: Sequence[Point]) -> Figure:
     return figure
 
 
-def _plot(points: Sequence[Point], *, least: float = 0.0) -> tuple[Figure, Axes]:
+def _plot(points: Sequence[Point], *, least: float = 0.0, where: str = "held-out examples") -> tuple[Figure, Axes]:
     figure, axes = new_figure(8.0, max(4.0, 1.0 + 0.22 * len(points)))
     numbers = Counter[str]()
     # The best comes first, so the legend has the order of the figure.
@@ -90,7 +91,7 @@ def _plot(points: Sequence[Point], *, least: float = 0.0) -> tuple[Figure, Axes]
         numbers[point.kind] += 1
         _draw(axes, point, marker)
     _scale(axes, points, least)
-    axes.set_ylabel("accuracy on held-out examples, %")
+    axes.set_ylabel(f"accuracy on {where}, %")
     legend_beside(axes)
     return figure, axes
 

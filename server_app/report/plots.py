@@ -62,7 +62,7 @@ def run_plots(
     if rows and len(curve) > 1:
         plots["server_curve"] = partial(plot_curve, curve, rows, rounds=rounds)
     if differ_in_cost(points):
-        plots["communication"] = partial(plot_communication, points)
+        plots["communication"] = partial(plot_communication, points, where)
     if weights := client_weights(report.outcome):
         plots["client_weights"] = partial(plot_client_weights, weights)
     plots["choice"] = partial(plot_choice, metrics)

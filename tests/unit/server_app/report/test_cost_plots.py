@@ -46,9 +46,10 @@ def assert_readable(figure: Figure) -> None:
 
 
 def test_the_plot_names_every_result_with_the_best_first_and_tells_them_apart() -> None:
-    figure = plot_communication(points())
+    figure = plot_communication(points(), "all the clients' own examples")
 
     axes = figure.axes[0]
+    assert axes.get_ylabel() == "accuracy on all the clients' own examples, %"
     assert axes.get_xscale() == "log"
     assert texts_of(figure)[0] == "Method 11 of the comparison, 42.8 %"
     assert len(texts_of(figure)) == 12
