@@ -198,6 +198,6 @@ def test_a_dumbbell_has_the_interval_of_its_gain_at_the_result(
     row["gain"] = dict(zip(("low", "high"), gain, strict=True))
     figure = plot_clients({"clients": [row, {**row, "gain": None}], "metric": metric})
     (axes,) = figure.axes
-    (line,) = [line for line in axes.lines if line.get_label() == "95 % of the gain"]
+    (line,) = [line for line in axes.lines if line.get_label() == "95 % interval of the gain"]
     assert list(line.get_xdata()) == pytest.approx(expected)
     assert list(line.get_ydata()) == [0, 0]
