@@ -24,7 +24,7 @@ run: $(READY)  ## run the main job, and print its result
 	$(BIN)/oneshot run $(ARGS)
 
 test: $(READY)  ## run every test
-	@echo "On two idle cores the quick tests take about 4 minutes, then the whole runs about 25."
+	@echo "On two idle cores the quick tests take about 2 to 4 minutes, then the whole runs about 7 to 12."
 	@$(MAKE) --no-print-directory unit slow
 
 unit: $(READY)  ## run the tests that take seconds, a process per core
