@@ -207,7 +207,8 @@ def plot_clients(facts: Facts) -> Figure:
                 sign, most = (-1, math.inf) if metric in LOWER_IS_BETTER else (1, 1.0)
                 reach = [own + sign * scale_of(metric) * found[end] for end in ("low", "high")]
                 reach = [min(max(end, 0.0), most * scale_of(metric)) for end in reach]
-                axes.plot(reach, [place, place], color="black", linewidth=1.0, zorder=3, label="95 % interval of the gain")
+                interval = "95 % interval of the gain"
+                axes.plot(reach, [place, place], color="black", linewidth=1.0, zorder=3, label=interval)
         # The own model's dot is larger, so that a result of equal score leaves it in sight.
         for value, colour, name, size in ((own, "baseline", "own model", 90), (result, "student", "result", 30)):
             if value is not None:
