@@ -18,15 +18,12 @@ from fl_app.node_config import client_name, is_deployed, node_facts, node_policy
 from fl_app.project import FAILURES
 from strategies.client import TORN, already_held, answer_question, failure, read_arrays, upload_facts
 from strategies.core.errors import OneShotError
+from strategies.core.facts import State
 
 if TYPE_CHECKING:
-    import torch
-
     from client_app.keeping import Trained
     from fl_app.config import AppConfig
     from fl_app.node_policy import NodePolicy
-
-    State = dict[str, torch.Tensor]
 
 
 def without_its_text(msg: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:

@@ -21,7 +21,7 @@ from server_app.launch.guard import guarded, sigterm_as_interrupt
 from server_app.replay.stored import check_replay, unmet_need
 from server_app.report.evaluation import read_answers
 from server_app.report.page import PAGE_FILE, report_folder, write_page
-from server_app.settings.choices import CHOICES
+from server_app.settings.choices import CHOICES, options_of
 from server_app.settings.read import default_settings, overridden
 from server_app.settings.text import to_toml
 from strategies.core.durable import make_folder, store_errors
@@ -254,7 +254,7 @@ def _cell(asked: Comparison, run: Path, method: str, folder: Path, more: int = 0
     """Return the cell of a method on a run, with the first seed plus ``more``."""
     info = info_of(run)
     # Cells do not differ by other methods' settings.
-    others = set().union(*(CHOICES[name].keys for name in CHOICES)) - CHOICES[method].keys
+    others = options_of(CHOICES) - options_of([method])
     own = {key: value for key, value in asked.overrides.items() if key not in others}
     if "method" in own:
         raise OptionError(f"setting 'method' is {own['method']!r}: name the methods by --methods")

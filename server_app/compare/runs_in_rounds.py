@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from server_app.compare.sources import data_of
-from server_app.settings.choices import CHOICES
+from server_app.settings.choices import CHOICES, options_of
 from server_app.settings.read import listed_settings
 from server_app.settings.settled import free_on
 from strategies.core.errors import OptionError
@@ -142,7 +142,7 @@ def _mean_of(rows: Sequence[Mapping[str, Any]], key: str) -> float | None:
 def _split(name: str, flat: Flat) -> tuple[str, Flat, Flat]:
     """Return the title of a run's method, the settings that it shares with other methods, and its own settings."""
     compared = {key: value for key, value in flat.items() if key not in NEUTRAL and key != "method"}
-    options = set().union(*(CHOICES[choice].keys for choice in CHOICES))
+    options = options_of(CHOICES)
     shared = {key: value for key, value in compared.items() if key not in options}
     own = {key: value for key, value in compared.items() if key in CHOICES[name].keys}
     if name != "iterative":
@@ -150,7 +150,7 @@ def _split(name: str, flat: Flat) -> tuple[str, Flat, Flat]:
     strategy, refiner = str(own.pop("iterative.strategy")), str(own.pop("iterative.refiner"))
     shared |= {key: own.pop(key) for key in [f"iterative.{option}" for option in SHARED]}
     used = {key for key in own if strategy in OF_STRATEGIES.get(key.partition(".")[2], (strategy,))}
-    refining = CHOICES[refiner].keys if refiner in CHOICES else set()
+    refining = options_of([refiner] if refiner in CHOICES else [])
     own = {key: value for key, value in compared.items() if key in used | refining}
     return IterativeConfig(strategy=strategy, refiner=refiner).label, shared, own
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from server_app.compare.cell import threads_of
 from server_app.report.communication import curve_of, is_own_row
-from server_app.settings.choices import CHOICES
+from server_app.settings.choices import CHOICES, options_of
 from server_app.settings.read import default_settings, known_settings
 from strategies.core.errors import OptionError
 from strategies.core.options import Scalar
@@ -73,7 +73,7 @@ def differing(runs: Sequence[Path], methods: Sequence[str], given: Collection[st
         given: The settings that are the same for all, whatever the runs have.
     """
     stored = [_with_defaults(info_of(run)) for run in runs]
-    options = set().union(*(CHOICES[method].keys for method in methods))
+    options = options_of(methods)
     names = {name for settings in stored for name in settings if name.startswith(_OF_RESULTS) or name in options}
     found = {
         name: list(dict.fromkeys(settings.get(name) for settings in stored))
@@ -158,7 +158,7 @@ def _own_result(run: Path) -> dict[str, Any] | None:
     settings = info.get("settings", {})
     # A method that fine-tunes every round's model has its own options in the run.
     refiner = settings.get("iterative.refiner", "none")
-    options = set().union(*(CHOICES[name].keys for name in (result["method"], refiner) if name in CHOICES))
+    options = options_of(name for name in (result["method"], refiner) if name in CHOICES)
     return {
         "run": str(run.absolute()),
         "method": result["method"],

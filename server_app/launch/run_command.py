@@ -101,6 +101,8 @@ class PlannedRun:
         settings, config = self.settings, self.settings.app.client
         if trains_elsewhere(settings) or settings.choice.asks_again or settings.plan.rounds > 1:
             return None
+        if self.num_supernodes * (config.steps or config.epochs) > FEW_STEPS:  # of one step per epoch: without the data
+            return None
         split = open_half(settings, "train")
         held = len(clients_share(split, seed=0, limit=settings.app.data.limit, proxy=settings.app.data.proxy))
         each = config.steps or config.epochs * math.ceil(held / self.num_supernodes / config.batch_size)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -112,3 +112,8 @@ class _Choices(Mapping[str, Choice]):
 
 
 CHOICES: Mapping[str, Choice] = _Choices()
+
+
+def options_of(methods: Iterable[str]) -> set[str]:
+    """Return the keys of all options that these methods have."""
+    return {key for method in methods for key in CHOICES[method].keys}

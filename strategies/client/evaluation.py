@@ -15,6 +15,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -156,14 +157,15 @@ def _scored(facts: Mapping[str, Any], arrays: Arrays, local: Local) -> tuple[dic
     for name, build in models.items():
         answers[name] = _answers(build(), data)
     made: dict[str, Any] = {}
-    for name, found in answers.items():
-        shown = {name: parts[0], **({f"{name}-{CHOICE}": part for part in parts[1:]} if name in results else {})}
-        for what, part in shown.items():
-            sums = found.take(part).sums(None if data.groups is None else data.groups[part])
-            made |= {f"{what}/{key}": value for key, value in pack(sums, local.share).items()}
-        for result in () if name in results else results:
-            pair = found.take(parts[0]).against(answers[result].take(parts[0]), data.num_classes)
-            made |= {f"{result}-{name}/{key}": value for key, value in pack_pair(pair, local.share).items()}
+    reported = {name: found.take(parts[0]) for name, found in answers.items()}
+    shown = [(name, found, parts[0]) for name, found in reported.items()]
+    shown += [(f"{name}-{CHOICE}", answers[name].take(part), part) for name in results for part in parts[1:]]
+    for name, found, part in shown:
+        sums = found.sums(None if data.groups is None else data.groups[part])
+        made |= {f"{name}/{key}": value for key, value in pack(sums, local.share).items()}
+    for name, result in product([name for name in reported if name not in results], results):
+        pair = reported[name].against(reported[result], data.num_classes)
+        made |= {f"{result}-{name}/{key}": value for key, value in pack_pair(pair, local.share).items()}
     return {"classes": digest, "share": local.share}, made
 
 

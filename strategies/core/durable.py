@@ -130,6 +130,18 @@ def make_folder(folder: Path, mode: int = 0o777) -> None:
         sync_folder(folder.parent)
 
 
+def make_empty_folder(folder: Path) -> None:
+    """Make a folder for a result; one that is there must be empty.
+
+    Raises:
+        StoreError: The folder holds files, or the disk refuses.
+    """
+    with store_errors(folder):
+        if folder.is_dir() and any(folder.iterdir()):
+            raise StoreError(f"{folder} holds files: must be a new or empty folder")
+        make_folder(folder)
+
+
 def remove_temporaries(folder: Path) -> None:
     """Remove the leftovers of killed writers in a folder and below; only its single writer may call this."""
     for leftover in folder.rglob(TEMPORARY_PATTERN):

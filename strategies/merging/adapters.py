@@ -17,7 +17,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from ..core.checkpoints import ADAPTER_CONFIG, INDEX, is_adapter, write_tensors
-from ..core.durable import atomic_write, make_folder, store_errors
+from ..core.durable import atomic_write, make_empty_folder, make_folder, store_errors
 from ..core.errors import OptionError, StoreError, blaming
 from ..core.names import is_adapter_state
 from ..core.places import expand_user
@@ -212,11 +212,9 @@ class MergedAdapter:
             StoreError: The folder holds files, or the disk refuses.
         """
         place = expand_user(folder)
-        if place.is_dir() and any(place.iterdir()):
-            raise StoreError(f"{place} holds files: must be a new or empty folder")
+        make_empty_folder(place)
         loss = _Loss()
         with store_errors(place):
-            make_folder(place)
             write_tensors(place, self._merged(dtype, loss), self.base or ())
             if self.base is not None and self.base.folder is not None:
                 for file in self.base.folder.iterdir():

@@ -32,7 +32,7 @@ from ..core.checkpoints import (
     unwrap_state,
     write_tensors,
 )
-from ..core.durable import atomic_write, make_folder, store_errors
+from ..core.durable import atomic_write, make_empty_folder, make_folder, store_errors
 from ..core.errors import OptionError, StoreError, UploadError, blaming
 from ..core.facts import (
     CLASSIFIER,
@@ -831,10 +831,8 @@ def _write(folder: Path, names: Sequence[str], tensors: Iterable[tuple[str, torc
     Raises:
         StoreError: The folder holds files, or the disk refuses.
     """
-    if folder.is_dir() and any(folder.iterdir()):
-        raise StoreError(f"{folder} holds files: must be a new or empty folder")
+    make_empty_folder(folder)
     with store_errors(folder):
-        make_folder(folder)
         return cast("State", OpenFile(write_tensors(folder, tensors, names), bare=False))
 
 
