@@ -12,8 +12,10 @@ Deviations: the defaults are those of the published code where it differs from t
     there: L_A at temperature 3 with factor 9; the perturbation is the sign of the gradient of softened probabilities,
     in normalised space; the weights see the pool of earlier epochs, and their step shrinks by 0.99 per epoch; the
     ensemble divides by the sum of w, so that the weights are clipped to [0, 1] and not normalised. The step mu is
-    0.1 / M as in the text, which at ten clients is the code's 0.01. Preset "paper" is the text, except that Adam
-    begins anew every epoch.
+    0.1 / M as in the text, which at ten clients is the code's 0.01. Preset "paper" is the text, except for the code's
+    Adam, which has the decays 0.5 and 0.999 and begins anew every epoch, and for two points: l_KL at temperature 4 has
+    the factor 16, which the text does not print; and the images that teach the student are perturbed by other u than
+    those that teach w, where line 11 of Algorithm 1 perturbs them once for both.
 Another teacher: where the job's is Tally's pool, w are the pool's weights, l_k(c) = w_k n_k^c / sum_j w_j n_j^c, and
     the gradient is that of autograd. No w falls to 0, so that a class of one client alone stays with it.
 """

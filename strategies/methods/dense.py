@@ -13,7 +13,8 @@ Deviations: l_BN uses the running statistics of the clients' own layers (the pap
     images made so far, as in the published code; Algorithm 1 uses the newest batch only: preset "paper". By
     default the generator also starts anew every epoch, and of its steps the images of the lowest loss are kept, as in
     the code; Algorithm 1 initialises it once and makes the images after its last step: preset "paper". Under both Adam,
-    which the text names, begins anew every epoch.
+    which the text names, begins anew every epoch, with the code's decays 0.5 and 0.999, and the generator's weights are
+    drawn from N(0, 0.02), as in the code; the text says neither.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from ..method import POOLS, Job, Method, Need, Outcome, Progress
 
 @dataclass(frozen=True)
 class FedEtConfig(ProxyStudentOptions):
-    """Options of Fed-ET; the weight is the paper's, the schedule FedKD's."""
+    """Options of Fed-ET; the weight is that of FENS's comparison (appendix B.1), the schedule FedKD's."""
 
     kd_temperature: float = shared("kd_temperature", 1.0)  # of the soft decisions
     diversity_weight: float = option(

@@ -12,9 +12,11 @@ Deviations: the last round is the result; the published code reports the best of
     examples that its steps saw, as in the published code; line 13 of Algorithm 1 is a plain mean: preset "paper". INT8
     is calibrated on the clients' own training examples, not on test images. The clients send their counts of votes, not
     their shares, so that a merge is that of pooled examples. On a server with labelled images ``fit`` trains the
-    aggregator there, by the same steps, as one client. The paper draws the
-    per-class weights; with ``start = "label-counts"`` they begin at the static ones, so that few rounds are enough.
-    With ``"tally"`` they do so too, by estimates for clients that send no counts.
+    aggregator there, by the same steps, as one client. Every round asks all clients, where Algorithm 1 selects some; K
+    steps are K, where the loop of Algorithm 2 counts from 0 to K. The gate's dropout, and its weights per class from
+    100 classes on, are the published code's. The start of the per-class weights is drawn as in the published code, the
+    text leaves it open; with ``start = "label-counts"`` they begin at the static ones, so that few rounds are enough,
+    and with ``"tally"`` too, by estimates for clients that send no counts.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ from ..method import (
 from ..teacher.ensemble import Ensemble
 from ..uploads.packed import PRECISIONS
 
-# From here on the paper's gate has a weight per member and class.
+# From here on the published code's gate has a weight per member and class; the text has one per member throughout.
 MANY_CLASSES = 100
 
 
