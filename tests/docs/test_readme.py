@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pkgutil
 import re
 import runpy
 import shutil
@@ -301,6 +302,12 @@ def test_links_lead_somewhere(page: Path) -> None:
             headings = re.findall(r"^#+ (.*)$", there.read_text(), re.MULTILINE)
             slugs = {re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
             assert anchor in slugs, f"{name_of(page)} links to {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_names_of_the_package_that_are_shown_exist(page: Path) -> None:
+    for name in re.findall(r"\boneshot_fl(?:\.\w+)+\b(?<!\.py)", page.read_text()):
+        pkgutil.resolve_name(name)
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=name_of)
