@@ -37,7 +37,7 @@ from strategies.run import check_run_folder, runs_folder
 
 if TYPE_CHECKING:
     from server_app.launch.run_command import Launcher, PlannedRun
-    from server_app.launch.superlink import Runtime
+    from server_app.launch.superlink import Launched, Runtime
 
 RUN = "Run"  # the panels of help
 REUSE = "Reuse uploads"
@@ -120,11 +120,14 @@ def _runtime(local: bool) -> AbstractContextManager[Runtime | None]:
 
 def _in_this_process(runtime: Runtime | None) -> Launcher | None:
     """Return what runs the app where there is no simulation."""
-    if runtime is not None:
-        return None
+    return _launch_local if runtime is None else None
+
+
+def _launch_local(app: Path, **asked: Any) -> Launched:
+    # Imported after the checks of a run: Flower's log would show their lines, and the run shows them again.
     from server_app.local import launch_local
 
-    return launch_local
+    return launch_local(app, **asked)
 
 
 def _launch(app: Path | None, planned: PlannedRun, failing: errors, runtime: Runtime | None) -> None:
