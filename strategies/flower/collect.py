@@ -15,8 +15,9 @@ from flwr.serverapp import Grid
 
 from ..core import refusals
 from ..core.durable import MIB
-from ..core.errors import QuorumError, UploadError, blaming, shorten_list
+from ..core.errors import QuorumError, UploadError, blaming, printable, shorten_list
 from ..core.facts import UNNAMED, Agreed, Agreement, UploadFacts
+from ..core.scan import log_once
 from ..method import State
 from ..run.files import weights_bytes
 from ..run.run_folder import RoundFolder
@@ -26,7 +27,17 @@ from ..uploads.checks import Signature
 from ..uploads.parts import Part
 from .arguments import Participation, kept_scores
 from .asking import Exchange
-from .messages import Reply, Request, count_bytes, is_anonymous, mean_metrics, read_reply, without_arrays
+from .messages import (
+    Reply,
+    Request,
+    arrays_name,
+    count_bytes,
+    is_anonymous,
+    is_epsilon,
+    mean_metrics,
+    read_reply,
+    without_arrays,
+)
 from .names import Names
 from .nodes import Nodes, Refusals, SentQuestion, cause_of_failure
 
@@ -73,7 +84,7 @@ class Collector:
             self._agreed.add(record.client, record.facts.agreement)
         self._refusals = Refusals(folder)
         self._late = self._closed = False
-        self._reported: dict[str, tuple[int, Mapping[str, float]]] = {}
+        self._reported: dict[str, tuple[int, Mapping[str, Any]]] = {}
         self._contents: dict[str, RecordDict] = {}
         self._chosen: set[int] | None = None
         self.clients = {client for client in folder.held() if not is_anonymous(client)}
@@ -212,7 +223,12 @@ class Collector:
             except Exception as error:  # noqa: BLE001  a project's own code; the uploads matter more
                 log(WARNING, "train_metrics_aggr_fn failed (%s: %s): the mean is taken", type(error).__name__, error)
         reports = [report for _, report in sorted(self._reported.items()) if report[0]]
-        return mean_metrics([metrics for _, metrics in reports], [examples for examples, _ in reports])
+        means = mean_metrics([metrics for _, metrics in reports], [examples for examples, _ in reports])
+        told = {key for _, metrics in reports for key in metrics if not is_epsilon(key)}
+        if without := sorted(told - means.keys()):
+            line = "most clients report no finite number as %s: it has no mean"
+            log(WARNING, line, shorten_list([printable(key) for key in without]))
+        return means
 
     def _accept(self, reply: Message, sent: SentQuestion) -> None:
         classes, most, sender = self._num_classes, self._max_bytes, self._names.describe(sent.node)
@@ -234,6 +250,7 @@ class Collector:
             if name not in self.clients:
                 raise refusals.not_held().of(name)
             return
+        _say_left_out(reply.content)
         if name in self.clients and not checked.anonymous and self._is_here(checked):
             log(INFO, "upload of %s: it came again, unchanged", name)
             return
@@ -272,3 +289,8 @@ class Collector:
         if self._closed:
             return "came late: kept for replay, not part of this result"
         return "stored: it came after the deadline, but before the server stage" if self._late else "stored"
+
+
+def _say_left_out(content: RecordDict) -> None:
+    for other in sorted(set(content.array_records) - {arrays_name(content)})[:1]:
+        log_once(WARNING, f"array record {other[:80]!r} of the clients is left out: a model is one record")

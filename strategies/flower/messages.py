@@ -18,7 +18,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, compress
 from typing import Any, TypeVar
 
 import numpy as np
@@ -108,14 +108,14 @@ class Reply:
         facts: The client's facts about its upload; its name is given, or derived from its weights.
         state: Its weights, decoded and checked; empty if the server holds them already.
         anonymous: It gave no name; that of the facts follows from its weights.
-        metrics: Further numbers it reports, without NaN and infinity.
+        metrics: Further numbers, and lists of numbers, that it reports.
     """
 
     facts: UploadFacts
     state: State = field(default_factory=dict)
     held: bool = False
     anonymous: bool = False
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, Any] = field(default_factory=dict)
 
 
 def read_reply(  # noqa: PLR0913  everything that an answer is compared with
@@ -164,9 +164,8 @@ def read_reply(  # noqa: PLR0913  everything that an answer is compared with
         record = {**filled, "num-examples": metrics.get(examples_key)}
         facts = UploadFacts.from_record(record, num_classes, client=client, architecture=architecture)
         state = _check_state(arrays, facts, signatures[architecture], part)
-    numbers = {key: float(value) for key, value in metrics.items() if isinstance(value, (int, float))}
-    others = {key: value for key, value in numbers.items() if math.isfinite(value) and key != examples_key}
-    return Reply(facts, state, anonymous="client" not in said, metrics=others)
+    numbers = {key: value for key, value in metrics.items() if key != examples_key}
+    return Reply(facts, state, anonymous="client" not in said, metrics=numbers)
 
 
 def _check_state(arrays: ArrayRecord, facts: UploadFacts, whole: Signature, part: Part | None) -> State:
@@ -254,23 +253,33 @@ def is_epsilon(name: str) -> bool:
 def mean_metrics(records: Sequence[Mapping[str, Any]], weights: Sequence[float]) -> dict[str, Any]:
     """Average the clients' numbers, as Flower's strategies do.
 
-    A number that most clients report is averaged over those who report it; others are left out. For an epsilon of
-    differential privacy, and for the largest of several, the largest is taken, under a name that begins with ``max``,
-    and only where every client reports it.
+    A number, or list of numbers, that most clients report is averaged over those who report it; others are left out.
+    For an epsilon of differential privacy, and for the largest of several, the largest is taken, under a name that
+    begins with ``max``, and only where every client reports it.
 
     Args:
         weights: Above 0, one for each client.
     """
     means: dict[str, Any] = {}
-    for key in sorted(common_to_most([record.keys() for record in records])):
-        values = [(weight, record[key]) for weight, record in zip(weights, records, strict=True) if key in record]
+    forms = [forms_of(record) for record in records]
+    for form in sorted(common_to_most(forms)):
+        key, has = form[0], [form in own for own in forms]
+        values = [record[key] for record in compress(records, has)]
         if not is_epsilon(key):
-            total = sum(weight for weight, _ in values)
-            means[key] = sum(weight * value for weight, value in values) / total
-        elif len(values) == len(records):
+            means[key] = np.average(values, axis=0, weights=list(compress(weights, has))).tolist()
+        elif all(has):
             named = key if key.startswith("max") else f"max{'_' if '_' in key else '-'}{key}"
-            means[named] = max(value for _, value in values)
+            means[named] = max(values)
     return means
+
+
+def forms_of(record: Mapping[str, Any]) -> set[tuple[str, int]]:
+    """Return the names of a client's numbers, with the length of a list, else -1; NaN and infinity are no numbers."""
+    return {
+        (key, len(value) if isinstance(value, list) else -1)
+        for key, value in record.items()
+        if all(map(math.isfinite, value if isinstance(value, list) else [value]))
+    }
 
 
 def common_to_most(reports: Sequence[Collection[H]]) -> set[H]:

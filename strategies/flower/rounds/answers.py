@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,17 @@ from ...core.errors import UploadError, printable
 from ...core.names import match_names
 from ...core.scan import LOG
 from ...uploads.checks import check_arrays
-from ..messages import EXAMPLES, Reply, array_form, arrays_name, common_to_most, is_weight, metrics_name, metrics_of
+from ..messages import (
+    EXAMPLES,
+    Reply,
+    array_form,
+    arrays_name,
+    common_to_most,
+    forms_of,
+    is_weight,
+    metrics_name,
+    metrics_of,
+)
 from ..surroundings import within
 
 OURS = f"{__name__.partition('.')[0]}."  # the package, which is installed under another name
@@ -96,7 +105,7 @@ def drop_incomplete(
     """
     if not any(_reads_numbers(each) for _, each in within(strategy)):
         return list(answers), {}
-    forms = [_form(answer) for answer in answers]
+    forms = [forms_of(metrics_of(answer.content)) for answer in answers]
     common = common_to_most(forms)
     usable = [answer for answer, form in zip(answers, forms, strict=True) if common <= form]
     others = {
@@ -113,23 +122,14 @@ def _reads_numbers(strategy: Strategy) -> bool:
     return not known or average is not aggregate_metricrecords
 
 
-def _form(answer: CheckedAnswer) -> set[tuple[str, int]]:
-    """Return the names of an answer's numbers, with the length of each list; NaN and infinity are no numbers."""
-    return {
-        (key, len(value) if isinstance(value, list) else -1)
-        for key, value in metrics_of(answer.content).items()
-        if all(map(math.isfinite, value if isinstance(value, list) else [value]))
-    }
-
-
 def _numbers(strategy: Strategy, answers: Sequence[CheckedAnswer]) -> list[MetricRecord]:
     """Return of each answer the numbers that most clients send.
 
     Where a client does not send one, the mean of the others stands in its place. So Flower's average is that of the
     others, and no client voids a number for all.
     """
-    weight, forms = getattr(strategy, "weighted_by_key", EXAMPLES), [_form(answer) for answer in answers]
     records = [metrics_of(answer.content) for answer in answers]
+    weight, forms = getattr(strategy, "weighted_by_key", EXAMPLES), [forms_of(record) for record in records]
     found = [MetricRecord() for _ in answers]
     for number in sorted(common_to_most(forms)):
         key, has = number[0], [number in form for form in forms]

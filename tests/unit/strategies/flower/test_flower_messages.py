@@ -163,7 +163,7 @@ def test_read_reply_of_our_client_half_returns_everything() -> None:
     reply = read(content)
     assert reply.facts == UploadFacts("alice", "net", 10, (1, 2, 3, 4), pretrained=True)
     assert (reply.anonymous, reply.held) == (False, False)
-    assert reply.metrics == {"loss": 0.5}
+    assert reply.metrics == {"loss": 0.5, "curve": [1.0, 2.0]}
     assert equal(reply.state, weights(1))
     net().load_state_dict(reply.state)
 

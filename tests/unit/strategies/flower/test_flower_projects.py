@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import re
 import threading
 import zipfile
@@ -256,6 +257,23 @@ def test_a_mean_of_epsilons_is_never_reported(tmp_path: Path, reported: str, fou
     result = run.start(FakeGrid({1: client(1), 2: client(3)}))  # type: ignore[arg-type]
     for metrics in (result.train_metrics_clientapp, result.evaluate_metrics_clientapp):
         assert metrics == {1: {found: 3.0, "steps": 5.0}}
+
+
+def test_lists_are_averaged_and_what_has_no_mean_or_no_place_is_said(tmp_path: Path, said: list[str]) -> None:
+    def client(seed: int) -> Client:
+        def answer(message: Message) -> Message:
+            own: dict[str, Any] = {f"only-{seed}": 1.0, "loss": math.nan, "recall": [0.0, float(seed)]}
+            content = records(weights(seed), num_examples=seed, **own)
+            content["momentum"] = ArrayRecord({"a": torch.zeros(1)})
+            return Message(content, reply_to=message)
+
+        return answer
+
+    run = strategy(OneShotFedAvg, tmp_path / "run").start(FakeGrid({1: client(1), 2: client(3)}))  # type: ignore[arg-type]
+    assert run.train_metrics_clientapp == {1: {"recall": [0.0, 2.5]}}
+    [without] = [line for line in said if "no mean" in line]
+    assert all(name in without for name in ("loss", "only-1", "only-3"))
+    assert any("'momentum'" in line for line in said)
 
 
 RAY = (
