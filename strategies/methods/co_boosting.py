@@ -6,8 +6,9 @@ Paper: Dai, Zhang, Li, Liu, Yang, Han, Enhancing One-Shot Federated Learning Thr
 Symbols: A_w(x) -> teacher, logits weighted by w; f_S -> student; G -> generator; T -> epochs; T_G -> generator_steps;
     beta -> adversarial_weight; epsilon -> perturbation_size; mu -> reweighting_step; D_S -> pool.
 Where: hard-sample loss L_H, Eqs. (5), (6) -> losses.hard_cross_entropy; L_A, Eq. (7), and their sum, Eq. (8) ->
-    _Server.synthesize; diversification, Eqs. (9), (10) -> _Server.perturb; reweighting, Eqs. (11), (12) ->
-    _Server.reweight with combiners.combiners.weighted_mean_gradient; Algorithm 1 -> _Server.epoch.
+    CoBoostingServer.synthesize; diversification, Eqs. (9), (10) -> CoBoostingServer.perturb; reweighting, Eqs. (11),
+    (12) -> CoBoostingServer.reweight with combiners.combiners.weighted_mean_gradient; Algorithm 1 ->
+    CoBoostingServer.epoch.
 Deviations: the defaults are those of the published code where it differs from the text, since its figures come from
     there: L_A at temperature 3 with factor 9; the perturbation is the sign of the gradient of softened probabilities,
     in normalised space; the weights see the pool of earlier epochs, and their step shrinks by 0.99 per epoch; the

@@ -6,11 +6,11 @@ Paper: Yin, Molchanov, Alvarez, Li, Mallya, Hoiem, Jha, Kautz, Dreaming to Disti
 Symbols: A(x) -> teacher, the mean of logits; x -> pixels, in the models' normalised input space; alpha_tv -> tv_weight;
     alpha_f -> bn_weight; alpha_c -> competition_weight.
 Where: R_prior, Eq. (3) -> losses.total_variation; R_feature, Eq. (4) -> batchnorm; R_compete, Eq. (8) ->
-    losses.jensen_shannon; the sum, Eq. (10) -> _Server.synthesize.
+    losses.jensen_shannon; the sum, Eq. (10) -> FAdiServer.synthesize.
 Deviations: the papers that compare with it publish neither the length nor the rate of their inversion. Every server
     epoch inverts one batch, for as many steps as the other methods train their generator. Rate 0.1 with alpha_tv = 1e-3
     is the better setting of the published code; it has alpha_l2 = 0, so that R_prior has no norm of the images. The
-    batch- normalisation statistics are those of every client's own layers, averaged over the clients; without such
+    batch-normalisation statistics are those of every client's own layers, averaged over the clients; without such
     layers only the prior is left. The images kept are those of the lowest loss, as the published code intends; it keeps
     an alias of the last ones.
 """

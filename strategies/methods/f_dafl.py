@@ -6,7 +6,7 @@ Paper: Chen, Wang, Xu, Yang, Liu, Shi, Xu, Xu, Tian, Data-Free Learning of Stude
 Symbols: A(x) -> teacher, the mean of logits; G -> generator; f_T -> penultimate features; alpha -> activation_weight;
     beta -> information_weight.
 Where: one-hot loss L_oh, activation loss L_a, information entropy loss L_ie, section 3.3, and their sum ->
-    _Server.synthesize; losses.information; features.penultimate_features.
+    FDaflServer.synthesize with losses.information and heads.penultimate_features.
 Deviations: the papers that compare with it run it "with the same hyper-parameters" and give no others. So its loss
     replaces theirs in the shared loop. That loop has their generator, new in every epoch, a pool of images, and a
     student that learns from the pool instead of from the generator's current images. Weights (1, 5, 0.1) and the

@@ -7,9 +7,9 @@ Paper: Zhu, Hong, Zhou, Data-Free Knowledge Distillation for Heterogeneous Feder
     3.3 says how it trains FedGen's generator, and a summary of the first and of both published codes.
 Symbols: G -> generator; f_k -> teacher.members; n_k^y - 1 -> Upload.label_counts; eta -> diversity_weight; b_g ->
     local_batch_size; gamma_t -> gamma.
-Where: sum_k mean_i(w_{y_i,k} NLL_k) + eta R -> _Server.loss with consensus.weighted_cross_entropy; w ->
-    label_draws.class_weights; R -> losses.diversity; the clients' half -> client/generated.py; its description
-    -> generator_spec.py.
+Where: sum_k mean_i(w_{y_i,k} NLL_k) + eta R -> FedGenServer.loss with consensus.weighted_cross_entropy; w ->
+    matched.class_weights; R -> losses.diversity; the clients' half -> client/generated.py; its description ->
+    generator_spec.py.
 Deviations: the model itself stays the combined one. The defaults are those of Zhang et al.'s comparison, except for
     their width of 8192, with which the generator has 72 million weights for 512 features, and with the cross-entropy of
     each client and the diversity loss, as in the first code. Preset "paper" is their text: the cross-entropy of the

@@ -5,8 +5,8 @@ Paper: Heinbaugh, Luz-Ricca, Shao, Data-Free One-Shot Federated Learning Under V
     https://arxiv.org/abs/2411.07182). Read version: a summary of both papers.
 Symbols: n_k -> sum of uploads[k].label_counts; N = sum_k n_k; S -> images; p_k(y) = n_k^y / n_k; z -> noise.
 Where: floor(n_k / N * S) images of each client, the rest of S of the last -> shares;
-    z ~ N(0, 1) within [-3, 3] -> truncated_normal; x = sigmoid(decoder_k(z, y)), y ~ p_k -> _Server.draw;
-    the classifier's training -> _Server.epoch.
+    z ~ N(0, 1) within [-3, 3] -> truncated_normal; x = sigmoid(decoder_k(z, y)), y ~ p_k -> FedCvaeServer.draw;
+    the classifier's training -> FedCvaeServer.epoch.
 Deviations: images are drawn once and kept as 8-bit pixels, as image files are. The paper pads images to 32 pixels a
     side; here they have their own size, 16 or 32. The epochs are those of the authors' best runs on MNIST.
 """

@@ -5,8 +5,8 @@ Paper: Beitollahi, Bie, Hemati, Brunswic, Li, Chen, Zhang, Parametric Feature Tr
     and on the copy in FedCGS's code.
 Symbols: n_kc, mu_kc, Sigma_kc -> statistics.moments.FeatureMoments of client k; K = 1 component per class;
     h -> the result.
-Where: the clients' Gaussians -> statistics.moments.FeatureMoments.variances; the draws -> drawn; the head ->
-    trained.
+Where: the clients' Gaussians -> statistics.moments.FeatureMoments.variances; the draws -> draw_features; the head
+    -> train_head.
 Deviations: one component, for which EM is the mean and the variance, so that n, S and the sums of squares suffice and
     clients fit nothing. They travel in float32, not float16, and with the classes that a client lacks. Features have
     norm 1; draws do not. AdamW with rate 1e-3 and a cosine over few epochs on features times sqrt(d), from a head of

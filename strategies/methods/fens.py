@@ -5,8 +5,8 @@ Paper: Allouah, Dhasade, Guerraoui, Gupta, Kermarrec, Pinot, Pires, Sharma, Revi
     Read version: the paper and its appendix, whose equations are compared with this code, and a summary of its code.
 Symbols: theta_i -> Job.uploads; pi_i(x) -> member logits z [M, B, C]; f_lambda -> AGGREGATORS; lambda ->
     params; D_i^10 -> the share ``holdout`` that a client keeps from training; K -> local_steps; R -> rounds.
-Where: Algorithm 1, phase 1 -> the clients' upload, fens_clients.Dialogue.send; phase 2 -> _trained; the server's step
-    of Table 8 -> combiners.aggregator_trainers; the aggregators of section 3 -> combiners.aggregators.
+Where: Algorithm 1, phase 1 -> the clients' upload, aggregator_trainers.Dialogue.send; phase 2 -> _train_aggregator;
+    the server's step of Table 8 -> aggregator_trainers.FedAdam; the aggregators of section 3 -> combiners.aggregators.
 Deviations: the last round is the result; the published code reports the best of all rounds on the test set. The
     aggregators have biases, as in the published code; those of appendix B.3 and B.4 have none. A client counts by the
     examples that its steps saw, as in the published code; line 13 of Algorithm 1 is a plain mean: preset "paper". INT8

@@ -5,7 +5,7 @@ Paper: Tang, Zhang, Dong, Cheung, Zhou, Han, Chu, FuseFL: One-Shot Federated Lea
     of the repository https://github.com/wizard1203/FuseFL at 8248f54; no equation was checked against the text.
 Symbols: K -> 1 + the later blocks; M -> the uploads; o_1..o_M -> joined maps; h(x) -> FusedBlocks.features; N_c, mu_c,
     Sigma_c -> statistics.gaussians.Gaussians.
-Where: the fused model -> combiners.fused_blocks; a client's stage -> the app's client_app.fusing; the server's part
+Where: the fused model -> combiners.fused_blocks; a client's stage -> the app's client_app.fusefl; the server's part
     -> fit_with_clients; the calibration, CCVR (Luo et al., NeurIPS 2021) -> calibrate.
 Deviations: frozen blocks stay in evaluation mode, in the code they are in training mode, and their batch normalisation
     drifts. Covariances are pooled by the right formula; a precedence in the code leaves mu mu^T in. Clients of one

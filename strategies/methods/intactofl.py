@@ -4,8 +4,8 @@ Paper: Zeng, Xu, Zhou, Wu, Kang, Cai, Niyato, One-shot-but-not-degraded Federate
     https://doi.org/10.1145/3664647.3680715. Read version: the abstract, and the authors' code.
 Symbols: f_k(x) -> logits of member k; e(x) -> their plain mean; A(x) -> the mixture (1/M) sum_k g_k(x) f_k(x);
     g(x) = V x + b -> expert_gate.pixel_gate; T -> epochs; eps -> perturbation_size.
-Where: the generator's loss, CE(A, y), the statistics, and the disagreement of A with e -> experts.ByPixels.terms;
-    images moved by eps -> perturbation.prediction_gradient; the gate's loss -> experts.ByPixels.loss.
+Where: the generator's loss, CE(A, y), the statistics, and the disagreement of A with e -> ByPixels.terms;
+    images moved by eps -> losses.prediction_gradient; the gate's loss -> ByPixels.loss.
 Deviations: of the paper only the abstract was read; all formulas are those of its code. There eps is 8 in normalised
     pixels, which leaves only signs of an image. The default is 8/255, as in the same authors' copy of Co-Boosting;
     preset "published-code" has 8. The published clients freeze batch normalisation after an epoch and hold

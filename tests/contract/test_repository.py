@@ -64,6 +64,24 @@ def test_a_module_that_a_source_note_names_exists() -> None:
     assert missing == []
 
 
+def test_a_place_that_a_source_note_names_for_an_equation_exists() -> None:
+    named = {path: ast.get_docstring(parsed(text)) or "" for path, text in SOURCES.items() if "/methods/" in path}
+    owners: dict[str, set[str]] = {}  # module or class -> what it defines
+    for path, text in SOURCES.items():
+        for node in [parsed(text), *(each for each in ast.walk(parsed(text)) if isinstance(each, ast.ClassDef))]:
+            owner = node.name if isinstance(node, ast.ClassDef) else Path(path).stem
+            kinds = (ast.FunctionDef, ast.ClassDef)
+            owners.setdefault(owner, set()).update(each.name for each in node.body if isinstance(each, kinds))
+    missing = [
+        f"{path}: {owner}.{name}"
+        for path, note in named.items()
+        for owner, name in re.findall(r"->\s+(?:\w+\.)*(\w+)\.(?!py\b)(\w+)", note.partition("Where:")[2])
+        if name not in owners.get(owner, set()) and name not in owners
+    ]
+
+    assert missing == []
+
+
 def test_names_of_test_files_are_unique_so_that_pytest_can_tell_them_apart() -> None:
     tests = sorted((ROOT / "tests").rglob("*.py"))
     names = [path.name for path in tests if path.name not in ("conftest.py", "__main__.py")]
