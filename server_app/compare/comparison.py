@@ -15,11 +15,11 @@ import numpy.typing as npt
 from server_app.compare.cell import Cell, facts_of, run_cell
 from server_app.compare.report import comparison_page, draw_comparison
 from server_app.compare.sources import data_of, differing, info_of, own_results, scored_alike, with_rows, with_uploads
-from server_app.compare.table import Line, differing_line, lines_of
+from server_app.compare.table import Line, best_of, differing_line, lines_of
 from server_app.launch.console import oneshot
 from server_app.launch.guard import guarded, sigterm_as_interrupt
 from server_app.replay.stored import check_replay, unmet_need
-from server_app.report.evaluation import read_answers
+from server_app.report.evaluation import StoredAnswers, read_answers
 from server_app.report.page import PAGE_FILE, report_folder, write_page
 from server_app.settings.choices import CHOICES, options_of
 from server_app.settings.read import default_settings, overridden
@@ -33,9 +33,10 @@ from strategies.run.files import read_json, write_json
 from strategies.run.journal import ProgressFile
 from strategies.run.results import COMPARISON_FILE
 from strategies.run.run_folder import default_run_dir
-from strategies.scores.values import paired_difference
+from strategies.scores.values import as_json, differences
 
 Log = Callable[[str], None]
+Effects = Mapping[str, npt.NDArray[np.float64]]
 
 
 def jobs_for(cells: Sequence[Cell]) -> int:
@@ -291,7 +292,7 @@ def _written(
     """Write compare.json and the plots; return the content of compare.json."""
     facts = {**facts, "cells": [found for cell in cells if (found := facts_of(cell)) is not None]}
     lines = lines_of([*facts["cells"], *facts["own"]])
-    facts["to_best"] = _to_best(facts, lines)
+    facts |= _to_best(facts, lines)
     result = {
         **facts,
         "status": "failed" if failures else "finished",
@@ -305,28 +306,60 @@ def _written(
     return result
 
 
-def _to_best(facts: Mapping[str, Any], lines: Sequence[Line]) -> dict[str, dict[str, float]]:
-    """Return line -> by how much its accuracy is higher than the best line's, on the same held-out examples.
+def _to_best(facts: Mapping[str, Any], lines: Sequence[Line]) -> dict[str, Any]:
+    """Return how much better every line is than the best one on the same held-out examples.
 
-    Lines of other runs than the best one have none, nor have runs with other held-out examples.
+    Lines of other runs than the best one have no differences, nor have runs with other held-out examples.
+
+    Returns:
+        ``best``, the best line and the score that it is best by: the headline score, or the accuracy if results of
+        earlier versions are among them. ``to_best``, the differences in it by line. ``differences``, those in every
+        score, by line and score.
     """
-    right: dict[str, dict[str, list[npt.NDArray[np.uint8]]]] = {}  # line -> run -> its results' answers
-    examples = set()
+    effects: dict[str, dict[str, list[Effects]]] = {}  # line -> run -> its results' effects
+    stored = dict[str, StoredAnswers]()
     places = [(cell, cell["run_dir"]) for cell in facts["cells"]] + [(own, own["run"]) for own in facts["own"]]
     for entry, place in places:
-        digest, answers = read_answers(Path(place))
-        examples.add(digest)
-        for name in (outcome["name"] for outcome in entry["outcomes"] if outcome["name"] in answers):
-            right.setdefault(name, {}).setdefault(entry["run"], []).append(answers[name])
-    scored = [line for line in lines if line.accuracy is not None and line.name in right]
-    best = max(scored, key=lambda line: line.accuracy or 0.0, default=None)
-    if best is None or len(examples) > 1:
-        return {}
-    # The mean over the runs of the mean over a run's results.
-    means = {name: np.mean([np.mean(each, axis=0) for each in runs.values()], axis=0) for name, runs in right.items()}
-    runs = right[best.name].keys()
-    names = [line.name for line in scored if line is not best and right[line.name].keys() == runs]
-    return {name: paired_difference(means[best.name], means[name]).as_json() for name in names}
+        answers = read_answers(Path(place))
+        if answers.num_classes or answers.digest not in stored:
+            stored[answers.digest] = answers
+        for row in entry["outcomes"]:
+            if (found := answers.effects.get(row.get("stored", row["name"]))) is not None:
+                effects.setdefault(row["name"], {}).setdefault(entry["run"], []).append(found)
+    if len(stored) > 1:
+        return {"to_best": {}}
+    means = {name: _means(runs) for name, runs in effects.items()}
+    scored = [line for line in lines if line.accuracy is not None and line.name in means]
+    headline = all(line.metric in means[line.name] for line in scored)
+    best = best_of(scored) if headline else max(scored, key=lambda line: line.accuracy or 0.0)
+    if best is None:
+        return {"to_best": {}}
+    (held_out,) = stored.values()
+    apart = {
+        line.name: as_json(
+            differences(
+                means[best.name], means[line.name], held_out.labels, held_out.num_classes, held_out.groups
+            )
+        )
+        for line in scored
+        if line is not best and effects[line.name].keys() == effects[best.name].keys()
+    }  # fmt: skip
+    metric = best.metric if headline else "accuracy"
+    return {
+        "best": {"name": best.name, "metric": metric},
+        "to_best": {name: scores[metric] for name, scores in apart.items()},
+        "differences": apart,
+    }
+
+
+def _means(runs: Mapping[str, Sequence[Effects]]) -> Effects:
+    """Return the means over the runs of the means over a run's results, of the effects that all have."""
+    every = [each for found in runs.values() for each in found]
+    return {
+        name: np.mean([np.mean([each[name] for each in found], axis=0) for found in runs.values()], axis=0)
+        for name in every[0]
+        if all(name in each for each in every)
+    }
 
 
 def _failed(failures: Sequence[tuple[str, str]], command: str) -> str:

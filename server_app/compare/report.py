@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from server_app.compare.sources import info_of
-from server_app.compare.table import Line, best_of, headline, points_of_lines, table_of, times_of_lines
+from server_app.compare.table import (
+    Line,
+    best_of,
+    differences_table,
+    headline,
+    points_of_lines,
+    table_of,
+    times_of_lines,
+)
 from server_app.report.communication import LEAST_SECONDS, differ_in_cost, plot_communication, plot_server_time
 from server_app.report.drawing import COLOURS, legend_beside, row_figure, save_all
 from server_app.report.page import Page, known_facts, plots_of, software_facts
@@ -56,7 +64,7 @@ def comparison_page(facts: Mapping[str, Any], lines: Sequence[Line]) -> Page:
         figures=figures,
         facts=[*known_facts(own), *software_facts(info_of(Path(facts["runs"][0])))],
         warnings=[facts["error"]] if "error" in facts else [],
-        tables=[table],
+        tables=[table, *differences_table(facts)],
         plots=plots_of(folder, [facts["plot"], facts["communication_plot"], facts["cost_plot"]]),
         commands=_commands(facts, best),
     )

@@ -184,4 +184,7 @@ def _named(facts: Mapping[str, Any], options: Sequence[Mapping[str, Any]]) -> di
     values = facts["options"].items()
     differing = [str(value) for key, value in values if any(other.get(key, value) != value for other in options)]
     suffix = "".join(f", {value}" for value in differing) + AS_RUN
-    return {**facts, "outcomes": [{**row, "name": row["name"] + suffix} for row in facts["outcomes"]]}
+    return {
+        **facts,
+        "outcomes": [{**row, "name": row["name"] + suffix, "stored": row["name"]} for row in facts["outcomes"]],
+    }

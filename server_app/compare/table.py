@@ -12,14 +12,14 @@ import pandas as pd
 
 from server_app.launch.console import TableFormat
 from server_app.report.communication import Curve, Point
-from server_app.report.tables import Table, places_of, titled, write_out
+from server_app.report.tables import Table, gain_text, places_of, titled, write_out
 from server_app.report.tables import headline as headline_score
 from server_app.settings.read import default_settings, scaled_line
 from server_app.settings.text import to_toml
+from strategies.core.facts import HEADLINES, in_percent
 from strategies.run.results import COMPARISON_FILE
 from strategies.scores.values import LOWER_IS_BETTER
 
-BEHIND = "to the best, points"
 # Amounts of a cell -> digits of their mean.
 WORK = ("teacher_forward", "teacher_backward", "student_steps", "generator_steps")
 AMOUNTS = {"server_s": 2, "server_cpu_s": 2, "peak_mib": 2, "gpu_mib": 2, "mib_per_client": 6, **dict.fromkeys(WORK, 1)}
@@ -113,11 +113,12 @@ class Line:
             **{name: self.work.get(name) for name in WORK},
         }
 
-    def shown(self, to_best: Mapping[str, float] | None) -> dict[str, str]:
+    def shown(self, to_best: Mapping[str, float] | None, metric: str) -> dict[str, str]:
         """Return the line for the printed table, a text for each column.
 
         Args:
-            to_best: By how much its accuracy is higher than the best line's, with the ends of the interval, as shares.
+            to_best: By how much it is better than the best line, with the ends of the interval.
+            metric: The score in which it is.
         """
         return {
             "method": self.name,
@@ -125,7 +126,7 @@ class Line:
             "n": str(self.results),
             titled("accuracy"): self.accuracy_text,
             titled(self.metric): self.score_text,
-            BEHIND: _difference(to_best),
+            _behind(metric): _difference(to_best, metric),
             "best, %": _text(self.best_accuracy, 2),
             "wall, s": _text(self.server_s, 1),
             "CPU, s": _text(self.server_cpu_s, 1),
@@ -259,6 +260,7 @@ def table_of(comparison: Mapping[str, Any], lines: Sequence[Line], *, work: bool
     scored = comparison["data"] or comparison.get("evaluate")
     cells = [*comparison["cells"], *comparison.get("own", [])]
     threads = "/".join(map(str, sorted({cell["threads"] for cell in cells})))
+    metric = comparison.get("best", {}).get("metric", "accuracy")
     notes = [
         *([f"{differing_line(apart)}."] if (apart := comparison.get("differing")) else []),
         "Accuracy on held-out examples: mean ± sample standard deviation of n results."
@@ -267,8 +269,13 @@ def table_of(comparison: Mapping[str, Any], lines: Sequence[Line], *, work: bool
         "names a function that has them.",
         *(
             [
-                "To the best: the difference of accuracy on the same held-out examples, with its 95 % interval over "
-                "these examples; a tie if the interval holds 0."
+                f"To the best: the difference of {titled(metric).partition(',')[0]} on the same held-out examples, "
+                f"{'below 0 where it is worse, ' * (metric in LOWER_IS_BETTER)}with its 95 % interval over these "
+                "examples; a tie if the interval holds 0.",
+                *(
+                    [f"Some results lack their {titled(lines[0].metric)} by example, as those of earlier versions."]
+                    * (metric != lines[0].metric)
+                ),
             ]
             if comparison.get("to_best")
             else []
@@ -284,18 +291,34 @@ def table_of(comparison: Mapping[str, Any], lines: Sequence[Line], *, work: bool
         *(f"Without {name}: {reason}." for name, reason in comparison["left_out"].items()),
     ]
     apart = comparison.get("to_best", {})
-    shown = [line.shown(apart.get(line.name)) for line in lines]
-    hidden = {*([] if apart else [BEHIND]), *([] if work else map(_column_of, WORK))}
+    shown = [line.shown(apart.get(line.name), metric) for line in lines]
+    hidden = {*([] if apart else [_behind(metric)]), *([] if work else map(_column_of, WORK))}
     columns = [name for name in (shown[0] if shown else ()) if name not in hidden]
     rows = [[texts[name] for name in columns] for texts in shown]
     return Table(f"{headline(comparison)}.", columns, rows, texts=TEXTS, notes=notes)
 
 
-def _difference(found: Mapping[str, float] | None) -> str:
-    if found is None:
-        return "-"
-    value, low, high = (100 * found[key] for key in ("value", "low", "high"))
-    return f"{value:+.1f} ({low:+.1f} to {high:+.1f}){', tie' if low <= 0 <= high else ''}"
+def differences_table(comparison: Mapping[str, Any]) -> list[Table]:
+    """Return the table of how much better every line is than the best one, by every score; none without one."""
+    if not (found := comparison.get("differences")):
+        return []
+    metrics = [name for name in HEADLINES if any(name in scores for scores in found.values())]
+    columns = ["method", *(titled(name).replace(", %", ", points") for name in metrics)]
+    rows = [[line, *(_difference(scores.get(name), name) for name in metrics)] for line, scores in found.items()]
+    notes = [
+        "Above 0: better than the best line, a log loss in nats. 95 % intervals over the same held-out examples; a tie "
+        "if the interval holds 0."
+    ]
+    best = comparison["best"]["name"]
+    return [Table(f"Compared with {best}", columns, rows, notes=notes)]
+
+
+def _behind(metric: str) -> str:
+    return f"to the best, {'points' if in_percent(metric) else 'nats'}"
+
+
+def _difference(found: Mapping[str, float] | None, metric: str) -> str:
+    return "-" if found is None else f"{gain_text(found, metric)}{', tie' * (found['low'] <= 0 <= found['high'])}"
 
 
 def differing_line(settings: Mapping[str, Sequence[Any]]) -> str:

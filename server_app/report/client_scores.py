@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from server_app.report.drawing import COLOURS, legend_beside, row_figure
 from server_app.report.evaluation import Row
-from server_app.report.tables import Table, places_of, scale_of, titled
+from server_app.report.tables import Table, gain_text, places_of, scale_of, titled
 from strategies.scores.exchange import CHOICE, FEDAVG, OWN, RESULT, ClientScores, Evaluation
 from strategies.scores.values import LOWER_IS_BETTER, Score, as_json, describe, gain, mean_of, scores_of, verdict
 
@@ -137,7 +137,7 @@ def _cells(client: Facts, metric: str) -> str:
     found = client["gain"]
     parts = [f"own model {_number(client['own'], metric)}"] if client["own"] else []
     parts.append(f"result {_number(client['result'], metric)}")
-    parts += [] if found is None else [f"gain {_gain(found)}"]
+    parts += [] if found is None else [f"gain {gain_text(found, metric)}"]
     return f"{titled(metric)} on {client['examples']} own examples: {', '.join(parts)}"
 
 
@@ -150,7 +150,9 @@ def client_table(facts: Facts) -> list[Table]:
     for client in clients:
         found = client["gain"]
         numbers = [_number(client[model], metric) for model in (OWN, FEDAVG, RESULT)]
-        rows.append((client["client"], str(client["examples"]), *numbers, "-" if found is None else _gain(found)))
+        rows.append(
+            (client["client"], str(client["examples"]), *numbers, "-" if found is None else gain_text(found, metric))
+        )
     pooled = facts["pooled"]
     together = [_number(pooled.get(model), metric) for model in (OWN, FEDAVG, RESULT)]
     rows.append(("all examples", str(sum(client["examples"] for client in clients)), *together, "-"))
@@ -240,10 +242,4 @@ def _mean_gain(clients: Sequence[Facts]) -> str:
     if not gains:
         return "-"
     mean = mean_of([Score(gain["value"], gain["low"], gain["high"]) for gain in gains])
-    return _gain({"metric": gains[0]["metric"], **mean.as_json()})
-
-
-def _gain(found: Facts) -> str:
-    scale, places = scale_of(found["metric"]), places_of(found["metric"]) - 1
-    value, low, high = (found[key] * scale for key in ("value", "low", "high"))
-    return f"{value:+.{places}f} ({low:+.{places}f} to {high:+.{places}f})"
+    return gain_text(mean.as_json(), gains[0]["metric"])

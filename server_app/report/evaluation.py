@@ -16,7 +16,7 @@ import numpy.typing as npt
 from torch import nn
 
 from server_app.settings.choices import CHOICES, Choice
-from server_app.settings.server_data import HeldOut, OwnScores, Scorer
+from server_app.settings.server_data import HeldOut, OwnScores, Scorer, to_text
 from strategies.combiners.combiners import build_combiner
 from strategies.combiners.outcomes import load_model
 from strategies.core.errors import StoreError
@@ -75,7 +75,7 @@ def _key(job: Job, held_out: Scorer) -> str | None:
             return None
         uploads.append([upload.client, upload.architecture, upload.read.sha256, upload.num_examples])
     normalization = [held_out.normalization.mean, held_out.normalization.std]
-    facts = [uploads, job.student, normalization, job.device, job.threads, held_out.digest]
+    facts = [uploads, job.student, normalization, job.device, job.threads, held_out.digest, "effects"]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
@@ -93,7 +93,7 @@ class Row:
         accuracy: In %, on the held-out examples; None where a function of the user's own has other scores.
         scores: All scores with their intervals, by name.
         details: What else is known of the answers, see :func:`strategies.scores.values.describe`.
-        right: Which held-out examples it gets right, see :meth:`.HeldOut.scored`; empty where that is not known.
+        effects: What each held-out example adds to the scores, see :meth:`.HeldOut.scored`; empty where not known.
     """
 
     name: str
@@ -101,50 +101,83 @@ class Row:
     accuracy: float | None
     scores: Mapping[str, Any] = field(default_factory=dict)
     details: Mapping[str, Any] = field(default_factory=dict)
-    right: str = ""
+    effects: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, name: str, kind: str, found: Mapping[str, Any]) -> Row:
         """Return the row of a model, given its scores as :meth:`.HeldOut.scored` describes them."""
-        details = {key: value for key, value in found.items() if key not in ("accuracy", "scores", "right")}
-        return cls(name, kind, found["accuracy"], found["scores"], details, found.get("right", ""))
+        details = {key: value for key, value in found.items() if key not in ("accuracy", "scores", "effects")}
+        return cls(name, kind, found["accuracy"], found["scores"], details, found.get("effects", {}))
 
     def as_json(self) -> dict[str, Any]:
         """Return the row for result.json."""
         return {"name": self.name, "kind": self.kind, "accuracy": self.accuracy, "scores": dict(self.scores)}
 
 
-ANSWERS_FILE = "answers.json"  # which held-out examples the results of a run get right
+ANSWERS_FILE = "answers.json"  # what each held-out example adds to the scores of a run's results
 
 
-def write_answers(folder: Path, rows: Sequence[Row], held_out: HeldOut) -> None:
-    """Write which held-out examples the baselines and results get right, for comparisons with those of other runs.
+@dataclass(frozen=True)
+class StoredAnswers:
+    """What each held-out example adds to the scores of a run's baselines and results, and the examples.
+
+    Attributes:
+        digest: Of the examples; empty for a run that has none, as one of another project.
+        effects: Of each baseline and result those of :meth:`strategies.scores.sums.Answers.effects`; the accuracy's
+            alone in a run of an earlier version.
+        labels: int64 [n]; zeros in a run of an earlier version.
+        num_classes: C; 0 in a run of an earlier version.
+        groups: int64 [n]; None if each example is its own.
+    """
+
+    digest: str = ""
+    effects: Mapping[str, Mapping[str, npt.NDArray[np.float64]]] = field(default_factory=dict)
+    labels: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    num_classes: int = 0
+    groups: npt.NDArray[np.int64] | None = None
+
+
+def write_answers(folder: Path, rows: Sequence[Row], held_out: HeldOut, num_classes: int) -> None:
+    """Write what the baselines and results answer to each held-out example, for comparisons with those of other runs.
 
     Raises:
         StoreError: The disk refuses.
     """
-    facts = {"examples": len(held_out.data.labels), "examples-sha256": held_out.digest}
-    right = {row.name: row.right for row in rows if row.kind != "client"}
-    write_json(folder / ANSWERS_FILE, {**facts, "right": right})
+    facts = {
+        "examples": len(held_out.data.labels),
+        "examples-sha256": held_out.digest,
+        "num-classes": num_classes,
+        "labels": to_text(held_out.data.labels.numpy().astype("<i4")),
+        **({} if held_out.groups is None else {"groups": to_text(held_out.groups.astype("<i4"))}),
+        "effects": {row.name: dict(row.effects) for row in rows if row.kind != "client"},
+    }
+    write_json(folder / ANSWERS_FILE, facts)
 
 
-def read_answers(folder: Path) -> tuple[str, dict[str, npt.NDArray[np.uint8]]]:
-    """Return a digest of the held-out examples, and for each baseline and result 1 where it is right [n], else 0.
-
-    Returns:
-        Both empty for a run that has none, as one of another project.
+def read_answers(folder: Path) -> StoredAnswers:
+    """Read what :func:`write_answers` has written; empty for a run without it.
 
     Raises:
         StoreError: The file is damaged.
     """
     path = folder / ANSWERS_FILE
     if not path.exists():
-        return "", {}
+        return StoredAnswers()
     found = read_json(path)
     try:
-        packed = {name: np.frombuffer(base64.b64decode(text), np.uint8) for name, text in found["right"].items()}
-        right = {name: np.unpackbits(bits, count=found["examples"]) for name, bits in packed.items()}
-        return str(found["examples-sha256"]), right
+        n = int(found["examples"])
+
+        def numbers(name: str, text: str, kind: str = "<f4") -> npt.NDArray[Any]:
+            data = base64.b64decode(text)
+            if name == "accuracy":
+                return np.unpackbits(np.frombuffer(data, np.uint8), count=n).astype(np.float64)
+            return np.frombuffer(data, kind, count=n).astype(np.float64 if kind == "<f4" else np.int64)
+
+        named = found.get("effects") or {name: {"accuracy": text} for name, text in found["right"].items()}
+        effects = {row: {name: numbers(name, text) for name, text in each.items()} for row, each in named.items()}
+        labels, groups = (numbers(key, found[key], "<i4") if key in found else None for key in ("labels", "groups"))
+        labels = np.zeros(n, np.int64) if labels is None else labels
+        return StoredAnswers(str(found["examples-sha256"]), effects, labels, int(found.get("num-classes", 0)), groups)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise StoreError(f"{path} is damaged: {error!s:.80}") from error
 

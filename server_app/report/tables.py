@@ -48,6 +48,13 @@ def places_of(metric: str) -> int:
     return 2 if in_percent(metric) else 3
 
 
+def gain_text(found: Mapping[str, Any], metric: str) -> str:
+    """Return a difference of scores with the ends of its interval: ``+1.2 (-0.3 to +2.7)``, in points or nats."""
+    value, low, high = (found[key] * scale_of(metric) for key in ("value", "low", "high"))
+    places = places_of(metric) - 1
+    return f"{value:+.{places}f} ({low:+.{places}f} to {high:+.{places}f})"
+
+
 def titled(metric: str) -> str:
     """Return the name of a score with its unit: ``balanced accuracy, %``."""
     if metric not in HEADLINES:

@@ -157,9 +157,10 @@ def held_out(settings: Settings) -> tuple[HeldOut | None, Split]:
     split = open_half(settings, "test")
     if where_scored(settings, has_examples=bool(len(split.labels))) in ("clients", "none"):
         return None, split
-    data = split.take(half_of(split.labels, settings.app.data.held_out))
-    functions = functions_of(settings, split)
-    return HeldOut(data, split.normalization, functions=functions, classes=split.classes), split
+    half, functions = half_of(split.labels, settings.app.data.held_out), functions_of(settings, split)
+    groups = None if split.groups is None else split.groups[half].numpy()
+    data = split.take(half)
+    return HeldOut(data, split.normalization, functions=functions, classes=split.classes, groups=groups), split
 
 
 def where_scored(settings: Settings, *, has_examples: bool) -> str:

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 
@@ -109,6 +110,7 @@ class HeldOut:
         functions: The feature functions of models that are asked; their features of these images are extracted once
             per machine.
         classes: The names of the classes, in the order of their numbers; empty where numbers are their names.
+        groups: The group of each image, such as its patient, int64 [N]; None if each is its own.
     """
 
     data: ImageData
@@ -116,6 +118,7 @@ class HeldOut:
     passed: Callable[[int], None] | None = None
     functions: tuple[FeatureFunction, ...] = ()
     classes: tuple[str, ...] = ()
+    groups: npt.NDArray[np.int64] | None = None
     member_passes = 1  # for the members' scores and the ensemble's together
 
     def __call__(self, epoch: int, model: nn.Module) -> dict[str, float]:  # noqa: ARG002  an Observer gets both
@@ -174,9 +177,10 @@ class HeldOut:
         return percent(hits, len(self.data.labels))
 
     def scored(self, model: nn.Module) -> dict[str, Any]:
-        """Return all scores of a model, as :func:`strategies.scores.values.describe`, and which examples it gets right.
+        """Return all scores of a model, as :func:`strategies.scores.values.describe`, and its effects.
 
-        The examples are bits in base64, under ``right``. The model's mode is restored.
+        ``effects`` are those of :meth:`strategies.scores.sums.Answers.effects` in base64: of the accuracy bits, else
+        float32. The model's mode is restored.
         """
         was_training, found = model.training, []
         model.eval()
@@ -185,11 +189,11 @@ class HeldOut:
                 found.append(model(images).float().cpu())
                 self._count(_models_of(model))
         model.train(was_training)
-        return self._described(torch.cat(found))
+        return self._described(torch.cat(found), effects=True)
 
     @torch.no_grad()
     def member_scores(self, ensemble: Ensemble) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-        """Return every member's scores and the ensemble's, from one pass over the images."""
+        """Return every member's scores, and the ensemble's with its effects, from one pass over the images."""
         alone, together = [], []
         for images, _ in self.batches(next(ensemble.parameters()).device):
             logits = ensemble.member_logits(images)
@@ -198,12 +202,19 @@ class HeldOut:
             alone.append(logits[..., : combined.shape[1]].float().cpu())
             together.append(combined.float().cpu())
             self._count(len(ensemble.members))
-        return [self._described(logits) for logits in torch.cat(alone, dim=1)], self._described(torch.cat(together))
+        members = [self._described(logits) for logits in torch.cat(alone, dim=1)]
+        return members, self._described(torch.cat(together), effects=True)
 
-    def _described(self, logits: torch.Tensor) -> dict[str, Any]:
+    def _described(self, logits: torch.Tensor, *, effects: bool = False) -> dict[str, Any]:
         answers = Answers.of(logits, self.data.labels)
-        right = np.packbits(answers.predicted == answers.labels)
-        return {**describe(answers.sums(), self.classes), "right": base64.b64encode(right.tobytes()).decode()}
+        found = describe(answers.sums(self.groups), self.classes)
+        if effects:
+            packed = {
+                name: np.packbits(values == 1) if name == "accuracy" else values.astype("<f4")
+                for name, values in answers.effects().items()
+            }
+            found["effects"] = {name: to_text(values) for name, values in packed.items()}
+        return found
 
     @cached_property
     def digest(self) -> str:
@@ -213,6 +224,11 @@ class HeldOut:
             digest.update(json.dumps([str(tensor.dtype), list(tensor.shape)]).encode())
             digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
         return digest.hexdigest()
+
+
+def to_text(array: npt.NDArray[Any]) -> str:
+    """Return an array's bytes in base64."""
+    return base64.b64encode(array.tobytes()).decode()
 
 
 def percent(hits: int, total: int) -> float:

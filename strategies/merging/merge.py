@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from numbers import Integral, Real
@@ -51,6 +52,7 @@ from ..core.facts import (
     unnamed_note,
     weights_alone,
 )
+from ..core.layout import evaluating
 from ..core.names import match_names, own_names
 from ..core.options import meant
 from ..core.places import expand_user
@@ -62,7 +64,7 @@ from ..run.journal import Journal
 from ..run.run_folder import STUDENT_FILE
 from ..run.stage import check_finite
 from ..scores.sums import Answers
-from ..scores.values import describe
+from ..scores.values import as_json, describe, differences
 from ..teacher.ensemble import Ensemble
 from ..teacher.weight_space import open_weights
 from ..uploads.builders import (
@@ -232,6 +234,7 @@ def _place(key: str, value: torch.Tensor) -> Any:
     return value.data_ptr(), value.dtype, value.shape, value.stride()
 
 
+_AGAINST = "other model"  # that a result is compared with
 EXAMPLES = ("image", "images", "img", "pixel_values", "input_ids", "features", "inputs", "input", "data", "x")
 LABELS = ("label", "labels", "fine_label", "target", "targets", "y")
 
@@ -377,29 +380,39 @@ class Result:
         """The merged LoRA adapter; None if the models were none."""
         return describe_merge(self.method, self.job, self.outcome)
 
-    def evaluate(self, loader: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> dict[str, dict[str, Any]]:
+    def evaluate(
+        self, loader: Iterable[tuple[torch.Tensor, torch.Tensor]], against: nn.Module | None = None
+    ) -> dict[str, dict[str, Any]]:
         """Return the scores of ``student`` and ``ensemble``, those that there are.
 
         Args:
             loader: Batches of normalised examples [B, ...] and labels [B], [B, 1] or one-hot, as tensors or arrays:
                 pairs, longer tuples that begin with them, or dicts that have them under a usual name. Also a dataset of
                 pairs.
+            against: Another model from such examples to logits [B, C], as a client's own or another merge's result.
 
         Returns:
             Of each model ``accuracy`` in %, ``scores`` with 95 % intervals, the confusion matrix and more; see
-            :func:`strategies.scores.values.describe`.
+            :func:`strategies.scores.values.describe`. With ``against`` also ``gain``: by score, how much better than it
+            the model is on the same examples, above 0 if it is, with its 95 % interval.
 
         Raises:
-            OptionError: The loader yields no example, not one label per example, or a label that is no class.
+            OptionError: The loader yields no example, not one label per example, or a label that is no class; or
+                ``against`` returns anything but logits of these classes.
         """
         if isinstance(loader, torch.utils.data.Dataset) and not isinstance(loader, torch.utils.data.IterableDataset):
             loader = torch.utils.data.DataLoader(loader, batch_size=256)
         if not isinstance(loader, Iterable):
             raise OptionError(f"loader is {_kind(loader)}: must be batches of examples and labels, as a DataLoader")
-        models = {name: model for name in ("student", "ensemble") if (model := getattr(self, name)) is not None}
+        if against is not None and not isinstance(against, nn.Module):
+            raise OptionError(f"against is {_kind(against)}: must be a module, as a result's student or ensemble")
+        models: dict[str, nn.Module] = {
+            name: model for name in ("student", "ensemble") if (model := getattr(self, name)) is not None
+        }
+        models |= {} if against is None else {_AGAINST: against}
         answered: dict[str, list[torch.Tensor]] = {name: [] for name in models}
         truth = list[torch.Tensor]()
-        with torch.no_grad():
+        with torch.no_grad(), nullcontext() if against is None else evaluating(against):
             for batch in loader:
                 examples, wanted = read_batch(batch, self.job.num_classes)
                 truth.append(wanted)
@@ -409,13 +422,21 @@ class Result:
                     except MODEL_ERRORS as error:
                         shape = list(examples.shape)
                         raise OptionError(
-                            f"the {name} does not take a batch of {examples.dtype} {shape}: must be like normalised "
-                            f"examples [B, {', '.join(map(str, self.job.input_shape))}]: {error!s:.200}"
+                            f"the {name} does not take a batch of {examples.dtype} {shape}: must be like "
+                            f"normalised examples [B, {', '.join(map(str, self.job.input_shape))}]: {error!s:.200}"
                         ) from error
         if not sum(map(len, truth)):
             raise OptionError("loader yields no example: must yield at least one batch of examples and labels")
         labels = torch.cat(truth).long()
-        return {name: describe(Answers.of(torch.cat(parts), labels).sums()) for name, parts in answered.items()}
+        logits = {name: torch.cat(parts) for name, parts in answered.items()}
+        answers = {name: Answers.of(each, labels) for name, each in logits.items()}
+        found = {name: describe(each.sums()) for name, each in answers.items() if name != _AGAINST}
+        for name in found if against is not None else ():
+            if (shape := list(logits[_AGAINST].shape)) != list(logits[name].shape):
+                raise OptionError(f"against returns {shape}: must be logits {list(logits[name].shape)}, as the {name}")
+            before, after = (answers[each].effects() for each in (_AGAINST, name))
+            found[name]["gain"] = as_json(differences(before, after, labels.numpy(), logits[name].shape[1]))
+        return found
 
     def save(self, folder: str | Path, scores: Mapping[str, Mapping[str, Any]] | None = None) -> None:
         """Write ``student.safetensors`` and ``ensemble/``, those that there are, and ``model_card.md``.

@@ -164,12 +164,12 @@ class Answers:
         loss = _moments(other.losses - self.losses) if known else None  # type: ignore[operator]
         before, after, areas = self.influences(), other.influences(), None
         if before is not None and after is not None:
-            squares = np.bincount(self.labels, weights=(after - before) ** 2, minlength=num_classes)
+            squares = np.bincount(self.labels, weights=(after[1] - before[1]) ** 2, minlength=num_classes)
             areas = tuple(int(value) for value in np.rint(squares * ONE))
         return PairSums(np.stack(only, axis=1).astype(np.int64), loss, areas)
 
-    def influences(self) -> npt.NDArray[np.float64] | None:
-        """Return what each example adds to the macro AUROC, n_y times for an example of a class of n_y examples; [n].
+    def influences(self) -> tuple[float, npt.NDArray[np.float64]] | None:
+        """Return the macro AUROC, and what each example adds to it, n_y times for one of a class of n_y examples; [n].
 
         With p examples of a class and q others, an example's placement is the share of the other side that it is
         ordered right against, and its influence on this class's AUROC the placement less the AUROC, over p or q
@@ -184,15 +184,42 @@ class Answers:
         n, num_classes = self.probabilities.shape
         sizes = np.bincount(self.labels, minlength=num_classes)
         classes = [label for label in np.flatnonzero((sizes > 0) & (sizes < n)) if num_classes > 2 or label == 1]
-        found = np.zeros(n)
+        total, found = 0.0, np.zeros(n)
         for label in classes:
             own, p, q = self.labels == label, sizes[label], n - sizes[label]
             values, place = np.unique(self.probabilities[:, label], return_inverse=True)
             ours, others = (np.bincount(place[side], minlength=len(values)) for side in (own, ~own))
             below, under = np.cumsum(others) - others / 2, np.cumsum(ours) - ours / 2
             placement = np.where(own, below[place] / q, 1 - under[place] / p)
-            found += np.where(own, 1, sizes[self.labels] / q) * (placement - placement[own].mean())
-        return found / len(classes) if classes else None
+            area = placement[own].mean()
+            total += area
+            found += np.where(own, 1, sizes[self.labels] / q) * (placement - area)
+        return (float(total) / len(classes), found / len(classes)) if classes else None
+
+    def effects(self) -> dict[str, npt.NDArray[np.float64]]:
+        """Return numbers of the examples [n] whose mean is a score, for all scores but balanced accuracy.
+
+        They are 1 for a right answer, the loss in nats, and for macro F1 and AUROC the score and n times what an
+        example adds to it. Their differences between two models tell how certain the difference of the scores is.
+
+        Returns:
+            The accuracy alone if a logit is NaN or infinite.
+        """
+        right, n = self.predicted == self.labels, len(self.labels)
+        found = {"accuracy": right.astype(np.float64)}
+        if self.probabilities is None or self.losses is None or not n:
+            return found
+        confusion = _confusion(self.predicted, self.labels, self.probabilities.shape[1])
+        either, present = confusion.sum(0) + confusion.sum(1), confusion.sum(1) > 0
+        # F1 of a class is 2 t / (h + g): right ones by those that have it, and those that are predicted as it.
+        weights = np.where(present, 1 / np.maximum(either, 1), 0.0) / present.sum()
+        f1 = 2 * np.diagonal(confusion) * weights
+        lost = f1 / np.maximum(either, 1)
+        added = 2 * right * weights[self.labels] - lost[self.labels] - lost[self.predicted]
+        found |= {"macro-f1": f1.sum() + n * added, "log-loss": self.losses / ONE}
+        if (areas := self.influences()) is not None:
+            found["auroc"] = areas[0] + n * areas[1] / np.bincount(self.labels)[self.labels]
+        return found
 
 
 def _moments(fixed: Counts) -> tuple[int, int]:

@@ -4,9 +4,10 @@ The percentile bootstrap is too narrow for 20 examples. So accuracy has Wilson's
 the MOVER of Wilson's per class (Zou and Donner, Statistics in Medicine 2008); AUROC Newcombe's method 5 (Statistics in
 Medicine 2006, part 2), and from 50 examples per class DeLong's variance (Biometrics 1988) on the logit; the
 difference of two accuracies on the same examples Bonett and Price's (British Journal of Mathematical and Statistical
-Psychology 2012), and that of two AUROCs DeLong's, widened for few examples. A class's F1 is a
-function of a share, so that macro F1 has the MOVER of Wilson's, too. The calibration error has no interval, because it
-is biased: beside it stands what a perfectly calibrated model would show.
+Psychology 2012), that of two log losses Student's, and those of two AUROCs or macro F1 DeLong's by what each example
+adds to them, all widened for few examples. A class's F1 is a function of a share, so that macro F1 has the MOVER of
+Wilson's, too. The calibration error has no interval, because it is biased: beside it stands what a perfectly calibrated
+model would show.
 
 Classes that no example has do not enter a mean over classes.
 """
@@ -21,14 +22,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..core.facts import HEADLINES
 from .sums import ONE, PairSums, Sums, binned_pairs
 
 Array = npt.NDArray[np.float64]
+Labels = npt.NDArray[np.int64]
 
 LOWER_IS_BETTER = frozenset({"log-loss"})
 FEW = 5  # examples per class below which the interval of macro F1 is too narrow
 _Z = 1.959963984540054
 _DELONG = 50
+_PART = 0.1  # of an example more per class, in paired differences of AUROC
 _MOST_CLASSES = 100  # of a confusion matrix and a table of classes in a result
 
 
@@ -105,11 +109,17 @@ def effective_share(sums: Sums) -> float:
     if sums.groups is None:
         return 1.0
     n, (k2, km, m2) = sums.examples, sums.groups
-    p, independent = sums.correct / n, n * n / m2  # the latter if a group's examples were all alike
-    if p in (0.0, 1.0) or independent <= 1:
+    p = sums.correct / n
+    return _design(n * p * (1 - p), k2 - 2 * p * km + p * p * m2, n, m2)
+
+
+def _design(single: float, grouped: float, n: int, m2: int) -> float:
+    """Return :func:`effective_share` by the squared deviations of n examples, and of their groups' sums."""
+    independent = n * n / m2  # if a group's examples were all alike
+    if single <= 0 or independent <= 1:
         return independent / n
-    variance = max(0.0, k2 - 2 * p * km + p * p * m2) / n**2 * independent / (independent - 1)
-    return min(1.0, max(independent, p * (1 - p) / variance if variance else n) / n)
+    grouped *= independent / (independent - 1)
+    return min(1.0, max(independent / n, single / grouped if grouped > 0 else 1.0))
 
 
 def auroc_bound(sums: Sums) -> float:
@@ -159,17 +169,19 @@ def gain(first: Sums, second: Sums, pair: PairSums | None, metric: str) -> Score
     n = first.examples
     if pair is not None and n and metric == "accuracy":
         gained, lost = pair.discordant.sum(0).tolist()
-        return _bonett_price(gained, lost, n, effective_share(second))
+        return _apart(gained - lost, gained + lost, n, effective_share(second))
     if pair is not None and n and metric == "balanced-accuracy" and first.confusion is not None:
         sizes, share = first.confusion.sum(1).tolist(), effective_share(second)
         rows = zip(pair.discordant.tolist(), sizes, strict=True)
-        return mean_of([_bonett_price(gained, lost, size, share) for (gained, lost), size in rows if size])
-    if pair is not None and n and metric == "log-loss" and pair.loss is not None:
-        mean, spread = _mean(pair.loss, n, effective_share(second))
-        return Score(-mean, -mean - spread, -mean + spread)
-    if metric == "auroc" and pair is not None and (half := _paired_areas(pair, first)) is not None:
+        return mean_of([_apart(up - down, up + down, size, share) for (up, down), size in rows if size])
+    if pair is not None and n and metric == "log-loss" and pair.loss is not None and first.confusion is not None:
+        less, squares = -pair.loss[0] / ONE, pair.loss[1] / ONE
+        return _less_loss(less, squares, n, effective_share(second), len(first.confusion))
+    areas = len(_present(first))
+    if metric == "auroc" and areas and pair is not None and pair.areas is not None and first.confusion is not None:
         was, now = (float(np.mean([area.value for area in _areas(sums, 1.0)])) for sums in (first, second))
-        half /= math.sqrt(effective_share(second))
+        moved = np.array(pair.areas, np.float64) / ONE
+        half = _widened(moved, first.confusion.sum(1), _PART / areas**2, effective_share(second))
         return Score(now - was, max(-1.0, now - was - half), min(1.0, now - was + half))
     before, after = scores_of(first).get(metric), scores_of(second).get(metric)
     if before is None or after is None:
@@ -180,35 +192,58 @@ def gain(first: Sums, second: Sums, pair: PairSums | None, metric: str) -> Score
     return Score(-value, -high, -low) if metric in LOWER_IS_BETTER else Score(value, low, high)
 
 
-def _paired_areas(pair: PairSums, sums: Sums) -> float | None:
-    """Return half the width of the interval of a difference of AUROCs; None if its sums are unknown.
+def differences(
+    first: Mapping[str, Array],
+    second: Mapping[str, Array],
+    labels: Labels,
+    num_classes: int,
+    groups: Labels | None = None,
+) -> dict[str, Score]:
+    """Return by how much a second model is better than a first one on the same examples, by the scores of both.
 
-    A class's sum of squares counts a tenth of an example more on which the models differ as much as they can. Among 20
-    examples two good models often differ on none of a rare class, and DeLong's interval alone covers 61 %.
-    """
-    areas = len(_present(sums))
-    if pair.areas is None or sums.confusion is None or not areas:
-        return None
-    sizes = sums.confusion.sum(1)
-    squares, n = np.array(pair.areas, float)[sizes > 0] / ONE, sizes[sizes > 0].astype(float)
-    return _Z * math.sqrt(float(((squares + 0.1 / areas**2) / n**2).sum()))
-
-
-def paired_difference(first: Array, second: Array) -> Score:
-    """Return by how much the second model's accuracy is higher, with its 95 % interval over the examples.
-
-    Two models: Bonett and Price on the examples that one of them alone gets right, as :func:`gain`. Means over several
-    models of each kind: the t interval of the examples' differences.
+    As :func:`gain`, which knows sums alone: every score is compared example by example. With groups each interval
+    counts as many examples as are worth the same under independence, by the design effect of its own difference.
 
     Args:
-        first: Of each example [n], the share of the first kind's models that are right.
+        first: The effects of :meth:`.Answers.effects`, or their means over several models.
+        second: Those of the second one.
+        labels: int64 [n].
+        num_classes: C.
+        groups: The group of each example [n]; None if each is its own.
     """
-    apart, n = second - first, len(first)
-    if np.isin(apart, (-1, 0, 1)).all():
-        return _bonett_price(int((apart > 0).sum()), int((apart < 0).sum()), n, 1.0)
-    fixed = np.rint(apart * ONE).astype(np.int64), np.rint(apart**2 * ONE).astype(np.int64)
-    mean, half = _mean((int(fixed[0].sum()), int(fixed[1].sum())), n, 1.0)
-    return Score(mean, max(-1.0, mean - half), min(1.0, mean + half))
+    n, found = len(labels), {}
+    apart = {
+        name: first[name] - second[name] if name in LOWER_IS_BETTER else second[name] - first[name]
+        for name in HEADLINES
+        if name in first and name in second
+    }
+    sizes = np.bincount(labels, minlength=num_classes)
+    classes = np.flatnonzero(sizes)
+    for name, by in apart.items():
+        share, total = _share_of(by, groups), float(by.sum())
+        if name == "accuracy":
+            found[name] = _apart(total, float(by @ by), n, share)
+            if len(apart) > 1:
+                parts = [by[labels == label] for label in classes]
+                each = [_apart(float(part.sum()), float(part @ part), len(part), share) for part in parts]
+                found["balanced-accuracy"] = mean_of(each)
+        elif name == "log-loss":
+            found[name] = _less_loss(total, float(by @ by), n, share, num_classes)
+        else:
+            value, areas = total / n, 1 if name == "auroc" and num_classes == 2 else len(classes)
+            moved = np.bincount(labels, ((by - value) * sizes[labels] / n) ** 2, num_classes).astype(np.float64)
+            half = _widened(moved, sizes, (_PART if name == "auroc" else 3 * _PART) / areas**2, share)
+            found[name] = Score(value, max(-1.0, value - half), min(1.0, value + half))
+    return {name: found[name] for name in HEADLINES if name in found}
+
+
+def _share_of(by: Array, groups: Labels | None) -> float:
+    if groups is None:
+        return 1.0
+    _, places, sizes = np.unique(groups, return_inverse=True, return_counts=True)
+    rest = by - by.mean()
+    grouped = np.bincount(places, rest)
+    return _design(float(rest @ rest), float(grouped @ grouped), len(by), int(sizes @ sizes))
 
 
 def verdict(found: Score) -> str:
@@ -216,13 +251,41 @@ def verdict(found: Score) -> str:
     return "gains" if found.low > 0 else "loses" if found.high < 0 else "ties"
 
 
-def _bonett_price(gained: int, lost: int, n: int, share: float) -> Score:
-    n_share, up, down = n * share, gained * share, lost * share
-    first, second = (up + 1) / (n_share + 2), (down + 1) / (n_share + 2)
-    middle = first - second
-    half = _Z * math.sqrt((first + second - middle**2) / (n_share + 2))
-    value = (gained - lost) / n
+def _apart(total: float, squares: float, n: int, share: float) -> Score:
+    """Return the mean of n numbers from -1 to 1 with Bonett and Price's interval: with a 1 and a -1 more.
+
+    For two models they are 1 for each example that the second one alone gets right, -1 for the first one.
+    """
+    half = _Z * _error(total * share, squares * share + 2, n * share + 2, n * share + 2)
+    value, middle = total / n, total * share / (n * share + 2)
     return Score(value, max(-1.0, min(value, middle - half)), min(1.0, max(value, middle + half)))
+
+
+def _less_loss(total: float, squares: float, n: int, share: float, num_classes: int) -> Score:
+    """Return the mean of n differences of losses with its t interval.
+
+    As in :func:`_apart` there are two differences more, one in favour of each model, by the loss of a uniform guess.
+    """
+    from scipy.special import stdtrit
+
+    known, guess = n * share + 2, math.log(num_classes)
+    half = float(stdtrit(known - 1, 0.975)) * _error(total * share, squares * share + 2 * guess**2, known, known - 1)
+    value, middle = total / n, total * share / known
+    return Score(value, min(value, middle - half), max(value, middle + half))
+
+
+def _error(total: float, squares: float, n: float, free: float) -> float:
+    return math.sqrt(max(0.0, squares / n - (total / n) ** 2) / free)
+
+
+def _widened(squares: Array, sizes: Labels, more: float, share: float) -> float:
+    """Return half the width of the interval of a difference of scores that are means over classes.
+
+    A class's sum of squared influences counts a part of an example more on which the models differ as much as they can.
+    Among 20 examples two good models often differ on none of a rare class, and DeLong's interval alone covers 61 %.
+    """
+    present = sizes > 0
+    return _Z * math.sqrt(float(((squares[present] + more) / sizes[present].astype(float) ** 2).sum()) / share)
 
 
 # The intervals.

@@ -158,3 +158,33 @@ def test_one_hot_labels_score_as_their_numbers(merged: Result) -> None:
 def test_examples_and_labels_that_would_score_wrongly_are_refused(merged: Result, loader: Any) -> None:
     with pytest.raises(OptionError):
         merged.evaluate(loader)
+
+
+def test_a_result_is_compared_with_another_model_by_example(merged: Result) -> None:
+    other, data = Net().train(), [(IMAGES[:4], LABELS[:4]), (IMAGES[4:], LABELS[4:])]
+
+    found = merged.evaluate(data, against=other)["ensemble"]
+
+    assert other.training
+    assert {key: value for key, value in found.items() if key != "gain"} == merged.evaluate(data)["ensemble"]
+    alone = merge([other], "fedens", num_classes=2, **QUIET).evaluate(data)["ensemble"]["scores"]
+    for name, score in found["gain"].items():
+        sign = -1 if name == "log-loss" else 1
+        apart = sign * (found["scores"][name]["value"] - alone[name]["value"])
+        assert score["low"] <= score["value"] <= score["high"]
+        assert score["value"] == pytest.approx(apart, abs=2e-6), name
+    same = merged.evaluate(data, against=merged.ensemble)["ensemble"]["gain"]
+    assert [score["value"] for score in same.values()] == [0.0] * 5
+
+
+@pytest.mark.parametrize(
+    ("other", "line"),
+    [
+        (Net(3), r"against returns \[6, 3\]: must be logits \[6, 2\], as the ensemble"),
+        (Pair(), "the other model does not take a batch"),
+        ("merged", "against is Result: must be a module"),
+    ],
+)
+def test_what_no_result_can_be_compared_with_is_refused(merged: Result, other: Any, line: str) -> None:
+    with pytest.raises(OptionError, match=line):
+        merged.evaluate([(IMAGES, LABELS)], against=merged if other == "merged" else other)

@@ -27,16 +27,19 @@ from server_app import cli as command_line
 from server_app.compare import comparison as running
 from server_app.compare.cell import Cell, run_cell
 from server_app.compare.comparison import Comparison, compare_runs
-from server_app.compare.table import lines_of, table_of
+from server_app.compare.table import differences_table, lines_of, table_of
 from server_app.replay.request import ReplayRequest
 from server_app.replay.stored import replay_run
 from strategies.core.errors import OneShotError, OptionError
+from strategies.core.facts import HEADLINES
 from strategies.core.processor import all_cores
 from strategies.core.seeds import seeded_torch
 from strategies.method import METHODS, EnsembleSpec, Job, Outcome, Progress
 from strategies.run.ensembles import load_ensemble_module
 from strategies.run.files import read_json, write_json
 from strategies.run.run_folder import RunFolder
+from strategies.scores.sums import Answers
+from strategies.scores.values import gain
 
 MakeRun = Callable[..., Path]
 
@@ -132,12 +135,44 @@ def test_every_line_is_compared_with_the_best_one_on_the_same_examples(run_folde
     assert text[best] == "-"
     assert all(("tie" in text[name]) == (row["to_best"]["high"] >= 0) for name, row in lines.items() if row["to_best"])
 
-    scored = compared(run_folder(name="scored", metric="log-loss"), methods="fedens,fedavg", out=tmp_path / "scored")
+    by_loss = run_folder(name="scored", metric="log-loss")
+    scored = compared(by_loss, methods="fedens,fedavg", out=tmp_path / "scored")
     results = [read_json(Path(cell["run_dir"]) / "result.json") for cell in scored["cells"]]
     losses = [result["scores"]["log-loss"]["value"] for result in results]
     assert [line["score"] for line in scored["table"]] == pytest.approx(losses, abs=5e-4)
     table = table_of(scored, lines_of(scored["cells"]))
     assert [row[table.columns.index("log loss")] for row in table.rows] == [f"{loss:.3f}" for loss in losses]
+    names = ["FedENS", "FedAvg (one shot)"]
+    best, worse = names if losses[0] < losses[1] else names[::-1]
+    assert scored["best"] == {"name": best, "metric": "log-loss"}
+    with torch.no_grad():
+        before, after = (Answers.of(models[name](pixels), data.labels) for name in (best, worse))
+    pair = before.against(after, 10)
+    for name in HEADLINES:
+        score, wanted = scored["differences"][worse][name], gain(before.sums(), after.sums(), pair, name)
+        assert wanted is not None
+        ends = ("value",) if name == "macro-f1" else ("value", "low", "high")  # sums do not compare it by example
+        assert [score[end] for end in ends] == pytest.approx([getattr(wanted, end) for end in ends], abs=1e-5), name
+    assert scored["table"][names.index(worse)]["to_best"] == scored["differences"][worse]["log-loss"]
+    assert table.rows[names.index(worse)][table.columns.index("to the best, nats")].startswith("-")
+    (by_score,) = differences_table(scored)
+    assert (by_score.heading, [row[0] for row in by_score.rows]) == (f"Compared with {best}", [worse])
+    points = [f"{name}, points" for name in ("accuracy", "balanced accuracy", "macro F1", "AUROC")]
+    assert by_score.columns == ["method", *points, "log loss"]
+
+    for cell in scored["cells"]:  # as earlier versions wrote them
+        file = Path(cell["run_dir"]) / "answers.json"
+        stored = read_json(file)
+        old = {key: stored[key] for key in ("examples", "examples-sha256")}
+        write_json(file, {**old, "right": {name: each["accuracy"] for name, each in stored["effects"].items()}})
+    earlier = compared(by_loss, methods="fedens,fedavg", out=tmp_path / "scored")
+    assert earlier["best"]["metric"] == "accuracy"
+    assert {line: list(scores) for line, scores in earlier["differences"].items()} == {
+        name: ["accuracy"] for name in names if name != earlier["best"]["name"]
+    }
+    assert "Some results lack their log loss by example" in " ".join(
+        table_of(earlier, lines_of(earlier["cells"])).notes
+    )
 
     other = run_folder(name="other", **{"data.image-size": 16, "data.held-out": "report"})
     apart = compared(run, other, methods="fedens,fedavg", out=tmp_path / "apart")

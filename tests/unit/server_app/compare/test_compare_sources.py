@@ -61,7 +61,9 @@ def test_a_run_that_went_on_with_its_clients_brings_its_own_result(run_of_fens: 
     (own,) = own_results([plain, fens])
 
     assert (own["run"], own["method"], own["server_s"], own["threads"]) == (str(fens), "fens", 9.0, 1)
-    assert own["outcomes"] == [{"name": "FENS, as run", "kind": "ensemble", "accuracy": 90.0, "curve": CURVE}]
+    assert own["outcomes"] == [
+        {"name": "FENS, as run", "stored": "FENS", "kind": "ensemble", "accuracy": 90.0, "curve": CURVE}
+    ]
     assert own["mib_per_client"] == pytest.approx(4.0 + (1001 + 150) / MIB, abs=2e-6)
     assert with_uploads([plain, fens]) == [plain, fens]
 

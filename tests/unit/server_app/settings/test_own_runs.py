@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from client_app.node import Node, TrainRequest
 from client_app.work import prepare_upload
@@ -16,6 +17,7 @@ from fl_app.data.opening import open_own
 from fl_app.node_policy import NodePolicy
 from server_app.replay.request import ReplayRequest
 from server_app.replay.stored import replay_run
+from server_app.report.evaluation import Row, read_answers, write_answers
 from server_app.settings.build import build_job, check_before_start, held_out
 from server_app.settings.read import read_settings
 from strategies.core.errors import DataError, OneShotError, OptionError, UploadError
@@ -101,6 +103,34 @@ def tables(tmp_path: Path) -> Path:
             lines.append(f"{dose:.2f},{kind},{'high' if dose > (3 if kind == 'a' else 7) else 'low'}")
         (folder / f"{name}.csv").write_text("\n".join(lines))
     return folder
+
+
+def test_held_out_rows_of_a_patient_count_together(tables: Path, tmp_path: Path) -> None:
+    """Five equal rows each of twelve patients."""
+    file = tables / "test.csv"
+    rows = file.read_text().splitlines()
+    several = [f"{row},{number}" for number, row in enumerate(rows[1:13]) for _ in range(5)]
+    file.write_text("\n".join([f"{rows[0]},patient", *several]))
+    for other in (tables / "train").glob("*.csv"):
+        lines = other.read_text().splitlines()
+        other.write_text("\n".join([f"{lines[0]},patient", *(f"{row},{place}" for place, row in enumerate(lines[1:]))]))
+    given = {**SMALL, **CSV, "data.root": str(tables), "data.group": "patient"}
+
+    images, _ = held_out(read_settings(given))
+    alone, _ = held_out(read_settings({**given, "data.group": ""}))
+
+    assert images is not None
+    assert alone is not None
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(images.data.images[0].numel(), 2))
+    grouped, single = (each.scored(model)["scores"]["accuracy"] for each in (images, alone))
+    assert grouped["value"] == single["value"]
+    assert grouped["high"] - grouped["low"] > 1.5 * (single["high"] - single["low"])
+    write_answers(tmp_path, [Row.of("one", "student", images.scored(model))], images, 2)
+    stored = read_answers(tmp_path)
+    assert stored.groups is not None
+    assert np.array_equal(np.unique(stored.groups, return_counts=True)[1], [5] * 12)
+    effects = stored.effects["one"]
+    assert effects["accuracy"].mean() == pytest.approx(grouped["value"], abs=1e-6)
 
 
 def run_of(given: dict[str, Scalar], path: Path, clients: int = 3) -> Path:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import reduce
 from operator import add
 from typing import Any
@@ -13,7 +14,16 @@ import torch
 
 from strategies.core.errors import UploadError
 from strategies.scores.sums import ONE, Answers, Sums, pack, pack_pair, unpack, unpack_pair
-from strategies.scores.values import auroc_bound, calibration_error, gain, per_class, scores_of, verdict
+from strategies.scores.values import (
+    Score,
+    auroc_bound,
+    calibration_error,
+    differences,
+    gain,
+    per_class,
+    scores_of,
+    verdict,
+)
 
 
 def logits_of(probabilities: list[list[float]]) -> torch.Tensor:
@@ -293,6 +303,147 @@ def test_gains_in_auroc_of_a_class_without_examples_and_of_equal_models() -> Non
     both = equal.against(equal, 2) + equal.against(equal, 2)
     assert both.areas is None
     assert both.loss is not None
+
+
+def two_models(n: int, shares: Sequence[float], *, seed: int, scale: float = 1.0) -> tuple[Answers, Answers]:
+    """Return the answers of two models with errors in common, of which the second one knows more."""
+    rng, classes = np.random.default_rng(seed), len(shares)
+    labels, common = rng.choice(classes, n, p=shares), rng.normal(size=(n, classes))
+    found = []
+    for known in (1.0, 1.4):
+        logits = 0.9 * common + 0.44 * rng.normal(size=(n, classes))
+        logits[np.arange(n), labels] += known
+        found.append(Answers.of(scale * torch.from_numpy(logits), torch.from_numpy(labels)))
+    return found[0], found[1]
+
+
+def paired(first: Answers, second: Answers, groups: Any = None) -> dict[str, Score]:
+    """Return the differences of two models' scores."""
+    classes = 0 if first.probabilities is None else first.probabilities.shape[1]
+    return differences(first.effects(), second.effects(), first.labels, classes, groups)
+
+
+def test_differences_are_worked_by_hand() -> None:
+    """Of four examples, two per class, the second model gets one more right."""
+    first, second = (Answers.of(torch.tensor(scores).log(), torch.tensor([0, 0, 1, 1]))
+                     for scores in ([[0.8, 0.2], [0.4, 0.6], [0.3, 0.7], [0.2, 0.8]],
+                                    [[0.8, 0.2], [0.6, 0.4], [0.3, 0.7], [0.2, 0.8]]))  # fmt: skip
+    found, z = paired(first, second), 1.959964
+    assert list(found) == ["accuracy", "balanced-accuracy", "macro-f1", "auroc", "log-loss"]
+    half = z * (3 / 6 - (1 / 6) ** 2) ** 0.5 / 6**0.5  # with an example more for either model
+    assert found["accuracy"].as_json() == pytest.approx(
+        {"value": 0.25, "low": 1 / 6 - half, "high": 1 / 6 + half}, abs=1e-6
+    )
+    assert found["balanced-accuracy"].value == pytest.approx(0.25)
+    assert found["macro-f1"].value == pytest.approx(1 - (2 / 3 + 4 / 5) / 2)
+    # The first model's F1 are 2/3 of three and 4/5 of five, those that have a class and those that are predicted as it.
+    # Those of the second one are 1 of four each: no example adds to them.
+    moved = np.array([(2 - 2 * 2 / 3) / 3, -(2 / 3 / 3 + 4 / 5 / 5), *[(2 - 2 * 4 / 5) / 5] * 2]) / 2
+    half = z * ((moved**2).sum() + 2 * 0.3 / 4 / 4) ** 0.5
+    assert found["macro-f1"].high - found["macro-f1"].value == pytest.approx(half, abs=1e-6)
+    less = np.log(0.6 / 0.4)
+    assert found["log-loss"].value == pytest.approx(less / 4)
+    error = ((less**2 + 2 * np.log(2) ** 2) / 6 - (less / 6) ** 2) ** 0.5 / 5**0.5
+    assert found["log-loss"].high == pytest.approx(less / 6 + 2.570582 * error, abs=1e-6)  # t of 5 degrees
+
+
+@pytest.mark.parametrize("shares", [(0.7, 0.3), (0.6, 0.2, 0.15, 0.05)])
+def test_effects_are_what_a_heavier_example_adds_to_the_score(shares: tuple[float, ...]) -> None:
+    """Each is the score, and n times its derivative by the example's weight."""
+    model, n = two_models(50, shares, seed=3)[0], 50
+    assert model.probabilities is not None
+    truth, guess, scores = model.labels, model.predicted, model.probabilities
+
+    def weighted(weights: Any) -> dict[str, float]:
+        f1, areas = [], []
+        for label in np.unique(truth):
+            own, said = truth == label, guess == label
+            f1.append(2 * weights[own & said].sum() / (weights[own].sum() + weights[said].sum()))
+            if len(shares) > 2 or label == 1:
+                pairs = weights[own][:, None] * weights[~own]
+                wins = (np.sign(scores[own, label][:, None] - scores[~own, label]) + 1) / 2
+                areas.append((pairs * wins).sum() / pairs.sum())
+        return {"macro-f1": float(np.mean(f1)), "auroc": float(np.mean(areas))}
+
+    found, step = model.effects(), 1e-5
+    for name, score in weighted(np.ones(n)).items():
+        assert found[name].mean() == pytest.approx(score)
+        ends = [
+            [weighted(np.ones(n) + sign * step * (np.arange(n) == place))[name] for sign in (-1, 1)]
+            for place in range(n)
+        ]
+        assert found[name] == pytest.approx([score + n * (high - low) / step / 2 for low, high in ends], abs=1e-6)
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+def test_differences_are_those_of_sums_and_of_no_order(classes: int) -> None:
+    first, second = two_models(60, [1 / classes] * classes, seed=1)
+    found, pair = paired(first, second), first.against(second, classes)
+    for name in ("accuracy", "balanced-accuracy", "auroc", "log-loss"):
+        by_sums = gain(first.sums(), second.sums(), pair, name)
+        assert by_sums is not None
+        assert found[name].as_json() == pytest.approx(by_sums.as_json(), abs=2e-6), name
+    order = np.random.default_rng(0).permutation(60)
+    turned, back = paired(first.take(order), second.take(order)), paired(second, first)
+    for name, score in found.items():
+        assert turned[name].as_json() == pytest.approx(score.as_json(), abs=1e-6), name
+        assert (back[name].value, back[name].low) == pytest.approx((-score.value, -score.high), abs=1e-9), name
+
+
+def test_equal_models_differ_by_exactly_nothing_within_an_interval_that_narrows() -> None:
+    widths = []
+    for n in (20, 2000):
+        found = paired(*[two_models(n, (0.8, 0.2), seed=0)[0]] * 2)
+        assert [score.value for score in found.values()] == [0.0] * 5
+        assert {verdict(score) for score in found.values()} == {"ties"}
+        widths.append([score.high - score.low for score in found.values()])
+    assert all(few > 5 * many > 0 for few, many in zip(*widths, strict=True))
+
+
+def test_differences_of_a_model_with_nan_are_those_of_accuracy() -> None:
+    first, second = two_models(20, (0.5, 0.5), seed=0)
+    assert list(paired(replace(first, probabilities=None, losses=None), second)) == ["accuracy"]
+
+
+def test_differences_count_groups() -> None:
+    """Five equal images of a patient are worth one."""
+    single = two_models(40, (0.6, 0.4), seed=2)
+    several = [model.take(np.repeat(np.arange(40), 5)) for model in single]
+    alone, naive = paired(*single), paired(*several)
+    grouped = paired(*several, np.repeat(np.arange(40), 5))
+    for name, score in grouped.items():
+        assert score.value == pytest.approx(alone[name].value), name
+        width, of_patients, of_images = (found[name].high - found[name].low for found in (grouped, alone, naive))
+        assert 0.8 * of_patients < width < 1.2 * of_patients, name
+        assert width > 1.6 * of_images, name
+
+
+@pytest.mark.parametrize("shares", [(0.9, 0.1), (0.6, 0.25, 0.1, 0.05)])
+@pytest.mark.parametrize("n", [20, 200])
+def test_differences_cover_the_truth(n: int, shares: tuple[float, ...]) -> None:
+    whole = [describe_classes(model) for model in two_models(100_000, shares, seed=0)]
+    covered: dict[str, list[bool]] = {}
+    for seed in range(1, 201):
+        first, second = two_models(n, shares, seed=seed)
+        present = np.unique(first.labels)
+        areas = [1] if len(shares) == 2 else present
+        for name, score in paired(first, second).items():
+            before, after = (found[name][areas if name == "auroc" else present].mean() for found in whole)
+            truth = before - after if name == "log-loss" else after - before
+            covered.setdefault(name, []).append(score.low <= truth <= score.high)
+    for name, hits in covered.items():
+        assert np.mean(hits) >= 0.92, (name, np.mean(hits))
+
+
+def describe_classes(model: Answers) -> dict[str, Any]:
+    """Return the scores of every class, those of all examples once for each."""
+    sums, whole = model.sums(), scores_of(model.sums())
+    assert sums.confusion is not None
+    right = np.diag(sums.confusion)
+    same = {name: np.full(len(right), whole[name].value) for name in ("accuracy", "log-loss")}
+    areas = [row["auroc"]["value"] if row["auroc"] else np.nan for row in per_class(sums)]
+    f1 = 2 * right / (sums.confusion.sum(0) + sums.confusion.sum(1))
+    return {**same, "balanced-accuracy": right / sums.confusion.sum(1), "macro-f1": f1, "auroc": np.array(areas)}
 
 
 def test_every_class_has_its_row_and_absent_ones_no_recall() -> None:
