@@ -26,7 +26,7 @@ def weighted_mean(states: Iterable[dict[str, Tensor]], weights: Sequence[float])
         weights: w_k >= 0 [M], not all zero; one for each state.
 
     Returns:
-        A state dict on the CPU with the dtypes of the first state.
+        A state dict on the CPU, in the states' widest dtypes.
 
     Raises:
         ValueError: The states differ in their keys or shapes, or their number differs from that of the weights.
@@ -42,6 +42,7 @@ def weighted_mean(states: Iterable[dict[str, Tensor]], weights: Sequence[float])
         for name, tensor in state.items():
             # Weights enter unnormalised: products of counts are exact, products with thirds would not be.
             sums[name].add_(tensor.detach().cpu().to(sums[name].dtype), alpha=weight)
+            dtypes[name] = torch.promote_types(dtypes[name], tensor.dtype)
     total = sum(weights)
     return {name: (value / total).to(dtypes[name]) for name, value in sums.items()}
 

@@ -31,6 +31,7 @@ from ..core.facts import State
 from ..core.names import LORA_A, LORA_EMBEDDING_A
 from ..uploads.tensors import weights_sha256
 from .lora import LowRank, cut_rank, factor_matrix, merge_aligned, stack_updates
+from .rules import widest_dtype
 from .states import Rule, Updates, mean
 
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -658,7 +659,7 @@ class _Merging:
         return {} if begin is not None and _equal(begin, holders[0]) else {key: holders[0]}
 
     def _merge(self, key: str, values: Sequence[Tensor | None], begin: Tensor | None) -> Tensor:
-        """Return ``theta_0 + s rule(theta_k - theta_0)``, in the dtype of the first client that has the tensor."""
+        """Return ``theta_0 + s rule(theta_k - theta_0)``, in the clients' widest dtype."""
         for adapter, value in zip(self.adapters, values, strict=True):
             if value is None and begin is None:
                 raise _needs_start(key, adapter.client)
@@ -675,7 +676,7 @@ class _Merging:
                 raise refusals.bad_adapter(f"tensor {key!r} of whole numbers", "different", "be equal in all adapters")
             return first
         if self.rule is mean and self.scale == 1.0 and self._is_head(key, first):
-            return self._mean_of_rows(present).to(first.dtype)
+            return self._mean_of_rows(present).to(widest_dtype(present))
         if begin is None and (self.rule is not mean or self.scale != 1.0):
             raise OptionError(
                 f"the rule works on differences, and tensor {key!r} has no start: give start=, the base model or the "
@@ -683,7 +684,7 @@ class _Merging:
             )
         zero = torch.zeros_like(first, dtype=torch.float64) if begin is None else begin.double()
         updates = self._updates(key, [value.double() - zero for value in present])
-        return (zero + self.scale * self.rule(updates)).to(first.dtype)
+        return (zero + self.scale * self.rule(updates)).to(widest_dtype(present))
 
     def _is_head(self, key: str, value: Tensor) -> bool:
         """Say whether a tensor has a row for each class of the label counts, if there are any."""

@@ -21,7 +21,8 @@ Sources:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -30,6 +31,11 @@ FISHER_FLOOR = 1e-6  # of a tensor's largest Fisher entry; below it clients weig
 RIDGE = 1e-9  # of the mean diagonal entry of the summed Gram matrices
 # Directions below these shares of the largest are rounding: of an update, and of the stacked singular vectors.
 LEAST_SINGULAR, LEAST_ANGLE = 1e-6, 1e-3
+
+
+def widest_dtype(values: Iterable[Tensor]) -> torch.dtype:
+    """Return the dtype that holds the numbers of all tensors: float32 for float16 and bfloat16, say."""
+    return reduce(torch.promote_types, (value.dtype for value in values))
 
 
 def average(updates: Sequence[Tensor], weights: Sequence[float]) -> Tensor:

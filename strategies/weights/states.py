@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..core.errors import OptionError
 from ..core.facts import weights_alone
-from .rules import average
+from .rules import average, widest_dtype
 
 MEAN, VARIANCE, COUNTER = "running_mean", "running_var", "num_batches_tracked"  # of batch normalisation
 
@@ -75,7 +75,7 @@ def merge_states(
         collect: Takes the merged tensors as they come, and returns what this function does.
 
     Returns:
-        The merged weights on the CPU, in the dtypes of the start, else of the first client.
+        The merged weights on the CPU, in the dtypes of the start, else in the clients' widest.
 
     Raises:
         OptionError: Names or shapes differ, or whole numbers that no rule can merge.
@@ -111,9 +111,10 @@ class _Tensors:
         mean, variance = (f"{prefix}.{each}" if prefix else each for each in (MEAN, VARIANCE))
         values = self.read(name)
         first = self.start[name] if self.start is not None else values[0]
+        kind = widest_dtype(values) if self.start is None else first.dtype
         if last in (MEAN, VARIANCE) and mean in self and variance in self:
             pooled = _pooled(self.read(mean), self.read(variance), self.shares)
-            return pooled[last == VARIANCE].to(first.dtype)
+            return pooled[last == VARIANCE].to(kind)
         if not (first.is_floating_point() or first.is_complex()):
             return _largest(values) if last == COUNTER else self._equal(name, values)
         tau = rule(
@@ -121,7 +122,7 @@ class _Tensors:
         )
         began = _numbers(first).double() if self.start is not None else 0.0
         whole = began + scale * tau
-        return (torch.view_as_complex(whole) if first.is_complex() else whole).to(first.dtype)
+        return (torch.view_as_complex(whole) if first.is_complex() else whole).to(kind)
 
     def __contains__(self, name: str) -> bool:
         return name in next(iter(self.states.values()))

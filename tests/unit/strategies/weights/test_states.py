@@ -71,6 +71,18 @@ def test_every_floating_point_type_is_summed_in_full_and_rounded_once(dtype: tor
     assert bool((off <= spacing).all())
 
 
+@pytest.mark.parametrize("other", [torch.float16, torch.bfloat16, torch.float64])
+def test_models_of_two_precisions_merge_in_the_wider_one_whoever_comes_first(other: torch.dtype) -> None:
+    exact = torch.tensor([1.0, 2.0]) + 2**-12
+    models = [{"w": exact}, {"w": exact.to(other)}]
+    wider, narrow = torch.promote_types(torch.float32, other), models[1]["w"].double()
+    for method, start in (("fedavg", None), ("task-arithmetic", {"w": torch.zeros(2)})):
+        for order in (models, models[::-1]):
+            [merged] = (merge(order, method, start=start).outcome.student or {}).values()
+            assert merged.dtype == (wider if start is None else torch.float32)
+            torch.testing.assert_close(merged.double(), (exact.double() + narrow) / 2, rtol=1e-7, atol=0)
+
+
 @pytest.mark.parametrize(
     ("other", "said"),
     [
