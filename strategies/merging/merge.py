@@ -126,9 +126,13 @@ def name_models(models: object) -> dict[str, Trained]:
     for client, one in named.items():
         if not (isinstance(client, str) and CLIENT_NAME.fullmatch(client)):
             raise OptionError(f"client name is {client!r}: must be up to 64 letters, digits, '.', '_' and '-'")
-        if not isinstance(one, nn.Module | Mapping | str | Path):
-            raise OptionError(f"model {client!r} is {_kind(one)}: must be a module, a state dict or a checkpoint file")
+        _check_form(f"model {client!r}", one)
     return named
+
+
+def _check_form(what: str, given: object) -> None:
+    if not isinstance(given, nn.Module | Mapping | str | Path):
+        raise OptionError(f"{what} is {_kind(given)}: must be a module, a state dict or a checkpoint file")
 
 
 def _models_in(folder: Path) -> dict[str, Path]:
@@ -534,6 +538,8 @@ def merge(
     facts = _facts(named, label_counts, sizes, num_classes)
     kept = {client: keep_weights(client, one) for client, one in named.items()}
     start, folder = further.pop("start", None), further.pop("folder", None)
+    if start is not None:
+        _check_form("start", start)
     copies = _copies(named, model, input_shape if num_classes else None, chosen, config)
     if STATES in copies.builders:  # the counts are checked, and no module says more
         num_classes, input_shape = 0, UNKNOWN_SHAPE
@@ -733,8 +739,9 @@ def _open_uploads(
     if start is not None:
         with blaming("start"):
             start = _named(start, wanted, notes, "start")
+    whose = "the others" if start is None else "the start"
     try:
-        return _open_as(wanted, kept, facts, copies, notes), start
+        return _open_as(wanted, kept, facts, copies, notes, whose), start
     except UploadError:
         if start is not None or not states:
             raise
@@ -752,19 +759,21 @@ def _open_as(
     facts: Mapping[str, UploadFacts],
     copies: Copies,
     notes: list[str],
+    whose: str = "the others",
 ) -> tuple[Upload, ...]:
-    """Return the checked uploads by a model's names."""
+    """Return the checked uploads by a model's names; ``whose`` they are, for errors."""
     uploads, form, said = [], tensor_form("tensors", exact=False), list[str]()
     for client in sorted(kept):
         own = copies.architectures.get(client) or next(iter(copies.builders))
         with blaming(f"model {client!r}"):
-            tensors = _named(_open(kept[client]), wanted, said, f"model {client!r}")
+            tensors = _named(_open(kept[client]), wanted, said, f"model {client!r}", whose)
             for name, (shape, dtype) in wanted.items():
                 if odd := odd_form(tensors[name]):  # a file is opened tensor by tensor
                     raise refusals.no_tensor(f"tensor {name!r}", odd)
-                # numpy lacks the short floating-point numbers.
-                short = tensors[name].is_floating_point() and getattr(torch, dtype).is_floating_point
-                value, kind = (tensors[name].double(), "float64") if short else (tensors[name], dtype)
+                value, kind = tensors[name], dtype
+                if value.is_floating_point() and getattr(torch, dtype).is_floating_point:  # of any precision
+                    value = value.float() if value.dtype == torch.bfloat16 else value  # which numpy lacks
+                    kind = str(value.dtype).removeprefix("torch.")
                 check_arrays({name: value}, own, {name: (shape, kind)}, form)
             check_measured(tensors, own, wanted, form)
         read, opened = partial(_read_as, kept[client], wanted), partial(_open_named, kept[client], wanted)
@@ -787,13 +796,13 @@ def _signature(state: Mapping[str, torch.Tensor]) -> Signature:
 
 
 def _named(
-    tensors: Mapping[str, torch.Tensor], wanted: Signature, notes: list[str], where: str
+    tensors: Mapping[str, torch.Tensor], wanted: Signature, notes: list[str], where: str, whose: str = "the others"
 ) -> Mapping[str, torch.Tensor]:
     """Return tensors by a model's names; ``notes`` takes a line for each way in which they differ."""
     found = weights_alone(dict.fromkeys(tensors))
     names = match_names(found, wanted, getattr(wanted, "ties", None))
     if names.missing or names.extra:
-        raise refusals.other_keys("tensors do not fit the others", names.missing, names.extra)
+        raise refusals.other_keys(f"tensors do not fit {whose}", names.missing, names.extra)
     notes += [f"{where}: {note}" for note in names.notes]
     return tensors if names.sources.keys() == found.keys() and not names.notes else RenamedTensors(tensors, names)
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..core import refusals
 from ..core.errors import OptionError
 from ..core.facts import weights_alone
 from .rules import average, widest_dtype
@@ -120,8 +121,11 @@ class _Tensors:
         tau = rule(
             Updates(name, self._updates(name, values), self.shares, list(self.states), self.updates, self.measured)
         )
-        began = _numbers(first).double() if self.start is not None else 0.0
-        whole = began + scale * tau
+        whole = scale * tau
+        if self.start is not None:
+            whole += _numbers(first).double()
+            if not bool(first.isfinite().all()):
+                raise refusals.not_finite(f"tensor {name!r}").of("the start")
         return (torch.view_as_complex(whole) if first.is_complex() else whole).to(kind)
 
     def __contains__(self, name: str) -> bool:

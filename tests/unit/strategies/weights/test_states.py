@@ -323,9 +323,16 @@ def wider() -> nn.Module:
     ("models", "more", "said"),
     [
         (MODELS, {}, "needs that every client started from the same weights, which are known: give them as start="),
-        ({**MODELS, "d": wider().state_dict()}, {"start": BASE, "model": Embedder}, r"float64\[12, 8\]"),
+        ({**MODELS, "d": wider().state_dict()}, {"start": BASE, "model": Embedder}, r"float32\[12, 8\]"),
         ({"a": BASE.state_dict(), "b": {}}, {"start": BASE}, "model 'b'.*attention.in_proj_bias"),
         ({"a": {**BASE.state_dict(), "norm.weight": torch.full((8,), torch.nan)}}, {"start": BASE}, "norm.weight"),
+        (MODELS, {"start": [BASE]}, "start is list"),
+        ({"a": {"w": torch.ones(2), "b": torch.ones(1)}}, {"start": {"w": torch.ones(2)}}, "fit the start.*expected b"),
+        (
+            {"a": {"w": torch.ones(2)}},
+            {"start": {"w": torch.tensor([1.0, torch.nan])}},
+            "the start: tensor 'w' holds NaN",
+        ),
     ],
 )
 def test_models_that_do_not_share_a_start_and_a_form_are_refused(models: Any, more: Any, said: str) -> None:
