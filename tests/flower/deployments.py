@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
-from app_copy import app_copy
 
 from server_app.launch.guard import TOKEN_KEY, guarded, members
 
@@ -42,51 +41,6 @@ def free_port() -> int:
             return port
 
 
-@dataclass(frozen=True)
-class Deployment:
-    """A SuperLink that runs.
-
-    Attributes:
-        folder: Where every process has a folder of its own, and its output.
-        environment: Of every process.
-        address: The SuperLink's.
-    """
-
-    folder: Path
-    environment: dict[str, str]
-    address: str
-
-    def start(self, name: str, *command: str) -> subprocess.Popen[bytes]:
-        """Start a process in a group of its own."""
-        (self.folder / name).mkdir(exist_ok=True)
-        with (self.folder / f"{name}.log").open("a") as log:
-            return subprocess.Popen(
-                command, cwd=self.folder / name, env=self.environment, stdout=log, stderr=log, start_new_session=True
-            )
-
-    def node(self, name: str, config: str) -> subprocess.Popen[bytes]:
-        """Start a SuperNode."""
-        return self.start(
-            name, "flower-supernode", "--insecure", "--superlink", self.address,
-            "--port", str(free_port()), "--node-config", config,
-        )  # fmt: skip
-
-    def run(self, config: str) -> subprocess.Popen[bytes]:
-        """Start the app."""
-        return self.start("operator", "flwr", "run", str(app_copy()), "dep", "--stream", "-c", config)
-
-    def until(self, condition: Callable[[], bool]) -> None:
-        """Wait for something that a run does."""
-        deadline = time.monotonic() + PATIENCE_S
-        while not condition():
-            assert time.monotonic() < deadline, self.logs()
-            time.sleep(0.2)
-
-    def logs(self) -> str:
-        """What all processes said."""
-        return "\n".join(path.read_text() for path in self.folder.glob("*.log"))
-
-
 def environment_of(home: Path, token: str, folder: Path) -> dict[str, str]:
     """Return the environment of a deployment's processes, which end with ``guarded``."""
     return os.environ | {
@@ -100,20 +54,6 @@ def environment_of(home: Path, token: str, folder: Path) -> dict[str, str]:
         "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
         TOKEN_KEY: token,
     }
-
-
-@contextlib.contextmanager
-def deployment(folder: Path) -> Iterator[Deployment]:
-    """Lend a SuperLink, and end it and all that was started with it."""
-    port = free_port()
-    with guarded() as (home, token):
-        environment = environment_of(home, token, folder)
-        connection = f'[superlink]\ndefault = "dep"\n[superlink.dep]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
-        (home / "config.toml").write_text(connection)
-        here = Deployment(folder, environment, f"127.0.0.1:{port}")
-        here.start("server", "flower-superlink", "--insecure", "--host", "127.0.0.1", "--port", str(port))
-        here.until(lambda: listens(port))  # `flwr run` does not wait for it
-        yield here
 
 
 def listens(port: int) -> bool:

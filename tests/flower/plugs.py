@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 from app_copy import app_copy
-from deployments import environment_of, free_port
+from deployments import environment_of, free_port, listens
 
 from server_app.launch.guard import guarded
 
@@ -86,6 +86,7 @@ class Field:
 
     def submit(self, config: str, patience_s: float = PATIENCE_S) -> None:
         """Hand a run over to the SuperLink, as often as it takes one that has just been started."""
+        self.until(lambda: listens(self._port), patience_s)  # `flwr run` does not wait for it
         deadline = time.monotonic() + patience_s
         while self.run(config).wait(patience_s) != 0:
             assert time.monotonic() < deadline, self.said("operator")

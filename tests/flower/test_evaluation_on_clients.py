@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -20,7 +19,9 @@ ROOT = Path(__file__).resolve().parents[2]
 TABLES = ROOT / "docs/examples/hospitals/tables"
 
 
-def test_each_hospital_sees_its_own_gain_and_one_that_refuses_breaks_nothing(tmp_path: Path) -> None:
+def test_each_hospital_sees_its_own_gain_and_one_that_refuses_breaks_nothing(
+    tmp_path: Path, plotless: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     nodes = tmp_path / "nodes"
     nodes.mkdir()
     (tmp_path / "server").mkdir()
@@ -69,6 +70,7 @@ def test_each_hospital_sees_its_own_gain_and_one_that_refuses_breaks_nothing(tmp
     assert "clients.png" in result["plots"]
 
     # The run's own evaluation was one question; a comparison is the second, and there is no third.
+    monkeypatch.setenv("PYTHONPATH", plotless)
     compared = oneshot("compare", str(tmp_path / "run"), "--methods", "fedens,fedavg", "--on", "clients")
     assert len(answers_in(tmp_path)) == 3 * 2
     scored = {row["method"]: row["evaluation"] for row in compared["results"]}
@@ -90,8 +92,7 @@ def test_each_hospital_sees_its_own_gain_and_one_that_refuses_breaks_nothing(tmp
 def oneshot(*words: str, fails: bool = False) -> dict[str, Any]:
     """Run a command in a process of its own; return the JSON that it prints."""
     command = [sys.executable, "-m", "server_app", *words, "--local", "--format", "json"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode != 0) == fails, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
 

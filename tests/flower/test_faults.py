@@ -19,7 +19,7 @@ import pytest
 
 from strategies.core.durable import verify_digest
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("without_plots")]
 
 ONESHOT = [str(Path(sys.executable).with_name("oneshot"))]
 SETTINGS = (

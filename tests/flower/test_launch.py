@@ -80,7 +80,8 @@ LAUNCHER = textwrap.dedent(
     from pathlib import Path
     from server_app.launch.superlink import launch
     try:
-        print(launch(Path(sys.argv[1]), settings={"mode": "wait", "facts": sys.argv[2]}, num_supernodes=2, echo=print))
+        settings = {"mode": "wait", "facts": sys.argv[2]}
+        print(launch(Path(sys.argv[1]), settings=settings, num_supernodes=2, echo=print, at_once=1))
     except KeyboardInterrupt:
         sys.exit(130)
     """

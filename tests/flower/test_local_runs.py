@@ -67,7 +67,7 @@ def main(grid, context):
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def folders(tmp_path_factory: pytest.TempPathFactory, without_plots: None) -> dict[str, Path]:
     """Run everything twice, and return where."""
     place = tmp_path_factory.mktemp("many")
     app = place / "app"
@@ -84,7 +84,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             patch.setenv("ONESHOT_CLIENT_STATE", str(place / f"{name} clients"))
             if name == "simulation":
                 lines: list[str] = []
-                launched = launch(app, settings=SETTINGS, num_supernodes=CLIENTS, echo=lines.append)
+                launched = launch(app, settings=SETTINGS, num_supernodes=CLIENTS, echo=lines.append, at_once=1)
                 assert launched.exit_code == 0, (launched.reason, lines)
             else:
                 server_app = importlib.import_module("many_runs").app

@@ -175,7 +175,7 @@ def run(project: Path, run_dir: Path, notes: Path) -> tuple[dict[str, Any], list
     notes.mkdir()
     lines: list[str] = []
     settings = {"run-dir": str(run_dir), "notes": str(notes)}
-    launched = launch(project, settings=settings, num_supernodes=CLIENTS, echo=lines.append)
+    launched = launch(project, settings=settings, num_supernodes=CLIENTS, echo=lines.append, at_once=1)
     assert (launched.exit_code, launched.run_status) == (0, "finished:completed"), (launched.reason, lines)
     facts: dict[str, Any] = json.loads((notes / "server.json").read_text())
     return facts, lines

@@ -152,7 +152,7 @@ def test_the_ensemble_divides_by_the_sum_of_its_weights() -> None:
 
 # Whole runs, each side with its own draws: accuracies must agree within the spread of seeds.
 
-SHORT = Settings(epochs=20, steps=6, batch=32, latent=64, wide=32, generator_lr=3e-3, student_lr=0.1, mu=0.02)
+SHORT = Settings(epochs=16, steps=6, batch=32, latent=64, wide=32, generator_lr=3e-3, student_lr=0.1, mu=0.02)
 SEEDS = (0, 1, 2)
 RUNS = {"dense": run_dense, "co-boosting": run_co_boosting}
 

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
 import pickle
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from functools import cache
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 
 from strategies.core.facts import UploadFacts
 from strategies.method import Job, Method, Normalization, Outcome, Silent, Snapshot, Upload
-from strategies.teacher.ensemble import Ensemble
 
 SHAPE = (2, 8, 8)
 # Of the methods with a generator: as small as they get, in the same arithmetic on every processor.
@@ -144,26 +141,6 @@ def check_resume(method: Method, config: Any, **also: Any) -> None:
         resumed = Book(snapshot)
         assert same(method.fit(job, resumed), expected), f"resumed after epoch {snapshot.step}"
         assert resumed.epochs == whole.epochs[snapshot.step :]
-
-
-def check_teacher_stays(method: Method, config: Any, patch: pytest.MonkeyPatch) -> None:
-    """The members are after a run what they were before, running statistics included."""
-    module = importlib.import_module(f"strategies.{method.name.replace('-', '_')}")
-    build, made = module.build_teacher, list[tuple[Ensemble, dict[str, torch.Tensor]]]()
-
-    def spy(*args: Any, **kwargs: Any) -> Ensemble:
-        teacher: Ensemble = build(*args, **kwargs)
-        made.append((teacher, {name: value.clone() for name, value in teacher.members.state_dict().items()}))
-        return teacher
-
-    patch.setattr(module, "build_teacher", spy)
-    run(method, replace(config, epochs=2) if hasattr(config, "epochs") else config)
-    ((teacher, before),) = made
-    after = teacher.members.state_dict()
-    assert after.keys() == before.keys()
-    assert all(torch.equal(value, before[name]) for name, value in after.items())
-    assert not any(part.training for part in teacher.modules())
-    assert all(weight.grad is None for weight in teacher.parameters())
 
 
 _run_once = cache(run)

@@ -441,10 +441,11 @@ def workers(folder: Path) -> list[Any]:
 @pytest.mark.slow
 @pytest.mark.usefixtures("wide_generators")  # the cells' own processes have no narrow ones
 def test_a_comparison_when_interrupted_or_killed_leaves_no_process_and_goes_on_to_the_same_bits(
-    run_folder: MakeRun, tmp_path: Path
+    run_folder: MakeRun, tmp_path: Path, plotless: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("PYTHONPATH", plotless)
     run, out = run_folder(), tmp_path / "out"
-    epochs = ["--set", f"server.epochs=12 checkpoint-s=0 threads={all_cores()}"]  # so the cells take turns
+    epochs = ["--set", f"server.epochs=8 checkpoint-s=0 threads={all_cores()}"]  # so the cells take turns
     words: list[str | Path] = ["compare", run, "--methods", "fedens,dense", *epochs, "--out", out]
 
     def steps() -> int:
@@ -475,7 +476,7 @@ def test_a_comparison_when_interrupted_or_killed_leaves_no_process_and_goes_on_t
     result = json.loads(said.splitlines()[-1])
     assert [cell["resumed_at"] > 0 for cell in result["cells"]] == [False, True]
     assert "1 cell has finished before" in said
-    whole = replay_run(ReplayRequest(run, "dense", {"server.epochs": 12, "threads": all_cores()}), log=lambda _: None)
+    whole = replay_run(ReplayRequest(run, "dense", {"server.epochs": 8, "threads": all_cores()}), log=lambda _: None)
     assert result["cells"][1]["weights_sha256"] == whole["weights_sha256"]
     assert result["table"][1]["accuracy"] == whole["accuracy"]
 

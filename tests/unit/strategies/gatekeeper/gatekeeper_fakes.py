@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
-from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from strategies.core.facts import UploadFacts
 from strategies.core.stage_options import GatekeeperConfig
@@ -125,15 +123,3 @@ def with_first(state: State, size: int = 4) -> list[Upload]:
 def job_of(uploads: list[Upload], **changes: object) -> Job:
     job = Job(tuple(uploads), BUILDERS, "net", CLASSES, SHAPE, SPACE, None)
     return replace(job, **changes)  # type: ignore[arg-type]
-
-
-class Operations(TorchDispatchMode):
-    """Counts the operations of torch in a block, which take the time where tensors are small."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += 1
-        return func(*args, **(kwargs or {}))

@@ -227,14 +227,14 @@ from strategies.compute import in_process
 
 in_process.keep_freed_memory = contextlib.nullcontext  # else 512 MiB that were freed are kept for later
 
-place, method, tensors, size = Path(sys.argv[1]), sys.argv[2], 24, 2**23  # bytes of a tensor
+place, method, tensors, size = Path(sys.argv[1]), sys.argv[2], 24, 2**22  # bytes of a tensor
 for name in ("base", "a", "b", "c"):  # zeros as holes: no disk holds them
     (place / name).mkdir()
     index = {}
     for shard in range(2):
         names = [f"layer{k}.weight" for k in range(shard, tensors, 2)]
         head = json.dumps({
-            one: {"dtype": "F32", "shape": [2**11, 2**10], "data_offsets": [k * size, (k + 1) * size]}
+            one: {"dtype": "F32", "shape": [2**10, 2**10], "data_offsets": [k * size, (k + 1) * size]}
             for k, one in enumerate(names)
         }).encode()
         path = place / name / f"model-0000{shard + 1}-of-00002.safetensors"
