@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from inspect import signature
 from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from ..method import METHODS, Job, Method, Silent
 from ..uploads.builders import choose_config
 from ..uploads.checks import check_arrays
 from ..weights.adapters import Adapter, clean_names, cut_adapter, plain_config
+from .arguments import refuse_argument
 from .evaluation import mean_of_scores
 from .messages import array_form
 from .nodes import cause_of_failure
@@ -53,7 +55,7 @@ class LoRAMerge(FedAvg):
         fedavg: Arguments of Flower's FedAvg, such as ``fraction_train``.
 
     Raises:
-        OptionError: There is no such rule, or ``folder`` lacks the config.
+        OptionError: There is no such rule or argument, or ``folder`` lacks the config.
     """
 
     def __init__(
@@ -72,6 +74,8 @@ class LoRAMerge(FedAvg):
             raise OptionError(f"rule is {rule!r}: must be one of {', '.join(known)}")
         if folder is not None and peft_config is None:
             raise OptionError("folder needs peft_config, the LoraConfig of the clients")
+        for name in fedavg.keys() - signature(FedAvg).parameters.keys():
+            refuse_argument(type(self).__name__, name)
         super().__init__(
             **{"train_metrics_aggr_fn": mean_of_scores, "evaluate_metrics_aggr_fn": mean_of_scores, **fedavg}
         )

@@ -171,7 +171,14 @@ def test_one_shot_strategies_merge_adapters_and_replay_them(tmp_path: Path) -> N
         torch.testing.assert_close(weight(state) - base, (u[:, :2] * s[:2]) @ vh[:2], atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize(("given", "line"), [({"rule": "fedens"}, "ties"), ({"folder": "x"}, "peft_config")])
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ({"rule": "fedens"}, "ties"),
+        ({"folder": "x"}, "peft_config"),
+        ({"run_dir": "x"}, "LoRAMerge does not take 'run_dir'"),
+    ],
+)
 def test_what_cannot_be_merged_is_refused_before_the_run(given: dict[str, str], line: str) -> None:
     with pytest.raises(OptionError, match=line):
         LoRAMerge(**given)  # type: ignore[arg-type]
