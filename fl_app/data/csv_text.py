@@ -20,9 +20,14 @@ from typing import NamedTuple
 
 from .files import composed
 
-# Suffix of a packed file -> the function that unpacks its bytes.
-_UNPACK: dict[str, Callable[[bytes], bytes]] = {".gz": gzip.decompress, ".bz2": bz2.decompress, ".xz": lzma.decompress}
-PACKED = (*_UNPACK, ".zip")
+PACKED = (".gz", ".bz2", ".xz", ".zip")
+# The first bytes of a packed file, which tell more than its suffix -> the function that unpacks its bytes.
+_UNPACK: dict[bytes, Callable[[bytes], bytes]] = {
+    b"\x1f\x8b": gzip.decompress,
+    b"BZh": bz2.decompress,
+    b"\xfd7zXZ\0": lzma.decompress,
+}
+_ZIP, _WORKBOOK = b"PK\x03\x04", "[Content_Types].xml"
 _SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 _NUMBER = re.compile(r"[+-]?\d+,\d+([eE][+-]?\d+)?")
 _POINTED_THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(\.\d{3})+")
@@ -34,7 +39,7 @@ class Table(NamedTuple):
 
     Attributes:
         names: Of the columns; empty for a column without one.
-        rows: The cells of each row, without spaces before them; as many as names.
+        rows: The cells of each row, without spaces around them; as many as names.
         separator: The character between cells.
         remarks: What was recognised, for a line of the log.
     """
@@ -46,25 +51,27 @@ class Table(NamedTuple):
 
 
 def unpacked(file: Path) -> bytes:
-    """Return the bytes of a file, or of the one in it if its suffix says that it is packed.
+    """Return the bytes of a file, or of the one in it if it is packed, whatever its suffix says.
 
     Raises:
         OSError: It cannot be read.
         EOFError: It is cut off.
         ValueError: It is damaged, or an archive of several files.
     """
-    data, suffix = file.read_bytes(), file.suffix.lower()
-    if suffix == ".zip":
+    data = file.read_bytes()
+    if data.startswith(_ZIP):
         try:
             with zipfile.ZipFile(io.BytesIO(data)) as archive:
                 names = [name for name in archive.namelist() if not name.startswith("__MACOSX") and name[-1] != "/"]
+                if _WORKBOOK in names:
+                    raise ValueError("it is an Excel workbook: must be saved as CSV")
                 if len(names) != 1:
                     raise ValueError(f"it is an archive of {len(names)} files: must hold one")
                 return archive.read(names[0])
         except zipfile.BadZipFile as error:
             raise ValueError(f"it is a damaged archive: {error}") from error
     try:
-        return _UNPACK[suffix](data) if suffix in _UNPACK else data
+        return next((unpack(data) for begin, unpack in _UNPACK.items() if data.startswith(begin)), data)
     except lzma.LZMAError as error:
         raise ValueError(f"it is damaged: {error}") from error
 
@@ -102,7 +109,7 @@ def read_csv(data: bytes, wanted: Collection[str], *, strict: bool = True) -> Ta
                 f"{where} has a quote that is closed in line {last + skipped}, and each line up to there is a row "
                 "by itself: must be closed in its own line"
             )
-        rows.append(cells)
+        rows.append([cell.strip() for cell in cells])
     if strict and rows and len(names) > 1 and not rows[-1][-1] and torn:
         raise ValueError(
             f"row {len(rows)} ends in an empty cell without a line break, as if the file were cut off: must end in a "

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 import zlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from strategies.core.checkpoints import other_kind
 from strategies.core.errors import DataError, OptionError
 from strategies.core.scan import Scan, has_suffix, log_once, scan, without_suffix
 from strategies.core.toml import read_toml_file
@@ -208,7 +210,7 @@ def open_tables(
     else:
         files = _training_files(folder, form, client)
         by_client = bool(client) or files[0].parent != folder
-    wanted = {composed(label), *(column.name for column in schema.columns)}
+    wanted = [composed(name) for name in (label, client, group, *(column.name for column in schema.columns)) if name]
     frames = [_read(file, wanted) for file in files]
     labels = torch.cat([_labels(frame, label, schema, file) for frame, file in zip(frames, files, strict=True)])
     rows = torch.cat([encoded(frame, schema, file) for frame, file in zip(frames, files, strict=True)])
@@ -271,7 +273,7 @@ def _features(values: pd.Series[str], column: Column, file: Path, separator: str
         what = f"must be filled in, or column {column.name!r} of {SCHEMA_FILE} must say what stands for 'missing'"
         raise DataError(f"{_place(values.isna(), column.name, file)} no value: {what}")
     if column.levels:
-        filled = values if column.missing is None else values.fillna(str(column.missing))
+        filled = _whole(values if column.missing is None else values.fillna(str(column.missing)), column.levels)
         if (wrong := ~filled.isin(column.levels)).any():
             allowed = f"must be one of {', '.join(column.levels)}"
             raise DataError(f"{_place(wrong, column.name, file)} {str(filled[wrong].iloc[0])[:80]!r}: {allowed}")
@@ -295,13 +297,19 @@ def _features(values: pd.Series[str], column: Column, file: Path, separator: str
 def _labels(frame: pd.DataFrame, label: str, schema: Schema, file: Path) -> torch.Tensor:
     import pandas as pd
 
-    values = _column_of(frame, label, file)
+    values = _whole(_column_of(frame, label, file), schema.classes)
     codes = pd.Index(schema.classes).get_indexer(pd.Index(values))  # -1: none of them
     if (wrong := pd.Series(codes == -1)).any():
         value = values[wrong].iloc[0]
         shown = "no value" if pd.isna(value) else repr(str(value)[:80])
         raise DataError(f"{_place(wrong, label, file)} {shown}: must be one of {', '.join(schema.classes)}")
     return torch.from_numpy(codes.astype("int64"))
+
+
+def _whole(values: pd.Series[str], words: Sequence[str]) -> pd.Series[str]:
+    """Return cells such as 1.0 as 1 where all words are whole numbers: programs write them so beside a missing value."""
+    numbers = all(re.fullmatch(r"-?\d+", word) for word in words)
+    return values.str.replace(r"^(-?\d+)\.0+$", r"\1", regex=True) if numbers else values
 
 
 def _codes(frame: pd.DataFrame, column: str, file: Path, what: str) -> torch.Tensor:
@@ -311,6 +319,10 @@ def _codes(frame: pd.DataFrame, column: str, file: Path, what: str) -> torch.Ten
     names = _column_of(frame, column, file)
     if names.isna().any():
         raise DataError(f"{_place(names.isna(), column, file)} no value: must name the {what} of the row")
+    firsts = dict[str, str]()
+    for name in names.unique() if what == "client" else ():
+        if (other := firsts.setdefault(name.casefold(), name)) != name:
+            raise DataError(f"{file}, column {column!r} has {other!r} and {name!r}: must name each client in one way")
     return torch.from_numpy(pd.Categorical(names).codes.astype("int64"))
 
 
@@ -355,6 +367,8 @@ def _read(file: Path, wanted: Collection[str]) -> pd.DataFrame:
     import pandas as pd
 
     parquet = has_suffix(file, SUFFIXES[PARQUET])
+    if other := other_kind(file):
+        raise DataError(f"{file} is no table: {other}")
     try:
         table = read_csv(_as_csv(file) if parquet else unpacked(file), wanted, strict=not parquet)
     except (OSError, EOFError, ValueError, NotImplementedError, zlib.error) as error:  # those of all readers
@@ -365,6 +379,12 @@ def _read(file: Path, wanted: Collection[str]) -> pd.DataFrame:
     named = [name for name in table.names if name]
     if twice := next((name for name in named if named.count(name) > 1), None):
         raise DataError(f"{file} names column {twice!r} twice: must name each column once")
+    ours = {name.casefold(): name for name in wanted if name in named}
+    if odd := next((name for name in named if ours.get(name.casefold(), name) != name and name not in wanted), None):
+        raise DataError(
+            f"{file} has columns {ours[odd.casefold()]!r} and {odd!r}, whose names differ in case alone: must have one, "
+            f"or {SCHEMA_FILE} must name both"
+        )
     if table.remarks and not parquet:
         log_once(INFO, f"{file}: {', '.join(table.remarks)}")
     frame = pd.DataFrame(table.rows, columns=list(table.names), dtype=object)

@@ -238,7 +238,7 @@ def _read_shards(index: Path, read: Callable[[Path], Mapping[str, Any]]) -> dict
         raise ValueError(f"{_SHARDS} {shorten_list(missing)}, which are missing: must lie beside it")
     found: dict[str, Any] = {}
     for shard in shards:
-        if other := _other_kind(shard):
+        if other := other_kind(shard):
             raise ValueError(f"{_SHARDS} {shard.name}: {other}")
         found.update(read(shard))
     wanted = json.loads(index.read_bytes())["weight_map"]
@@ -495,8 +495,8 @@ _OTHERS = (
 )
 
 
-def _other_kind(path: Path) -> str:
-    """Return what a file is that holds no weights at all; empty if its first bytes do not tell."""
+def other_kind(path: Path) -> str:
+    """Return what a file is that holds neither weights nor data; empty if its first bytes do not tell."""
     try:
         with path.open("rb") as file:
             head = file.read(64).lstrip().lower()
@@ -508,7 +508,7 @@ def _other_kind(path: Path) -> str:
 def _reason(error: BaseException, path: Path) -> str:
     """Return the fault of a file. torch's own messages are not repeated: they advise running the file's code."""
     text = str(error)
-    if other := _other_kind(path):
+    if other := other_kind(path):
         return other
     if (code := _CODE.search(text)) is not None:
         return f"it is a pickle that asks for {code[1][:120]!r}, which is no tensor; none of its code was run"

@@ -135,6 +135,8 @@ def zipped(data: bytes, *names: str) -> bytes:
         (".CSV.BZ2", bz2.compress(b"x")),
         (".tsv.xz", lzma.compress(b"x")),
         (".csv.zip", zipped(b"x", "a.csv", "__MACOSX/._a.csv")),
+        (".csv", gzip.compress(b"x", mtime=0)),  # the content says more than the suffix
+        (".csv.gz", b"x"),
     ],
 )
 def test_packed_files_are_unpacked(tmp_path: Path, suffix: str, data: bytes) -> None:
@@ -146,10 +148,11 @@ def test_packed_files_are_unpacked(tmp_path: Path, suffix: str, data: bytes) -> 
     ("suffix", "data"),
     [
         (".csv.gz", gzip.compress(b"x" * 99, mtime=0)[:-9]),
-        (".csv.gz", b"age,outcome"),
+        (".csv.gz", b"\x1f\x8bage,outcome"),
         (".csv.xz", lzma.compress(b"x" * 99)[:-9]),
         (".csv.zip", zipped(b"x", "a.csv", "b.csv")),
-        (".csv.zip", b"PK nothing"),
+        (".csv.zip", b"PK\x03\x04 nothing"),
+        (".csv", zipped(b"x", "[Content_Types].xml", "xl/workbook.xml")),
     ],
 )
 def test_damaged_packed_files_are_refused(tmp_path: Path, suffix: str, data: bytes) -> None:

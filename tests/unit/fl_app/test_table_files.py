@@ -249,3 +249,32 @@ def test_a_column_names_the_patients(folder: Path) -> None:
     assert tested.tolist() == [1, 0, 1]
     with pytest.raises(DataError, match=r"row 2 \(and 1 more\): no value: must name the group"):
         open_data(config(folder, group="remark"), "train")
+
+
+@pytest.mark.parametrize(
+    ("table", "line"),
+    [
+        ("centre,age,Age,chest pain,sugar,outcome\nx,40,90,typical,1,ill\n", "'age' and 'Age', whose names differ"),
+        (f"{HEAD},Outcome\n{TRAIN[0]},healthy\n", "'outcome' and 'Outcome', whose names differ in case alone"),
+        (f"{HEAD}\n{TRAIN[0]}\n{TRAIN[1]}\nSouth,50,,1,,ill\n", "has 'south' and 'South': must name each client in one"),
+        ("version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "pointer of Git LFS"),
+        ("<!DOCTYPE html><html>sign in</html>", "web page"),
+    ],
+)
+def test_what_may_be_meant_in_two_ways_or_is_no_table_is_refused(folder: Path, table: str, line: str) -> None:
+    (folder / "train.csv").write_text(table)
+    with pytest.raises(DataError, match=line):
+        open_data(config(folder, client="centre"), "train")
+
+
+def test_spaces_around_cells_and_whole_numbers_with_a_point_mean_nothing(folder: Path) -> None:
+    text = (folder / "schema.toml").read_text()
+    (folder / "schema.toml").write_text(text.replace('["healthy", "ill"]', "[0, 1]"))
+    rows = ["south ,40,typical ,1.5,x, 1.0 ", "north,?,none,0,,0", '"south",70,3,-2,,"0.0"', "north ,50,,1e1,,1 "]
+    (folder / "train.csv").write_text("\n".join([HEAD, *rows, ""]))
+    split = open_data(data := config(folder, client="centre", partition="domains"), "train")
+
+    assert split.labels.tolist() == [1, 0, 0, 1]
+    assert split.take().images[:, :, 0, 0].tolist() == FEATURES
+    parts = [own_positions(split, AppConfig(data=data), partition_id=k, num_partitions=2).tolist() for k in (0, 1)]
+    assert parts == [[1, 3], [0, 2]]
