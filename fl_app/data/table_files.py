@@ -307,7 +307,7 @@ def _labels(frame: pd.DataFrame, label: str, schema: Schema, file: Path) -> torc
 
 
 def _whole(values: pd.Series[str], words: Sequence[str]) -> pd.Series[str]:
-    """Return cells such as 1.0 as 1 where all words are whole numbers: programs write them so beside a missing value."""
+    """Return cells such as 1.0 as 1 where all words are whole numbers; programs write such beside missing ones."""
     numbers = all(re.fullmatch(r"-?\d+", word) for word in words)
     return values.str.replace(r"^(-?\d+)\.0+$", r"\1", regex=True) if numbers else values
 
@@ -382,8 +382,8 @@ def _read(file: Path, wanted: Collection[str]) -> pd.DataFrame:
     ours = {name.casefold(): name for name in wanted if name in named}
     if odd := next((name for name in named if ours.get(name.casefold(), name) != name and name not in wanted), None):
         raise DataError(
-            f"{file} has columns {ours[odd.casefold()]!r} and {odd!r}, whose names differ in case alone: must have one, "
-            f"or {SCHEMA_FILE} must name both"
+            f"{file} has columns {ours[odd.casefold()]!r} and {odd!r}, whose names differ in case alone: must have "
+            f"one, or {SCHEMA_FILE} must name both"
         )
     if table.remarks and not parquet:
         log_once(INFO, f"{file}: {', '.join(table.remarks)}")

@@ -47,6 +47,8 @@ _REMEDIES: Mapping[str, str] = {
     r"[Aa]ddress already in use": "another program listens there: end it, or choose another port",
     r"Read-only file system|Permission denied": "choose a folder in which this user may write: ONESHOT_RUNS for runs, "
     "ONESHOT_CLIENT_STATE for clients' models, TMPDIR for temporary files",
+    r"unsupported ScalarType BFloat16": "messages carry numpy's numbers, which have no bfloat16: send weights by "
+    ".float() or .half()",
     r"FAB ID or version mismatch": "the node has another version of the app: restart its SuperNode",
     r"code: 1001|RUNTIME_VERSION_INCOMPATIBLE|Exit Code: 606|version mismatch": "SuperLink, SuperNodes and their "
     "commands must be of one version of Flower: pip install the same flwr on all machines",
@@ -76,7 +78,7 @@ def has_remedy(error: BaseException) -> bool:
 
 def describe(error: BaseException) -> str:
     """Return an error's type and text."""
-    return f"{type(error).__name__}: {error}"
+    return f"{type(error).__name__}: {error}".removesuffix(": ")
 
 
 def causing_error(lines: Sequence[str]) -> str:

@@ -209,18 +209,23 @@ def check_arguments(input_shape: Any, *, seed: Any, min_uploads: Any, fraction_e
     return shape
 
 
-def check_start(strategy: Strategy, own: type[Strategy], timeout: Any) -> None:
-    """Check the deadline of ``start()``, and warn about steps that a subclass overrides and ``start()`` never calls.
+def check_start(strategy: Strategy, own: type[Strategy], timeout: Any, arrays: Any) -> None:
+    """Check the deadline and the arrays of ``start()``, and warn about overridden steps that it never calls.
 
     Args:
         own: The class whose ``start()`` it is.
         timeout: Seconds, at least 0.
+        arrays: A record, or None.
 
     Raises:
-        OptionError: The deadline is no such number.
+        OptionError: The deadline is no such number, or the arrays are no record.
     """
     if not isinstance(timeout, int | float) or not timeout >= 0:
         raise OptionError(f"timeout is {timeout!r}: must be a number of seconds, at least 0")
+    if not isinstance(arrays, ArrayRecord | None):
+        raise OptionError(
+            f"initial_arrays is {type(arrays).__name__}: must be ArrayRecord(model.state_dict()), or None"
+        )
     if changed := [step for step in STEPS if getattr(type(strategy), step) is not getattr(own, step)]:
         line = "%s overrides %s, which start() does not call: use observer or evaluate_fn, or a loop of your own"
         log(WARNING, line, type(strategy).__name__, ", ".join(changed))

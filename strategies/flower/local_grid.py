@@ -150,6 +150,8 @@ class LocalGrid(Grid):
         try:
             with torch_as_usual(1), flush_subnormals(wanted=False):
                 answer = deepcopy(self._app(question, context))
+            if not isinstance(answer, Message):
+                raise TypeError(f"the ClientApp returned {type(answer).__name__}: must be a Message")
             self._contexts[node] = context
         except (Exception, SystemExit) as error:  # noqa: BLE001  whatever a ClientApp raises is its answer
             log(ERROR, "client %d of %d failed", self._number(node), len(self._contexts), exc_info=error)

@@ -35,6 +35,7 @@ from ..uploads.parts import Part
 
 V = TypeVar("V")
 H = TypeVar("H", bound=Hashable)
+FLOATS = {"float16", "float32", "float64"}
 ANONYMOUS = re.compile(r"anonymous-[0-9a-f]{12}(-[0-9]+)?")
 EXAMPLES = "num-examples"  # Flower's name of the number of a client's training examples
 EPSILON = re.compile(r"(^|[^a-z])(eps|epsilon)([^a-z]|$)")
@@ -337,8 +338,14 @@ def decode_array(array: Array, shape: tuple[int, ...], dtype: str, where: str) -
 
 
 def array_form(record: str) -> Form:
-    """Return the form in which the arrays of a record come, for the checks of an upload."""
-    return Form(record, f"{record}[{{!r}}]", decode_array)
+    """Return the form in which the arrays of a record come, for the checks of an upload; floats have any precision."""
+
+    def read(array: Array, shape: tuple[int, ...], dtype: str, where: str) -> np.ndarray[Any, Any]:
+        own = array.dtype if {array.dtype, dtype} <= FLOATS else dtype
+        with np.errstate(over="ignore"):  # what becomes infinite is refused
+            return decode_array(array, shape, own, where).astype(dtype, copy=False)
+
+    return Form(record, f"{record}[{{!r}}]", read)
 
 
 def _npy_header(shape: tuple[int, ...], dtype: str, *, fortran: bool) -> bytes:

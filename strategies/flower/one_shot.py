@@ -251,7 +251,7 @@ class OneShot(Strategy):
             OptionError: The method's needs are not met.
             StoreError: The run folder cannot be used.
         """
-        check_start(self, OneShot, timeout)
+        check_start(self, OneShot, timeout, initial_arrays)
         evaluate_fn = keep_plain_scores(evaluate_fn)
         arrays = start = initial_arrays if initial_arrays is not None else ArrayRecord()
         self.rounds.start_from(start)

@@ -127,6 +127,7 @@ class Rounds:
         self.train_metrics: dict[int, dict[str, Any]] = {}
         self.compute = compute
         self._start: str | None = None
+        self._sent: str | None = None
         self._names = Names()
         self._test_share: dict[str, Any] = {}  # of the clients' examples, as the uploads were asked for
         self._method = method
@@ -352,6 +353,7 @@ class Rounds:
         start = self._student_start(arrays)
         if start is not None:
             folder.save_start(start)
+            self._sent = weights_sha256(start)
         if Need.COMMON_START in self._method.needs:
             self._start = weights_sha256(common_start(replace(self._job, start=start)))
 
@@ -383,6 +385,8 @@ class Rounds:
     def _probe(self, facts: UploadFacts, state: State) -> str:
         if self._start is not None and facts.start not in (None, self._start):
             raise refusals.other_start(facts.start, self._start)
+        if self._sent == weights_sha256(weights_alone(state)):
+            return "its weights are those that it was sent: must be what its training ended with"
         if not self._job.num_classes:
             return ""
         build, shape = self._job.builders[facts.architecture], self._job.input_shape

@@ -246,7 +246,7 @@ class Iterative(Strategy):
             OptionError: The weights are not the model's, or the run began with other settings.
             StoreError: The run folder cannot be used.
         """
-        check_start(self, Iterative, timeout)
+        check_start(self, Iterative, timeout, initial_arrays)
         if num_rounds:
             self.job = replace(self.job, config=replace(self.job.config, rounds=num_rounds))
         self._rounds, result = self._new_rounds(), Result()

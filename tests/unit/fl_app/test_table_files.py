@@ -256,7 +256,10 @@ def test_a_column_names_the_patients(folder: Path) -> None:
     [
         ("centre,age,Age,chest pain,sugar,outcome\nx,40,90,typical,1,ill\n", "'age' and 'Age', whose names differ"),
         (f"{HEAD},Outcome\n{TRAIN[0]},healthy\n", "'outcome' and 'Outcome', whose names differ in case alone"),
-        (f"{HEAD}\n{TRAIN[0]}\n{TRAIN[1]}\nSouth,50,,1,,ill\n", "has 'south' and 'South': must name each client in one"),
+        (
+            f"{HEAD}\n{TRAIN[0]}\n{TRAIN[1]}\nSouth,50,,1,,ill\n",
+            "has 'south' and 'South': must name each client in one",
+        ),
         ("version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "pointer of Git LFS"),
         ("<!DOCTYPE html><html>sign in</html>", "web page"),
     ],

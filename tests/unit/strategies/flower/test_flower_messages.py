@@ -80,7 +80,7 @@ REFUSED: dict[str, tuple[Change, str]] = {
     "key too many": (tensor("5.bias", BIAS), r"architecture 'net': missing nothing; not expected 5\.bias"),
     "many keys too many": (many_keys, r"not expected extra-00x+, extra-01x+, .* and 26 more$"),
     "shape": (tensor("4.bias", torch.zeros(5)), r"arrays\['4\.bias'\] is float32\[5\], expected is float32\[4\]"),
-    "dtype": (tensor("4.bias", BIAS.double()), r"arrays\['4\.bias'\] is float64\[4\], expected is float32\[4\]"),
+    "dtype": (tensor("4.bias", BIAS.long()), r"arrays\['4\.bias'\] is int64\[4\], expected is float32\[4\]"),
     "nan": (tensor("4.bias", BIAS / 0), r"arrays\['4\.bias'\] holds NaN or Inf: must be finite values"),
     "variance": (
         tensor("1.running_var", torch.tensor([1.0, -1e-6])),

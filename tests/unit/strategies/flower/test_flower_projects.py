@@ -541,6 +541,48 @@ def test_a_refiner_that_would_train_what_no_client_gets_is_refused(tmp_path: Pat
     assert grid.asked == []
 
 
+def test_replies_of_another_precision_are_averaged(tmp_path: Path) -> None:
+    """One client replies in half precision, to send less, another in double."""
+    models = [nn.Linear(6, 3).half(), nn.Linear(6, 3).double(), nn.Linear(6, 3)]
+    run = OneShotFedAvg(partial(nn.Linear, 6, 3), run_dir=tmp_path / "run", compute="in-process")
+    result = run.start(uploading(models), ArrayRecord(nn.Linear(6, 3).state_dict()))  # type: ignore[arg-type]
+    found = result.arrays.to_torch_state_dict()
+    for name in ("weight", "bias"):
+        mean = sum(model.state_dict()[name].double() for model in models) / 3
+        assert found[name].dtype == torch.float32
+        torch.testing.assert_close(found[name].double(), mean, atol=1e-7, rtol=1e-6)
+
+
+def test_clients_that_did_not_train_or_sent_one_model_are_named(tmp_path: Path, said: list[str]) -> None:
+    start, other = nn.Linear(6, 3), nn.Linear(6, 3)
+    run = OneShotFedAvg(partial(nn.Linear, 6, 3), run_dir=tmp_path / "run", compute="in-process")
+    run.start(uploading([start, other, other]), ArrayRecord(start.state_dict()))  # type: ignore[arg-type]
+    (untrained,) = [line for line in said if "weights are those that it was sent" in line]
+    (equal,) = [line for line in said if "are equal: must be" in line]
+    assert not set(re.findall("anonymous-[0-9a-f]{12}", untrained)) & set(re.findall("anonymous-[0-9a-f]{12}", equal))
+
+
+def test_metrics_that_no_mean_can_have_are_named(tmp_path: Path, said: list[str]) -> None:
+    def client(loss: Any) -> Client:
+        metrics = MetricRecord({"num-examples": 10, "loss": loss, "accuracy": 0.5})
+        arrays = ArrayRecord(nn.Linear(6, 3).state_dict())
+        return lambda message: Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
+
+    grid = FakeGrid({1: client(float("nan")), 2: client([0.25, 0.5]), 3: client(0.75)})
+    run = OneShotFedAvg(partial(nn.Linear, 6, 3), run_dir=tmp_path / "run", compute="in-process")
+    result = run.start(grid)  # type: ignore[arg-type]
+    assert result.train_metrics_clientapp[1]["accuracy"] == 0.5
+    assert sum("loss are no finite numbers, and left out of the mean" in line for line in said) == 2
+
+
+def test_arrays_that_are_no_record_are_refused(tmp_path: Path) -> None:
+    run = strategy(OneShotFedAvg, tmp_path / "run")
+    with pytest.raises(
+        OptionError, match=r"initial_arrays is OrderedDict: must be ArrayRecord\(model.state_dict\(\)\)"
+    ):
+        run.start(TWO, nn.Linear(6, 3).state_dict())  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("kind", [OneShotFedAvg, FedENS])
 def test_arrays_of_double_precision_without_names_fit_a_linear_layer(
     tmp_path: Path, said: list[str], kind: Any

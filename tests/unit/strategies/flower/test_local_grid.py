@@ -204,3 +204,11 @@ def test_ctrl_c_ends_the_run_and_a_client_that_exits_costs_its_answer_alone(inte
         assert [answer.has_error() for answer in answers] == [True, False]
     run(silent, server)  # the process is free again
     assert not answers[-1].has_error()
+
+
+def test_a_clientapp_that_returns_no_message_is_told_so() -> None:
+    answers: list[Message] = []
+    run(lambda message, _: None, lambda grid, _: answers.extend(ask(grid)))  # type: ignore[arg-type, return-value]
+    assert {answer.error.reason for answer in answers} == {
+        "TypeError: the ClientApp returned NoneType: must be a Message"
+    }
