@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageOps
 
+from strategies.core.checkpoints import other_kind
 from strategies.core.errors import DataError, shorten_list
 from strategies.core.scan import LOG, Scan, is_hidden, log_once, scan
 
@@ -211,7 +212,8 @@ def _decode(file: str, image_size: int) -> tuple[torch.Tensor, int]:
             pixels = np.array(_upright(image).convert("RGB"), dtype=np.uint8)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         # Pillow names a broken PNG a SyntaxError.
-        raise DataError(f"image {file} under data.root cannot be decoded: {error}") from error
+        why = other_kind(Path(file)) or error
+        raise DataError(f"image {file} under data.root cannot be decoded: {why}") from error
     return resize(torch.from_numpy(pixels).permute(2, 0, 1)[None], image_size)[0], pages
 
 

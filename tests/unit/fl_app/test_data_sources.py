@@ -218,6 +218,16 @@ def test_imagefolder_is_read_in_the_order_of_names(images: Path) -> None:
     assert torch.equal(source.test.images[:1], resize(ant, 8))
 
 
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [(b"", "it is empty"), (b"version https://git-lfs", "git lfs pull"), (b"<!DOCTYPE html>", "web page")],
+)
+def test_what_only_has_the_name_of_an_image_is_named(images: Path, content: bytes, what: str) -> None:
+    (images / "train" / "ant" / "d.jpg").write_bytes(content)
+    with pytest.raises(DataError, match=rf"ant/d.jpg under data.root cannot be decoded: .*{what}"):
+        load("imagefolder", root=str(images), image_size=8)
+
+
 @pytest.mark.parametrize("empty", [True, False])
 def test_imagefolder_of_named_classes_may_lack_some(images: Path, empty: bool) -> None:
     for file in (images / "train" / "ant").iterdir():
