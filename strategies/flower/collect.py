@@ -35,7 +35,6 @@ from .messages import (
     is_anonymous,
     is_epsilon,
     mean_metrics,
-    metrics_of,
     read_reply,
     without_arrays,
 )
@@ -276,20 +275,14 @@ class Collector:
             self._folder.accept(replace(checked.facts, client=name), checked.state)
         self._agreed.add(name, checked.facts.agreement)
         self.clients.add(name)
-        self._keep_metrics(name, checked, reply.content)
+        self._reported[name] = (checked.facts.num_examples or 0, checked.metrics)
+        if self._participation.train_metrics_aggr_fn is not None:
+            self._contents[name] = without_arrays(reply.content)
         size = count_bytes(reply.content)
         self.traffic.add(UPLOAD_PHASE, name, up=size, down=sent.size)
         # The whole account each time: of many clients only every few seconds, or n uploads would cost n squared.
         self._save_traffic(interval_s=len(self.clients) // 200)
         log(INFO, "upload of %s: %s, %.2f MiB, %s", name, checked.facts.architecture, size / MIB, self._fate())
-
-    def _keep_metrics(self, name: str, checked: Reply, content: RecordDict) -> None:
-        self._reported[name] = (checked.facts.num_examples or 0, checked.metrics)
-        if self._participation.train_metrics_aggr_fn is not None:
-            self._contents[name] = without_arrays(content)
-        elif left := metrics_of(content).keys() - checked.metrics.keys() - {self._participation.weighted_by_key}:
-            line = "metrics of %s: %s are no finite numbers, and left out of the mean"
-            log(WARNING, line, name, shorten_list(sorted(left)))
 
     def _save_traffic(self, *, interval_s: float = 0.0) -> None:
         self.traffic.save(lambda line: log(WARNING, "%s", line), interval_s=interval_s)

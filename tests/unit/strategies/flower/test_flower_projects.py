@@ -562,19 +562,6 @@ def test_clients_that_did_not_train_or_sent_one_model_are_named(tmp_path: Path, 
     assert not set(re.findall("anonymous-[0-9a-f]{12}", untrained)) & set(re.findall("anonymous-[0-9a-f]{12}", equal))
 
 
-def test_metrics_that_no_mean_can_have_are_named(tmp_path: Path, said: list[str]) -> None:
-    def client(loss: Any) -> Client:
-        metrics = MetricRecord({"num-examples": 10, "loss": loss, "accuracy": 0.5})
-        arrays = ArrayRecord(nn.Linear(6, 3).state_dict())
-        return lambda message: Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
-
-    grid = FakeGrid({1: client(float("nan")), 2: client([0.25, 0.5]), 3: client(0.75)})
-    run = OneShotFedAvg(partial(nn.Linear, 6, 3), run_dir=tmp_path / "run", compute="in-process")
-    result = run.start(grid)  # type: ignore[arg-type]
-    assert result.train_metrics_clientapp[1]["accuracy"] == 0.5
-    assert sum("loss are no finite numbers, and left out of the mean" in line for line in said) == 2
-
-
 def test_arrays_that_are_no_record_are_refused(tmp_path: Path) -> None:
     run = strategy(OneShotFedAvg, tmp_path / "run")
     with pytest.raises(
