@@ -91,8 +91,6 @@ def _run(grid: Grid, given: dict[str, Any]) -> None:
                     grid, timeout=settings.app.deadline_s, classes=split.classes, averaging=settings.averaging
                 )
                 evaluation = evaluation_facts(found, where, settings.app.metric, split.classes)
-                for line in client_lines(evaluation):
-                    log_info(line)
             with RunFolder.open(folder.path) as finished, store_errors(folder.path):
                 seconds = {**strategy.account.seconds, "app": time.monotonic() - began}
                 result = finish(

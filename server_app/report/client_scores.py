@@ -33,8 +33,10 @@ def evaluation_facts(evaluation: Evaluation, where: str, metric: str, classes: S
         if (sums := evaluation.pooled(model)) is not None:
             pooled[model] = {name: round(score.value, 6) for name, score in scores_of(sums).items()}
     if "auroc" in pooled.get(OWN, {}):  # each client's own model has a scale of its own, so their scores do not pool
-        own = [scores_of(client.sums[OWN]).get("auroc") for client in evaluation.clients if OWN in client.sums]
-        pooled[OWN]["auroc"] = round(fmean(score.value for score in own if score is not None), 6)
+        each = [scores_of(client.sums[OWN]).get("auroc") for client in evaluation.clients if OWN in client.sums]
+        del pooled[OWN]["auroc"]
+        if own := [score.value for score in each if score is not None]:  # no client may have two classes
+            pooled[OWN]["auroc"] = round(fmean(own), 6)
     return {
         "on": where,
         "metric": metric,

@@ -59,6 +59,11 @@ class GridClients:
         """MiB that a client has sent and received so far, on average, its upload included."""
         return self._nodes.traffic.mib_per_client
 
+    @property
+    def refused(self) -> dict[str, str]:
+        """Client -> why its last answer of these clients that does not count was refused."""
+        return dict(self._nodes.refusals.recorded.keys())
+
     def ask(
         self,
         questions: Question | Mapping[str, Question],

@@ -454,17 +454,14 @@ class OneShot(Strategy):
         jobs = {result_name(number): report.job for number, report in enumerate(reports)}
         try:
             folder = self.folder.round(server_round)
-            clients = self.rounds.clients(self.folder, server_round, grid, timeout)
-
-            def why(name: str) -> str:
-                reasons = [row["reason"] for row in folder.refused() if row["client"] == name]
-                return reasons[-1] if reasons else "no answer"
-
+            # Who is not evaluated stands in the evaluation, and is none of the uploads that were refused.
+            clients = self.rounds.clients(self.folder, server_round, grid, timeout, keep_refusals=False)
             asked = self.method.plan(self.job.config).asks  # what the clients kept from training beside the test share
             held = {"holdout": asked.holdout, "per-class": asked.holdout_per_class}
             question = question_of(models, job, classes, jobs)
             question = replace(question, facts={**question.facts, **held})
-            found = ask(clients, question, wanted=pinned_clients(folder) or (), why=why)
+            wanted = pinned_clients(folder) or ()
+            found = ask(clients, question, wanted=wanted, why=lambda name: clients.refused.get(name, "no answer"))
             return [found[result_name(number)] for number in range(len(reports))]
         finally:
             self.rounds.account.spend("evaluation", began)

@@ -402,8 +402,14 @@ class Rounds:
             return self._chosen(owns_ray=not has_engine(grid))
         return InProcess(self.clients(folder, server_round, grid, timeout))
 
-    def clients(self, folder: RunFolder, server_round: int, grid: Grid, timeout: float) -> GridClients:
-        """Return the clients of a round's server stage, for questions after their upload."""
+    def clients(
+        self, folder: RunFolder, server_round: int, grid: Grid, timeout: float, *, keep_refusals: bool = True
+    ) -> GridClients:
+        """Return the clients of a round's server stage, for questions after their upload.
+
+        Args:
+            keep_refusals: Whether answers that do not count are recorded in the run folder.
+        """
         round_folder = folder.round(server_round)
         agreed = Agreed(self._job.agreement)
         for record in round_folder.records():
@@ -418,6 +424,7 @@ class Rounds:
             **self._test_share,
         }
         uploaded, nodes = pinned_clients(round_folder) or (), self.nodes(round_folder, grid)
+        nodes.refusals = nodes.refusals if keep_refusals else Refusals(None)
         return GridClients(
             nodes,
             common=common,

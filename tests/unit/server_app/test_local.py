@@ -77,6 +77,23 @@ def test_clients_of_a_finished_run_score_its_result_and_those_of_replays_in_one_
     assert (cell / "result.json").read_bytes() == kept
 
 
+def test_a_client_without_test_examples_is_named_once_and_its_upload_counts(oneshot: Any) -> None:
+    """Of three examples each, two clients keep one of another class for a test, and one client none."""
+    few: dict[str, Scalar] = {"data__limit": 10, "data__alpha": 0.05}
+    status, result, log = oneshot("run", "--method", "fedens", evaluate__on="clients", metric="auroc", **few)
+
+    assert status == 0, log
+    assert (result["uploads"], result["refused"], result["refusals"]) == (3, 0, [])
+    found = result["evaluation"]
+    assert [row["client"] for row in found["clients"]] == ["client-000", "client-001"]
+    [missing] = found["refused"]
+    assert missing["client"] == "client-002"
+    assert "test examples are too few" in missing["reason"]
+    assert log.count(missing["reason"]) == 1
+    assert "auroc" in found["pooled"]["result"]
+    assert "auroc" not in found["pooled"]["own"]  # no client has two classes
+
+
 def test_an_evaluation_is_refused_where_clients_kept_no_examples(oneshot: Any, tmp_path: Path) -> None:
     place = tmp_path / "run"
     oneshot("run", "--method", "fedavg", evaluate__on="server", run_dir=str(place))
