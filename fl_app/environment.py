@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 
 from strategies.core.offline import unusable_proxies, without_proxy
 
@@ -16,10 +18,14 @@ SPINS = "1000"
 # the second at its end. Without them each step of a generator returns its memory and waits for as many new pages, which
 # is a sixth of its time.
 BLOCK, KEPT = str(32 * 2**20), str(512 * 2**20)
+# Names a file with variables of a simulation, whose processes begin to start before they are known.
+RUN_VARIABLE = "ONESHOT_RUN"
 
 
 def prepare() -> None:
     """Set the length of OpenMP's waiting loop, what glibc keeps, and that no proxy is for addresses of this machine.
+
+    Of a simulation set the variables of its run, too.
 
     What the caller's environment sets stays, but for a proxy that Flower cannot use: a line names it.
 
@@ -30,6 +36,8 @@ def prepare() -> None:
         os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
     if not any(name.startswith("MALLOC_") for name in os.environ):
         os.environ.update(MALLOC_MMAP_THRESHOLD_=BLOCK, MALLOC_TRIM_THRESHOLD_=KEPT)
+    if place := os.environ.get(RUN_VARIABLE):
+        os.environ.update(json.loads(Path(place).read_text(encoding="utf-8")))
     if any(name.lower().endswith("_proxy") for name in os.environ):
         for name, reason in unusable_proxies(os.environ).items():
             logging.getLogger(__name__).warning("%s %s: it is not used", name, reason)

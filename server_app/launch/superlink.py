@@ -15,7 +15,6 @@ import json
 import math
 import os
 import queue
-import socket
 import subprocess
 import sys
 import sysconfig
@@ -28,6 +27,7 @@ from pathlib import Path
 
 import psutil
 
+from fl_app.environment import RUN_VARIABLE
 from fl_app.node_config import SUPERNODES_VARIABLE
 from fl_app.project import FOLDER_VARIABLE, project_folder
 from server_app.launch.console import ACTOR, ANSI
@@ -80,6 +80,7 @@ def run_environment(folder: Path, token: str) -> dict[str, str]:
         "PATH": os.pathsep.join([sysconfig.get_path("scripts"), given.get("PATH", os.defpath)]),
         **offline.environment(given),
         TOKEN_KEY: token,
+        RUN_VARIABLE: str(folder / _RUN),
     }
 
 
@@ -102,21 +103,21 @@ def gpu_share(device: str, clients: int) -> float:
 
 
 COMPLETED = "finished:completed"
-# Flower's own command, which waits between its imports and its work for its last variables and its arguments.
+# Flower's own command on a free port, which it chooses after its imports and writes into a file.
 _SUPERLINK = """
-import json, os, sys
+import os, pathlib, socket, sys
 from importlib.metadata import entry_points
 (command,) = entry_points(group="console_scripts", name="flower-superlink")
-serve, line = command.load(), sys.stdin.readline()
-if line:
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    variables, arguments = json.loads(line)
-    os.environ.update(variables)
-    sys.argv = ["flower-superlink", *arguments]
-    sys.exit(serve())
+serve, place = command.load(), pathlib.Path(sys.argv[1])
+with socket.create_server(("127.0.0.1", 0)) as probe:
+    port = str(probe.getsockname()[1])
+place.with_suffix(".new").write_text(port)
+place.with_suffix(".new").rename(place)
+sys.argv = ["flower-superlink", "--insecure", "--simulation", "--host", "127.0.0.1", "--port", port]
+sys.exit(serve())
 """
 _LAST = (SUPERNODES_VARIABLE, COMMIT_VARIABLE)  # known once the settings are
-_LOG = "superlink.log"
+_PORT, _LOG, _RUN = "port", "superlink.log", "run.json"
 _START_S = 60.0  # time limit of the SuperLink's first answer
 _POLL_S = 0.5
 _TAIL = 400  # lines of the log in which the reason of a failure is sought
@@ -180,22 +181,23 @@ def launch(
     with sigterm_as_interrupt():
         try:
             with prepare_runtime() if runtime is None else contextlib.closing(runtime) as own:
-                superlink, port = _start_superlink(own)
-                control = Control(port)
+                last = {name: os.environ[name] for name in _LAST if name in os.environ}
+                (own.folder / _RUN).write_text(json.dumps(last), encoding="utf-8")
+                control, superlink = Control(_await_superlink(own)), psutil.Process(own.superlink.pid)
                 # Flower starts one client actor per CPU of Ray, each with its own imports.
                 cpus = max(1, min(all_cores(), num_supernodes, at_once or num_supernodes))
                 run_id = _submit(control, app_dir, settings, num_supernodes, cpus)
                 stage = "lost"
-                last = deque[str](maxlen=_TAIL)
+                tail = deque[str](maxlen=_TAIL)
 
                 def show(line: str) -> None:
-                    last.append(ACTOR.sub("", ANSI.sub("", line)))
+                    tail.append(ACTOR.sub("", ANSI.sub("", line)))
                     echo(line)
 
                 own.ends_behind = _stream_log(control.lines(run_id), superlink, show, is_finished)
                 if own.ends_behind:
                     return Launched(0, COMPLETED, "")
-                return _verdict(control, run_id, superlink, [*own.log(), *last])
+                return _verdict(control, run_id, superlink, [*own.log(), *tail])
         except (ComputeError, OSError) as error:
             return Launched(1, stage, with_remedy(str(error)))
 
@@ -207,14 +209,19 @@ class Runtime:
     Attributes:
         folder: Flower's home.
         close: Ends the runtime; may be called again.
-        superlink: Has imported Flower's SuperLink, or does so, and waits for :data:`_SUPERLINK`'s line.
+        superlink: Flower's SuperLink, which serves or will.
         ends_behind: Whether the guardian ends them after the runtime's end, which does not wait.
     """
 
     folder: Path
     close: Callable[[], None]
-    superlink: subprocess.Popen[str] = field(init=False)
+    superlink: subprocess.Popen[bytes] = field(init=False)
     ends_behind: bool = False
+
+    def port(self) -> int:
+        """Return the SuperLink's port; 0 before it has one."""
+        place = self.folder / _PORT
+        return int(place.read_text()) if place.exists() else 0
 
     def log(self) -> list[str]:
         """Return the last lines of the SuperLink's own log."""
@@ -225,10 +232,10 @@ class Runtime:
 def prepare_runtime() -> Iterator[Runtime]:
     """Provide the processes of a run; at the block's end all have ended.
 
-    Importing Flower's SuperLink takes seconds, in which the caller can read and check its settings.
+    Flower's SuperLink takes seconds to start, in which the caller can read and check its settings.
     """
     with contextlib.ExitStack() as stack:
-        started = list[subprocess.Popen[str]]()
+        started = list[subprocess.Popen[bytes]]()
         stack.callback(_collect, started)
         folder, token = stack.enter_context(guarded(awaited=lambda: not runtime.ends_behind))
         runtime = Runtime(folder, stack.close)
@@ -236,48 +243,35 @@ def prepare_runtime() -> Iterator[Runtime]:
             (folder / name).mkdir()
         with (folder / _LOG).open("w", encoding="utf-8") as output:
             runtime.superlink = subprocess.Popen(  # noqa: S603  this interpreter, and Flower's own command
-                [sys.executable, "-P", "-c", _SUPERLINK],
+                [sys.executable, "-P", "-c", _SUPERLINK, str(folder / _PORT)],
                 env=run_environment(folder, token),
                 cwd=folder / "cwd",
-                stdin=subprocess.PIPE,
+                stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                encoding="utf-8",
                 start_new_session=True,  # a terminal's Ctrl-C reaches this process only
             )
         started.append(runtime.superlink)
         yield runtime
 
 
-def _collect(started: Sequence[subprocess.Popen[str]]) -> None:
+def _collect(started: Sequence[subprocess.Popen[bytes]]) -> None:
     """Collect the exit statuses of processes that the guardian has ended."""
     for process in started:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(5.0)
-        if process.stdin is not None:
-            with contextlib.suppress(OSError):
-                process.stdin.close()
 
 
-def _start_superlink(runtime: Runtime) -> tuple[psutil.Process, int]:
-    """Let the SuperLink begin, and return it and its port once it answers."""
-    process = runtime.superlink
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    words = ["--insecure", "--simulation", "--host", "127.0.0.1", "--port", str(port)]
-    last = {name: os.environ[name] for name in _LAST if name in os.environ}
-    with contextlib.suppress(BrokenPipeError):  # it has ended, which its log explains below
-        if process.stdin is not None:
-            process.stdin.write(json.dumps([last, words]) + "\n")
-            process.stdin.close()
+def _await_superlink(runtime: Runtime) -> int:
+    """Return the SuperLink's port once it answers."""
     deadline = time.monotonic() + _START_S
-    while not _answers(port):
-        if process.poll() is not None or time.monotonic() > deadline:
+    while not ((port := runtime.port()) and _answers(port)):
+        if runtime.superlink.poll() is not None or time.monotonic() > deadline:
             log = runtime.log()
             tail = causing_error(log) or " | ".join(log[-3:])
-            raise ComputeError(f"Flower's SuperLink did not start on 127.0.0.1:{port}: {tail}")
+            raise ComputeError(f"Flower's SuperLink did not start on 127.0.0.1:{port or ''}: {tail}")
         time.sleep(0.02)
-    return psutil.Process(process.pid), port
+    return port
 
 
 def _answers(port: int) -> bool:

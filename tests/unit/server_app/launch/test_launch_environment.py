@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from fl_app.environment import RUN_VARIABLE
+from fl_app.node_config import SUPERNODES_VARIABLE
 from server_app.launch.control import shipped_files
 from server_app.launch.superlink import gpu_share, run_environment
 from strategies.core import offline
@@ -72,3 +77,18 @@ def test_simulated_clients_have_no_share_of_a_gpu_unless_the_settings_name_one(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     assert gpu_share(device, 3) == 0.0
+
+
+def test_a_process_that_starts_before_the_run_is_known_finds_its_variables_when_it_imports_the_app(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(SUPERNODES_VARIABLE, raising=False)
+    made = {**run_environment(tmp_path, "token"), "PYTHONPATH": str(Path(__file__).resolve().parents[4])}
+    Path(made[RUN_VARIABLE]).write_text(json.dumps({SUPERNODES_VARIABLE: "3"}))
+
+    script = f"import client_app, os; print(os.environ['{SUPERNODES_VARIABLE}'])"
+    said = subprocess.run(
+        [sys.executable, "-P", "-c", script], env=made, cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+
+    assert said.stdout.strip() == "3"
