@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from copy import deepcopy
 from datetime import UTC, datetime, timedelta
 from logging import ERROR
+from numbers import Integral
 from typing import Any
 from uuid import uuid4
 
@@ -53,9 +54,14 @@ def simulate(
         run_config: The settings of both apps, flat, as ``[tool.flwr.app.config]`` declares them.
 
     Raises:
-        OptionError: There is no client.
+        OptionError: There is no client, or something else is given in place of an app.
         ComputeError: Another simulation runs in this process.
     """
+    for name, app, kind in (("server_app", server_app, ServerApp), ("client_app", client_app, ClientApp)):
+        if not isinstance(app, kind):
+            raise OptionError(f"{name} is {type(app).__name__}: must be a {kind.__name__}")
+    if getattr(server_app, "_main", True) is None:
+        raise OptionError("server_app has no main function: must have one, decorated with @app.main()")
     run_config = dict(run_config or {})
     run_locally(server_app, client_app, clients=clients, server_config=run_config, client_config=run_config)
 
@@ -69,8 +75,8 @@ def run_locally(
     client_config: Mapping[str, Any],
 ) -> None:
     """Run as :func:`simulate` does, with settings of the clients that may differ from the server's."""
-    if clients < 1:
-        raise OptionError(f"clients is {clients}: must be at least 1")
+    if not isinstance(clients, Integral) or clients < 1:
+        raise OptionError(f"clients is {clients!r}: must be a whole number, at least 1")
     if not _RUNNING.acquire(blocking=False):
         raise ComputeError("another simulation runs in this process: wait until it ends, or start another process")
     try:

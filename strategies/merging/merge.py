@@ -87,6 +87,7 @@ from ..uploads.checks import (
     fits,
 )
 from ..uploads.forms import FormedBuilder, formed_builders, forms_of, unformed
+from ..uploads.needs import check_labelled
 from ..uploads.tensors import tensor_form
 from ..weights.adapters import Adapter
 from .adapters import MergedAdapter, describe_merge, open_adapters, open_start
@@ -243,16 +244,18 @@ EXAMPLES = ("image", "images", "img", "pixel_values", "input_ids", "features", "
 LABELS = ("label", "labels", "fine_label", "target", "targets", "y")
 
 
-def read_batch(batch: Any, num_classes: int) -> tuple[torch.Tensor, torch.Tensor]:
+def read_batch(batch: Any, num_classes: int, input_shape: tuple[int, int, int]) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the examples [B, ...] and the labels [B] of a batch.
 
     Args:
         batch: A tuple or list that begins with both, or a dict that has them under one of :data:`EXAMPLES` and
             :data:`LABELS`; tensors or arrays.
         num_classes: C.
+        input_shape: Of one example.
 
     Raises:
-        OptionError: It is something else, there is not one label per example, or a label is not 0 to C - 1.
+        OptionError: It is something else, images have their channels elsewhere, there is not one label per example, or
+            a label is not 0 to C - 1.
     """
     if isinstance(batch, Mapping):
         names = [next((name for name in known if name in batch), None) for known in (EXAMPLES, LABELS)]
@@ -264,6 +267,7 @@ def read_batch(batch: Any, num_classes: int) -> tuple[torch.Tensor, torch.Tensor
         parts = [batch[name] for name in names]
     else:
         parts = list(batch[:2]) if isinstance(batch, tuple | list) else []
+    parts = [torch.stack(part) if _are_tensors(part) else part for part in parts]
     try:
         examples, labels = map(torch.as_tensor, parts)
     except (RuntimeError, TypeError, ValueError) as error:
@@ -277,12 +281,21 @@ def read_batch(batch: Any, num_classes: int) -> tuple[torch.Tensor, torch.Tensor
     wanted = labels.reshape(-1)  # [B, 1] would be compared with each of B answers
     if not examples.dim() or len(wanted) != len(examples):
         raise OptionError(f"labels have shape {list(labels.shape)}: must be one per example, [{len(examples)}]")
+    if examples.dim() == 4 and holds_images(input_shape) and examples.shape[1] != input_shape[0]:
+        shape = list(examples.shape)  # a layer that flattens takes them
+        raise OptionError(f"a batch has images {shape}: must be [B, ch, H, W], as input_shape {input_shape} says")
     if examples.is_floating_point() and not bool(examples.isfinite().all()):
         raise OptionError("examples have NaN or Inf: must be finite numbers")
     odd = wanted[(wanted < 0) | (wanted >= num_classes) | (wanted != wanted.long())] if num_classes else wanted[:0]
     if len(odd):
         raise OptionError(f"a label is {odd[0].item()}: must be the number of a class, 0 to {num_classes - 1}")
-    return examples.float() if examples.dtype == torch.float64 else examples, wanted.long()
+    return examples.float() if examples.is_floating_point() else examples, wanted.long()
+
+
+def _are_tensors(part: Any) -> bool:
+    """Say whether a batch's part is a list of one tensor per example, all of one shape."""
+    alike = isinstance(part, list | tuple) and part and all(isinstance(each, torch.Tensor) for each in part)
+    return bool(alike) and len({each.shape for each in part}) == 1
 
 
 def _odd_batch(batch: Any, parts: Sequence[Any], num_classes: int) -> str:
@@ -418,16 +431,16 @@ class Result:
         truth = list[torch.Tensor]()
         with torch.no_grad(), nullcontext() if against is None else evaluating(against):
             for batch in loader:
-                examples, wanted = read_batch(batch, self.job.num_classes)
+                examples, wanted = read_batch(batch, self.job.num_classes, own := self.job.input_shape)
+                shape = list(examples.shape)
                 truth.append(wanted)
                 for name, model in models.items():
                     try:
                         answered[name].append(model(examples).float())
                     except MODEL_ERRORS as error:
-                        shape = list(examples.shape)
                         raise OptionError(
                             f"the {name} does not take a batch of {examples.dtype} {shape}: must be like "
-                            f"normalised examples [B, {', '.join(map(str, self.job.input_shape))}]: {error!s:.200}"
+                            f"normalised examples [B, {', '.join(map(str, own))}]: {error!s:.200}"
                         ) from error
         if not sum(map(len, truth)):
             raise OptionError("loader yields no example: must yield at least one batch of examples and labels")
@@ -553,6 +566,8 @@ def merge(
         began = None if start is None else _open(keep_weights("start", start))
         if num_classes:
             uploads = _uploads(kept, facts, copies, notes)
+            student = _student(further.get("student"), chosen, uploads, copies)
+            began = began if adapters else _as_student(began, Signatures(copies.builders)[student], notes)
         else:
             uploads, began = _open_uploads(kept, facts, copies, began, notes)
     defaults = {"normalization": default_normalization(input_shape), "device": "auto"}
@@ -567,7 +582,7 @@ def merge(
     if began is not None or adapters:  # adapters without a start began at the base
         given |= {"start": began, "clients_seed": given.get("seed", 0)}
     job = Job(uploads, copies.builders, num_classes=num_classes, input_shape=input_shape, **given)
-    job = _checked(job, chosen, copied=model is None)
+    job = _checked(_with_labelled(job), chosen, copied=model is None)
     notes += [
         f"model {name!r} {build.form}" for name, build in job.builders.items() if isinstance(build, FormedBuilder)
     ]
@@ -581,6 +596,23 @@ def merge(
         outcome = check_finite(chosen, InProcess().run(chosen, job, journal))
     clients = tuple(upload.client for upload in uploads)
     return Result(method, clients, outcome, Job(**{**vars(job), "device": "cpu"}))
+
+
+def _as_student(
+    began: Mapping[str, torch.Tensor] | None, wanted: Signature, notes: list[str]
+) -> Mapping[str, torch.Tensor] | None:
+    """Return the start by the names of the student's tensors."""
+    with blaming("start"):
+        return None if began is None else _named(began, wanted, notes, "start")
+
+
+def _with_labelled(job: Job) -> Job:
+    """Return a job whose labelled examples are checked tensors."""
+    if job.labelled is None:
+        return job
+    examples, labels = read_batch(job.labelled, job.num_classes, job.input_shape)
+    check_labelled(examples, job)
+    return replace(job, labelled=(examples, labels))
 
 
 def _compare_classes(named: Mapping[str, Trained]) -> list[str]:

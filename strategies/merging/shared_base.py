@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from ..core.errors import OptionError
 from ..core.outputs import logits_of
+from ..uploads.forms import attention_mask
 from ..weights.adapters import Adapter, clean_names, cut_adapter, plain_config
 
 Inputs = Callable[[Tensor], Mapping[str, Tensor]]
@@ -90,9 +90,7 @@ class SharedBase:
         base: Any = self._model.get_base_model()
         if not (x.is_floating_point() or x.ndim != 4):
             tokens = x.flatten(1)
-            padding = getattr(getattr(base, "config", None), "pad_token_id", None)
-            mask = torch.ones_like(tokens) if padding is None else (tokens != padding).to(tokens.dtype)
-            return {"input_ids": tokens, "attention_mask": mask}
+            return {"input_ids": tokens, "attention_mask": attention_mask(tokens, base)}
         main = getattr(base, "main_input_name", None)
         return (x,) if main is None else {main: x}
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from inspect import signature
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -61,8 +62,8 @@ class Form:
         takes, returns = INPUTS[self.inputs], OUTPUTS[self.outputs]
         return " and ".join(filter(None, [takes and f"takes {takes}", returns and f"returns {returns}"]))
 
-    def given(self, examples: torch.Tensor) -> Any:
-        """Return a batch as the model takes it."""
+    def given(self, examples: torch.Tensor, model: nn.Module) -> Any:
+        """Return a batch as a model takes it."""
         if self.inputs == "rows":
             return examples.flatten(1)
         if self.inputs == "tokens":
@@ -73,7 +74,7 @@ class Form:
             if examples.shape[1:3] != (1, 1):
                 return dict.fromkeys(IMAGE_NAMES, examples.flatten(1) if examples.shape[2:] == (1, 1) else examples)
             tokens = examples.flatten(1).long()
-            return {**dict.fromkeys(TOKEN_NAMES, tokens), "attention_mask": tokens.new_ones(tokens.shape)}
+            return {**dict.fromkeys(TOKEN_NAMES, tokens), "attention_mask": attention_mask(tokens, model)}
         return examples
 
     def logits(self, output: Any) -> torch.Tensor:
@@ -93,15 +94,37 @@ class Form:
 
     def adapt(self, module: nn.Module) -> nn.Module:
         """Give a module hooks that make a plain classifier of it; its layers and the names of its weights stay."""
-        module.register_forward_pre_hook(self._before)
+        module.register_forward_pre_hook(self._before, with_kwargs=True)
         module.register_forward_hook(self._after)
         return module
 
-    def _before(self, _: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
-        return (self.given(given[0]), *given[1:])
+    def _before(self, module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        taken = self.given(given[0], module)
+        if (
+            self.inputs == "tokens"
+            and _has_padding(module)
+            and "attention_mask" in signature(module.forward).parameters
+        ):
+            named = {"attention_mask": attention_mask(taken, module), **named}
+        return (taken, *given[1:]), named
 
     def _after(self, _: nn.Module, __: tuple[Any, ...], output: Any) -> torch.Tensor:
         return self.logits(output)
+
+
+def attention_mask(tokens: torch.Tensor, model: nn.Module) -> torch.Tensor:
+    """Return 1 where tokens [B, L] are not the ``pad_token_id`` of a model's config, if it has one; else ones.
+
+    A text of nothing else has ones too.
+    """
+    if not _has_padding(model):
+        return tokens.new_ones(tokens.shape)
+    mask: torch.Tensor = tokens != cast("Any", model).config.pad_token_id
+    return (mask | ~mask.any(dim=1, keepdim=True)).to(tokens.dtype)
+
+
+def _has_padding(model: nn.Module) -> bool:
+    return getattr(getattr(model, "config", None), "pad_token_id", None) is not None
 
 
 @dataclass(frozen=True)
@@ -189,9 +212,14 @@ def _first_form(name: str, model: nn.Module, job: Job) -> Form:
     for inputs, given in tries:
         form = Form(inputs)
         try:
-            output = model(form.given(given))
+            output = model(form.given(given, model))
         except MODEL_ERRORS as error:
             what = "images" if holds_images(shape) else "examples"
+            kinds = {str(each.dtype) for each in model.parameters() if each.is_floating_point()} - {"torch.float32"}
+            if kinds:
+                refused.append(
+                    f"model {name!r} has weights of {', '.join(sorted(kinds))}: must be float32, by .float()"
+                )
             first = f"{' '.join(str(error).split())[:300]} (nor {', nor '.join(INPUTS[each] for each in others)})"
             refused.append(f"input_shape is {shape}, and model {name!r} does not take such {what}: {first}")
             continue
@@ -207,7 +235,7 @@ def _returns_more_in_training(model: nn.Module, form: Form, job: Job) -> bool:
     import torch
 
     try:
-        output = model.train()(form.given(torch.zeros(2, *job.input_shape)))
+        output = model.train()(form.given(torch.zeros(2, *job.input_shape), model))
     except MODEL_ERRORS:  # what it takes in training mode is checked where it is trained
         return False
     finally:
@@ -248,9 +276,9 @@ def _bounded(model: nn.Module, form: Form, job: Job) -> bool | None:
                     parameter.mul_(3.0 if float(torch.rand(1, generator=draw)) < 0.5 else -3.0)
         given = probes.abs().long() % 2 if form.inputs == "tokens" else probes
         try:
-            output = logits_of(model(form.given(given))).reshape(PROBES, -1).float()
+            output = logits_of(model(form.given(given, model))).reshape(PROBES, -1).float()
         except MODEL_ERRORS:  # a text of whole numbers
-            output = logits_of(model(form.given(given.abs().long() % 2))).reshape(PROBES, -1).float()
+            output = logits_of(model(form.given(given.abs().long() % 2, model))).reshape(PROBES, -1).float()
         if not bool(output.isfinite().all()):  # large weights may overflow; then they tell nothing
             break
         if not output.any() or not bool(((output >= 0) & (output <= 1)).all()):

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from ..core.errors import OptionError, shorten_list
 from ..core.facts import CLASSIFIER, STATISTICS, base_of, holds_images, is_head, kind_of
 from ..method import GIVEN, METHODS, TEACHERS, EnsembleSpec, Job, Method, Need
 from .builders import builders_of_kind
+
+if TYPE_CHECKING:
+    import torch
 
 # Combiners that no gradient passes through.
 WITHOUT_GRADIENT = frozenset({"voting", "open-set"})
@@ -168,14 +172,27 @@ def _proxy_kinds(job: Job) -> tuple[str, ...]:
     return ("uint8", "float32 in [0, 1]") if holds_images(job.input_shape) else ("float32", "int64")
 
 
-def _proxy_fits(job: Job) -> bool:
-    if job.proxy is None:
+def _fit_as_proxy(examples: torch.Tensor | None, job: Job) -> bool:
+    if examples is None:
         return False
-    kind = str(job.proxy.dtype).removeprefix("torch.")
-    if kind == "float32" and holds_images(job.input_shape) and bool(((job.proxy >= 0) & (job.proxy <= 1)).all()):
+    kind = str(examples.dtype).removeprefix("torch.")
+    if kind == "float32" and holds_images(job.input_shape) and bool(((examples >= 0) & (examples <= 1)).all()):
         kind = "float32 in [0, 1]"
-    same_shape = tuple(job.proxy.shape[1:]) == tuple(job.input_shape)
-    return len(job.proxy) > 1 and same_shape and kind in _proxy_kinds(job)
+    same_shape = tuple(examples.shape[1:]) == tuple(job.input_shape)
+    return len(examples) > 1 and same_shape and kind in _proxy_kinds(job)
+
+
+def check_labelled(examples: torch.Tensor, job: Job) -> None:
+    """Refuse labelled examples that are not stored as the proxy must be.
+
+    Raises:
+        OptionError: Their shape, type or range is another.
+    """
+    if not _fit_as_proxy(examples, job):
+        raise OptionError(
+            f"labelled has {examples.dtype} {list(examples.shape)}: must be at least 2 examples of shape "
+            f"{tuple(job.input_shape)}, {' or '.join(_proxy_kinds(job))}, not yet normalised"
+        )
 
 
 def list_fitting_methods(job: Job) -> str:
@@ -233,7 +250,7 @@ def _lacking(job: Job) -> set[Need]:
         Need.IMAGES: images,
         Need.SIDES_OF_FOUR: images and not any(side % 4 for side in job.input_shape[1:]),
         Need.IMAGE_GRADIENTS: not any(map(_on_features, [job.student, *(u.architecture for u in job.uploads)])),
-        Need.PROXY_IMAGES: _proxy_fits(job),
+        Need.PROXY_IMAGES: _fit_as_proxy(job.proxy, job),
         Need.EXACT_SUMS: True,  # the settings alone show it, before any client has spent its budget
     }
     return {need for need in Need if not met[need]}

@@ -66,6 +66,7 @@ def test_arguments_that_cannot_be_are_refused_before_any_work(arguments: dict[st
         {"pixel_values": IMAGES, "labels": LABELS[:, None], "ids": [1, 2, 3]},
         (IMAGES.double(), LABELS.double()),
         (IMAGES.numpy(), LABELS.numpy().astype(np.uint8)),
+        (list(IMAGES), list(LABELS)),
     ],
 )
 def test_batches_are_taken_as_people_have_them(batch: Any) -> None:
@@ -84,12 +85,37 @@ def test_batches_are_taken_as_people_have_them(batch: Any) -> None:
         ({"image": IMAGES, "mask": LABELS}, "a batch is a dict of image, mask: must have examples under one of"),
         (IMAGES, "a batch is a Tensor: must be a pair of examples and labels"),
         ((IMAGES, ["a", "b", "c"]), "a label is the text 'a': must be the number of a class, 0 to 3"),
+        ((IMAGES.permute(0, 2, 3, 1), LABELS), r"a batch has images \[3, .*: must be \[B, ch, H, W\], as input_shape"),
         ((torch.zeros(3, 7), LABELS), "the ensemble does not take a batch of torch.float32 .* must be like"),
     ],
 )
 def test_other_batches_are_refused_in_a_line(batch: Any, line: str) -> None:
     with pytest.raises(OptionError, match=line):
         merge([trained(1), trained(2)], "fedens", **SHAPE).evaluate([batch])
+
+
+@pytest.mark.parametrize(
+    ("labelled", "line"),
+    [
+        ((IMAGES.sigmoid(), LABELS + 1), "a label is 4: must be the number of a class, 0 to 3"),
+        ((IMAGES.sigmoid(), LABELS[:2]), r"labels have shape \[2\]: must be one per example, \[3\]"),
+        ((IMAGES.sigmoid().permute(0, 2, 3, 1), LABELS), "a batch has images"),
+        ((IMAGES + 9, LABELS), r"labelled has torch.float32 .*uint8 or float32 in \[0, 1\], not yet normalised"),
+    ],
+)
+def test_labelled_examples_that_would_teach_wrongly_are_refused(labelled: Any, line: str) -> None:
+    with pytest.raises(OptionError, match=line):
+        merge([trained(1), trained(2)], "fens", labelled=labelled, **SHAPE)
+
+
+def test_a_start_has_the_names_of_any_wrapper() -> None:
+    models, start = [trained(1), trained(2)], trained(0)
+    wrapped = {f"module.{name}": value for name, value in start.state_dict().items()}
+    found = [merge(models, "task-arithmetic", start=each, **SHAPE).outcome.student for each in (start, wrapped)]
+    assert found[0] is not None
+    assert found[1] is not None
+    for name, value in found[0].items():
+        assert torch.equal(value, found[1][name])
 
 
 def test_one_model_is_the_same_through_every_door(tmp_path: Path) -> None:

@@ -395,6 +395,34 @@ def test_forms_of_rows_and_outputs_are_recognised(
     build().load_state_dict(result.arrays.to_torch_state_dict())
 
 
+class Padded(Texts):
+    """Reads as a model of Hugging Face does: a mask of the tokens is a second input, all ones by default."""
+
+    config = SimpleNamespace(pad_token_id=0)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Any:
+        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        words = self.embed(input_ids) * mask[..., None]
+        return SimpleNamespace(logits=self.head(words.sum(1) / mask.sum(1, keepdim=True)))
+
+
+def test_an_ensemble_of_texts_reads_no_padding(tmp_path: Path) -> None:
+    build = partial(Padded, False)
+    models = [build(), build()]
+    run = strategy(FedENS, tmp_path / "run", model=build, num_classes=3, input_shape=(1, 1, 5))
+    run.start(uploading(models))  # type: ignore[arg-type]
+    whole = torch.tensor([[3, 4, 5]])
+    padded = nn.functional.pad(whole, (0, 2)).view(1, 1, 1, 5)
+    logits = torch.stack([model(whole).logits for model in models]).mean(0)
+    torch.testing.assert_close(run.outcome(padded).log_softmax(1), logits.log_softmax(1), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("build", [lambda: net().half(), lambda: net().double()])
+def test_models_of_another_precision_are_told_what_to_do(tmp_path: Path, build: Any) -> None:
+    with pytest.raises(OptionError, match=r"has weights of torch.float(16|64): must be float32, by .float\(\)"):
+        strategy(FedENS, tmp_path / "run", model=build)
+
+
 @pytest.mark.parametrize("named", [False, True])
 def test_texts_come_as_tokens_or_in_a_dict(tmp_path: Path, said: list[str], named: bool) -> None:
     build = partial(Texts, named)

@@ -152,7 +152,7 @@ def test_simulation_runs_in_a_second_thread_and_under_asyncio_one_at_a_time_and_
     assert found[::2] == [2, 2]
     assert found[1] != found[3]  # what clients keep under a run's id is not found by the next
     assert state() == before
-    with pytest.raises(OptionError, match="clients is 0: must be at least 1"):
+    with pytest.raises(OptionError, match="clients is 0: must be a whole number"):
         run(silent, server, clients=0)
 
 
@@ -204,6 +204,23 @@ def test_ctrl_c_ends_the_run_and_a_client_that_exits_costs_its_answer_alone(inte
         assert [answer.has_error() for answer in answers] == [True, False]
     run(silent, server)  # the process is free again
     assert not answers[-1].has_error()
+
+
+@pytest.mark.parametrize(
+    ("changed", "line"),
+    [
+        ({"clients": "2"}, "clients is '2': must be a whole number, at least 1"),
+        ({"clients": 0}, "clients is 0: must be a whole number"),
+        ({"server_app": ClientApp()}, "server_app is ClientApp: must be a ServerApp"),
+        ({"client_app": ServerApp()}, "client_app is ServerApp: must be a ClientApp"),
+        ({"server_app": ServerApp()}, "server_app has no main function"),
+    ],
+)
+def test_apps_that_cannot_run_are_refused(changed: dict[str, Any], line: str) -> None:
+    server = ServerApp()
+    server.main()(lambda _, __: None)
+    with pytest.raises(OptionError, match=line):
+        simulate(**{"server_app": server, "client_app": ClientApp(), "clients": 1, **changed})
 
 
 def test_a_clientapp_that_returns_no_message_is_told_so() -> None:
