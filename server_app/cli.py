@@ -279,12 +279,12 @@ def rounds(
     runs: SeveralRunsArgument,
     *,
     targets: Annotated[
-        str, typer.Option(help="accuracies in %, comma-separated; default: two multiples of 5 below the best")
+        str, typer.Option(help="scores in %, comma-separated; default: two multiples of 5 below the best")
     ] = "",
     out: Annotated[Path | None, typer.Option(help="folder for rounds.json and the plot; default: none")] = None,
     format: TableOption = "text",  # noqa: A002
 ) -> None:
-    """Report how soon runs in rounds reach an accuracy, and draw their learning curves, one per setting."""
+    """Report how soon runs in rounds reach a score, and draw their learning curves, one per setting."""
     shown: Format = "text" if format == "text" else "json"  # every other format prints only the table
     with errors("json" if format == "json" else "text"):
         for run in runs:

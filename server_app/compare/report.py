@@ -98,11 +98,11 @@ def draw_comparison(
         The files by their keys in compare.json, "" for a plot that is not drawn.
     """
     points, times = points_of_lines(lines, facts["own"]), times_of_lines(lines)
-    scored = any(line.scores for line in lines)
+    scored, metric = any(line.scores for line in lines), lines[0].metric if lines else "accuracy"
     draw: list[Callable[[], Figure | None]] = [
         lambda: plot_comparison(lines, headline(facts)) if scored else None,
-        lambda: plot_communication(points) if differ_in_cost(points) else None,
-        lambda: plot_server_time(times) if differ_in_cost(times, LEAST_SECONDS) else None,
+        lambda: plot_communication(points, metric=metric) if differ_in_cost(points) else None,
+        lambda: plot_server_time(times, metric) if differ_in_cost(times, LEAST_SECONDS) else None,
     ]
     drawn = save_all(folder, dict(zip(PLOTS, draw, strict=True)), comparison_setting(facts), log)
     files = [file if (file := f"{name}.png") in drawn else "" for name in PLOTS]
@@ -131,8 +131,7 @@ def plot_comparison(lines: Sequence[Line], title: str) -> Figure:
         [tick for tick in axes.get_xticks() if 0.0 <= tick <= (min(limit, 100.0) if in_percent(metric) else limit)]
     )
     several = ": mean, sample standard deviation, single results" * any(line.score_spread is not None for line in lines)
-    name, _, unit = titled(metric).partition(", ")
-    axes.set_xlabel(f"{name} on held-out examples{', ' * bool(unit)}{unit}{several}")
+    axes.set_xlabel(f"{titled(metric, 'held-out examples')}{several}")
     axes.set_title(title)
     legend_beside(axes)
     return figure

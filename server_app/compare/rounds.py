@@ -1,4 +1,4 @@
-"""How soon runs in rounds reach an accuracy, as in Table 2 of FLBoost (Zhang et al., CVPR 2022)."""
+"""How soon runs in rounds reach a score, as in Table 2 of FLBoost (Zhang et al., CVPR 2022)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from server_app.compare.runs_in_rounds import RoundsRun, read_runs, settings_of
 from server_app.compare.sources import info_of
 from server_app.report.drawing import new_figure, save_all
 from server_app.report.page import PAGE_FILE, Page, known_facts, plots_of, report_folder, software_facts, write_page
-from server_app.report.tables import setting_line
+from server_app.report.tables import setting_line, titled
 from strategies.core.durable import make_folder, store_errors
 from strategies.core.errors import OptionError
+from strategies.core.facts import in_percent
 from strategies.run.files import write_json
+from strategies.scores.values import LOWER_IS_BETTER
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,20 +39,22 @@ def rounds_setting(lines: Sequence[RoundsLine]) -> str:
 def rounds_page(facts: Mapping[str, Any], lines: Sequence[RoundsLine]) -> Page:
     """Return the page of runs in rounds."""
     table, runs = table_of(facts, lines), _runs(lines)
-    best = max(lines, key=lambda line: sum(run.last for run in line.runs) / len(line.runs))
+    name, _, unit = titled(lines[0].metric).partition(", ")
+    choose = min if lines[0].metric in LOWER_IS_BETTER else max
+    best = choose(lines, key=lambda line: sum(run.last for run in line.runs) / len(line.runs))
     words = ["oneshot", "rounds", *(str(run.path) for run in runs)]
     targets = ",".join(f"{target:g}" for target in facts["targets"]) or "50"
     return Page(
         kind="Rounds",
         title=table.heading.partition(":")[0],
         setting=rounds_setting(lines),
-        figures=[(f"{best.last_text} %", f"after the last round, {best.name}"), (str(len(runs)), "runs"),
+        figures=[(f"{best.last_text} {unit}".rstrip(), f"after the last round, {best.name}"), (str(len(runs)), "runs"),
                  (str(max(run.done for run in runs)), "rounds at most")],
         facts=[*known_facts({"runs": ", ".join(str(run.path) for run in runs), "folder": facts["out"]}),
                *software_facts(info_of(runs[0].path))],
         warnings=[f"unfinished: {run.path.name}, {run.done} of {run.planned} rounds"
                   for run in runs if run.done < run.planned],
-        tables=[replace(table, heading="How soon an accuracy is reached", strong=frozenset({lines.index(best)}))],
+        tables=[replace(table, heading=f"How soon a score is reached: {name}", strong=frozenset({lines.index(best)}))],
         plots=plots_of(Path(facts["out"]), [facts["plot"]]),
         commands=[("Other targets", shlex.join([*words, "--targets", targets, "--out", facts["out"]])),
                   ("The table for a program", shlex.join([*words, "--format", "csv"]))],
@@ -67,13 +71,13 @@ SINGLE = 30  # up to this number of tested rounds, each has a mark
 
 
 def plot_rounds(lines: Sequence[RoundsLine], targets: Sequence[float]) -> Figure:
-    """Draw the mean accuracy of every setting over the rounds, in a band of one sample deviation.
+    """Draw the mean score of every setting over the rounds, in a band of one sample deviation.
 
     If a run of a setting is unfinished, a longer run of the setting continues as a thin line.
 
     Args:
         lines: At least one line.
-        targets: Accuracies in %, drawn as horizontal lines.
+        targets: Scores in % or nats, drawn as horizontal lines.
     """
     from matplotlib import colormaps
 
@@ -87,15 +91,16 @@ def plot_rounds(lines: Sequence[RoundsLine], targets: Sequence[float]) -> Figure
         _draw(axes, line, look, marker)
     for target in targets:
         axes.axhline(target, color="#9aa5b1", linestyle=":", linewidth=1.0, zorder=0)
+        text = f"{target:g}{' %' * in_percent(lines[0].metric)}"
         axes.annotate(
-            f"{target:g} %", (1.0, target), xycoords=("axes fraction", "data"), xytext=(-2, 2),
+            text, (1.0, target), xycoords=("axes fraction", "data"), xytext=(-2, 2),
             textcoords="offset points", ha="right", va="bottom", fontsize="x-small", color="#5f6b76",
         )  # fmt: skip
     axes.locator_params(axis="x", integer=True)
     tested = [test.number for line in lines for run in line.runs for test in run.tested]
     axes.set_xlim(min(tested) if len(set(tested)) > 1 else 0, max(tested))
     axes.set_xlabel("round")
-    axes.set_ylabel("accuracy on held-out examples, %")
+    axes.set_ylabel(titled(lines[0].metric, "held-out examples"))
     several = any(len(line.runs) > 1 for line in lines)
     axes.set_title("Round by round" + ": mean over the seeds, ± one sample deviation" * several)
     axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize="small", frameon=False)
@@ -116,7 +121,7 @@ def _draw(axes: Axes, line: RoundsLine, look: Mapping[str, Any], marker: str) ->
     for run in line.runs:
         beyond = [test for test in run.tested if test.number >= last]
         if len(beyond) > 1:
-            places = [test.number for test in beyond], [test.accuracy for test in beyond]
+            places = [test.number for test in beyond], [test.score for test in beyond]
             axes.plot(*places, **look, linewidth=0.8, alpha=0.6)
 
 
@@ -134,7 +139,7 @@ def report_rounds(
 
     Args:
         runs: Their folders, of one data set.
-        targets: Accuracies in %; empty: :func:`server_app.compare.rounds_table.default_targets`.
+        targets: Scores in % or nats; empty: :func:`server_app.compare.rounds_table.default_targets`.
         out: A folder for rounds.json, the plot of the learning curves and a page, new or of an earlier report; None
             to write nothing.
 
@@ -149,6 +154,7 @@ def report_rounds(
     lines = [line_of(name, members, wanted) for name, members in settings]
     facts: dict[str, Any] = {
         "data": data,
+        "metric": lines[0].metric,
         "targets": list(wanted),
         "table": [line.as_json() for line in lines],
         "runs": [_run_facts(line) for line in lines],
@@ -168,14 +174,14 @@ def report_rounds(
 
 
 def _run_facts(line: RoundsLine) -> dict[str, Any]:
-    """Return the runs of a line with their curves: rounds, accuracies in %, MiB per client so far."""
+    """Return the runs of a line with their curves: rounds, scores in % or nats, MiB per client so far."""
     return {
         "name": line.name,
         "seeds": {
             str(run.seed): {
                 "run": str(run.path),
                 "rounds": run.done,
-                "curve": [[test.number, test.accuracy, test.mib] for test in run.tested],
+                "curve": [[test.number, test.score, test.mib] for test in run.tested],
             }
             for run in line.runs
         },
@@ -183,7 +189,7 @@ def _run_facts(line: RoundsLine) -> dict[str, Any]:
 
 
 def read_targets(text: str) -> tuple[float, ...]:
-    """Read comma-separated accuracies in %; an empty text has none.
+    """Read comma-separated scores in % or nats; an empty text has none.
 
     Raises:
         OptionError: One is not a number above 0 and at most 100.
@@ -194,6 +200,6 @@ def read_targets(text: str) -> tuple[float, ...]:
         found = (0.0,)
     if not all(0.0 < target <= 100.0 for target in found):
         raise OptionError(
-            f"--targets is {text!r}: must be comma-separated accuracies in %, above 0 and at most 100, such as 75,80"
+            f"--targets is {text!r}: must be comma-separated scores in %, above 0 and at most 100, such as 75,80"
         )
     return found

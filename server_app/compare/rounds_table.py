@@ -1,4 +1,4 @@
-"""The table of runs in rounds: the rounds and MiB until an accuracy is reached, means and spreads over the seeds."""
+"""The table of runs in rounds: the rounds and MiB until a score is reached, means and spreads over the seeds."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ import pandas as pd
 
 from server_app.compare.runs_in_rounds import RoundsRun
 from server_app.launch.console import TableFormat
-from server_app.report.tables import Table, write_out
+from server_app.report.tables import Table, places_of, titled, write_out
+from strategies.scores.values import LOWER_IS_BETTER
 
-STEP = 5.0  # %, between two default targets
+STEP, STEP_OF_LOSS = 5.0, 0.1  # between two default targets, in % and in nats
 DEFAULT_TARGETS = 2  # as in the tables of FLBoost
 
 
 @dataclass(frozen=True)
 class Reached:
-    """The cost at which the runs of a setting reach an accuracy in %.
+    """The cost at which the runs of a setting reach a score.
 
     Attributes:
         rounds: The first tested round with it, of every run that reached it.
@@ -40,7 +41,7 @@ class Reached:
         return f">{min(done for done, _ in self.missed)}{of}", f">{_amount(min(mib for _, mib in self.missed))}"
 
     def as_json(self) -> dict[str, Any]:
-        """Return the same numbers as JSON; means are None if some run never reached the accuracy."""
+        """Return the same numbers as JSON; means are None if some run never reached the score."""
         return {
             "rounds": None if self.missed else round(_mean(self.rounds), 2),
             "rounds_spread": None if self.missed else _spread(self.rounds),
@@ -64,13 +65,18 @@ class RoundsLine:
         return None if None in found else round(_mean(found), 3)
 
     @property
+    def metric(self) -> str:
+        """The score."""
+        return self.runs[0].metric
+
+    @property
     def last_text(self) -> str:
-        """The mean accuracy after the last round with its sample deviation, without the unit."""
-        return _mean_text([run.last for run in self.runs], 2)
+        """The mean score after the last round with its sample deviation, without the unit."""
+        return _mean_text([run.last for run in self.runs], places_of(self.metric))
 
     def curve(self) -> list[tuple[int, float, float | None]]:
-        """Return round, mean accuracy and sample deviation, for the rounds in which every run was tested."""
-        tested = {k: {test.number: test.accuracy for test in run.tested} for k, run in enumerate(self.runs)}
+        """Return round, mean score and sample deviation, for the rounds in which every run was tested."""
+        tested = {k: {test.number: test.score for test in run.tested} for k, run in enumerate(self.runs)}
         scores = pd.DataFrame(tested).dropna().sort_index()  # a row per round, a column per run
         means, spreads = scores.mean(axis="columns"), scores.std(axis="columns")
         several = len(self.runs) > 1
@@ -89,14 +95,15 @@ class RoundsLine:
 
     def _facts(self) -> dict[str, Any]:
         last, best = [run.last for run in self.runs], [run.best for run in self.runs]
+        name, digits = self.metric.replace("-", "_"), places_of(self.metric)
         return {
             "name": self.name,
             "results": len(self.runs),
             "rounds": min(run.done for run in self.runs),
-            "accuracy": round(_mean(last), 2),
-            "accuracy_spread": _spread(last),
-            "best_accuracy": round(_mean(best), 2),
-            "best_spread": _spread(best),
+            name: round(_mean(last), digits),
+            f"{name}_spread": _spread(last, digits),
+            f"best_{name}": round(_mean(best), digits),
+            "best_spread": _spread(best, digits),
             "refinement_s": self.mean("refinement_s"),
             "arithmetic_s": self.mean("arithmetic_s"),
             "server_s": self.mean("server_s"),
@@ -110,7 +117,7 @@ class RoundsLine:
             str(len(self.runs)),
             *(text for each in self.reached for text in each.shown()),
             self.last_text,
-            f"{_mean(run.best for run in self.runs):.2f}",
+            f"{_mean(run.best for run in self.runs):.{places_of(self.metric)}f}",
             *("-" if value is None else f"{value:.3g}" for value in seconds),
         ]
 
@@ -128,25 +135,29 @@ def _reached(runs: Sequence[RoundsRun], target: float) -> Reached:
 
 
 def default_targets(settings: Sequence[tuple[str, Sequence[RoundsRun]]]) -> tuple[float, ...]:
-    """Return the two highest multiples of 5 % that every run of some setting reaches; fewer below 10 %."""
-    best = max(min(run.best for run in runs) for _, runs in settings)
-    highest = STEP * int(best // STEP)
-    found = [highest - STEP * place for place in reversed(range(DEFAULT_TARGETS))]
-    return tuple(target for target in found if target > 0)
+    """Return the two best multiples of 5 %, of a log loss .1, that every run of some setting reaches; fewer near 0."""
+    lower = settings[0][1][0].metric in LOWER_IS_BETTER
+    sign, step = (-1, STEP_OF_LOSS) if lower else (1, STEP)
+    best = max(min(sign * run.best for run in runs) for _, runs in settings)
+    found = [sign * step * (best // step - place) for place in range(DEFAULT_TARGETS)]
+    return tuple(sorted(round(target, 6) for target in found if target > 0))
 
 
 def table_of(facts: Mapping[str, Any], lines: Sequence[RoundsLine]) -> Table:
     """Return the table of a report."""
     data, targets = facts["data"], facts["targets"]
-    each = [name for target in targets for name in (f"to {target:g} %", "MiB")]
-    columns = ["setting", "n", *each, "last, %", "best, %", "refine, s", "server, s"]
+    words, _, unit = titled(lines[0].metric).partition(", ")
+    each = [name for target in targets for name in (f"to {target:g} {unit}".rstrip(), "MiB")]
+    ends = [f"{end}, {unit}" if unit else end for end in ("last", "best")]
+    columns = ["setting", "n", *each, *ends, "refine, s", "server, s"]
     runs = [run for line in lines for run in line.runs]
     counts = ", ".join(f"{n} {what}{'s' * (n > 1)}" for n, what in ((len(lines), "setting"), (len(runs), "run")))
     every = sorted({str(value) for run in runs if (value := run.shared.get("iterative.evaluate-every", 1)) != 1})
     unfinished = [f"{run.path.name}, {run.done} of {run.planned} rounds" for run in runs if run.done < run.planned]
-    heading = f"Rounds to an accuracy on held-out examples{f' ({data})' if data else ''}: {counts}."
+    some = f"a{'n' * words.startswith(('a', 'A'))} {words}"
+    heading = f"Rounds to {some} on held-out examples{f' ({data})' if data else ''}: {counts}."
     notes = [
-        "Mean ± sample standard deviation of n seeds. To an accuracy: the first tested round that reaches it, and the "
+        f"Mean ± sample standard deviation of n seeds. To {some}: the first tested round that reaches it, and the "
         "MiB that a client sent and received until then. >R (k of n): k of n runs reached it, another had not after R "
         "rounds.",
         "Last: after the last tested round. Best: chosen on the held-out examples themselves.",

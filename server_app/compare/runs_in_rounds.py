@@ -1,4 +1,4 @@
-"""Runs in rounds: the accuracies of each round, and the settings whose runs differ in the seed only."""
+"""Runs in rounds: the scores of each round, and the settings whose runs differ in the seed only."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from strategies.core.options import RESUME, Scalar
 from strategies.flower.rounds.config import OWN_LR, IterativeConfig
 from strategies.run.run_folder import RunFolder
 from strategies.run.stage import last_round
+from strategies.scores.values import LOWER_IS_BETTER
 
 # Options that may differ between the runs of one setting: the seed, and options that do not change the computation.
 NEUTRAL = free_on(RESUME) | {"seed", "uploads", "device", "threads", "iterative.checkpoint-every"}
@@ -35,10 +36,10 @@ Flat = Mapping[str, Scalar]
 
 @dataclass(frozen=True)
 class Tested:
-    """A tested round: its number from 1, the accuracy in %, and the MiB per client sent and received so far."""
+    """A tested round: its number from 1, the score in % or nats, and the MiB per client sent and received so far."""
 
     number: int
-    accuracy: float
+    score: float
     mib: float
 
 
@@ -54,6 +55,7 @@ class RoundsRun:
         arithmetic_s: The method's own part of them, without copies and waiting.
         server_s: Wall seconds of the server in all rounds; None for an unfinished or resumed run, because they are
             measured in one process.
+        metric: The score.
     """
 
     path: Path
@@ -67,33 +69,46 @@ class RoundsRun:
     refinement_s: float | None
     arithmetic_s: float | None
     server_s: float | None
+    metric: str
 
     @property
     def last(self) -> float:
-        """The accuracy after the last tested round, in %."""
-        return self.tested[-1].accuracy
+        """The score after the last tested round."""
+        return self.tested[-1].score
 
     @property
     def best(self) -> float:
-        """The highest accuracy of all tested rounds, in %."""
-        return max(test.accuracy for test in self.tested)
+        """The best score of all tested rounds."""
+        return (min if self.metric in LOWER_IS_BETTER else max)(test.score for test in self.tested)
 
     def first_at(self, target: float) -> Tested | None:
-        """Return the first tested round that reaches an accuracy in %; None if none does."""
-        return next((test for test in self.tested if test.accuracy >= target), None)
+        """Return the first tested round that reaches a score; None if none does."""
+        lower = self.metric in LOWER_IS_BETTER
+        return next((each for each in self.tested if each.score == target or (each.score < target) == lower), None)
 
 
 def read_runs(paths: Sequence[Path]) -> tuple[str | None, list[RoundsRun]]:
     """Return the data set of some runs (None: another project's), and the runs.
 
+    Their scores are the headline score that all of them have recorded, else the accuracy.
+
     Raises:
         OptionError: A run is not in rounds, a run is named twice, or the data sets differ.
         StoreError: A folder is no run folder, or is damaged.
     """
-    return data_of(paths), [_read(path) for path in paths]
+    data, metrics = data_of(paths), {_recorded(path) for path in paths}
+    metric = metrics.pop() if len(metrics) == 1 else "accuracy"
+    return data, [_read(path, metric) for path in paths]
 
 
-def _read(path: Path) -> RoundsRun:
+def _recorded(path: Path) -> str:
+    """Return the headline score of a run's rounds; the accuracy for one of an earlier version, which has no other."""
+    with RunFolder.open(path, write=False) as folder:
+        metric = str((folder.info.get("settings") or {}).get("metric", "accuracy"))
+        return metric if any(metric in row for row in last_round(folder).metrics()) else "accuracy"
+
+
+def _read(path: Path, metric: str) -> RoundsRun:
     with RunFolder.open(path, write=False) as folder:
         info, result, metrics = (
             folder.info,
@@ -101,7 +116,7 @@ def _read(path: Path) -> RoundsRun:
             last_round(folder).metrics(),
         )
     rows = [row for row in metrics if "mib_per_client" in row]
-    tested = [Tested(row["epoch"], row["accuracy"], row["mib_per_client"]) for row in rows if "accuracy" in row]
+    tested = [Tested(row["epoch"], row[metric], row["mib_per_client"]) for row in rows if metric in row]
     if not tested:
         raise OptionError(
             f"{path} has no accuracy of a round with its clients: must be a run with at least one tested round, of "
@@ -124,6 +139,7 @@ def _read(path: Path) -> RoundsRun:
         _mean_of(rows, "refinement_s"),
         _mean_of(rows, "arithmetic_s"),
         result["seconds"].get("server") if whole else None,
+        metric,
     )
 
 

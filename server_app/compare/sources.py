@@ -154,7 +154,7 @@ def _own_result(run: Path) -> dict[str, Any] | None:
         return None
     own = [dict(row) for row in rows if row is rows[-1] or is_own_row(row["name"], CHOICES[result["method"]])]
     trained = next((row for row in own if row["kind"] == "ensemble"), own[-1])
-    trained["curve"] = [list(place) for place in curve_of(metrics, cost)]
+    trained["curve"] = [list(place) for place in curve_of(metrics, cost, result.get("metric", "accuracy"))]
     settings = info.get("settings", {})
     # A method that fine-tunes every round's model has its own options in the run.
     refiner = settings.get("iterative.refiner", "none")

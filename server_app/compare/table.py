@@ -218,23 +218,26 @@ def best_of(lines: Sequence[Line]) -> Line | None:
 
 
 def times_of_lines(lines: Sequence[Line]) -> list[Point]:
-    """Return the accuracy over the server stage's CPU time of every line that has both."""
+    """Return the headline score over the server stage's CPU time of every line that has both."""
     return [
-        Point(line.name, line.kind, line.server_cpu_s, line.accuracy, line.spread)
+        Point(line.name, line.kind, line.server_cpu_s, line.score, line.score_spread)
         for line in lines
-        if line.accuracy is not None and line.server_cpu_s is not None
+        if line.score is not None and line.server_cpu_s is not None
     ]
 
 
 def points_of_lines(lines: Sequence[Line], own: Sequence[Mapping[str, Any]]) -> list[Point]:
-    """Return the accuracy over the communication of every line that has both."""
+    """Return the headline score over the communication of every line that has both."""
     curves: dict[str, list[Curve]] = {}
-    for outcome in (outcome for facts in own for outcome in facts["outcomes"] if outcome.get("curve")):
+    alike = [facts for facts in own if lines and facts.get("metric", "accuracy") == lines[0].metric]
+    for outcome in (outcome for facts in alike for outcome in facts["outcomes"] if outcome.get("curve")):
         curves.setdefault(outcome["name"], []).append(tuple((mib, score) for mib, score in outcome["curve"]))
     return [
-        Point(line.name, line.kind, line.mib_per_client, line.accuracy, line.spread, tuple(curves.get(line.name, ())))
+        Point(
+            line.name, line.kind, line.mib_per_client, line.score, line.score_spread, tuple(curves.get(line.name, ()))
+        )
         for line in lines
-        if line.accuracy is not None and line.mib_per_client
+        if line.score is not None and line.mib_per_client
     ]
 
 

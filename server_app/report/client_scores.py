@@ -217,8 +217,7 @@ def plot_clients(facts: Facts) -> Figure:
         for value, colour, name, size in ((own, "baseline", "own model", 90), (result, "student", "result", 30)):
             if value is not None:
                 axes.scatter([value], [place], s=size, color=COLOURS[colour], label=name, zorder=2, clip_on=False)
-    name, _, unit = titled(metric).partition(", ")
-    axes.set_xlabel(f"{name} on the client's own examples{', ' * bool(unit)}{unit}")
+    axes.set_xlabel(titled(metric, "the client's own examples"))
     axes.set_title("What each client gains")
     legend_beside(axes)
     return figure

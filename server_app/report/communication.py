@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from server_app.report.drawing import COLOURS, legend_beside, new_figure, short
 from server_app.report.evaluation import EXACT, Row
+from server_app.report.tables import headline, places_of, titled
 from server_app.settings.choices import Choice
 from strategies.core.durable import MIB
 from strategies.core.errors import StoreError
+from strategies.core.facts import in_percent
 from strategies.run.run_folder import RoundFolder, RunFolder
 from strategies.run.stage import TRAFFIC_FILE, last_finished_round
 from strategies.run.traffic import UPLOAD_PHASE, Moved, Traffic
+from strategies.scores.values import LOWER_IS_BETTER
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,19 +32,20 @@ Curve = tuple[tuple[float, float], ...]
 
 @dataclass(frozen=True)
 class Point:
-    """A result in a plot of accuracy against cost.
+    """A result in a plot of its headline score against cost.
 
     Attributes:
         kind: ``"baseline"``, ``"ensemble"`` or ``"student"``.
         cost: MiB per client, up and down, for the result; or CPU seconds of the server stage.
-        spread: Sample standard deviation of the accuracies; None for a single one.
-        curves: Cost and accuracy of the rounds before the result, a curve per run.
+        score: In %, or in its own unit.
+        spread: Sample standard deviation of the scores; None for a single one.
+        curves: Cost and score of the rounds before the result, a curve per run.
     """
 
     name: str
     kind: str
     cost: float
-    accuracy: float
+    score: float
     spread: float | None = None
     curves: tuple[Curve, ...] = ()
 
@@ -51,23 +55,24 @@ def differ_in_cost(points: Sequence[Point], least: float = 0.0) -> bool:
     return len({f"{max(least, point.cost):.2g}" for point in points}) > 1 or any(point.curves for point in points)
 
 
-def plot_communication(points: Sequence[Point], where: str = "held-out examples") -> Figure:
+def plot_communication(points: Sequence[Point], where: str = "held-out examples", metric: str = "accuracy") -> Figure:
     """Draw every result over its communication cost; results of many rounds have a curve.
 
     Args:
         points: At least one; each has a positive cost.
-        where: What the accuracies are counted on.
+        where: What the scores are counted on.
+        metric: The headline score.
 
     Returns:
         A figure whose horizontal axis is logarithmic, in MiB per client; bars are sample standard deviations.
     """
-    figure, axes = _plot(points, where=where)
+    figure, axes = _plot(points, metric, where=where)
     axes.set_xlabel("MiB per client: all messages, up and down; the result is not sent back")
-    axes.set_title("Accuracy against communication")
+    axes.set_title(f"{_name(metric)} against communication")
     return figure
 
 
-def plot_server_time(points: Sequence[Point]) -> Figure:
+def plot_server_time(points: Sequence[Point], metric: str = "accuracy") -> Figure:
     """Draw every result over the CPU time of its server stage.
 
     Args:
@@ -76,32 +81,42 @@ def plot_server_time(points: Sequence[Point]) -> Figure:
     Returns:
         A figure whose horizontal axis is logarithmic, in seconds; bars are sample standard deviations.
     """
-    figure, axes = _plot([replace(point, cost=max(point.cost, LEAST_SECONDS)) for point in points], least=LEAST_SECONDS)
+    shown = [replace(point, cost=max(point.cost, LEAST_SECONDS)) for point in points]
+    figure, axes = _plot(shown, metric, least=LEAST_SECONDS)
     axes.set_xlabel("CPU seconds of the server stage, all threads")
-    axes.set_title("Accuracy against the server's time")
+    axes.set_title(f"{_name(metric)} against the server's time")
     return figure
 
 
-def _plot(points: Sequence[Point], *, least: float = 0.0, where: str = "held-out examples") -> tuple[Figure, Axes]:
+def _name(metric: str) -> str:
+    words = titled(metric).partition(",")[0]
+    return words[:1].upper() + words[1:]
+
+
+def _plot(
+    points: Sequence[Point], metric: str, *, least: float = 0.0, where: str = "held-out examples"
+) -> tuple[Figure, Axes]:
     figure, axes = new_figure(8.0, max(4.0, 1.0 + 0.22 * len(points)))
     numbers = Counter[str]()
     # The best comes first, so the legend has the order of the figure.
-    for point in sorted(points, key=lambda point: -point.accuracy):
+    sign = 1 if metric in LOWER_IS_BETTER else -1
+    for point in sorted(points, key=lambda point: sign * point.score):
         marker = MARKERS[numbers[point.kind] % len(MARKERS)]
         numbers[point.kind] += 1
-        _draw(axes, point, marker)
+        _draw(axes, point, marker, metric)
     _scale(axes, points, least)
-    axes.set_ylabel(f"accuracy on {where}, %")
+    axes.set_ylabel(titled(metric, where))
     legend_beside(axes)
     return figure, axes
 
 
-def _label(point: Point) -> str:
-    spread = f" ± {point.spread:.1f}" if point.spread is not None else ""
-    return f"{short(point.name)}, {point.accuracy:.1f}{spread} %"
+def _label(point: Point, metric: str) -> str:
+    places = places_of(metric) - 1
+    spread = f" ± {point.spread:.{places}f}" if point.spread is not None else ""
+    return f"{short(point.name)}, {point.score:.{places}f}{spread}{' %' * in_percent(metric)}"
 
 
-def _draw(axes: Axes, point: Point, marker: str) -> None:
+def _draw(axes: Axes, point: Point, marker: str, metric: str) -> None:
     colour = COLOURS[point.kind]
     for curve in point.curves:
         axes.plot(*zip(*curve, strict=True), color=colour, linewidth=1.0, alpha=0.7)
@@ -109,7 +124,7 @@ def _draw(axes: Axes, point: Point, marker: str) -> None:
     behind = point.kind == "ensemble"
     axes.errorbar(
         point.cost,
-        point.accuracy,
+        point.score,
         yerr=point.spread,
         color=colour,
         marker=marker,
@@ -120,7 +135,7 @@ def _draw(axes: Axes, point: Point, marker: str) -> None:
         elinewidth=1.2,
         capsize=3,
         zorder=2.1 if behind else 2.2,
-        label=_label(point),
+        label=_label(point, metric),
     )
 
 
@@ -260,34 +275,37 @@ def ensemble_row(method: Choice) -> str:
     return f"{method.title} ensemble"
 
 
-def curve_of(metrics: Sequence[Mapping[str, Any]], cost: Mapping[str, Any]) -> Curve:
-    """Return MiB per client and accuracy of the rounds whose rows have both.
+def curve_of(metrics: Sequence[Mapping[str, Any]], cost: Mapping[str, Any], metric: str = "accuracy") -> Curve:
+    """Return MiB per client and headline score of the rounds whose rows have both.
 
     Args:
         metrics: The rows of metrics.jsonl; their MiB count the run's own messages.
         cost: The cost in result.json; the cost of uploads from another run is added.
+        metric: The headline score.
     """
-    rounds = [row for row in metrics if row.get("mib_per_client") and row.get("accuracy") is not None]
+    rounds = [row for row in metrics if row.get("mib_per_client") and row.get(metric) is not None]
     uploads = cost["phases"].get(UPLOAD_PHASE) if cost["counted"] != "messages" else None
     before = uploads["mib_up_per_client"] + uploads["mib_down_per_client"] if uploads else 0.0
-    return tuple((before + float(row["mib_per_client"]), float(row["accuracy"])) for row in rounds)
+    return tuple((before + float(row["mib_per_client"]), float(row[metric])) for row in rounds)
 
 
-def points_of(method: Choice, rows: Sequence[Row], metrics: Sequence[Mapping[str, Any]], cost: Cost) -> list[Point]:
+def points_of(
+    method: Choice, rows: Sequence[Row], metrics: Sequence[Mapping[str, Any]], cost: Cost, metric: str = "accuracy"
+) -> list[Point]:
     """Return the rows of a result table whose cost is known; a client's own model costs nothing.
 
     The method's own rows cost the whole traffic of the run, the others the cost of the uploads.
     """
-    uploads, whole, curve = cost.of_uploads(), cost.traffic.mib_per_client, curve_of(metrics, cost.as_json())
+    uploads, whole, curve = cost.of_uploads(), cost.traffic.mib_per_client, curve_of(metrics, cost.as_json(), metric)
     own = [row for row in rows if row is rows[-1] or is_own_row(row.name.removesuffix(EXACT), method)]
     # The rounds with the clients train the ensemble if the method has one, else the student.
     trained = next((row for row in own if row.kind == "ensemble" and not row.name.endswith(EXACT)), rows[-1])
     points = []
     for row in (row for row in rows if row.kind != "client"):
         mib = whole if row in own else uploads
-        if mib > 0.0 and row.accuracy is not None:
+        if mib > 0.0 and (score := headline(row.as_json(), metric)) is not None:
             curves = (curve,) if curve and row is trained else ()
-            points.append(Point(row.name, row.kind, mib, row.accuracy, curves=curves))
+            points.append(Point(row.name, row.kind, mib, score, curves=curves))
     return points
 
 

@@ -204,7 +204,7 @@ def _reported(
     card = model_card(settings.choice, report, rows, {**facts, "metrics": metrics, "setting": setting})
     head = front_matter(settings.choice, report.job, folder.info, rows, facts["where"])
     atomic_write(folder.path / CARD_FILE, f"{head}{card}".encode())
-    points = points_of(settings.choice, rows, metrics, cost) if rows and cost is not None else []
+    points = points_of(settings.choice, rows, metrics, cost, result["metric"]) if rows and cost is not None else []
     own = own_epochs(report.outcome, metrics)
     plots = run_plots(
         report, rows, own, points, classes=facts["classes"], metric=result["metric"], where=facts["where"]

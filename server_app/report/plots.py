@@ -52,7 +52,8 @@ def run_plots(
 ) -> dict[str, Callable[[], Figure | None]]:
     """Return the plots of a run, each as a function that draws it; plots that would show nothing are left out."""
     counts = {u.client: u.label_counts for u in report.job.uploads if u.label_counts is not None}
-    curve = [(row["epoch"], row["accuracy"]) for row in metrics if "epoch" in row and "accuracy" in row]
+    known = metric if any(metric in row for row in metrics) else "accuracy"  # rows of earlier versions have no other
+    curve = [(row["epoch"], row[known]) for row in metrics if "epoch" in row and known in row]
     rounds = any("mib_per_client" in row for row in metrics)
     plots: dict[str, Callable[[], Figure | None]] = {}
     if metric in HEADLINES and any(headline(row.as_json(), metric) is not None for row in rows):
@@ -60,9 +61,9 @@ def run_plots(
     if counts:
         plots["labels"] = partial(plot_labels, counts, classes)
     if rows and len(curve) > 1:
-        plots["server_curve"] = partial(plot_curve, curve, rows, rounds=rounds)
+        plots["server_curve"] = partial(plot_curve, curve, rows, rounds=rounds, metric=known)
     if differ_in_cost(points):
-        plots["communication"] = partial(plot_communication, points, where)
+        plots["communication"] = partial(plot_communication, points, where, metric)
     if weights := client_weights(report.outcome):
         plots["client_weights"] = partial(plot_client_weights, weights)
     plots["choice"] = partial(plot_choice, metrics)
@@ -146,8 +147,10 @@ def plot_client_weights(weights: Mapping[str, float]) -> Figure:
     return figure
 
 
-def plot_curve(curve: Sequence[tuple[int, float]], rows: Sequence[Row], *, rounds: bool = False) -> Figure:
-    """Draw the result's accuracy over the server epochs or rounds, with the baselines of the same uploads."""
+def plot_curve(
+    curve: Sequence[tuple[int, float]], rows: Sequence[Row], *, rounds: bool = False, metric: str = "accuracy"
+) -> Figure:
+    """Draw the result's score over the server epochs or rounds, with the baselines of the same uploads."""
     own = rows[-1]
     figure, axes = new_figure(8.0, 4.0)
     epochs, scores = zip(*curve, strict=True)
@@ -156,12 +159,13 @@ def plot_curve(curve: Sequence[tuple[int, float]], rows: Sequence[Row], *, round
     axes.locator_params(axis="x", integer=True)
     axes.set_xlim(epochs[0], epochs[-1])
     for row in rows:
-        if row.kind in ("baseline", "ensemble") and row is not own and row.accuracy is not None:
+        score = headline(row.as_json(), metric)
+        if row.kind in ("baseline", "ensemble") and row is not own and score is not None:
             # The student's teacher ensemble has the colour of FedENS, so its line is dotted.
             style = ":" if row.name == f"{own.name} ensemble" else "--"
-            axes.axhline(row.accuracy, color=COLOURS[row.kind], linestyle=style, linewidth=1.4, label=row.name)
+            axes.axhline(score, color=COLOURS[row.kind], linestyle=style, linewidth=1.4, label=row.name)
     axes.set_xlabel("round" if rounds else "server epoch")
-    axes.set_ylabel("accuracy on held-out examples, %")
+    axes.set_ylabel(titled(metric, "held-out examples"))
     axes.set_title("Round by round" if rounds else "The server stage")
     legend_beside(axes)
     return figure

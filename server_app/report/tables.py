@@ -55,12 +55,10 @@ def gain_text(found: Mapping[str, Any], metric: str) -> str:
     return f"{value:+.{places}f} ({low:+.{places}f} to {high:+.{places}f})"
 
 
-def titled(metric: str) -> str:
-    """Return the name of a score with its unit: ``balanced accuracy, %``."""
-    if metric not in HEADLINES:
-        return metric
-    words = metric.replace("-", " ").replace("auroc", "AUROC").replace("f1", "F1")
-    return f"{words}, %" if in_percent(metric) else words
+def titled(metric: str, where: str = "") -> str:
+    """Return the name of a score with its unit: ``balanced accuracy, %``; ``where`` is what it is counted on."""
+    words = metric.replace("-", " ").replace("auroc", "AUROC").replace("f1", "F1") if metric in HEADLINES else metric
+    return f"{words}{f' on {where}' * bool(where)}{', %' * in_percent(metric)}"
 
 
 def scored_on(result: Mapping[str, Any]) -> str:

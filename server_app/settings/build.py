@@ -160,7 +160,8 @@ def held_out(settings: Settings) -> tuple[HeldOut | None, Split]:
     half, functions = half_of(split.labels, settings.app.data.held_out), functions_of(settings, split)
     groups = None if split.groups is None else split.groups[half].numpy()
     data = split.take(half)
-    return HeldOut(data, split.normalization, functions=functions, classes=split.classes, groups=groups), split
+    found = HeldOut(data, split.normalization, None, functions, split.classes, groups, settings.app.metric)
+    return found, split
 
 
 def where_scored(settings: Settings, *, has_examples: bool) -> str:

@@ -111,6 +111,7 @@ class HeldOut:
             per machine.
         classes: The names of the classes, in the order of their numbers; empty where numbers are their names.
         groups: The group of each image, such as its patient, int64 [N]; None if each is its own.
+        metric: The headline score.
     """
 
     data: ImageData
@@ -119,11 +120,16 @@ class HeldOut:
     functions: tuple[FeatureFunction, ...] = ()
     classes: tuple[str, ...] = ()
     groups: npt.NDArray[np.int64] | None = None
+    metric: str = "accuracy"
     member_passes = 1  # for the members' scores and the ensemble's together
 
     def __call__(self, epoch: int, model: nn.Module) -> dict[str, float]:  # noqa: ARG002  an Observer gets both
-        """Return ``{"accuracy": %}`` of a model: the observer of a server stage."""
-        return {"accuracy": self.accuracy(model)}
+        """Return the accuracy and the headline score of a model, in % or nats: the observer of a server stage."""
+        if self.metric == "accuracy":
+            return {"accuracy": self.accuracy(model)}
+        found = self.scored(model)
+        score, scale = found["scores"].get(self.metric), 100 if in_percent(self.metric) else 1
+        return {"accuracy": found["accuracy"], **({self.metric: round(scale * score["value"], 4)} if score else {})}
 
     def batches(self, device: torch.device) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield normalised images [B, ch, H, W] with their labels [B]."""

@@ -77,6 +77,17 @@ def test_clients_of_a_finished_run_score_its_result_and_those_of_replays_in_one_
     assert (cell / "result.json").read_bytes() == kept
 
 
+def test_rounds_record_the_score_that_heads_the_tables(oneshot: Any) -> None:
+    status, result, log = oneshot("run", "--method", "iterative", metric="auroc", iterative__rounds=2)
+
+    assert status == 0, log
+    rows = [json.loads(line) for line in (Path(result["run_dir"]) / "metrics.jsonl").read_text().splitlines()]
+    assert rows[-1]["auroc"] == pytest.approx(100 * result["scores"]["auroc"]["value"], abs=1e-3)
+    assert rows[-1]["accuracy"] == result["accuracy"]
+    found = json.loads(CliRunner().invoke(command_line.cli, ["rounds", result["run_dir"], "--format", "json"]).stdout)
+    assert found["table"][0]["auroc"] == pytest.approx(rows[-1]["auroc"], abs=0.01)
+
+
 def test_a_client_without_test_examples_is_named_once_and_its_upload_counts(oneshot: Any) -> None:
     """Of three examples each, two clients keep one of another class for a test, and one client none."""
     few: dict[str, Scalar] = {"data__limit": 10, "data__alpha": 0.05}

@@ -8,7 +8,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from server_app.compare.table import Line
-from server_app.report.communication import Point, plot_communication
+from server_app.report.communication import Point, plot_communication, plot_server_time
 from server_app.report.drawing import COLOURS
 
 pytestmark = pytest.mark.plots
@@ -57,6 +57,18 @@ def test_the_plot_names_every_result_with_the_best_first_and_tells_them_apart() 
     assert len(looks) == len(set(looks)) == 12
     assert {colour for _, colour in looks} == {COLOURS[kind] for kind in ("baseline", "ensemble", "student")}
     assert_readable(figure)
+
+
+def test_a_log_loss_is_drawn_with_the_least_first() -> None:
+    places = [Point("worse", "student", 1.0, 0.81, 0.02), Point("better", "ensemble", 2.0, 0.375)]
+    for figure, title in (
+        (plot_communication(places, metric="log-loss"), "Log loss against communication"),
+        (plot_server_time(places, "log-loss"), "Log loss against the server's time"),
+    ):
+        axes = figure.axes[0]
+        assert texts_of(figure) == ["better, 0.38", "worse, 0.81 ± 0.02"]
+        assert (axes.get_title(), axes.get_ylabel()) == (title, "log loss on held-out examples")
+        assert_readable(figure)
 
 
 def test_rounds_when_drawn_are_a_curve_in_the_colour_of_their_result() -> None:

@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 
 from server_app import cli as command_line
 from server_app.compare.comparison import Comparison, compare_runs
-from server_app.compare.rounds import report_rounds
+from server_app.compare.rounds import plot_rounds, report_rounds
+from server_app.compare.rounds_table import table_of
 from server_app.settings.read import default_settings
 from strategies.run.files import read_json
 from strategies.run.run_folder import RunFolder
@@ -33,6 +34,7 @@ def run_of_rounds(tmp_path: Path) -> MakeRun:
         seed: int = 0,
         planned: int = 0,
         title: str = "FedAvg",
+        others: Sequence[float] = (),  # of the score that the metric names
         **settings: Any,
     ) -> Path:
         flat = {**default_settings(), "method": "iterative", "seed": seed, **settings}
@@ -47,7 +49,9 @@ def run_of_rounds(tmp_path: Path) -> MakeRun:
             for number, score in enumerate(scores, start=1):
                 row: dict[str, Any] = {"epoch": number, "answers": 2, "train-loss": 1.0, "mib_per_client": 0.5 * number}
                 took = {"refinement_s": 2.0 + number, "arithmetic_s": float(number)} if refined else {}
-                folder.round(1).record({**row, **took, **({} if score is None else {"accuracy": score})})
+                tested = {} if score is None else {"accuracy": score}
+                tested |= {flat["metric"]: others[number - 1]} if others else {}
+                folder.round(1).record({**row, **took, **tested})
             if not planned:
                 folder.write_result(_result(path, flat, scores, title))
         return path
@@ -149,6 +153,38 @@ def test_default_targets_are_multiples_of_five_that_all_runs_of_a_setting_reach(
     weak = run_of_rounds([1.0, 2.0], name="weak", **{"iterative.strategy": "fedyogi"})
 
     assert reported(weak, *runs)["targets"] == wanted
+
+
+@pytest.mark.plots
+def test_rounds_are_compared_by_the_score_that_the_runs_name_and_have_recorded(
+    run_of_rounds: MakeRun, tmp_path: Path
+) -> None:
+    runs = [
+        run_of_rounds([80.0, 60.0, 70.0], metric="log-loss", others=losses, name=f"r{seed}", seed=seed)
+        for seed, losses in enumerate(([0.9, 0.43, 0.5], [0.6, 0.5, 0.4]))
+    ]
+    worse = run_of_rounds([99.0], metric="log-loss", others=[0.7], name="worse", **{"iterative.strategy": "fedyogi"})
+
+    found, lines = report_rounds([worse, *runs], (), tmp_path / "out")
+
+    assert (found["metric"], found["targets"]) == ("log-loss", [0.5, 0.6])
+    line = found["table"][1]
+    assert (line["log_loss"], line["best_log_loss"]) == (0.45, 0.415)
+    assert "accuracy" not in line
+    assert [line["targets"][target]["rounds"] for target in ("0.5", "0.6")] == [2.0, 1.5]
+    assert found["runs"][1]["seeds"]["0"]["curve"][1] == [2, 0.43, 1.0]
+    table = table_of(found, lines)
+    assert table.heading.startswith("Rounds to a log loss on held-out examples (digits)")
+    assert table.columns == ["setting", "n", "to 0.5", "MiB", "to 0.6", "MiB", "last", "best", "refine, s", "server, s"]
+    page = (tmp_path / "out/report.html").read_text()
+    assert "<b>0.450 ± 0.071</b> <span>after the last round, FedAvg" in page  # the least, and not the largest
+    assert plot_rounds(lines, []).axes[0].get_ylabel() == "log loss on held-out examples"
+
+    before = run_of_rounds([50.0], metric="log-loss", name="before", seed=7)  # an earlier version recorded accuracies
+    other = run_of_rounds([50.0], metric="auroc", others=[60.0], name="other", seed=8)
+    for more in (before, other):
+        assert reported(*runs, more)["metric"] == "accuracy"
+    assert reported(other)["table"][0]["auroc"] == 60.0
 
 
 def test_runs_that_cannot_be_compared_are_refused_in_one_line(run_of_rounds: MakeRun, tmp_path: Path) -> None:

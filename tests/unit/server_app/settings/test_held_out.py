@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -45,6 +47,17 @@ def test_accuracy_when_counted_by_hand_is_the_same_and_the_mode_is_restored(seve
     assert seven(3, model) == {"accuracy": 57.14}
     assert set(model.modes) == {False}
     assert model.training is mode
+
+
+@pytest.mark.parametrize(("metric", "scale"), [("balanced-accuracy", 100), ("log-loss", 1)])
+def test_a_server_stage_is_observed_by_the_score_that_heads_the_tables(
+    seven: HeldOut, metric: str, scale: float
+) -> None:
+    score = seven.scored(Brightest())["scores"][metric]["value"]
+
+    found = replace(seven, metric=metric)(3, Brightest())
+
+    assert found == {"accuracy": 57.14, metric: pytest.approx(scale * score, abs=1e-4)}
 
 
 def test_images_when_given_to_a_model_are_normalised_and_none_is_left_out(seven: HeldOut) -> None:
