@@ -52,7 +52,6 @@ def look_at(page: Path, folder: Path) -> tuple[list[Look], list[str]]:
     outer.write_text(f'<!doctype html><meta charset="utf-8"><title></title>{frames}{_PROBE}')
     shown, errors = opened(outer.as_uri(), folder)
     measured = re.search(r"<title>(.*?)</title>", shown)
-    assert measured is not None
     return [Look(*numbers) for numbers in json.loads(html.unescape(measured[1]))], errors
 
 

@@ -243,7 +243,6 @@ def fitted(method: Method, job: Job, progress: Progress | None = None) -> Outcom
     """Run a method, with clients in reach where it cannot do without them."""
     progress = progress or Silent()
     if method.name in WITH_CLIENTS:
-        assert method.client_phase is not None
         asked = replace(job, uploads=tuple(telling(upload, num_examples=20) for upload in job.uploads))
         return method.client_phase.fit(asked, progress, Answering(asked))
     return method.fit(job, progress)
@@ -543,6 +542,5 @@ def test_merge_runs_the_method_on_bare_weights(method: Method) -> None:
     )
 
     model = result.student if result.student is not None else result.ensemble
-    assert model is not None
     with torch.no_grad():
         torch.testing.assert_close(model(IMAGES), expected)

@@ -231,7 +231,6 @@ def test_short_file_of_flboost_differs_from_the_paper_as_it_states(path: Path) -
     assert [getattr(short.app.client, key) for key in shared] == [getattr(paper.app.client, key) for key in shared]
     data = short.app.data
     assert (data.partition, data.alpha, data.limit) == (paper.app.data.partition, 0.1, 100 * 500)
-    assert paper.refiner is not None
     tried = {
         "adversarial_weight": 0.1,
         "generator_step": "joint",

@@ -237,8 +237,6 @@ def says(sentence: str, line: str) -> bool:
 def test_changelog_begins_with_the_version_of_the_package() -> None:
     version = re.search(r'^version = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
-    assert version is not None
-    assert newest is not None
     assert newest[1] == version[1]
 
 

@@ -61,7 +61,6 @@ def test_no_share_of_a_client_cuts_a_patient_and_test_rows_that_equal_a_training
 
     own = load_examples(config, node, request)
 
-    assert own.split.groups is not None
     parts = [set(own.split.groups[part].tolist()) for part in (own.train, own.held, own.test)]
     assert all(parts)
     assert sum(map(len, parts)) == len(set.union(*parts)) == 30
@@ -99,7 +98,6 @@ def test_a_node_with_a_test_half_of_its_own_is_scored_on_it_and_trains_on_all_th
     own = examples(1, str(tmp_path))
     assert sorted(own.train.tolist()) == list(range(10))
     assert own.tested.labels[own.test].tolist() == ([0, 1, 0, 1] if kind == "csv" else [0, 0, 1, 1])
-    assert own.tested.groups is not None
     assert len(own.tested.groups.unique()) == 2
     assert not copies_in(own, own.split.take(own.train))
     caplog.set_level("INFO", logger="flwr")

@@ -82,7 +82,6 @@ def test_clients_train_block_by_block_and_the_result_is_the_fused_network_of_the
     weights, heads = report.outcome.ensemble.weights, []
     for number, upload in enumerate(report.job.uploads):
         kept = KeptModel("", RunFolder.open(tmp_path / "run", write=False).id, upload.client, 2).load()
-        assert kept is not None
         assert torch.equal(weights[f"stages.0.{number}.block.fc1.weight"], kept[1]["1.block.fc1.weight"])
         assert weights[f"stages.0.{number}.adapter.weight"].shape == (16, 16 * CLIENTS, 1, 1)
         heads.append(kept[1]["classifier.weight"])
@@ -158,7 +157,6 @@ def test_a_stage_is_a_step_on_the_loss_above_the_frozen_outputs(trained: tuple[S
     still = fusefl.answer(replace(config, client=replace(client, lr=1e-9)), node, said, sent)  # where it began
 
     kept = KeptModel(node.state_dir, RUN, node.client, 1).load()
-    assert kept is not None
     torch.testing.assert_close(still["block.fc1.weight"], kept[1]["1.fc1.weight"])
     own = load_examples(config, node, TrainRequest(RUN, 1, 0))
     data = own.split.take(own.train)

@@ -29,7 +29,6 @@ def test_kept_uploads_come_back_equal(tmp_path: Path) -> None:
     kept(tmp_path).save(TRAINED, STATE)
 
     found = kept(tmp_path).load()
-    assert found is not None
     assert found[0] == TRAINED
     assert found[1].keys() == STATE.keys()
     assert all(torch.equal(found[1][key], value) for key, value in STATE.items())
@@ -91,7 +90,6 @@ def test_clients_side_by_side_when_they_share_a_folder_do_not_disturb_each_other
                 keep = kept(tmp_path, run=f"{turn:031x}f", client=f"client-{number}")
                 keep.save(mine, {"w": torch.full((3,), float(number))})
                 found = keep.load()
-                assert found is not None
                 assert (found[0].facts.num_examples, found[1]["w"].tolist()) == (number, [float(number)] * 3)
         except (OSError, AssertionError) as error:
             failures.append(error)

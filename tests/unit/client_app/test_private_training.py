@@ -63,7 +63,6 @@ def clipped_sum(model: nn.Module, data: ImageData, clip: float) -> tuple[np.ndar
         gradient = np.concatenate([np.outer(error, x).ravel(), error])
         gradient *= min(1.0, clip / np.linalg.norm(gradient))
         total = gradient if total is None else total + gradient
-    assert total is not None
     return total[:-2].reshape(2, -1), total[-2:]
 
 

@@ -20,8 +20,6 @@ HERE = ("127.0.0.1", 40000)
 @pytest.fixture(scope="module")
 def superlink() -> ModuleType:
     spec = importlib.util.spec_from_file_location("superlink", ROOT / "deploy" / "superlink.py")
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -318,7 +318,6 @@ def test_a_server_without_examples_knows_what_all_parties_share(images: Path, da
         mine = clients
     bare = open_facts(mine, absent=True)
 
-    assert bare is not None
     assert (len(bare.labels), bare.take().images.shape) == (0, (0, *train.input_shape))
     assert (bare.agreement, bare.classes, bare.num_classes) == (train.agreement, train.classes, train.num_classes)
     assert (bare.normalization, bare.augmentation) == (train.normalization, train.augmentation)
@@ -355,7 +354,6 @@ def test_images_of_one_patient_are_found_by_their_names(images: Path) -> None:
     split = open_data(data, "train")
 
     assert list(split.files) == ["a.png", "b.png", "c.png", "b.png", "b_2.png", "c.png"]
-    assert split.groups is not None
     assert split.groups.tolist() == [0, 1, 2, 1, 1, 2]
     assert open_data(data, "test").groups is None
     with pytest.raises(

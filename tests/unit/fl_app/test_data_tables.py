@@ -65,8 +65,6 @@ def test_halves_hold_two_thirds_and_one_third_of_every_centre(root: Path) -> Non
         assert half.take().images.shape == (len(half.labels), 13, 1, 1)
         assert half.take().images.dtype == torch.float32
         assert half.labels.dtype == torch.int64
-    assert train.domains is not None
-    assert test.domains is not None
     counts = zip(train.domains.bincount().tolist(), test.domains.bincount().tolist(), strict=True)
     for (for_training, for_testing), size in zip(counts, SIZES.values(), strict=True):
         assert for_training + for_testing == size

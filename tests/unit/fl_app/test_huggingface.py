@@ -40,7 +40,6 @@ def texts(tmp_path: Path) -> Path:
 
 def test_features_of_texts_are_the_mean_over_their_tokens_whatever_else_is_in_the_batch(texts: Path) -> None:
     backbone = backbone_of(f"hf:{texts}")
-    assert backbone.texts is not None
     read = backbone.texts.tokens(["red green blue", "blue", ""])
     assert read.shape == (3, 1, 1, 128)
     found = backbone.build()(read)
@@ -58,7 +57,6 @@ def test_texts_of_alike_lengths_go_through_a_backbone_together_and_their_feature
 ) -> None:
     module = FeatureFunction(FeaturesConfig(backbone=f"hf:{texts}")).module
     reader = backbone_of(f"hf:{texts}").texts
-    assert reader is not None
     read = reader.tokens([" ".join(["red", "green", "blue"] * (1 + 7 * k % 40)) for k in range(40)])
     wanted = torch.cat([module.at_once(one[None]) for one in read])
     widths: list[tuple[int, int]] = []

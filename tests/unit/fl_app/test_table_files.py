@@ -189,7 +189,6 @@ def test_clients_tables_that_are_not_read_are_said(folder: Path, monkeypatch: py
     (folder / "train" / "b.CSV").write_text("\n".join([HEAD, *TRAIN[:2]]).replace(",", ";"))
     (folder / "train" / "c.xlsx").touch()
     split = open_data(config(folder, partition="domains"), "train")
-    assert split.domains is not None
     assert split.domains.tolist() == [0, 0, 0, 0, 1, 1]
     assert lines == [
         f"{folder}/train: 2 tables of training rows; left out are 1 file (1 .xlsx): c.xlsx",
@@ -235,17 +234,14 @@ def test_a_server_has_test_rows_under_any_suffix_unless_its_settings_say_that_it
 
     assert open_facts(config(folder)) is None
     bare = open_facts(config(folder), absent=True)
-    assert bare is not None
     assert (len(bare.labels), bare.agreement) == (0, open_data(config(folder), "train").agreement)
 
 
 def test_a_column_names_the_patients(folder: Path) -> None:
     split = open_data(config(folder, group="centre"), "train")
 
-    assert split.groups is not None
     assert split.groups.tolist() == [1, 0, 1, 0]
     tested = open_data(config(folder, group="centre"), "test").groups
-    assert tested is not None
     assert tested.tolist() == [1, 0, 1]
     with pytest.raises(DataError, match=r"row 2 \(and 1 more\): no value: must name the group"):
         open_data(config(folder, group="remark"), "train")

@@ -108,12 +108,10 @@ class DirectClients:
 
 def fitted(clients: DirectClients, job: Job | None = None, progress: Progress | None = None) -> Outcome:
     job = job or fens_job()
-    assert METHOD.client_phase is not None
     return METHOD.client_phase.fit(job, progress or Silent(), clients)
 
 
 def weights(outcome: Outcome) -> dict[str, np.ndarray[Any, Any]]:
-    assert outcome.ensemble is not None
     return {name: value.numpy() for name, value in outcome.ensemble.weights.items()}
 
 

@@ -109,7 +109,6 @@ class Book(Silent):
 
 def weights(outcome: Outcome) -> dict[str, torch.Tensor]:
     """Everything an outcome's models are made of, and the images it shows."""
-    assert outcome.student is not None
     found = dict(outcome.student)
     if outcome.ensemble is not None:
         found |= {f"ensemble.{name}": value for name, value in outcome.ensemble.weights.items()}

@@ -39,7 +39,6 @@ def test_fit_weighs_by_examples_and_averages_the_buffers_too() -> None:
     one = job()
     a, b = (upload.read() for upload in one.uploads)
     student = fit(one, Silent()).student
-    assert student is not None
     for name in ("0.weight", "1.running_mean", "3.bias"):
         torch.testing.assert_close(student[name], 0.25 * a[name] + 0.75 * b[name])
     assert student["1.num_batches_tracked"].item() == 8  # 0.25 * 1 + 0.75 * 11 = 8.5, cut
@@ -49,7 +48,6 @@ def test_fit_with_uniform_weights_is_the_plain_mean() -> None:
     one = job(FedAvgConfig(weights="uniform"))
     a, b = (upload.read() for upload in one.uploads)
     student = fit(one, Silent()).student
-    assert student is not None
     torch.testing.assert_close(student["0.weight"], (a["0.weight"] + b["0.weight"]) / 2)
 
 
@@ -57,8 +55,6 @@ def test_fit_with_a_client_that_tells_no_examples_is_uniform_and_says_so_once() 
     progress = Rows()
     outcome = fit(job(examples=(10, None)), progress)
     uniform = fit(job(FedAvgConfig(weights="uniform")), Silent())
-    assert outcome.student is not None
-    assert uniform.student is not None
     assert all(torch.equal(outcome.student[name], uniform.student[name]) for name in uniform.student)
     [row] = progress.rows
     assert "no num-examples from c1" in row["note"]
@@ -67,7 +63,6 @@ def test_fit_with_a_client_that_tells_no_examples_is_uniform_and_says_so_once() 
 def test_fit_with_first_buffers_keeps_them_and_averages_the_weights() -> None:
     one = job(FedAvgConfig(bn_buffers="first"))
     student, first = fit(one, Silent()).student, one.uploads[0].read()
-    assert student is not None
     assert torch.equal(student["1.running_mean"], first["1.running_mean"])
     assert student["1.num_batches_tracked"].item() == 1
     assert not torch.equal(student["0.weight"], first["0.weight"])

@@ -41,7 +41,6 @@ def test_student_comes_closer_to_the_ensemble_on_images_it_has_not_seen() -> Non
 
 def test_start_at_the_average_weighs_uploads_of_the_students_architecture_by_their_examples() -> None:
     student = run(METHOD, STILL).student
-    assert student is not None
     first, last = UPLOADS[0].read(), UPLOADS[2].read()  # 10 and 30 examples; the one between is another architecture
     for name in ("0.weight", "5.weight", "7.bias"):
         torch.testing.assert_close(student[name], (first[name] + 3 * last[name]) / 4, msg=name)

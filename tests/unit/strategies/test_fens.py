@@ -148,7 +148,6 @@ def test_int8_sends_about_a_quarter_and_predicts_nearly_the_same(tmp_path: Path)
 
     assert 0.25 < sizes["int8"] / sizes["float32"] < 0.35
     spec, (x, _) = outcomes["int8"].ensemble, examples("c0", 50)
-    assert spec is not None
     assert spec.precision == "int8"
     logits = [build_ensemble(fens_job(), replace(spec, precision=precision))(x) for precision in ("float32", "int8")]
     assert 0 < (logits[0] - logits[1]).abs().max() < 0.1 * logits[0].abs().max()
@@ -336,7 +335,6 @@ def test_a_static_aggregator_asks_no_client(tmp_path: Path, aggregator: str) -> 
     outcome = fitted(clients, fens_job(replace(TINY, aggregator=aggregator)))
 
     assert clients.asked == []
-    assert outcome.ensemble is not None
     wanted = {"average": "mean", "weighted": "label-count"}[aggregator]
     assert outcome.ensemble.combiner == wanted
 

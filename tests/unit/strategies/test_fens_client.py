@@ -48,7 +48,6 @@ def test_logits_come_back_from_disk_as_they_were(tmp_path: Path) -> None:
 
     found = LogitCache(str(tmp_path), RUN, "alice").load("e0")
 
-    assert found is not None
     assert found.members == MEMBERS
     np.testing.assert_array_equal(found.values, logits().values)
     np.testing.assert_array_equal(found.labels, logits().labels)

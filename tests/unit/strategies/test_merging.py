@@ -45,7 +45,6 @@ NETS = [trained(seed) for seed in range(3)]
 
 def predicted(result: Result) -> torch.Tensor:
     model = result.student if result.student is not None else result.ensemble
-    assert model is not None
     with torch.no_grad():
         return model(IMAGES)  # type: ignore[no-any-return]
 
@@ -63,10 +62,8 @@ def test_ten_lines_end_with_a_student_and_an_ensemble_and_leave_the_models_alone
         accuracy = found["scores"]["accuracy"]
         assert found["accuracy"] in (0.0, 33.33, 66.67, 100.0)
         assert accuracy["low"] <= accuracy["value"] == pytest.approx(found["accuracy"] / 100, abs=1e-4)
-    assert result.student is not None
     stored = load_file(tmp_path / "merged/student.safetensors")
     assert all(torch.equal(value, stored[key]) for key, value in result.student.state_dict().items())
-    assert result.ensemble is not None
     loaded = load_ensemble_module(tmp_path / "merged", {"Net": Net})
     with torch.no_grad():
         assert torch.equal(loaded(IMAGES), result.ensemble(IMAGES))
@@ -228,8 +225,6 @@ def test_the_card_says_what_was_merged_and_loads_it(
     assert f"from {__name__} import {(model or Net).__name__}" in code
     monkeypatch.chdir(tmp_path)
     exec(code, names)  # noqa: S102  the code that the card shows
-    assert result.student is not None
     with torch.no_grad():
         assert torch.equal(names["student"](IMAGES), result.student.eval()(IMAGES))
-        assert result.ensemble is not None
         assert torch.allclose(names["ensemble"](IMAGES), result.ensemble(IMAGES), atol=1e-6)

@@ -59,7 +59,6 @@ def test_the_first_step_is_the_one_computed_by_hand() -> None:
     wanted = softmax((inputs @ (0.75 * weights[0] + 0.25 * weights[1]).T + 0.75 * biases[0] + 0.25 * biases[1]) / 2)
     weight, bias = weights.mean(0), biases.mean(0)
     error = 2 * (softmax((inputs @ weight.T + bias) / 2) - wanted) / 6  # T^2 d/ds KL(p_T || q_T) = T (q_T - p_T)
-    assert student is not None
     np.testing.assert_allclose(student["1.weight"], weight - 0.5 * error.T @ inputs, atol=1e-5)
     np.testing.assert_allclose(student["1.bias"], bias - 0.5 * error.sum(0), atol=1e-5)
 

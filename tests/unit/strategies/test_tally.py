@@ -68,12 +68,9 @@ def test_fit_resumed_after_a_crash_ends_with_the_same_bits(changes: dict[str, An
 
 def test_outcome_has_the_student_the_ensemble_and_the_first_images(usual: Outcome) -> None:
     job = tiny_job(SMALL)
-    assert usual.ensemble is not None
     assert usual.ensemble.clients == ("c0", "c1", "c2")
-    assert usual.images is not None
     assert torch.equal(usual.images, quantize(noise_images(12, SHAPE, generator(0, "tally", "noise"))))
     many = fit(tiny_job(replace(STILL, images=70)), Silent()).images
-    assert many is not None
     assert many.shape == (64, *SHAPE)
     combiner = build_ensemble(job, usual.ensemble).combiner
     assert isinstance(combiner, OpinionPool)
@@ -84,8 +81,6 @@ def test_outcome_has_the_student_the_ensemble_and_the_first_images(usual: Outcom
 def test_ensemble_s_counts_are_those_that_clients_tell_and_estimates_of_the_others() -> None:
     told = run(METHOD, STILL).ensemble
     silent = fit(tiny_job(STILL, uploads=(telling(UPLOADS[0], label_counts=None), *UPLOADS[1:])), Silent()).ensemble
-    assert told is not None
-    assert silent is not None
     assert (told.combiner, silent.combiner) == ("linear-pool", "linear-pool")
     assert told.weights["counts"].tolist() == [pytest.approx(list(one.label_counts or ())) for one in UPLOADS]
     torch.testing.assert_close(silent.weights["counts"].sum(1), torch.tensor([10.0, 20.0, 30.0]))
@@ -124,7 +119,6 @@ def test_student_starts_fresh_if_set_or_if_no_client_has_its_architecture(start:
     uploads = UPLOADS if start == "fresh" else (upload(1, "wide"), upload(3, "wide"))
     job = tiny_job(replace(STILL, start=start), uploads=uploads)
     student = fit(job, Silent()).student
-    assert student is not None
     for name, value in fresh_student(job).named_parameters():
         torch.testing.assert_close(student[name], value.detach(), msg=name)
 
@@ -146,8 +140,6 @@ def test_client_that_is_left_out_has_no_part_in_start_or_ensemble_and_is_named(m
     outcome = fit(tiny_job(config), book)
     (note,) = book.notes
     assert "left out are c2: they do not agree" in note
-    assert outcome.student is not None
-    assert outcome.ensemble is not None
     assert outcome.ensemble.weights["weights"].tolist() == [1.0, 1.0, 0.0]
     torch.testing.assert_close(outcome.student["0.weight"], FIRST["0.weight"])
     torch.testing.assert_close(outcome.student["7.weight"][[0, 2]], FIRST["7.weight"][[0, 2]])
@@ -257,7 +249,6 @@ def test_larger_weights_move_the_start_no_more_than_the_bound(start: str, attack
 def test_weights_of_usual_size_make_the_plain_average_bit_for_bit(factor: float, clients: int) -> None:
     book = Book()
     student = METHOD.fit(job(factor, clients=clients, start="average"), book).student
-    assert student is not None
     assert book.notes == []
     states = [one.read() for one in job(factor, clients=clients).uploads]
     sizes = [float(40 + 10 * k) for k in range(clients)]
@@ -293,7 +284,5 @@ def test_weights_that_are_not_finite_have_no_part_in_the_start(bad: float) -> No
     assert book.notes == ["the student's start leaves out c2: their weights are not finite"]
     without = replace(job(start="average"), uploads=tuple(one for k, one in enumerate(honest) if k != 2))
     expected = METHOD.fit(without, Book()).student
-    assert student is not None
-    assert expected is not None
     assert torch.equal(student["net.1.running_mean"], expected["1.running_mean"])
     assert bool(student["spare"].isfinite().all())

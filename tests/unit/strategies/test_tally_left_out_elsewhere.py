@@ -40,7 +40,6 @@ def test_co_boosting_never_gives_it_a_weight_again() -> None:
     config = CoBoostingConfig(**FEW, reweighting_data="all", reweighting_step=0.3)
     outcome, book = asked(METHODS["co-boosting"], config, without_numbers(), teacher="tally")
 
-    assert outcome.ensemble is not None
     weights = outcome.ensemble.weights["weights"]
     assert [bool(weight) for weight in weights] == [k != STRANGER for k in range(CLIENTS)]
     assert not torch.equal(weights, (weights > 0).float())  # they were learned
@@ -53,7 +52,6 @@ def test_co_boosting_never_gives_it_a_weight_again() -> None:
 
 def test_a_run_of_tally_that_left_it_out_can_teach_a_generator() -> None:
     first, _ = asked(METHOD, job().config, without_numbers())
-    assert first.ensemble is not None
     assert float(first.ensemble.weights["weights"][STRANGER]) == 0
 
     outcome, book = asked(METHODS["dense"], DenseConfig(**FEW), without_numbers(), teacher=first.ensemble)

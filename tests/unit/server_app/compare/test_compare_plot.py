@@ -31,7 +31,6 @@ def test_a_comparison_draws_and_ranks_the_score_that_metric_names(metric: str, b
     assert [bar.get_width() for bar in axes.patches] == [0.25, 0.75]
     assert axes.get_xlabel() == label
     found = best_of(lines)
-    assert found is not None
     assert found.name == best
 
 
@@ -54,7 +53,6 @@ def test_a_comparison_is_drawn_as_asked_with_spread_single_results_and_the_colou
     dots = [dot for dots in axes.collections if isinstance(dots, PathCollection) for dot in dots.get_offsets().tolist()]
     assert dots == [[60.0, 0.0], [62.0, 0.0], [70.0, 0.0], [1.0, 2.0], [2.0, 2.0]]
     legend = axes.get_legend()
-    assert legend is not None
     assert [text.get_text() for text in legend.get_texts()] == ["student", "ensemble"]
     assert_inside_and_apart(figure, axes.texts)
     assert_inside_and_apart(figure, axes.get_yticklabels())

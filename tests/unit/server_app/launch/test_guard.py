@@ -117,7 +117,6 @@ def test_guarded_when_owners_group_is_killed_cleans_up(stranger: subprocess.Pope
     )
     command = [sys.executable, "-c", script, ORPHAN]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as owner:
-        assert owner.stdout is not None
         folder, orphan = owner.stdout.readline().split()
         assert is_alive(int(orphan))
         os.killpg(owner.pid, signal.SIGKILL)

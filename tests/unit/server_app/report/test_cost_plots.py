@@ -21,7 +21,6 @@ def points(count: int = 12) -> list[Point]:
 
 def texts_of(figure: Figure) -> list[str]:
     legend = figure.axes[0].get_legend()
-    assert legend is not None
     return [text.get_text() for text in legend.get_texts()]
 
 
@@ -29,7 +28,6 @@ def assert_readable(figure: Figure) -> None:
     figure.canvas.draw()
     axes, renderer = figure.axes[0], figure.canvas.get_renderer()  # type: ignore[attr-defined]
     legend = axes.get_legend()
-    assert legend is not None
     assert legend.get_window_extent(renderer).x0 >= axes.get_window_extent().x1
     least, most = axes.get_xlim()
     ticks = [

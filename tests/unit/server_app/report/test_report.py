@@ -74,7 +74,6 @@ def test_labels_when_stacked_add_up_and_the_legend_names_every_class() -> None:
     widths = np.array([bar.get_width() for bar in axes.patches]).reshape(10, 5)
     assert widths.T.tolist() == [list(map(float, row)) for row in counts(5).values()]
     legend = axes.get_legend()
-    assert legend is not None
     assert [text.get_text() for text in legend.get_texts()] == [str(k) for k in range(10)]
     assert_inside_and_apart(figure, legend.get_texts())
     assert legend.get_window_extent(drawn(figure)).x0 >= axes.get_window_extent().x1
@@ -86,7 +85,6 @@ def test_the_curve_has_whole_epochs_and_its_legend_beside_it() -> None:
 
     axes, renderer = figure.axes[0], drawn(figure)
     legend = axes.get_legend()
-    assert legend is not None
     assert [text.get_text() for text in legend.get_texts()] == ["student", "FedAvg (one shot)", "FedENS"]
     assert legend.get_window_extent(renderer).x0 >= axes.get_window_extent().x1
     assert_inside_and_apart(figure, legend.get_texts())

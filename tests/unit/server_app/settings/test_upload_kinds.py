@@ -220,7 +220,6 @@ def test_client_keeps_its_whole_model_and_sends_the_task_s_part_again(tmp_path: 
     whole = kept.load()
     _, again = prepare_upload(settings.app, node, asked, {})
 
-    assert whole is not None
     assert whole[1].keys() > {f"decoder.{key}" for key in first}
     assert first.keys() == again.keys()
     assert all(torch.equal(value, again[key]) for key, value in first.items())

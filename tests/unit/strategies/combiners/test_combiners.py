@@ -324,7 +324,6 @@ def test_a_class_without_examples_never_wins_and_all_is_finite(name: str, calibr
     assert 4 not in found.argmax(1).tolist()
     assert bool((found[:, 4] < found[:, :4].min(1).values).all())
     torch.nn.functional.cross_entropy(found, torch.zeros(11, dtype=torch.long)).backward()  # type: ignore[no-untyped-call]
-    assert z.grad is not None
     assert bool(z.grad.isfinite().all())
 
 

@@ -88,7 +88,6 @@ def flower_round(strategy: FlowerFedAdam, number: int, start: Params, updates: l
         content = RecordDict({"arrays": arrays, "metrics": MetricRecord({"num-examples": weight})})
         replies.append(Message(content, reply_to=question))
     arrays, _ = strategy.aggregate_train(number, replies)
-    assert arrays is not None
     return {key: value.numpy() for key, value in arrays.items()}
 
 

@@ -214,7 +214,6 @@ def test_gradient_of_the_teacher_reaches_the_images(uploads: Any, watched: bool)
     images = INPUTS.clone().requires_grad_()
     teacher = build_teacher(taught(uploads=uploads), Mean(), watched=watched)
     torch.nn.functional.cross_entropy(teacher(images), torch.tensor([0, 1, 2, 0, 1])).backward()  # type: ignore[no-untyped-call]
-    assert images.grad is not None
     assert bool((images.grad.abs().amax((1, 2, 3)) > 0).all())
     assert all(parameter.grad is None for parameter in teacher.members.parameters())
 

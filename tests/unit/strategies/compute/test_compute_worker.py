@@ -103,8 +103,6 @@ def test_task_open_returns_the_servers_images_labels_and_teacher() -> None:
     packed = ActorTask.of(*job(proxy=images, labelled=(images, labels), teacher=teacher), Plain)
     assert (packed.job.proxy, packed.job.labelled, packed.job.teacher) == (None, None, None)
     _, again = packed.open([])
-    assert again.labelled is not None
-    assert again.teacher is not None
     assert torch.equal(again.labelled[0], images)
     assert torch.equal(again.labelled[1], labels)
     assert torch.equal(again.teacher.weights["weights"], torch.tensor([0.25, 0.75]))
@@ -179,10 +177,8 @@ def test_unpack_of_pack_with_outcome_and_snapshot_returns_them() -> None:
         pack(Outcome({"w": torch.ones(2)}, spec, {"fit": 1.5}, torch.zeros(1, 1, 2, 2, dtype=torch.uint8)))
     )
     assert isinstance(outcome, Outcome)
-    assert outcome.ensemble is not None
     assert outcome.ensemble.clients == ("a", "b")
     assert torch.equal(outcome.ensemble.weights["weights"], torch.tensor([0.25, 0.75]))
-    assert outcome.images is not None
     assert outcome.images.dtype == torch.uint8
     snapshot = unpack(pack(Snapshot(3, {"w": torch.ones(1)}, {"pool": torch.zeros(2, 1)})))
     assert (snapshot.step, snapshot.appended["pool"].shape) == (3, (2, 1))

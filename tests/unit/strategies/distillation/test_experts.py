@@ -69,7 +69,6 @@ def test_gradient_reaches_the_images_through_the_gate_too(experts: ByPixels) -> 
     images = IMAGES.clone().requires_grad_()
     right, _ = experts.terms(1.0)
     right.loss(View(NOTHING, images, LABELS, logits)).backward()
-    assert images.grad is not None
     assert bool(images.grad.any())
 
 

@@ -201,7 +201,6 @@ def learner_epochs(job: Job = EPOCHS_JOB) -> Learner:
 
 
 def weight_epochs(outcome: Outcome) -> Tensor:
-    assert outcome.student is not None
     return outcome.student["1.weight"]
 
 

@@ -27,8 +27,6 @@ def test_soft_kl_gradient_of_the_student_is_temperature_times_the_difference_of_
 def test_adversarial_divergence_lets_the_gradient_through_both() -> None:
     teacher, student = A.clone().requires_grad_(), B.clone().requires_grad_()
     adversarial_divergence(teacher, student, 3.0).backward()  # type: ignore[no-untyped-call]
-    assert teacher.grad is not None
-    assert student.grad is not None
     assert float(teacher.grad.abs().sum()) > 0
     assert float(student.grad.abs().sum()) > 0
 
@@ -196,7 +194,6 @@ def test_distill_keeps_frozen_running_statistics_and_computes_with_them(frozen: 
     model = nn.Sequential(nn.BatchNorm1d(5), nn.Dropout(0.5), nn.Linear(5, 3))
     norm = model[0]
     assert isinstance(norm, nn.BatchNorm1d)
-    assert norm.running_mean is not None
     norm.running_mean.fill_(2.0)
     before = {name: value.clone() for name, value in norm.state_dict().items()}
     modes: list[tuple[bool, bool]] = []

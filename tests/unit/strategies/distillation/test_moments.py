@@ -56,11 +56,9 @@ def test_moments_of_a_data_set_are_those_of_its_pixels_in_the_input_space(
 
     found = ImageMoments.of(one, name, Silent())
 
-    assert found is not None
     np.testing.assert_allclose(found.mean.flatten(), mean, atol=6e-4)
     np.testing.assert_allclose(found.deviation.flatten(), deviation, atol=6e-4)
     own = ImageMoments.of(replace(one, normalization=Normalization(*PIXELS[name])), name, Silent())
-    assert own is not None
     assert (own.mean == 0).all()
     assert (own.deviation == 1).all()
 
@@ -71,7 +69,6 @@ def test_moments_are_estimated_from_the_running_statistics_of_models() -> None:
 
     found = estimate_moments(models, 3)
 
-    assert found is not None
     torch.testing.assert_close(found[0].float(), mean, rtol=0, atol=1e-5)
     assert found[1].item() == pytest.approx(0.7, rel=1e-5)
 

@@ -192,7 +192,6 @@ def test_collect_counts_the_bytes_of_both_ways(folder: RoundFolder) -> None:
     grid = FakeGrid({1: named("alice", 1), 2: garbage})
     phase, _ = take(folder, grid)
     answer = named("alice", 1)(grid.asked[0])
-    assert answer is not None
     assert phase.traffic.up == {"alice": count_bytes(answer.content)}
     assert phase.traffic.down == {"alice": count_bytes(grid.asked[0].content)}
     # The bytes before a crash count too.

@@ -59,7 +59,6 @@ def test_start_with_dense_returns_a_student_that_loads_and_is_stored(tmp_path: P
     assert equal(dict(found.outcome.state_dict()), dict(student))
     with RunFolder.open(tmp_path / "run", write=False) as run:
         stored = run.student()
-        assert stored is not None
         assert equal(stored, dict(student))
         assert run.round(1).held() == ["alice", "bob"]
     assert {"clients", "server", "evaluation"} == set(found.account.seconds)

@@ -38,7 +38,6 @@ def test_an_answer_within_the_limit_is_that_of_flower() -> None:
 
     reply = Puller(grid, MIB).pull("1")
 
-    assert reply is not None
     assert (reply.content.array_records["arrays"]["weight"].numpy() == values).all()
     assert link.confirmed == 1
     assert grid._runtime_client is link  # type: ignore[comparison-overlap]
@@ -80,7 +79,6 @@ def test_an_answer_whose_objects_are_lost_is_an_error_of_flower() -> None:
     link.absent, link.lost = set(), set(link.objects)
     reply = puller.pull("1")
 
-    assert reply is not None
     assert reply.error.code == ErrorCode.MESSAGE_UNAVAILABLE
 
 
@@ -94,7 +92,6 @@ def test_an_object_that_an_announcement_names_often_is_pulled_once() -> None:
 
     reply = Puller(grid_of(link), MIB).pull("1")
 
-    assert reply is not None
     assert reply.content.array_records["arrays"]["bias"].numpy() == [1.0]
     assert sorted(link.pulled) == sorted(link.objects)
 

@@ -90,9 +90,6 @@ def outcome_in(root: Path) -> tuple[int, float, float, float] | None:
         if not (done := last_finished_round(run)):
             return None
         kept = load_report(run, job_of(run, done)).outcome
-        assert kept.student is not None
-        assert kept.ensemble is not None
-        assert kept.images is not None
         student, images = run.student(), run.images()
         assert student is not None
         assert images is not None

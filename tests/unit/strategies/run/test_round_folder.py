@@ -157,7 +157,6 @@ def test_save_checkpoint_brings_metrics_to_the_disk_first(folder: RoundFolder, f
     assert folder.load_checkpoint() is None
     folder.save_checkpoint(Snapshot(1, {"a": 1}))
     snapshot = folder.load_checkpoint()
-    assert snapshot is not None
     assert (snapshot.step, snapshot.state) == (1, {"a": 1})
     folder.clear_checkpoint()
     assert folder.load_checkpoint() is None

@@ -123,8 +123,6 @@ def test_student_and_images_come_back_as_saved(run: RunFolder) -> None:
     images = torch.arange(12, dtype=torch.uint8).reshape(1, 3, 2, 2)
     save_weights(run.path / "images.safetensors", {"images": images})
     student, found = run.student(), run.images()
-    assert student is not None
-    assert found is not None
     assert torch.equal(student["w"], STATE["w"])
     assert torch.equal(found, images)
 

@@ -66,7 +66,6 @@ def test_calibration_bins_hold_the_upper_end_and_their_lower_edge() -> None:
     assert error == pytest.approx(0.475, abs=1e-6)
     assert 0 < perfect < error
     fifth = sums_of(torch.zeros(1, 5), [0])
-    assert fifth.calibration is not None
     assert fifth.calibration[0].nonzero()[0].tolist() == [min(int(15 * np.float64(np.float32(0.2))), 14)] == [3]
 
 
@@ -208,11 +207,9 @@ def test_a_gain_counts_the_examples_that_changed() -> None:
     assert pair.discordant.tolist() == [[15, 2], [0, 0]]
     for metric in ("accuracy", "balanced-accuracy"):
         found = gain(first.sums(), second.sums(), pair, metric)
-        assert found is not None
         assert found.value == pytest.approx(13 / 40)
         assert verdict(found) == "gains"
     lower = gain(first.sums(), second.sums(), pair, "log-loss")
-    assert lower is not None
     assert lower.value > 0
     same = gain(first.sums(), first.sums(), first.against(first, 2), "accuracy")
     assert same is not None
@@ -244,7 +241,6 @@ def test_a_gain_in_auroc_is_worked_by_hand() -> None:
     pair = first.against(second, 2)
     assert pair.areas == (ONE // 8, ONE // 8)
     found = gain(first.sums(), second.sums(), pair, "auroc")
-    assert found is not None
     half = 1.959964 * (2 * (1 / 8 + 0.1) / 4) ** 0.5
     assert (found.value, found.low, found.high) == pytest.approx((0.25, 0.25 - half, 0.25 + half))
 
@@ -283,7 +279,6 @@ def test_gains_in_auroc_cover_the_truth_and_pairing_makes_them_narrow() -> None:
             )
             pair = first.against(second, 2)
             found = gain(first.sums(), second.sums(), pair, "auroc")
-            assert found is not None
             covered.append(found.low <= 0.05 <= found.high)
             if run % 20 == 0 and (apart := gain(first.sums(), second.sums(), None, "auroc")) is not None:
                 widths.append((found.high - found.low) / (apart.high - apart.low))
@@ -294,7 +289,6 @@ def test_gains_in_auroc_cover_the_truth_and_pairing_makes_them_narrow() -> None:
 def test_gains_in_auroc_of_a_class_without_examples_and_of_equal_models() -> None:
     equal = of_scores([0.9, 0.8, 0.7], [0.1] * 17)
     found = gain(equal.sums(), equal.sums(), equal.against(equal, 2), "auroc")
-    assert found is not None
     assert verdict(found) == "ties"
     assert found.low < -0.05 < 0.05 < found.high  # three ill patients prove no equality
     alone = of_scores([0.9, 0.8], [])
@@ -381,7 +375,6 @@ def test_differences_are_those_of_sums_and_of_no_order(classes: int) -> None:
     found, pair = paired(first, second), first.against(second, classes)
     for name in ("accuracy", "balanced-accuracy", "auroc", "log-loss"):
         by_sums = gain(first.sums(), second.sums(), pair, name)
-        assert by_sums is not None
         assert found[name].as_json() == pytest.approx(by_sums.as_json(), abs=2e-6), name
     order = np.random.default_rng(0).permutation(60)
     turned, back = paired(first.take(order), second.take(order)), paired(second, first)
@@ -438,7 +431,6 @@ def test_differences_cover_the_truth(n: int, shares: tuple[float, ...]) -> None:
 def describe_classes(model: Answers) -> dict[str, Any]:
     """Return the scores of every class, those of all examples once for each."""
     sums, whole = model.sums(), scores_of(model.sums())
-    assert sums.confusion is not None
     right = np.diag(sums.confusion)
     same = {name: np.full(len(right), whole[name].value) for name in ("accuracy", "log-loss")}
     areas = [row["auroc"]["value"] if row["auroc"] else np.nan for row in per_class(sums)]

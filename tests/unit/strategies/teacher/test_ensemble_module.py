@@ -62,7 +62,6 @@ def test_backward_reaches_the_images_and_no_weight(images: torch.Tensor) -> None
     ensemble = Ensemble([build(0), build(1, width=2)], Mean())
     images.requires_grad_()
     ensemble(images).sum().backward()
-    assert images.grad is not None
     assert images.grad.abs().sum() > 0
     assert all(not p.requires_grad and p.grad is None for p in ensemble.parameters())
 

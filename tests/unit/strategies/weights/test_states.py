@@ -166,14 +166,12 @@ def test_any_module_state_dict_and_file_merges_to_the_same_without_classes(metho
     of_modules = merge(MODELS, method, start=BASE, log=str)
     assert isinstance(of_modules.student, Embedder)
     found = of_modules.outcome.student
-    assert found is not None
     for name, model in MODELS.items():
         save_file(model.state_dict(), tmp_path / f"{name}.safetensors")
     files = {name: tmp_path / f"{name}.safetensors" for name in MODELS}
     states = {name: model.state_dict() for name, model in MODELS.items()}
     for others in (files, states):
         same = merge(others, method, start=BASE.state_dict(), log=str)
-        assert same.outcome.student is not None
         assert all(torch.equal(value, found[name]) for name, value in same.outcome.student.items())
         with pytest.raises(OptionError, match="result.outcome.student; for a module give model="):
             _ = same.student
@@ -189,14 +187,12 @@ def test_a_merge_into_a_folder_has_the_bits_of_one_in_memory(
     """In shards with their index, which a merge of the next round reads, or as one file."""
     states = {name: model.state_dict() for name, model in MODELS.items()}
     wanted = merge(states, method, start=BASE.state_dict(), log=str).outcome.student
-    assert wanted is not None
     for most in (checkpoints.SHARD, 700):
         monkeypatch.setattr(checkpoints, "SHARD", most)
         place = tmp_path / str(most)
         found = merge(states, method, start=BASE.state_dict(), folder=place, log=str).outcome.student
         stored = checkpoints.read_checkpoint(place)
         for one in (found, stored, checkpoints.open_checkpoint(place)):
-            assert one is not None
             assert sorted(one) == sorted(wanted)
             assert all(
                 torch.equal(one[name], value) and one[name].dtype == value.dtype for name, value in wanted.items()
@@ -207,7 +203,6 @@ def test_a_merge_into_a_folder_has_the_bits_of_one_in_memory(
     assert len(parts) > 2
     assert all(len(part) == 1 or sum(value.nbytes for value in part.values()) <= 700 for part in parts)
     again = merge([place, tmp_path / str(5 * 10**9)], method, start=place, log=str).outcome.student
-    assert again is not None
     torch.testing.assert_close(again["embedding.weight"], wanted["embedding.weight"])
     with pytest.raises(StoreError, match="holds files: must be a new or empty folder"):
         merge(states, method, start=BASE.state_dict(), folder=place, log=str)
@@ -288,9 +283,6 @@ def test_task_arithmetic_is_fedavg_at_one_and_the_start_at_zero() -> None:
     )
     mean = merge(MODELS, "fedavg", num_examples=sizes, log=str)
     name = "attention.in_proj_weight"
-    assert whole.outcome.student is not None
-    assert none.outcome.student is not None
-    assert mean.outcome.student is not None
     torch.testing.assert_close(whole.outcome.student[name], mean.outcome.student[name])
     assert torch.equal(none.outcome.student[name], BASE.state_dict()[name])
 
@@ -303,11 +295,6 @@ def test_dare_without_drops_is_its_rule_and_draws_by_the_seed(rule: str) -> None
         for drop, seed in ((0.0, 0), (0.5, 0), (0.5, 0), (0.5, 1))
     )
     name = "embedding.weight"
-    assert kept is not None
-    assert drawn is not None
-    assert again is not None
-    assert other is not None
-    assert plain.outcome.student is not None
     assert torch.equal(kept[name], plain.outcome.student[name])
     assert torch.equal(drawn[name], again[name])
     assert not torch.equal(drawn[name], other[name])

@@ -144,7 +144,6 @@ class NudgeConfig:
 
 
 def nudge(job: Job, progress: Progress) -> Outcome:
-    assert job.start is not None
     count = job.memory["count"] + 1 if job.memory else torch.ones(())
     progress.record({"note": "no label counts"})
     progress.record({"epoch": 1, "moved": job.config.step, "clients": len(job.uploads), "said": "words"})

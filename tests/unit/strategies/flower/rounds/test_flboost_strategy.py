@@ -37,7 +37,6 @@ class AddConfig:
 
 def add(job: Job, progress: Progress) -> Outcome:
     """Add a constant to the start's parameters, and remember how often."""
-    assert job.start is not None
     names = [name for name, _ in job.builders[job.student]().named_parameters()]
     times = (job.memory or {"times": torch.zeros(1)})["times"] + 1
     progress.record({"epoch": 1, "times": float(times)})

@@ -196,7 +196,6 @@ def bad(content: Callable[[RecordDict], None]) -> Client:
 
     def answer(message: Message) -> Message | None:
         reply = good(message)
-        assert reply is not None
         if message.metadata.message_type == MessageType.TRAIN:
             content(reply.content)
         return reply
@@ -314,7 +313,6 @@ def test_own_loop_ends_with_the_bits_of_start(tmp_path: Path, name: str) -> None
         arrays, metrics = found.aggregate_train(number, grid.send_and_receive(messages, timeout=5.0))
         assert metrics is not None
         assert "train-loss" in metrics
-    assert arrays is not None
     assert equal(dict(arrays.to_torch_state_dict()), whole)
     found.close()
 

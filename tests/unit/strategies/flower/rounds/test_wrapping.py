@@ -204,7 +204,6 @@ def test_fedavg_sees_the_same_arrays_as_in_flower() -> None:
     class Saving(FedAvg):
         def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
             arrays, metrics = super().aggregate_train(server_round, replies)
-            assert arrays is not None
             seen.append(set(arrays))
             net().load_state_dict(arrays.to_torch_state_dict(), strict=True)  # as people keep a model in every round
             return arrays, metrics
@@ -214,7 +213,6 @@ def test_fedavg_sees_the_same_arrays_as_in_flower() -> None:
     assert seen == [set(net().state_dict())]
     contents = [records(state, num_examples=n) for state, n in zip(states, EXAMPLES, strict=True)]
     alone, _ = FedAvg().aggregate_train(1, [Message(c, dst_node_id=1, message_type="train") for c in contents])
-    assert alone is not None
     for key, value in alone.to_torch_state_dict().items():
         if value.is_floating_point() and "batches" not in key:
             assert torch.equal(value, model.state[key]), key
