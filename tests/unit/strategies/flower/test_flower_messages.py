@@ -135,7 +135,6 @@ def test_read_reply_when_an_answer_is_bad_says_client_field_and_reason(change: C
         read(content)
     text = str(caught.value)
     assert text.startswith("alice: ")
-    assert "\n" not in text
     assert len(text) < 700
 
 

@@ -92,9 +92,8 @@ def test_read_weights_of_a_file_cut_anywhere_is_a_store_error(tmp_path: Path) ->
     data = path.read_bytes()
     for length in range(len(data)):
         path.write_bytes(data[:length])
-        with pytest.raises(StoreError, match="no readable safetensors") as caught:
+        with pytest.raises(StoreError, match="no readable safetensors"):
             read_weights(path)
-        assert "\n" not in str(caught.value)
 
 
 def test_read_weights_of_random_or_damaged_headers_is_a_store_error_or_tensors(tmp_path: Path) -> None:

@@ -55,7 +55,6 @@ def test_method_that_makes_images_is_refused_for_other_examples(name: str, shape
     assert f"shape is {shape}: method {name!r} needs that the examples are images" in str(caught.value)
     assert "fedens" in str(caught.value)
     assert "dense" not in str(caught.value).partition("Choose")[2]
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
