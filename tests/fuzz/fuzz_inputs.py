@@ -27,14 +27,6 @@ values = st.recursive(
 )
 
 
-def nested(depth: int) -> list[Any]:
-    """Return a list in a list in a list."""
-    found: list[Any] = []
-    for _ in range(depth):
-        found = [found]
-    return found
-
-
 @st.composite
 def mutated(draw: st.DrawFn, *good: bytes, most: int = 4) -> bytes:
     """Good bytes with a few changes; rarely bytes that never were good."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -43,3 +44,18 @@ def close(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
         monkeypatch.setattr(os, "stat", refuse)
 
     return closed
+
+
+@pytest.fixture
+def said() -> Iterator[list[str]]:
+    """The lines that are logged by Flower's logger."""
+    lines: list[str] = []
+
+    class Ear(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append(record.getMessage())
+
+    ear, logger = Ear(logging.INFO), logging.getLogger("flwr")
+    logger.addHandler(ear)
+    yield lines
+    logger.removeHandler(ear)

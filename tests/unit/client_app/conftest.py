@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 
 @pytest.fixture
@@ -13,3 +15,11 @@ def in_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     act_in_a_run(monkeypatch)
     wait_without_time(monkeypatch)
     monkeypatch.setenv("ONESHOT_CLIENT_STATE", str(tmp_path / "state"))
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    """The app sets its process's threads; the tests are one process."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)

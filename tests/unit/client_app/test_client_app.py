@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -33,14 +33,6 @@ from strategies.uploads.packed import ensemble_digest
 RUN = "0123456789abcdef" * 2
 CLIENTS = 4
 SIGNATURES = Signatures(builders(10, (1, 16, 16)))
-
-
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    """The app sets its process's threads; the tests are one process."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import pickle
+import re
 import struct
 from collections.abc import Callable
 from dataclasses import replace
@@ -182,10 +183,8 @@ def test_a_set_that_is_not_there_off_the_network_is_one_line_and_no_attempt(
     monkeypatch.setattr("urllib.request.urlopen", attempt)
 
     left_out = next(iter(GROUPS[name].domains)) if name in GROUPS else ""
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError, match=re.escape(str(tmp_path))):
         open_split(name, "train", root=str(tmp_path), left_out=left_out, image_size=8 * (name == "pacs"))
-
-    assert str(tmp_path) in str(caught.value)
 
 
 # A folder of images as a data set.

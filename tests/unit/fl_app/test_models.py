@@ -204,9 +204,6 @@ def test_models_that_cannot_be_cut_are_refused_and_not_accepted() -> None:
     assert accepted[4] == {"resnet18+block", "resnet18-narrow+block"}
 
 
-# The faster form of a frozen net against the net itself.
-
-
 # Models of rows and of texts: formulas, shapes, what they refuse, and how they go through training and ensembles.
 
 

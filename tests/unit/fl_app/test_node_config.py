@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -139,10 +140,8 @@ def test_path_outside_the_read_folders_is_refused_whether_it_exists_or_not(tmp_p
     ],
 )
 def test_config_with_a_value_out_of_range_is_one_line_with_key_and_range(facts: dict[str, Any], line: str) -> None:
-    with pytest.raises(OptionError) as caught:
+    with pytest.raises(OptionError, match=re.escape(line)):
         node_facts(facts, {})
-
-    assert line in str(caught.value)
 
 
 def test_unlisted_architecture_is_refused() -> None:

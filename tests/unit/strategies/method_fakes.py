@@ -8,11 +8,14 @@ from dataclasses import fields, replace
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from strategies.core.facts import UploadFacts
 from strategies.method import Job, Method, Normalization, Outcome, Silent, Snapshot, Upload
+from strategies.teacher.augment import Standardize
+from strategies.teacher.student import fresh_student
 
 SHAPE = (2, 8, 8)
 # Of the methods with a generator: as small as they get, in the same arithmetic on every processor.
@@ -128,6 +131,17 @@ def close(one: Outcome, other: Outcome, atol: float = 1e-4) -> None:
 
 def run(method: Method, config: Any, *, seed: int = 0) -> Outcome:
     return method.fit(tiny_job(config, seed=seed), Silent())
+
+
+def logits_of(job: Job) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Return the fresh student's logits [B, C] and the clients' [M, B, C] on the images as they are."""
+    inputs = Standardize(job.normalization)(PROXY / 255)
+    found = []
+    for upload in job.uploads:
+        model = BUILDERS[upload.architecture]().eval()
+        model.load_state_dict(upload.read())
+        found.append(model(inputs).detach().double().numpy())
+    return fresh_student(job)(inputs).detach().double().numpy(), np.stack(found)
 
 
 def check_resume(method: Method, config: Any, **also: Any) -> None:

@@ -4,12 +4,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from method_fakes import BUILDERS, OTHER, PROXY, Book, check_option, check_resume, options_to_try, tiny_job
+from method_fakes import OTHER, Book, check_option, check_resume, logits_of, options_to_try, tiny_job
 
-from strategies.method import Job
 from strategies.methods.fed_et import METHOD, FedEtConfig, Judgement, confidence, fit, transfer_loss
-from strategies.teacher.augment import Standardize
-from strategies.teacher.student import fresh_student
 
 SMALL = FedEtConfig(epochs=3, batch_size=5, student_lr=0.01)
 RNG = torch.Generator().manual_seed(4)
@@ -81,17 +78,6 @@ def test_fit_minimises_the_loss_of_the_clients_judgements() -> None:
     book = Book()
     fit(job, book)
     assert book.rows[0]["distillation"] == pytest.approx(loss_by_hand(student, members, 0.7, 3.0), rel=1e-4)
-
-
-def logits_of(job: Job) -> tuple[Array, Array]:
-    """Return the fresh student's logits [B, C] and the clients' [M, B, C] on the images as they are."""
-    inputs = Standardize(job.normalization)(PROXY / 255)
-    found = []
-    for upload in job.uploads:
-        model = BUILDERS[upload.architecture]().eval()
-        model.load_state_dict(upload.read())
-        found.append(model(inputs).detach().double().numpy())
-    return fresh_student(job)(inputs).detach().double().numpy(), np.stack(found)
 
 
 @pytest.mark.parametrize("changes", [{}, {"augmentation": "crop-flip"}])

@@ -162,9 +162,6 @@ def test_every_option_is_tried_here() -> None:
     assert {field.name for field in fields(FedGenConfig)} == OTHER.keys() | elsewhere
 
 
-# Label counts.
-
-
 # The description of the generator for the clients.
 
 

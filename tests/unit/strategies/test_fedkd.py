@@ -3,12 +3,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from method_fakes import BUILDERS, OTHER, PROXY, UPLOADS, Book, check_option, check_resume, options_to_try, tiny_job
+from method_fakes import (
+    OTHER,
+    UPLOADS,
+    Book,
+    check_option,
+    check_resume,
+    logits_of,
+    options_to_try,
+    tiny_job,
+)
 
 from strategies.method import Job
 from strategies.methods.fedkd import METHOD, FedKdConfig, fit
-from strategies.teacher.augment import Standardize
-from strategies.teacher.student import fresh_student
 
 SMALL = FedKdConfig(epochs=3, batch_size=5, student_lr=0.01)
 # One step on all images; the student, which has no dropout, hardly moves.
@@ -18,17 +25,6 @@ Array = np.ndarray[Any, Any]
 
 def still_job(**changes: Any) -> Job:
     return replace(tiny_job(replace(STILL, **changes)), student="wide")
-
-
-def logits_of(job: Job) -> tuple[Array, Array]:
-    """Return the fresh student's logits [B, C] and the clients' [M, B, C] on the images as they are."""
-    inputs = Standardize(job.normalization)(PROXY / 255)
-    found = []
-    for upload in job.uploads:
-        model = BUILDERS[upload.architecture]().eval()
-        model.load_state_dict(upload.read())
-        found.append(model(inputs).detach().double().numpy())
-    return fresh_student(job)(inputs).detach().double().numpy(), np.stack(found)
 
 
 def recorded(job: Job) -> float:

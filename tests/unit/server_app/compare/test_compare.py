@@ -389,15 +389,6 @@ def test_a_cell_that_fails_is_reported_and_the_others_are_in_the_table(
     assert "error" not in json.loads(better.stdout)
 
 
-# What a cell costs.
-
-
-# Runs of another project.
-
-
-# The printed table.
-
-
 # In processes of their own.
 
 ENTRY = "from server_app.__main__ import main; main()"

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -129,20 +127,6 @@ def test_control_variate_is_remembered_and_a_round_that_is_asked_again_is_answer
     ]
     again = RoundState(tmp_path / "run2", "alice")
     assert equal(scaffold_round(again, 1, 1), first)
-
-
-@pytest.fixture
-def said() -> Any:
-    lines: list[str] = []
-
-    class Ear(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            lines.append(record.getMessage())
-
-    ear, logger = Ear(), logging.getLogger("flwr")
-    logger.addHandler(ear)
-    yield lines
-    logger.removeHandler(ear)
 
 
 @pytest.mark.parametrize("damage", ["gone", "torn"])

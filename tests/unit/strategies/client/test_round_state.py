@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +13,6 @@ from strategies.client.corrections import LocalUpdate
 from strategies.client.round_state import RoundState
 
 State = dict[str, torch.Tensor]
-
-
-@pytest.fixture
-def said() -> Iterator[list[str]]:
-    lines: list[str] = []
-
-    class Ear(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            lines.append(record.getMessage())
-
-    ear, logger = Ear(), logging.getLogger("flwr")
-    logger.addHandler(ear)
-    yield lines
-    logger.removeHandler(ear)
 
 
 def versions(folder: Path) -> list[int]:

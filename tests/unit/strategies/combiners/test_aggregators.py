@@ -31,12 +31,6 @@ def array(*values: object) -> Array:
     return np.array(values, dtype=np.float32)
 
 
-# The names
-
-
-# Initial parameters
-
-
 # The forms, on numbers by hand: M = 2, B = 1
 
 
@@ -59,15 +53,6 @@ def test_combine_of_members_in_another_order_is_the_same(name: str) -> None:
     combined = AGGREGATORS[name].forward(permuted(name, params, order), logits[order])
 
     np.testing.assert_allclose(combined, AGGREGATORS[name].forward(params, logits), rtol=2e-5, atol=2e-5)
-
-
-# Gradients: their values are tested against automatic differentiation, in tests/reference
-
-
-# Foreign parameters
-
-
-# Local steps
 
 
 # All of it together

@@ -4,7 +4,7 @@ import gc
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from strategies.method import Job, Method, Normalization, Outcome, Progress, Sil
 pytestmark = [
     pytest.mark.ray,
     pytest.mark.slow,
+    pytest.mark.usefixtures("local_ray"),
     # Ray's own: a tip on its next release, and log files and processes that it leaves to the garbage collector.
     pytest.mark.filterwarnings("ignore::FutureWarning:ray"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
@@ -29,16 +30,6 @@ pytestmark = [
 ]
 
 ray = pytest.importorskip("ray")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def local_ray() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        patch.delenv("RAY_ADDRESS", raising=False)
-        ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
-        yield
-        ray.shutdown()
 
 
 def fit(job: Job, progress: Progress) -> Outcome:

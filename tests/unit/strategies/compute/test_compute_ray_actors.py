@@ -7,7 +7,6 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from strategies.method import Job, Method, Normalization, Outcome, Progress, Sil
 pytestmark = [
     pytest.mark.ray,
     pytest.mark.slow,
+    pytest.mark.usefixtures("local_ray"),
     # Ray's own: a tip on its next release, and log files and processes that it leaves to the garbage collector.
     pytest.mark.filterwarnings("ignore::FutureWarning:ray"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
@@ -32,16 +32,6 @@ pytestmark = [
 ]
 
 ray = pytest.importorskip("ray")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def local_ray() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        patch.delenv("RAY_ADDRESS", raising=False)
-        ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
-        yield
-        ray.shutdown()
 
 
 @dataclass(frozen=True)

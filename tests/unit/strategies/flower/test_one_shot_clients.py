@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -86,9 +87,8 @@ def test_strategy_when_an_argument_is_out_of_range_refuses_it(
 def test_strategy_whose_server_stage_cannot_work_refuses_before_a_client_does(
     tmp_path: Path, changes: dict[str, Any], reason: str
 ) -> None:
-    with pytest.raises(OptionError) as caught:
+    with pytest.raises(OptionError, match=re.escape(reason)):
         dense(tmp_path / "run", **changes)
-    assert reason in str(caught.value)
     assert not (tmp_path / "run").exists()
 
 

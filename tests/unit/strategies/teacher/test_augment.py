@@ -39,6 +39,3 @@ def test_standardize_subtracts_the_mean_and_divides_by_the_deviation_per_channel
     pixels = torch.tensor([0.5, 1.0]).view(1, 2, 1, 1)
     result = Standardize(Normalization((0.5, 0.0), (0.25, 0.5)))(pixels)
     assert result.flatten().tolist() == [0.0, 2.0]
-
-
-# Members asked once: the same scores, fewer forward passes.

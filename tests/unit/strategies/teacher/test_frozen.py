@@ -130,6 +130,3 @@ def test_pooling_keeps_a_twelfth_of_torch_s_memory() -> None:
         return sum(sizes)
 
     assert kept(lean_max_pool2d) * 12 == kept(F.max_pool2d)
-
-
-# Copies in place of built modules: equal, apart from each other, and refused where a copy would not be whole.

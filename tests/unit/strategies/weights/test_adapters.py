@@ -46,7 +46,6 @@ class Net(nn.Module):
         return self.head(found)
 
 
-TOKENS = torch.randint(0, 11, (5, 4), generator=torch.Generator().manual_seed(0))
 DENSE = ["embed", "first", "square", "conv", "point"]
 
 

@@ -127,9 +127,6 @@ def test_scaffold_reaches_the_optimum_where_fedavg_with_unequal_steps_stalls() -
     assert scaffold_limit() == pytest.approx(OPTIMUM, abs=1e-4)
 
 
-# Its options, and what tables call it.
-
-
 # A method as the stage of every round: its input, its results, its log lines, and the methods that can.
 
 

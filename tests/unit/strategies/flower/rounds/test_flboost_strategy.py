@@ -142,9 +142,6 @@ def test_every_round_begins_with_the_refined_model(tmp_path: Path) -> None:
     assert [row["times"] for row in rows_of(tmp_path / "run")] == [1, 2]  # it remembers
 
 
-# Who is asked.
-
-
 # Faults.
 
 

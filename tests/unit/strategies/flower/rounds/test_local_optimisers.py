@@ -207,6 +207,3 @@ def test_corrections_reach_the_optimum_where_fedavg_stalls(tmp_path: Path, setti
     """Each client is away in every third round."""
     found = end_of(tmp_path / "run", unlike(tmp_path / "disk", absent=True), rounds=24, **settings)
     np.testing.assert_allclose(found, OPTIMUM, atol=1e-3)
-
-
-# What clients remember belongs to answers that counted, and to what the server goes on from.

@@ -290,9 +290,6 @@ def test_strategy_that_cannot_be_refined_is_refused_in_a_line(base: Any, reason:
         wrap(base)
 
 
-# Requests and answers of stock ClientApps.
-
-
 # Who is asked.
 
 
