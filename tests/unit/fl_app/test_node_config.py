@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from fl_app.node_policy import CACHE_MIB, FREE, NodePolicy
 from strategies.core.errors import DataError, OptionError, UploadError
 
 SIMULATED = {"partition-id": 1, "num-partitions": 3}
+NAMED = {"client": "hospital-a"}
 
 
 @pytest.fixture
@@ -46,21 +48,18 @@ def test_simulated_node_takes_the_config_of_its_number_and_nothing_of_flower_s(
         node_facts({"partition-id": 3, "num-partitions": 4}, {"client.nodes": str(nodes)})
 
 
-@pytest.mark.parametrize("config", [SIMULATED, {"client": "hospital-a", **SIMULATED}, {}])
-def test_deployed_node_refuses_to_be_another(
-    nodes: Path, config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("config", "environment"),
+    [(SIMULATED, {}), ({**NAMED, **SIMULATED}, {}), ({}, {}), ({**NAMED, **SIMULATED}, {SUPERNODES_VARIABLE: "3"})],
+)
+def test_a_deployed_node_and_one_with_a_name_of_its_own_refuse_to_be_another(
+    nodes: Path, config: dict[str, Any], environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(SUPERNODES_VARIABLE, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
     with pytest.raises(OptionError, match="'client.nodes' is .*: must be '' outside `oneshot run`"):
         node_facts(config, {"client.nodes": str(nodes)})
-
-
-def test_node_with_a_name_of_its_own_refuses_to_be_another_even_in_a_simulation(
-    nodes: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(SUPERNODES_VARIABLE, "3")
-    with pytest.raises(OptionError, match="must be '' outside `oneshot run`"):
-        node_facts({"client": "hospital-a", **SIMULATED}, {"client.nodes": str(nodes)})
 
 
 @pytest.mark.parametrize(
@@ -153,24 +152,21 @@ def test_unlisted_architecture_is_refused() -> None:
     FREE.check_architecture("resnet34")
 
 
-def test_a_run_s_own_code_is_refused_by_a_deployed_node_that_does_not_list_it() -> None:
-    listing = NodePolicy.of({"architectures": "lenet5, own.models:Net"}, deployed=True)
-
-    listing.check_architecture("own.models:Net")
-    FREE.check_architecture("own.models:Net")
-    NodePolicy(deployed=True).check_architecture("lenet5")
-    with pytest.raises(UploadError, match="'own.models:Net' is not permitted on this node: must be among this node"):
-        NodePolicy(deployed=True).check_architecture("own.models:Net")
-
-
-def test_a_data_source_of_a_run_s_own_code_is_refused_by_a_deployed_node_that_does_not_list_it() -> None:
-    listing = NodePolicy.of({"data-sources": "own.data:load, own.data:other"}, deployed=True)
-
-    listing.check_source("own.data:other")
-    FREE.check_source("own.data:load")
-    NodePolicy(deployed=True).check_source("cifar10")
-    with pytest.raises(UploadError, match="'own.data:load': must be among this node's 'd"):
-        NodePolicy(deployed=True).check_source("own.data:load")
+@pytest.mark.parametrize(
+    ("key", "check", "shipped", "own"),
+    [
+        ("architectures", NodePolicy.check_architecture, "lenet5", "own.models:Net"),
+        ("data-sources", NodePolicy.check_source, "cifar10", "own.data:load"),
+    ],
+)
+def test_a_run_s_own_code_is_refused_by_a_deployed_node_that_does_not_list_it(
+    key: str, check: Callable[[NodePolicy, str], None], shipped: str, own: str
+) -> None:
+    check(NodePolicy.of({key: f"own.other:Any, {own}"}, deployed=True), own)
+    check(FREE, own)
+    check(NodePolicy(deployed=True), shipped)
+    with pytest.raises(UploadError, match=f"'{own}'.*: must be among this node's '{key}'"):
+        check(NodePolicy(deployed=True), own)
 
 
 def test_run_without_privacy_is_refused_where_there_is_a_budget() -> None:

@@ -158,7 +158,10 @@ def literal_weighted(labels: np.ndarray, num_clients: int, alpha: float, rng: np
     return [*parts, rest]
 
 
-def moments(draw: Callable[[np.random.Generator], list], labels: np.ndarray, runs: int) -> tuple[np.ndarray, ...]:
+Draw = Callable[[np.random.Generator], list]
+
+
+def moments(draw: Draw, labels: np.ndarray, runs: int) -> tuple[np.ndarray, ...]:
     """Means of the label counts [n, C] and of their products [nC, nC] over many seeds."""
     counts = [label_counts(labels, draw(np.random.default_rng(seed)), 3).flatten() for seed in range(runs)]
     return np.mean(counts, axis=0), np.mean([np.outer(row, row) for row in counts], axis=0)
@@ -171,10 +174,13 @@ def test_lognormal_sizes_follow_the_formula() -> None:
     assert 1003 - 10 < sizes.sum() <= 1003
 
 
+BY_CLASS = positions_by_class(5, 2, 6)
+OWN = np.repeat([0, 1, 2], [5, 2, 6])
+
+
 @pytest.mark.slow
 def test_fill_with_fixed_priors_has_the_moments_of_the_rejection_loop() -> None:
-    by_class, sizes = positions_by_class(5, 2, 6), np.array([4, 3, 5])
-    labels = np.repeat([0, 1, 2], [5, 2, 6])
+    by_class, labels, sizes = BY_CLASS, OWN, np.array([4, 3, 5])
     priors = np.array([[0.7, 0.2, 0.1], [0.3, 0.6, 0.1], [0.45, 0.5, 0.05]])
     mean, products = moments(lambda rng: partitioners.fill(by_class, sizes, rng, priors=priors), labels, 3000)
     literal_mean, literal_products = moments(lambda rng: literal_fill(by_class, sizes, priors, rng), labels, 3000)
@@ -186,24 +192,24 @@ def test_fill_with_fixed_priors_has_the_moments_of_the_rejection_loop() -> None:
 
 
 @pytest.mark.slow
-def test_dirichlet_over_classes_has_the_moments_of_the_rejection_loop() -> None:
-    by_class, labels = positions_by_class(5, 2, 6), np.repeat([0, 1, 2], [5, 2, 6])
-
-    def literal(rng: np.random.Generator) -> list:
-        return literal_fill(by_class, np.array([4, 4, 4]), rng.dirichlet([1.5] * 3, size=3), rng)
-
-    mean, products = moments(
-        lambda rng: partitioners.dirichlet_over_classes(by_class, 3, rng, alpha=1.5, sigma=0), labels, 3000
+@pytest.mark.parametrize(
+    ("draw", "literal"),
+    [
+        (
+            lambda rng: partitioners.dirichlet_over_classes(BY_CLASS, 3, rng, alpha=1.5, sigma=0),
+            lambda rng: literal_fill(BY_CLASS, np.array([4, 4, 4]), rng.dirichlet([1.5] * 3, size=3), rng),
+        ),
+        (
+            lambda rng: partitioners.weighted_draws(BY_CLASS, 3, rng, alpha=2.0),
+            lambda rng: literal_weighted(OWN, 3, 2.0, rng),
+        ),
+    ],
+    ids=["dirichlet", "weighted"],
+)
+def test_divisions_have_the_moments_of_draws_one_after_the_other(draw: Draw, literal: Draw) -> None:
+    (mean, products), (literal_mean, literal_products) = (
+        moments(draw, OWN, 3000),
+        moments(literal, OWN, 3000),
     )
-    literal_mean, literal_products = moments(literal, labels, 3000)
-    np.testing.assert_allclose(mean, literal_mean, atol=0.12)
-    np.testing.assert_allclose(products, literal_products, atol=0.6)
-
-
-@pytest.mark.slow
-def test_weighted_draws_have_the_moments_of_draws_one_after_the_other() -> None:
-    by_class, labels = positions_by_class(5, 2, 6), np.repeat([0, 1, 2], [5, 2, 6])
-    mean, products = moments(lambda rng: partitioners.weighted_draws(by_class, 3, rng, alpha=2.0), labels, 3000)
-    literal_mean, literal_products = moments(lambda rng: literal_weighted(labels, 3, 2.0, rng), labels, 3000)
     np.testing.assert_allclose(mean, literal_mean, atol=0.12)
     np.testing.assert_allclose(products, literal_products, atol=0.6)

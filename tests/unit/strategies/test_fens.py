@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -153,36 +154,31 @@ def test_int8_sends_about_a_quarter_and_predicts_nearly_the_same(tmp_path: Path)
     assert 0 < (logits[0] - logits[1]).abs().max() < 0.1 * logits[0].abs().max()
 
 
-def test_a_client_that_lost_its_disk_gets_the_ensemble_again_and_the_others_go_on(tmp_path: Path) -> None:
-    clients = DirectClients(tmp_path)
+def forgetful(place: Path, name: str, when: Callable[[DirectClients, Answer], bool]) -> DirectClients:
+    """Clients of whom one loses its disk, once."""
     lost: list[str] = []
 
     def lose(answer: Answer) -> Answer:
-        if answer.facts.get("round") == 2 and answer.client == "c2" and not lost:
-            lost.append("c2")
-            for path in tmp_path.rglob("c2-ensembles-*/*.npz"):
+        if when(clients, answer) and not lost:
+            lost.append(name)
+            for path in place.rglob(f"{name}-ensembles-*/*.npz"):
                 path.unlink()
         return answer
 
-    clients.spoil = lose
+    clients = DirectClients(place, spoil=lose)
+    return clients
+
+
+def test_a_client_that_lost_its_disk_gets_the_ensemble_again_and_the_others_go_on(tmp_path: Path) -> None:
+    clients = forgetful(tmp_path, "c2", lambda _, answer: (answer.client, answer.facts.get("round")) == ("c2", 2))
     fitted(clients)
 
-    assert lost
     assert clients.steps("ensemble") == ["c0", "c1", "c2", "c2"]
     assert clients.refused == []
 
 
 def test_a_client_that_lost_its_disk_before_the_votes_is_asked_again(tmp_path: Path) -> None:
-    clients, lost = DirectClients(tmp_path), list[str]()
-
-    def lose(answer: Answer) -> Answer:
-        if len(clients.steps("ensemble")) == 3 and not lost:
-            lost.append("c1")
-            for path in tmp_path.rglob("c1-ensembles-*/*.npz"):
-                path.unlink()
-        return answer
-
-    clients.spoil = lose
+    clients = forgetful(tmp_path, "c1", lambda clients, _: len(clients.steps("ensemble")) == 3)
     outcome = fitted(clients, fens_job(replace(TINY, aggregator="voting")))
 
     assert weights(outcome)["counts"].sum() == 3 * 3 * 9  # members, clients, examples

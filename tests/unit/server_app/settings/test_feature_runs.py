@@ -188,12 +188,6 @@ def test_a_private_upload_is_in_the_ledger_before_anything_of_it_is_kept_or_sent
     assert seen == [1]
 
 
-def test_lda_with_a_budget_is_refused_before_any_client_spends_it() -> None:
-    given = {**SETTINGS, "method": "lda", "privacy.epsilon": 1.0, "client.share-label-counts": False}
-    with pytest.raises(OptionError, match=r"'method' is 'lda': must be one of .*ridge"):
-        check_needs_of_settings(read_settings(given))
-
-
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> Path:
     given = {**SETTINGS, "features.moments": True}
@@ -235,13 +229,14 @@ def test_spherical_fedpft_takes_every_upload_and_diagonal_refuses_those_without_
     ("given", "message"),
     [
         ({"method": "fedpft"}, r"'method' is 'fedpft': must be one of .*ridge"),
+        ({"method": "lda"}, r"'method' is 'lda': must be one of .*ridge"),
         (
             {"features.moments": True},
             r"'features.moments' is True: must be False .*; the sums of squares carry no nois",
         ),
     ],
 )
-def test_sums_of_squares_with_a_budget_are_refused_before_any_client_spends_it(
+def test_lda_and_sums_of_squares_with_a_budget_are_refused_before_any_client_spends_it(
     given: dict[str, Any], message: str
 ) -> None:
     private = {**SETTINGS, "privacy.epsilon": 1.0, "client.share-label-counts": False}

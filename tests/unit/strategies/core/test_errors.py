@@ -155,28 +155,25 @@ def test_facts_come_back_equal_through_json(facts: dict[str, Any], tmp_path: Pat
     assert read_facts(tmp_path / "a.json") == facts
 
 
-@pytest.mark.parametrize("facts", [FACTS, {}])
-def test_facts_without_a_digest_are_an_error(facts: dict[str, Any], tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text(json.dumps(facts))
-    with pytest.raises(StoreError, match="its digest differs"):
-        read_facts(tmp_path / "a.json")
-
-
 def test_a_list_has_no_digest(tmp_path: Path) -> None:
     (tmp_path / "b.json").write_text("[1]")
     assert read_facts(tmp_path / "b.json") == [1]
 
 
-@pytest.mark.parametrize("change", [{"a": 2}, {"digest": "0" * 64}, {"digest": 3}, {"digest": None}, {"z": 1}])
-def test_changed_facts_are_an_error_that_names_the_file(change: dict[str, Any], tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text(json.dumps({**with_digest(FACTS), **change}))
+@pytest.mark.parametrize(
+    "facts",
+    [
+        FACTS, {}, with_digest(FACTS) | {"a": 2}, with_digest(FACTS) | {"digest": "0" * 64},
+        with_digest(FACTS) | {"z": 1},
+        with_digest(FACTS) | {"digest": 3}, with_digest(FACTS) | {"digest": None},
+        {**FACTS, "digesu": with_digest(FACTS)["digest"]},
+    ],
+)  # fmt: skip
+def test_facts_that_are_not_those_of_their_digest_are_an_error_that_names_the_file(
+    facts: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "a.json").write_text(json.dumps(facts))
     with pytest.raises(StoreError, match=r"a\.json: damaged.*its digest differs"):
-        read_facts(tmp_path / "a.json")
-
-
-def test_digest_under_a_changed_key_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text(json.dumps(with_digest(FACTS)).replace('"digest"', '"digesu"'))
-    with pytest.raises(StoreError, match="its digest differs"):
         read_facts(tmp_path / "a.json")
 
 

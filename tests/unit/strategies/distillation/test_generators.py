@@ -22,12 +22,9 @@ from strategies.distillation.matched import draw_labels, shares_of
 from strategies.method import Job, Normalization, Silent, Upload
 
 
-def plain(fast: DenseGenerator, channels: int, side: int) -> nn.Sequential:
-    """The generator as the papers write it, with the same weights."""
-    s = side // 4
-    model = nn.Sequential(
-        nn.Linear(fast.project.in_features, 128 * s * s),
-        nn.Unflatten(1, (128, s, s)),
+def enlarging(channels: int) -> list[nn.Module]:
+    """Return the layers that all generators of images have, as the papers write them."""
+    return [
         nn.BatchNorm2d(128),
         nn.Upsample(scale_factor=2),
         nn.Conv2d(128, 128, 3, padding=1, bias=False),
@@ -38,8 +35,14 @@ def plain(fast: DenseGenerator, channels: int, side: int) -> nn.Sequential:
         nn.BatchNorm2d(64),
         nn.LeakyReLU(0.2),
         nn.Conv2d(64, channels, 3, padding=1),
-        nn.Sigmoid(),
-    )
+    ]
+
+
+def plain(fast: DenseGenerator, channels: int, side: int) -> nn.Sequential:
+    """The generator as the papers write it, with the same weights."""
+    s = side // 4
+    first = nn.Linear(fast.project.in_features, 128 * s * s), nn.Unflatten(1, (128, s, s))
+    model = nn.Sequential(*first, *enlarging(channels), nn.Sigmoid())
     with torch.no_grad():
         for mine, theirs in zip(model.parameters(), fast.parameters(), strict=True):
             mine.copy_(theirs)
@@ -128,20 +131,7 @@ class Plain(nn.Module):
         super().__init__()
         self.side, channels = fast.first[1], fast.pixels.out_channels
         self.l1, self.l2 = nn.Linear(5, 64 * self.side**2), nn.Linear(4, 64 * self.side**2)
-        self.rest = nn.Sequential(
-            nn.BatchNorm2d(128),
-            nn.Upsample(scale_factor=2),
-            nn.Conv2d(128, 128, 3, padding=1, bias=False),
-            nn.BatchNorm2d(128),
-            nn.LeakyReLU(0.2),
-            nn.Upsample(scale_factor=2),
-            nn.Conv2d(128, 64, 3, padding=1, bias=False),
-            nn.BatchNorm2d(64),
-            nn.LeakyReLU(0.2),
-            nn.Conv2d(64, channels, 3, padding=1),
-            nn.Tanh(),
-            nn.BatchNorm2d(channels, affine=False),
-        )
+        self.rest = nn.Sequential(*enlarging(channels), nn.Tanh(), nn.BatchNorm2d(channels, affine=False))
         with torch.no_grad():
             for mine, theirs in zip(self.parameters(), fast.parameters(), strict=True):
                 mine.copy_(theirs)

@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -96,21 +97,21 @@ def kl(first: np.ndarray, second: np.ndarray) -> float:
 s, f, y, a = STUDENT.numpy(), MEMBERS.numpy(), CONSENSUS_LABELS.numpy(), WEIGHTS.numpy()
 
 
-def test_discrepancy_of_logits_is_the_weighted_mean_absolute_difference() -> None:
-    wanted = np.mean([sum(a[k, i] * np.abs(s[i] - f[k, i]).mean() for k in range(M)) for i in range(CONSENSUS_B)])
-    assert float(discrepancy(STUDENT, MEMBERS, WEIGHTS, "logits")) == pytest.approx(wanted, rel=1e-12)
+BETWEEN: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
+    "logits": lambda mine, theirs: np.abs(mine - theirs).mean(),
+    "kl": lambda mine, theirs: kl(softmax(mine), softmax(theirs)),  # the student first
+    "mse": lambda mine, theirs: ((mine - theirs) ** 2).mean(),
+}
 
 
-def test_discrepancy_by_kl_has_the_student_first() -> None:
-    wanted = np.mean([sum(a[k, i] * kl(softmax(s[i]), softmax(f[k, i])) for k in range(M)) for i in range(CONSENSUS_B)])
-    assert float(discrepancy(STUDENT, MEMBERS, WEIGHTS, "kl")) == pytest.approx(wanted, rel=1e-12)
-
-
-def test_discrepancy_by_squares_is_the_weighted_mean_over_classes() -> None:
-    wanted = np.mean([sum(a[k, i] * ((s[i] - f[k, i]) ** 2).mean() for k in range(M)) for i in range(CONSENSUS_B)])
-    assert float(discrepancy(STUDENT, MEMBERS, WEIGHTS, "mse")) == pytest.approx(wanted, rel=1e-12)
-    lesson = Lesson.of(MEMBERS, WEIGHTS, mean="probabilities", direction="mse", per_class=True)
-    assert float(lesson.loss(STUDENT)) == pytest.approx(wanted, rel=1e-12)
+@pytest.mark.parametrize("form", BETWEEN)
+def test_discrepancy_is_the_weighted_mean_over_samples(form: str) -> None:
+    between = BETWEEN[form]
+    wanted = np.mean([sum(a[k, i] * between(s[i], f[k, i]) for k in range(M)) for i in range(CONSENSUS_B)])
+    assert float(discrepancy(STUDENT, MEMBERS, WEIGHTS, form)) == pytest.approx(wanted, rel=1e-12)
+    if form == "mse":
+        lesson = Lesson.of(MEMBERS, WEIGHTS, mean="probabilities", direction="mse", per_class=True)
+        assert float(lesson.loss(STUDENT)) == pytest.approx(wanted, rel=1e-12)
 
 
 def losses() -> np.ndarray:

@@ -423,17 +423,39 @@ def test_models_of_another_precision_are_told_what_to_do(tmp_path: Path, build: 
         strategy(FedENS, tmp_path / "run", model=build)
 
 
-@pytest.mark.parametrize("named", [False, True])
-def test_texts_come_as_tokens_or_in_a_dict(tmp_path: Path, said: list[str], named: bool) -> None:
-    build = partial(Texts, named)
+class Series(nn.Module):
+    """Reads sequences [B, 7, 5], as a head on a speech encoder does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv1d(7, 4, 1), nn.Flatten(), nn.Linear(20, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.layers(x)
+        return found
+
+
+TOKENS, ROWS = torch.randint(9, (4, 5)), torch.randn(4, 7, 5)
+
+
+@pytest.mark.parametrize(
+    ("build", "shape", "given", "line"),
+    [
+        (partial(Texts, named=False), (1, 1, 5), TOKENS, "tokens"),
+        (partial(Texts, named=True), (1, 1, 5), {"input_ids": TOKENS}, "a dict"),
+        (Series, (1, 7, 5), ROWS, "sequences [B, L, D]"),
+    ],
+)
+def test_texts_come_as_tokens_or_in_a_dict_and_sequences_without_a_channel(
+    tmp_path: Path, said: list[str], build: Any, shape: tuple[int, int, int], given: Any, line: str
+) -> None:
     models = [build(), build()]
-    run = strategy(FedENS, tmp_path / "run", model=build, num_classes=3, input_shape=(1, 1, 5))
+    run = strategy(FedENS, tmp_path / "run", model=build, num_classes=3, input_shape=shape)
     run.start(uploading(models))  # type: ignore[arg-type]
-    tokens = torch.randint(9, (4, 5))
-    given = {"input_ids": tokens} if named else tokens
-    expected = torch.stack([model(given).logits for model in models]).mean(0)
-    torch.testing.assert_close(run.outcome(tokens.view(4, 1, 1, 5)), expected)
-    assert sum(("a dict" if named else "tokens") in line for line in said if line.startswith("model ")) == 1
+    logits = [getattr(found, "logits", found) for found in (model(given) for model in models)]
+    examples = ROWS if build is Series else TOKENS
+    torch.testing.assert_close(run.outcome(examples.view(4, *shape)), torch.stack(logits).mean(0))
+    assert sum(line in each for each in said if each.startswith("model ")) == 1
 
 
 def uploading(models: Sequence[nn.Module], names: Callable[[str], str | None] = str) -> FakeGrid:
@@ -768,28 +790,6 @@ def test_rounds_report_no_mean_of_epsilons(tmp_path: Path, around: bool) -> None
     result = run.start(grid, num_rounds=1)
     assert result.train_metrics_clientapp == {1: {"max-epsilon": 3.0, "steps": 5.0}}
     assert result.evaluate_metrics_clientapp == ({1: {"max-epsilon": 3.0, "steps": 5.0}} if around else {})
-
-
-class Series(nn.Module):
-    """Reads sequences [B, 7, 5], as a head on a speech encoder does."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(nn.Conv1d(7, 4, 1), nn.Flatten(), nn.Linear(20, 3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.layers(x)
-        return found
-
-
-def test_sequences_come_without_a_channel(tmp_path: Path, said: list[str]) -> None:
-    models = [Series(), Series()]
-    run = strategy(FedENS, tmp_path / "run", model=Series, num_classes=3, input_shape=(1, 7, 5))
-    run.start(uploading(models))  # type: ignore[arg-type]
-    rows = torch.randn(4, 7, 5)
-    expected = torch.stack([model(rows) for model in models]).mean(0)
-    torch.testing.assert_close(run.outcome(rows.unsqueeze(1)), expected)
-    assert any("sequences [B, L, D]" in line for line in said if line.startswith("model "))
 
 
 def test_lora_factors_are_a_part(tmp_path: Path) -> None:

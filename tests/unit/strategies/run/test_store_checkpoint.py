@@ -6,6 +6,7 @@ import math
 import shutil
 import signal
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -148,34 +149,35 @@ def snapshot_of(step: int) -> Snapshot:
     return Snapshot(step, {"w": torch.full((4,), float(step))}, {"images": rows(step)})
 
 
-def test_save_when_the_disk_fails_at_any_call_leaves_one_whole_checkpoint(
-    folder: CheckpointFolder, faults: Faults
-) -> None:
+def before_each_call(folder: CheckpointFolder, calls: int) -> Iterator[int]:
+    """Yield every call of a second save, with the first checkpoint in the folder."""
     folder.save(snapshot_of(1))
     clean = folder.path.with_name("clean")
     shutil.copytree(folder.path, clean)
-    calls = faults.count(lambda: folder.save(snapshot_of(2)))
-    assert calls == 9  # three files, each with its own sync, its rename and its folder's sync
-    found = []
     for index in range(calls):
         shutil.rmtree(folder.path)
         shutil.copytree(clean, folder.path)
+        yield index
+
+
+def test_save_when_the_disk_fails_at_any_call_leaves_one_whole_checkpoint(
+    folder: CheckpointFolder, faults: Faults
+) -> None:
+    found = []
+    for index in before_each_call(folder, 9):
         with faults.at(index, disk_full), pytest.raises(StoreError, match="No space"):
             folder.save(snapshot_of(2))
         found.append(assert_old_or_new(folder))
     assert found == [1] * 8 + [2]
+    # Three files, each with its own sync, its rename and its folder's sync.
+    assert faults.count(lambda: folder.save(snapshot_of(2))) == 9
 
 
 def test_save_when_killed_at_any_call_leaves_one_whole_checkpoint_that_can_go_on(
     folder: CheckpointFolder, faults: Faults
 ) -> None:
-    folder.save(snapshot_of(1))
-    clean = folder.path.with_name("clean")
-    shutil.copytree(folder.path, clean)
     found = []
-    for index in range(9):
-        shutil.rmtree(folder.path)
-        shutil.copytree(clean, folder.path)
+    for index in before_each_call(folder, 9):
         with faults.at(index, kill_me):
             assert in_child(lambda: folder.save(snapshot_of(2))) == signal.SIGKILL
         found.append(assert_old_or_new(folder))
