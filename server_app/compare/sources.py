@@ -15,6 +15,7 @@ from strategies.core.options import Scalar
 from strategies.run.run_folder import RunFolder
 from strategies.run.stage import last_round
 from strategies.run.traffic import UPLOAD_PHASE
+from strategies.scores.exchange import PHASE as EVALUATION
 
 AS_RUN = ", as run"
 _HELD_OUT = "data.held-out"
@@ -147,7 +148,7 @@ def _own_result(run: Path) -> dict[str, Any] | None:
             last_round(folder).metrics(),
         )
     cost = (result or {}).get("communication", {})
-    if result is None or set(cost.get("phases", ())) <= {UPLOAD_PHASE}:
+    if result is None or set(cost.get("phases", ())) <= {UPLOAD_PHASE, EVALUATION}:
         return None
     rows = [row for row in result["table"] if row["kind"] != "client"]
     if not rows:  # a run of another project has no scores

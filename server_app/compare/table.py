@@ -260,7 +260,7 @@ def headline(comparison: Mapping[str, Any]) -> str:
 
 def table_of(comparison: Mapping[str, Any], lines: Sequence[Line], *, work: bool = False) -> Table:
     """Return the table of a comparison."""
-    scored = comparison["data"] or comparison.get("evaluate")
+    scored = any(line.scores or line.accuracies for line in lines)
     cells = [*comparison["cells"], *comparison.get("own", [])]
     threads = "/".join(map(str, sorted({cell["threads"] for cell in cells})))
     metric = comparison.get("best", {}).get("metric", "accuracy")
@@ -268,6 +268,9 @@ def table_of(comparison: Mapping[str, Any], lines: Sequence[Line], *, work: bool
         *([f"{differing_line(apart)}."] if (apart := comparison.get("differing")) else []),
         "Accuracy on held-out examples: mean ± sample standard deviation of n results."
         if scored
+        else "No accuracies: this machine has no held-out examples; --on clients has the runs' clients score the "
+        "results on theirs."
+        if comparison["data"]
         else "No accuracies: the runs are of another project, whose held-out examples are missing here; --evaluate "
         "names a function that has them.",
         *(

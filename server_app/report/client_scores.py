@@ -187,7 +187,8 @@ def confusion_tables(facts: Facts, classes: Sequence[str], most: int) -> list[Ta
         rows = [(name, *map(str, row)) for name, row in zip(names, table, strict=True)]
         accuracy = client["scores"]["accuracy"]
         ends = f"{100 * accuracy['low']:.1f} to {100 * accuracy['high']:.1f}"
-        notes = [f"Accuracy {100 * accuracy['value']:.1f} %, 95 % within {ends}.", *client.get("notes", ())]
+        notes = [f"Accuracy {100 * accuracy['value']:.1f} %, 95 % within {ends}"]
+        notes = ["; ".join([*notes, *client.get("notes", ())]) + "."]
         found.append(Table(f"{client['client']}: true classes (rows) and predictions", ("", *names), rows, notes=notes))
     return found
 
