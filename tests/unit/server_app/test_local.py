@@ -57,7 +57,7 @@ def test_clients_of_a_finished_run_score_its_result_and_those_of_replays_in_one_
     status, compared, log = oneshot("compare", place, "--methods", "fedens,fedavg", "--on", "clients")
 
     assert status == 0, log
-    assert "own" not in compared  # scores are no part of a result: the replay is the run's own
+    assert not compared["own"]  # scores are no part of a result: the replay is the run's own
     replayed = {row["method"]: row for row in compared["results"]}
     assert set(replayed) == {"fedens", "fedavg"}
     assert compared["chosen"] in {row["run_dir"] for row in compared["results"]}
