@@ -62,7 +62,7 @@ class FensClient:
 
         node, own = self._load_examples(holdout)
         if not node.has_data:
-            raise refusals.no_part("the client holds no examples")
+            raise refusals.no_part("the client has no examples")
         self._check_unchanged(holdout, own)
         data = own.split.take(own.held)
         return normalize(data.images, *own.split.normalization), data.labels

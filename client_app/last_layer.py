@@ -56,7 +56,7 @@ class SummingClient(FensClient):
             raise refusals.misfit_weights("the server's model", architecture, error) from error
         node, own = self._load_examples(holdout)
         if not node.has_data:
-            raise refusals.no_part("the client holds no examples")
+            raise refusals.no_part("the client has no examples")
         check_enough(len(own.train), config.features.min_examples, node.client)
         classes = own.split.num_classes
         data = poison(

@@ -244,7 +244,7 @@ class AppConfig(StageOptions):
         Raises:
             OptionError: The error names the setting, its value and the possible values.
         """
-        why = f"where 'data.name' is {self.data.name!r}, whose examples are no images"
+        why = f"where 'data.name' is {self.data.name!r}, whose examples are not images"
         if self.client.augmentation not in ("data-set", "none"):
             raise OptionError(
                 f"setting 'client.augmentation' is {self.client.augmentation!r}: must be 'data-set' or 'none' {why}"

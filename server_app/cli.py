@@ -199,7 +199,7 @@ def compare(
     model: ModelOption = "",
     evaluate: EvaluateOption = "",
     on: Annotated[
-        Literal["clients"] | None, typer.Option(help="have the clients of each run score all results, too")
+        Literal["clients"] | None, typer.Option(help="also let the clients of each run score all results")
     ] = None,
     local: LocalOption = False,
     offline: OfflineOption = False,
@@ -284,7 +284,7 @@ def rounds(
     out: Annotated[Path | None, typer.Option(help="folder for rounds.json and the plot; default: none")] = None,
     format: TableOption = "text",  # noqa: A002
 ) -> None:
-    """Report how soon runs in rounds reach a score, and draw their learning curves, one per setting."""
+    """Report after how many rounds runs reach a score, and draw learning curves, one per setting."""
     shown: Format = "text" if format == "text" else "json"  # every other format prints only the table
     with errors("json" if format == "json" else "text"):
         for run in runs:
@@ -329,12 +329,14 @@ def import_folder(
     ],
     *,
     architecture: Annotated[
-        str, typer.Option(help="architecture of the files for which --map names none; PEFT's folders need none")
+        str, typer.Option(help="architecture of the files, unless --map names it; not needed for PEFT's folders")
     ] = "",
     map: Annotated[Path | None, typer.Option(help="TOML file with facts about the files")] = None,  # noqa: A002
     settings: SettingsOption = None,
-    out: Annotated[Path | None, typer.Option(help="the new run folder; default: one in the usual place")] = None,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="skip refused files")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="the new run folder; default: a new one in $ONESHOT_RUNS, else runs")
+    ] = None,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="import the other files if some are refused")] = False,
     offline: OfflineOption = False,
     format: FormatOption = "text",  # noqa: A002
 ) -> None:
@@ -357,7 +359,7 @@ def export(
     out: Annotated[Path | None, typer.Option(help="folder of the files; default: export in the run folder")] = None,
     format: FormatOption = "text",  # noqa: A002
 ) -> None:
-    """Write a run's student and ensemble as files of torch.export and ONNX, which need none of this code."""
+    """Write a run's student and ensemble as files of torch.export and ONNX, which load without this package."""
     with errors(format):
         check_run_folder(folder)
         from server_app.export.exporting import export_lines, export_run
@@ -376,7 +378,7 @@ def list_of_runs(folder: RunsArgument = None, *, format: TableOption = "text") -
 def clean(
     folder: StateArgument = None,
     *,
-    keep: Annotated[int, typer.Option(min=0, help="runs that stay, the newest")] = 0,
+    keep: Annotated[int, typer.Option(min=0, help="number of newest runs to keep")] = 0,
 ) -> None:
     """Remove the trained models that the clients on this machine keep for a resumed run."""
     from strategies.core.places import forget_old_runs, state_root
@@ -392,7 +394,7 @@ def methods(
     *,
     format: FormatOption = "text",  # noqa: A002
 ) -> None:
-    """List the server methods by their assumptions; with names, the options of these methods."""
+    """List the server methods by what they ask of the clients; with names, the options of these methods."""
     from server_app.launch.arguments import print_details, print_overview
     from server_app.settings.catalogue import catalogue
 

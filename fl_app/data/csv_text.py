@@ -166,10 +166,10 @@ def _text(data: bytes) -> tuple[str, tuple[str, ...]]:
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
         raise ValueError(
-            f"line {line} is no {found.upper()} (byte 0x{data[error.start]:02x}): must be saved as UTF-8"
+            f"line {line} is not {found.upper()} (byte 0x{data[error.start]:02x}): must be saved as UTF-8"
         ) from error
     if "\0" in text:
-        raise ValueError("it holds zero bytes: must be a text")
+        raise ValueError("it has NUL bytes: must be a text file")
     return composed(text), () if found == "utf-8" else (f"encoding {found.upper()}",)
 
 

@@ -143,7 +143,7 @@ def _without_links(found: Scan) -> Scan:
         status = path.stat()
         first = firsts.setdefault((status.st_dev, status.st_ino), path)
         if _class_of(first, found.folder) != _class_of(path, found.folder):
-            raise DataError(f"{first} and {path} are one file: must be in one class, for an image has one label")
+            raise DataError(f"{first} and {path} are one file: must be in one class, because an image has one label")
         (taken if first is path else links).append(path)
     if links:
         log_once(

@@ -153,7 +153,7 @@ def _tensor(found: Any, what: str) -> torch.Tensor:
         array = np.array(found)
         return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
     except (TypeError, ValueError) as error:
-        raise DataError(f"{what} that are no array ({type(found).__name__}): must be numpy or torch") from error
+        raise DataError(f"{what} that are not an array ({type(found).__name__}): must be numpy or torch") from error
 
 
 @disk_errors()

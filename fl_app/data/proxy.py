@@ -94,7 +94,7 @@ def images_in(file: str, input_shape: tuple[int, int, int]) -> torch.Tensor:
     except FileNotFoundError as error:
         raise DataError(f"{where}: no such file; must be a safetensors file with a tensor 'images'") from error
     except (OSError, SafetensorError) as error:
-        raise DataError(f"{where}: no readable safetensors file ({error})") from error
+        raise DataError(f"{where}: not a readable safetensors file ({error})") from error
     if "images" not in found:
         raise DataError(f"{where}, with tensors {', '.join(sorted(found)[:3])}: must have one of the name 'images'")
     images = found["images"]

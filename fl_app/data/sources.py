@@ -33,7 +33,7 @@ NORMALIZATIONS = ("half", "data-set")
 # Sets of images of any size, whose papers name no common size.
 SIZELESS = ("imagefolder", *(name for name, group in domains.GROUPS.items() if not group.image_size))
 
-# Sets whose examples come from several domains, and sets whose examples are no images.
+# Sets whose examples come from several domains, and sets whose examples are not images.
 DOMAINED = (*domains.GROUPS, *tables.TABLES)
 IMAGELESS = (*tables.TABLES, *text.TEXTS)
 
@@ -173,7 +173,7 @@ def _check_size(name: str, image_size: int) -> None:
     if name in SIZELESS:
         allowed = f"at least 1 for {name!r}"
     elif name in IMAGELESS:
-        allowed = f"0 for {name!r}, whose examples are no images"
+        allowed = f"0 for {name!r}, whose examples are not images"
     fits = image_size == 0 if name in IMAGELESS else image_size >= (name in SIZELESS)
     if not fits:
         raise OptionError(f"setting 'data.image-size' is {image_size}: must be {allowed}")

@@ -373,9 +373,9 @@ def _read(file: Path, wanted: Collection[str]) -> pd.DataFrame:
         table = read_csv(_as_csv(file) if parquet else unpacked(file), wanted, strict=not parquet)
     except (OSError, EOFError, ValueError, NotImplementedError, zlib.error) as error:  # those of all readers
         what = "Parquet" if parquet else "CSV"
-        raise DataError(f"{file} is no {what} file: {' '.join(str(error).split())[:300]}") from error
+        raise DataError(f"{file} is not a {what} file: {' '.join(str(error).split())[:300]}") from error
     if not table.rows:
-        raise DataError(f"{file} holds no rows: must have at least one beside the names of its columns")
+        raise DataError(f"{file} has no rows: must have at least one below its header")
     named = [name for name in table.names if name]
     if twice := next((name for name in named if named.count(name) > 1), None):
         raise DataError(f"{file} names column {twice!r} twice: must name each column once")

@@ -84,7 +84,7 @@ def _earlier(target: Path) -> dict[str, Any]:
     known = {FACTS, *facts["files"]} if ours else set()
     found = [target] if target.is_file() else list(target.iterdir()) if target.exists() else []
     if others := sorted(path for path in found if path.name not in known and path.name[0] != "."):
-        raise OptionError(f"{others[0]} is no file of an export: must be a new folder, or one of an earlier export")
+        raise OptionError(f"{others[0]} is not a file of an export: must be a new folder, or that of an earlier export")
     return facts if ours else {}
 
 

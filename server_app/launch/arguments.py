@@ -64,16 +64,18 @@ OfflineOption = Annotated[
         "--offline",
         envvar=offline.VARIABLE,
         callback=_switch_off_network,
-        help="download nothing and connect to nobody beyond this machine and $NO_PROXY, in every process",
+        help="download nothing, and make no HTTP requests beyond this machine and $NO_PROXY",
     ),
 ]
 LocalOption = Annotated[
     bool,
     typer.Option("--local", help="run in this process, one client after another, without Flower's simulation and Ray"),
 ]
-ModelOption = Annotated[str, typer.Option(help="module:attribute that builds the models of a foreign run")]
+ModelOption = Annotated[
+    str, typer.Option(help="module:attribute that builds the models, for a run of your own project")
+]
 EvaluateOption = Annotated[
-    str, typer.Option(help="module:attribute that returns a model's accuracy in %, to score a foreign run")
+    str, typer.Option(help="module:attribute that returns a model's accuracy in %, for a run of your own project")
 ]
 
 

@@ -341,7 +341,7 @@ def stored_settings(folder: Path) -> dict[str, Scalar]:
         stored = run_folder.info.get("settings")
     if not isinstance(stored, dict):
         raise OptionError(
-            f"{folder} is no run of this app ({FACTS_FILE} has no settings): resume it with its own project"
+            f"{folder} is not a run of this app ({FACTS_FILE} has no settings): resume it with its own project"
         )
     return known_settings(stored)
 
@@ -364,7 +364,7 @@ def resumed_supernodes(folder: Path) -> int:
     if elsewhere:
         settings = read_settings(stored_settings(folder))
         if pinned is None or settings.choice.asks_again or settings.plan.rounds > 1:
-            raise OptionError(f"{folder} asks clients that are not here: resume it by: {how_to_go_on(folder)}")
+            raise OptionError(f"{folder} has clients on other machines: resume it by: {how_to_go_on(folder)}")
     return stored_supernodes(folder)
 
 
@@ -391,4 +391,4 @@ def app_folder(given: Path | None) -> Path:
             continue
         if "app" in tool.get("flwr", {}):
             return folder.resolve()
-    raise OptionError(f"{candidates[0]} is no Flower app: must be a folder whose pyproject.toml has [tool.flwr.app]")
+    raise OptionError(f"{candidates[0]} is not a Flower app: must be a folder whose pyproject.toml has [tool.flwr.app]")

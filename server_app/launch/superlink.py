@@ -288,7 +288,7 @@ def _answers(port: int) -> bool:
 def _submit(control: Control, app_dir: Path, settings: Mapping[str, Scalar], num_supernodes: int, cpus: int) -> str:
     """Submit the app to the SuperLink and return the run's id."""
     if not (app_dir / "pyproject.toml").is_file():
-        raise ComputeError(f"{app_dir} is no Flower app: it has no pyproject.toml")
+        raise ComputeError(f"{app_dir} is not a Flower app: it has no pyproject.toml")
     simulation = {
         "num-supernodes": num_supernodes,
         "client-resources-num-cpus": 1,

@@ -103,7 +103,7 @@ def list_checkpoints(
         StoreError: The folder cannot be read.
     """
     if not folder.is_dir():
-        raise OptionError(f"{folder} is no folder: must be one that holds checkpoints ({', '.join(SUFFIXES)})")
+        raise OptionError(f"{folder} is not a folder: must be one with checkpoints ({', '.join(SUFFIXES)})")
     with store_errors(folder):
         found = scan_checkpoints(folder)
     if architecture == ADAPTER:

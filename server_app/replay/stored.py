@@ -231,7 +231,7 @@ def _begun(request: ReplayRequest) -> dict[str, Any] | None:
     if source != str(run) or request.method not in ("", method):
         wanted = f" with method {request.method!r}" if request.method else ""
         raise StoreError(
-            f"{request.resume} is no replay of {run}{wanted}: it is one of {source or 'no run'} with {method!r}"
+            f"{request.resume} is not a replay of {run}{wanted}: it is one of {source or 'no run'} with {method!r}"
         )
     return info
 

@@ -83,7 +83,7 @@ def check_adopted(settings: Settings, num_supernodes: int) -> None:
         if value != was:
             raise OptionError(
                 f"setting '{method.name}.{name}' is {value!r}, but the clients of {settings.app.uploads} kept "
-                f"{was if before.holdout else 'nothing'} from training: must be a run whose clients did as this one's"
+                f"{was if before.holdout else 'nothing'} from training: must be a run whose clients held out the same"
             )
 
 

@@ -511,7 +511,7 @@ def _reason(error: BaseException, path: Path) -> str:
     if other := other_kind(path):
         return other
     if (code := _CODE.search(text)) is not None:
-        return f"it is a pickle that asks for {code[1][:120]!r}, which is no tensor; none of its code was run"
+        return f"it is a pickle that asks for {code[1][:120]!r}, which is not a tensor; none of its code was run"
     if text.startswith(_BOMB):
         return f"{text}, far more than its own size"
     if text.startswith(_SHARDS):

@@ -107,7 +107,7 @@ def match_names(found: Collection[str], wanted: Collection[str], ties: Mapping[s
     dropped = _droppable(others)
     if dropped:
         shown = shorten_list([names[name] for name in others if name in dropped])
-        notes.append(f"left out are {shown}, which are no weights of the model")
+        notes.append(f"left out are {shown}, which are not weights of the model")
     missing = tuple(name for name in wanted if name not in sources and name not in counters)
     extra = tuple(names[name] for name in others if name not in dropped)
     return Names(sources, counters, missing, extra, tuple(notes))

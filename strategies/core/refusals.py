@@ -320,7 +320,7 @@ def scale_of_none(key: str, found: str) -> UploadError:
 
 
 def no_torch_array(key: str, error: object) -> UploadError:
-    return UploadError(f"array {key!r} is no tensor: {error}")
+    return UploadError(f"array {key!r} is not a tensor: {error}")
 
 
 def activations_overflow(layer: str) -> UploadError:

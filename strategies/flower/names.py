@@ -60,7 +60,7 @@ def _read(line: str, where: str) -> tuple[bytes, str]:
     except (ValueError, UnsupportedAlgorithm) as error:
         raise OptionError(f"{where}: must be a public key of ssh and a client's name, KIND KEY NAME") from error
     if not CLIENT_NAME.fullmatch(name):
-        raise OptionError(f"{where}: {name[:80]!r} is no client's name: must match {CLIENT_NAME.pattern}")
+        raise OptionError(f"{where}: {name[:80]!r} is not a client's name: must match {CLIENT_NAME.pattern}")
     return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo), name
 
 

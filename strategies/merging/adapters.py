@@ -127,7 +127,7 @@ def _reading(path: Path) -> Iterator[None]:
     try:
         yield
     except (safetensors.SafetensorError, OSError) as error:
-        raise StoreError(f"{path}: no readable safetensors file ({error!s:.120})") from error
+        raise StoreError(f"{path}: not a readable safetensors file ({error!s:.120})") from error
 
 
 @dataclass(frozen=True)
@@ -313,7 +313,7 @@ def open_adapters(named: Mapping[str, Any]) -> dict[str, Adapter]:
     if not folders | states:
         return {}
     if others := sorted(set(named) - folders - states):
-        raise OptionError(f"model {others[0]!r} is no adapter, and others are: must be PEFT's folders, all of them")
+        raise OptionError(f"model {others[0]!r} is not an adapter, and others are: must all be PEFT's folders")
     found = {}
     for client in sorted(named):
         with blaming(f"adapter {client!r}"):

@@ -41,7 +41,9 @@ def save_ensemble(
     fresh, old = (folder.with_name(f".{folder.name}.{name}") for name in ("new", "old"))
     with store_errors(folder):
         if others := [path for path in folder.iterdir() if not _ours(path)] if folder.exists() else []:
-            raise StoreError(f"{others[0]} is no file of an ensemble: must be a new folder, for it would be lost")
+            raise StoreError(
+                f"{others[0]} is not a file of an ensemble: must be a new folder, because it would be lost"
+            )
         if old.exists() and not folder.exists():  # a process was killed between the two renames below
             old.replace(folder)
         for left in (fresh, old):

@@ -92,7 +92,7 @@ def read_weights(path: Path, sha256: str | None = None) -> dict[str, torch.Tenso
     try:
         return dict(safetensors.torch.load(data))
     except (safetensors.SafetensorError, KeyError, RuntimeError, ValueError) as error:
-        raise StoreError(f"{path}: no readable safetensors file ({error})") from error
+        raise StoreError(f"{path}: not a readable safetensors file ({error})") from error
 
 
 def read_equal_weights(path: Path, sha256: str | None) -> dict[str, torch.Tensor]:

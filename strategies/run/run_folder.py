@@ -256,7 +256,7 @@ def default_run_dir(run_dir: str, name: str, *, parent: Path | None = None) -> P
         named = expand_user(run_dir).absolute()
         there = nearest_existing(named)
         if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
-            raise StoreError(f"run-dir {named}: {there} is no folder that can be written to")
+            raise StoreError(f"run-dir {named}: {there} is not a folder that can be written to")
         if there == named and not is_run_folder(named):
             with store_errors(named):
                 _refuse_occupied(named)

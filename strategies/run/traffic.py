@@ -69,7 +69,7 @@ class Traffic:
             phases = facts.get("phases", {UPLOAD_PHASE: facts})
             return cls({name: _moved(phase) for name, phase in phases.items()}, path)
         except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
-            raise StoreError(f"{path} is no account of messages: it lacks bytes per client, up and down") from error
+            raise StoreError(f"{path} is not an account of messages: it lacks bytes per client, up and down") from error
 
     @classmethod
     def sum_of(cls, accounts: Iterable[Traffic]) -> Traffic:

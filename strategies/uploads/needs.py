@@ -164,7 +164,7 @@ def _check_examples(method: Method, job: Job) -> None:
     if (augmentation := getattr(job.config, "augmentation", "none")) != "none":
         raise OptionError(
             f"setting '{method.name}.augmentation' is {augmentation!r}: must be 'none' for examples of "
-            f"shape {shape}, which are no images"
+            f"shape {shape}, which are not images"
         )
 
 

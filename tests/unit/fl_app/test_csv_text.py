@@ -60,7 +60,7 @@ def test_the_form_of_a_file_is_recognised(data: bytes) -> None:
             r"row 1 \(line 2\) has a quote that is closed in line 4, and each line up to there is a row",
         ),
         ("sep=;\nage;sugar;outcome\n40;1\n", r"row 1 \(line 3\) has 2 cells"),
-        ("age,sugar,outcome\n40,\0,ill\n", "zero bytes"),
+        ("age,sugar,outcome\n40,\0,ill\n", "NUL bytes"),
     ],
 )
 def test_a_damaged_row_is_an_error_and_never_repaired(text: str, fault: str) -> None:
@@ -76,7 +76,7 @@ def test_a_last_number_that_may_be_torn_is_said(end: str, said: bool) -> None:
 
 
 def test_another_encoding_is_named_with_its_line() -> None:
-    with pytest.raises(ValueError, match=r"line 3 is no UTF-8 \(byte 0xe4\): must be saved as UTF-8"):
+    with pytest.raises(ValueError, match=r"line 3 is not UTF-8 \(byte 0xe4\): must be saved as UTF-8"):
         read_csv("age,sugar,outcome\n40,1,ill\n50,2,krank ä\n".encode("latin-1"), WANTED)
 
 

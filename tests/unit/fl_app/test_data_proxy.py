@@ -43,7 +43,7 @@ def test_images_of_a_file_are_those_in_it(tmp_path: Path, images: torch.Tensor) 
     ("tensors", "message"),
     [
         (None, "no such file; must be a safetensors file with a tensor 'images'"),
-        (b"no tensors", "no readable safetensors file"),
+        (b"no tensors", "not a readable safetensors file"),
         ({"pixels": torch.zeros(2, 1, 4, 4)}, "with tensors pixels: must have one of the name 'images'"),
         ({"images": torch.zeros(2, 1, 4, 5)}, r"have the shape \(2, 1, 4, 5\): must be \(N, 1, 4, 4\)"),
         ({"images": torch.zeros(())}, r"have the shape \(\): must be \(N, 1, 4, 4\)"),

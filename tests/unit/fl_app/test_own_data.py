@@ -125,8 +125,8 @@ def test_texts_are_tokens_and_the_folder_of_the_settings_is_passed_on() -> None:
     [
         ("fails", "fails: KeyError: 'patient 7'"),
         ("one", "returns list of 1: must return examples and labels, and perhaps holders"),
-        ("words", r"returns examples that are no array \(ndarray\)"),
-        ("ragged", r"returns examples that are no array \(list\): must be numpy or torch"),
+        ("words", r"returns examples that are not an array \(ndarray\)"),
+        ("ragged", r"returns examples that are not an array \(list\): must be numpy or torch"),
         ("flat", r"returns examples of float32 \[3\]: must be uint8 or float32 \[N, channels, height, width\]"),
         ("infinite", "returns examples with NaN or Inf"),
         ("floats", r"returns labels of float64 \[2\]: must be whole numbers"),

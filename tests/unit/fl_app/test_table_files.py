@@ -86,7 +86,7 @@ def test_a_column_names_the_clients(folder: Path) -> None:
         ("sugar", "glucose", "has no column 'sugar': has centre, age, chest pain, glucose"),
         ("outcome", "result", "has no column 'outcome'"),
         ("centre", "place", "has no column 'centre'"),
-        ("north,50", 'north,"50', "is no CSV file: "),
+        ("north,50", 'north,"50', "is not a CSV file: "),
     ],
 )
 def test_a_wrong_file_is_named_with_column_and_line(folder: Path, old: str, new: str, reason: str) -> None:
@@ -158,7 +158,7 @@ def test_parquet_and_csv_files_of_one_table_give_the_same_examples(folder: Path)
         assert torch.equal(split.labels, csv.labels)
         assert torch.equal(split.domains, csv.domains)  # type: ignore[arg-type]
     (folder / "test.parquet").write_bytes(b"PAR1 is only the begin")
-    with pytest.raises(DataError, match=r"test.parquet is no Parquet file: "):
+    with pytest.raises(DataError, match=r"test.parquet is not a Parquet file: "):
         open_data(config(folder, "parquet"), "test")
 
 

@@ -202,7 +202,7 @@ def write(kind: str, path: Path) -> None:
 
 FIT = "tensors do not fit architecture 'lenet5': "
 BAD = {
-    "malicious": "cannot be read as weights: it is a pickle that asks for 'posix.mkdir', which is no tensor; none of",
+    "malicious": "cannot be read as weights: it is a pickle that asks for 'posix.mkdir', which is not a tensor",
     "module": "cannot be read as weights: it is a pickle that asks for 'torch.nn.modules.linear.Linear'",
     "text": "cannot be read as weights: it is a pointer of Git LFS, 'git lfs pull' fetches the file itself: must be a ",
     "truncated": "cannot be read as weights: it is damaged, or torch.save did not write it: must be",

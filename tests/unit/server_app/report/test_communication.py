@@ -77,7 +77,7 @@ def test_a_damaged_account_is_one_line(run_folder: MakeRun) -> None:
     run = run_folder()
     write_json(run / "traffic.json", {"phases": 3})
 
-    with RunFolder.open(run) as folder, pytest.raises(StoreError, match=r"traffic.json is no account of messages"):
+    with RunFolder.open(run) as folder, pytest.raises(StoreError, match=r"traffic.json is not an account of messages"):
         cost_of(folder)
     assert cost_of_uploads(run) is None
 

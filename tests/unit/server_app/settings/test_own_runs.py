@@ -187,7 +187,7 @@ def test_own_data_and_an_own_model_become_a_result_with_a_card(tmp_path: Path) -
         ({"data.partition": "iid"}, 3, "'data.partition' is 'iid': must be 'domains'"),
         ({"data.name": "own_run:unequal", "data.partition": "iid"}, 3, "shows 3 classes to train on, and 2 to test on"),
         ({"data.name": "own_run:rows", "data.partition": "iid", "model.name": "mlp", "client.augmentation": "flip"}, 2,
-         "'client.augmentation' is 'flip': must be 'data-set' or 'none' where .* whose examples are no images"),
+         "'client.augmentation' is 'flip': must be 'data-set' or 'none' where .* whose examples are not images"),
         ({"model.name": "lenet5"}, 3, "the model zoo cannot take examples of shape"),
     ],
 )  # fmt: skip

@@ -80,7 +80,9 @@ def test_a_file_is_read_by_its_content(tmp_path: Path) -> None:
 def test_a_whole_module_is_refused_and_its_class_named(tmp_path: Path) -> None:
     torch.save(nn.Linear(2, 2), tmp_path / "a.pt")
 
-    with pytest.raises(UploadError, match=r"a pickle that asks for 'torch.nn.modules.linear.Linear', which is no tens"):
+    with pytest.raises(
+        UploadError, match=r"a pickle that asks for 'torch.nn.modules.linear.Linear', which is not a tens"
+    ):
         read_checkpoint(tmp_path / "a.pt")
 
 

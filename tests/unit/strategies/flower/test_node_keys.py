@@ -108,8 +108,8 @@ def test_without_a_file_names_are_the_clients_own(monkeypatch: pytest.MonkeyPatc
     ("text", "message"),
     [
         ("ssh-rsa nonsense alice", "line 1: must be a public key of ssh and a client's name"),
-        ("{alice} ../alice", "line 1: '../alice' is no client's name"),
-        ("{alice}", "line 1: '' is no client's name"),
+        ("{alice} ../alice", "line 1: '../alice' is not a client's name"),
+        ("{alice}", "line 1: '' is not a client's name"),
         ("{alice} a\n{alice} b", "line 2: the key or the name 'b' stands twice"),
         ("{alice} a\n{bob} a", "line 2: the key or the name 'a' stands twice"),
     ],

@@ -151,7 +151,7 @@ def test_a_folder_of_other_files_is_no_place_for_an_ensemble(tmp_path: Path) -> 
     (tmp_path / "ensemble" / "my_work.py").touch()
     spec, uploads = EnsembleSpec(("a",), "mean"), [Upload(UploadFacts("a", "x"), lambda: {"w": torch.zeros(2)})]
 
-    with pytest.raises(StoreError, match="my_work.py is no file of an ensemble: must be a new folder"):
+    with pytest.raises(StoreError, match="my_work.py is not a file of an ensemble: must be a new folder"):
         ensembles.save_ensemble(tmp_path / "ensemble", spec, uploads)
 
     assert [path.name for path in (tmp_path / "ensemble").iterdir()] == ["my_work.py"]

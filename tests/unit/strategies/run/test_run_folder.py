@@ -193,5 +193,5 @@ def test_a_run_folder_that_is_closed_to_this_user_is_one_line(
 
     with pytest.raises(StoreError, match="closed: closed to this user"):
         RunFolder.open(closed)
-    with pytest.raises(StoreError, match=f"{closed} is no folder that can be written to"):
+    with pytest.raises(StoreError, match=f"{closed} is not a folder that can be written to"):
         default_run_dir(str(closed / "new"), "dense")

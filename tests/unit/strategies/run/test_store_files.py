@@ -92,7 +92,7 @@ def test_read_weights_of_a_file_cut_anywhere_is_a_store_error(tmp_path: Path) ->
     data = path.read_bytes()
     for length in range(len(data)):
         path.write_bytes(data[:length])
-        with pytest.raises(StoreError, match="no readable safetensors"):
+        with pytest.raises(StoreError, match="not a readable safetensors"):
             read_weights(path)
 
 

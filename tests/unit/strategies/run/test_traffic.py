@@ -62,5 +62,5 @@ def test_a_file_from_before_there_were_phases_is_that_of_the_upload(tmp_path: Pa
 def test_a_file_that_is_no_account_is_one_line(tmp_path: Path, held: Any) -> None:
     write_json(tmp_path / "traffic.json", held)
 
-    with pytest.raises(StoreError, match=r"traffic.json is no account of messages: it lacks bytes per client"):
+    with pytest.raises(StoreError, match=r"traffic.json is not an account of messages: it lacks bytes per client"):
         Traffic.read(tmp_path / "traffic.json")

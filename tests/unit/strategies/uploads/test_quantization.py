@@ -108,11 +108,11 @@ Q = np.ones((2, 2), np.int8)
         ({"w": Q, "w/scale": np.float32(0)}, "has the scale 0.0"),
         ({"w": Q, "w/scale": np.float32("inf")}, "has the scale inf"),
         ({"w": Q, "w/scale": np.ones(2, np.float32)}, r"has the scale \[1.0, 1.0\]"),
-        ({"w": Q, "w/scale": np.array("a")}, "array 'w' is no tensor"),
+        ({"w": Q, "w/scale": np.array("a")}, "array 'w' is not a tensor"),
         ({"w/scale": np.float32(1)}, "array 'w/scale' is a scale of no array: must be one of int8"),
         ({"w": Q.astype(np.float32), "w/scale": np.float32(1)}, "is a scale of one of float32"),
-        ({"w": np.array(["a"])}, "array 'w' is no tensor"),
-        ({"w": np.array([None])}, "array 'w' is no tensor"),
+        ({"w": np.array(["a"])}, "array 'w' is not a tensor"),
+        ({"w": np.array([None])}, "array 'w' is not a tensor"),
     ],
 )
 def test_dequantized_of_arrays_that_do_not_fit_says_which(arrays: dict[str, Any], reason: str) -> None:
