@@ -209,17 +209,23 @@ class Answers:
         found = {"accuracy": right.astype(np.float64)}
         if self.probabilities is None or self.losses is None or not n:
             return found
-        confusion = _confusion(self.predicted, self.labels, self.probabilities.shape[1])
-        either, present = confusion.sum(0) + confusion.sum(1), confusion.sum(1) > 0
-        # F1 of a class is 2 t / (h + g): right ones by those that have it, and those that are predicted as it.
-        weights = np.where(present, 1 / np.maximum(either, 1), 0.0) / present.sum()
-        f1 = 2 * np.diagonal(confusion) * weights
-        lost = f1 / np.maximum(either, 1)
-        added = 2 * right * weights[self.labels] - lost[self.labels] - lost[self.predicted]
-        found |= {"macro-f1": f1.sum() + n * added, "log-loss": self.losses / ONE}
+        f1, added = macro_f1(_confusion(self.predicted, self.labels, self.probabilities.shape[1]))
+        found |= {"macro-f1": f1 + n * added[self.labels, self.predicted], "log-loss": self.losses / ONE}
         if (areas := self.influences()) is not None:
             found["auroc"] = areas[0] + n * areas[1] / np.bincount(self.labels)[self.labels]
         return found
+
+
+def macro_f1(confusion: Counts) -> tuple[float, npt.NDArray[np.float64]]:
+    """Return macro F1 over the classes that have examples, and what an example adds to it by its cell [C, C].
+
+    F1 of a class is 2 t / (h + g): the right examples by those that have it, and those that are predicted as it.
+    """
+    true = confusion.sum(1)
+    either = np.maximum(true + confusion.sum(0), 1)
+    weights = np.where(true > 0, 1 / either, 0.0) / max(1, (true > 0).sum())
+    f1 = 2 * np.diagonal(confusion) * weights
+    return float(f1.sum()), np.diag(2 * weights) - (f1 / either)[:, None] - f1 / either
 
 
 def _moments(fixed: Counts) -> tuple[int, int]:

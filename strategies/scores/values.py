@@ -6,8 +6,8 @@ Medicine 2006, part 2), and from 50 examples per class DeLong's variance (Biomet
 difference of two accuracies on the same examples Bonett and Price's (British Journal of Mathematical and Statistical
 Psychology 2012), that of two log losses Student's, and those of two AUROCs or macro F1 DeLong's by what each example
 adds to them, all widened for few examples. A class's F1 is a function of a share, so that macro F1 has the MOVER of
-Wilson's, too. The calibration error has no interval, because it is biased: beside it stands what a perfectly calibrated
-model would show.
+Wilson's, too, and at either end the interval by what each example adds where that is wider. The calibration error has
+no interval, because it is biased: beside it stands what a perfectly calibrated model would show.
 
 Classes that no example has do not enter a mean over classes.
 """
@@ -23,13 +23,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ..core.facts import HEADLINES
-from .sums import ONE, PairSums, Sums, binned_pairs
+from .sums import ONE, PairSums, Sums, binned_pairs, macro_f1
 
 Array = npt.NDArray[np.float64]
 Labels = npt.NDArray[np.int64]
 
 LOWER_IS_BETTER = frozenset({"log-loss"})
-FEW = 5  # examples per class below which the interval of macro F1 is too narrow
 _Z = 1.959963984540054
 _DELONG = 50
 _PART = 0.1  # of an example more per class, in paired differences of AUROC
@@ -406,16 +405,21 @@ def _log_interval(sums: tuple[int, int], n: int, share: float) -> tuple[float, f
 
 
 def _f1_score(confusion: npt.NDArray[np.int64], share: float) -> Score:
-    """Return macro F1 with the interval of a mean over classes.
+    """Return macro F1 with the wider of two intervals at each end.
 
-    With t right examples of the m that have a class or are predicted as it, F1 is 2 r / (1 + r) of the share r = t / m,
-    which has Wilson's interval. A mistake enters the shares of two classes; without that 81 % would be covered.
+    One is that of a mean over classes. With t right examples of the m that have a class or are predicted as it, F1 is
+    2 r / (1 + r) of the share r = t / m, which has Wilson's interval; a mistake enters the shares of two classes.
+    Alone it covers 78 % of models that are nearly always right. The other one is that of paired differences, alone too
+    narrow for few examples of two classes.
     """
+    value, added = macro_f1(confusion)
     true, hits = confusion.sum(1), np.diagonal(confusion)
     either = true + confusion.sum(0) - hits
     shares = [_wilson_score(int(hits[label]), int(either[label]), share) for label in np.flatnonzero(true)]
     parts = [Score(*(2 * end / (1 + end) for end in (found.value, found.low, found.high))) for found in shares]
-    return mean_of(parts, inflation=2 - 1 / len(parts))
+    known, squares = mean_of(parts, inflation=2 - 1 / len(parts)), (confusion * added**2).sum(1) * true**2.0
+    half = _widened(squares, true, 3 * _PART / len(parts) ** 2, share)
+    return Score(value, max(0.0, min(known.low, value - half)), min(1.0, max(known.high, value + half)))
 
 
 def as_json(scores: Mapping[str, Score]) -> dict[str, dict[str, float]]:
@@ -457,8 +461,6 @@ def _notes(sums: Sums, names: Sequence[str]) -> list[str]:
     if absent:
         shown = ", ".join(absent[:10]) + (f" and {len(absent) - 10} more" if len(absent) > 10 else "")
         notes.append(f"no example is of class {shown}: it has no recall and no AUROC, and enters no mean over classes")
-    if sums.confusion is not None and sums.examples < FEW * (present := len(sums.confusion) - len(absent)):
-        notes.append(f"the interval of macro F1 is too narrow for {sums.examples} examples of {present} classes")
     if sums.confusion is None:
         notes.append("only the accuracy is known: answers hold NaN or Inf, or nodes share no more")
     if (bound := auroc_bound(sums)) > 0:

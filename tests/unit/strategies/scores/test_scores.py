@@ -166,9 +166,32 @@ def test_the_interval_of_macro_f1_is_worked_by_hand() -> None:
     found = scores_of(sums_of(10 * torch.eye(2)[[1, 1, 1, 0]], [1, 1, 1, 1]))["macro-f1"]
     z = 1.959964
     middle, half = 0.75 + z**2 / 8, z * (0.75 * 0.25 / 4 + z**2 / 64) ** 0.5
-    ends = [(middle + sign * half) / (1 + z**2 / 4) for sign in (-1, 1)]
+    low = (middle - half) / (1 + z**2 / 4)  # the lower end by Wilson is farther
+    added = z * ((3 * 2**2 + 6**2) / 49**2 + 0.3 / 16) ** 0.5  # a right example adds 2/49, the wrong one takes 6/49
     assert found.value == pytest.approx(6 / 7)
-    assert (found.low, found.high) == pytest.approx([2 * end / (1 + end) for end in ends], abs=1e-6)
+    assert (found.low, found.high) == pytest.approx((2 * low / (1 + low), min(1.0, 6 / 7 + added)), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("classes", "known", "n"), [(2, 4.0, 100), (2, 2.0, 20), (10, 3.0, 50), (10, 2.0, 20), (20, 3.0, 100)]
+)
+def test_intervals_of_macro_f1_cover_the_truth_of_good_models_and_of_many_classes(
+    classes: int, known: float, n: int
+) -> None:
+    rng = np.random.default_rng(0)
+
+    def drawn_confusion(count: int) -> Any:
+        labels, logits = rng.integers(0, classes, count), rng.normal(size=(count, classes))
+        logits[np.arange(count), labels] += known
+        return np.histogram2d(labels, logits.argmax(1), bins=classes, range=[[0, classes]] * 2)[0].astype(np.int64)
+
+    whole, covered = drawn_confusion(200_000), []
+    f1 = 2 * np.diag(whole) / (whole.sum(0) + whole.sum(1))
+    for _ in range(300):
+        confusion = drawn_confusion(n)
+        found = scores_of(Sums(n, int(np.diag(confusion).sum()), confusion))["macro-f1"]
+        covered.append(found.low <= f1[confusion.sum(1) > 0].mean() <= found.high)
+    assert np.mean(covered) >= 0.93
 
 
 def test_intervals_of_few_or_no_examples_are_wide_and_hold_the_value() -> None:
