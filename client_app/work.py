@@ -225,6 +225,9 @@ def prepare_upload(config: AppConfig, node: Node, request: TrainRequest, start: 
         if node.has_data:  # a node may hold nothing but its checkpoint
             own = load_examples(config, node, request)
             counts, agreement = own.label_counts, own.split.agreement
+            with node.policy.reading("the checkpoint"):
+                classes = Agreement.of_file(read_classes(expand_user(path)), agreement)
+                Agreed(agreement, "this node's data").check(classes)
             facts = replace(facts, num_examples=len(own.train), label_counts=counts, agreement=agreement)
         return Trained(facts), state
     trained, whole = _load_or_train(config, node, request, start)

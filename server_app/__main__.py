@@ -31,6 +31,10 @@ def main() -> None:
         # As standard error does: a letter that the encoding lacks, in a folder's name say, is no reason to end.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
+        os.getcwd()  # noqa: PTH109  pathlib is not loaded yet
+    except OSError as error:
+        sys.exit(f"error: the current folder cannot be read ({error.strerror}): must be one that exists, cd to another")
+    try:
         from server_app.cli import cli
 
         try:

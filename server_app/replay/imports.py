@@ -55,6 +55,7 @@ from strategies.method import METHODS, Job
 from strategies.run import FACTS_FILE, runs_folder
 from strategies.run.files import read_json
 from strategies.run.run_folder import RunFolder, default_run_dir, open_run
+from strategies.run.uploads import equal_notes
 from strategies.uploads.builders import check_described
 from strategies.uploads.checks import Signature, Signatures, check_outputs, check_size, check_upload
 from strategies.uploads.tensors import tensor_form
@@ -452,7 +453,7 @@ def _store(
         run.round(1).accept(facts, state)
         others.add(facts.client, Agreement.of(classes))
         unnamed += [] if classes else [facts.client]
-    for note in unnamed_note(unnamed, len(entries) - len(refused)):
+    for note in [*unnamed_note(unnamed, len(entries) - len(refused)), *equal_notes(run.round(1).records())]:
         log(note)
     return refused
 

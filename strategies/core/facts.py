@@ -113,7 +113,7 @@ class Agreement:
             other: The other party's. Data sets without names number their classes, which no names contradict.
         """
         words = other.classes.words
-        numbered = words == tuple(map(str, range(len(words))))
+        numbered = words == tuple(map(str, range(len(words)))) and len(words) in (0, len(classes))
         return cls() if numbered and not all(name.isdecimal() for name in classes) else cls.of(classes)
 
     @property
@@ -143,8 +143,8 @@ def unnamed_note(unnamed: Sequence[str], number: int) -> list[str]:
 class Agreed:
     """What the uploads of a run must share: the server's agreement, and where it has none, that of the first upload."""
 
-    def __init__(self, own: Agreement) -> None:
-        self._known = {name: ("the server", part) for name, part in own.parts.items() if part.sha256}
+    def __init__(self, own: Agreement, whose: str = "the server") -> None:
+        self._known = {name: (whose, part) for name, part in own.parts.items() if part.sha256}
 
     def check(self, found: Agreement) -> None:
         """Refuse an upload whose classes or preprocessing are others; what it does not name is not compared.

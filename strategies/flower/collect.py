@@ -23,6 +23,7 @@ from ..run.files import weights_bytes
 from ..run.run_folder import RoundFolder
 from ..run.stage import TRAFFIC_FILE
 from ..run.traffic import UPLOAD_PHASE, Traffic
+from ..run.uploads import equal_notes
 from ..uploads.checks import Signature
 from ..uploads.parts import Part
 from .arguments import Participation, kept_scores
@@ -121,13 +122,8 @@ class Collector:
         exchange.refuse_missing(timeout)
         self.check_quorum(min_uploads, exchange.asked, timeout, connected=len(nodes.present()))
         records = {record.client: record for record in self._folder.records()}
-        equal: dict[str, list[str]] = {}
-        for client in sorted(self.clients):
-            equal.setdefault(records[client].sha256, []).append(client)
-        for clients in equal.values():
-            if len(clients) > 1:
-                line = "the uploads of %s are equal: must be of clients that train on examples of their own"
-                log(WARNING, line, shorten_list(clients))
+        for line in equal_notes([records[client] for client in sorted(self.clients)]):
+            log(WARNING, "%s", line)
         unnamed = [name for name in sorted(self.clients) if not records[name].facts.agreement.classes.sha256]
         if unnamed and self._num_classes:  # an average of any models has no classes
             log(INFO, "classes are not named by %s: that they have one order is not checked", shorten_list(unnamed))

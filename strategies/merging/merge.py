@@ -34,7 +34,7 @@ from ..core.checkpoints import (
     write_tensors,
 )
 from ..core.durable import atomic_write, make_empty_folder, make_folder, store_errors
-from ..core.errors import OptionError, StoreError, UploadError, blaming
+from ..core.errors import OptionError, StoreError, UploadError, blaming, shorten_list
 from ..core.facts import (
     CLASSIFIER,
     CLIENT_NAME,
@@ -550,6 +550,7 @@ def merge(
     config = choose_config(further.get("config"), chosen)
     facts = _facts(named, label_counts, sizes, num_classes)
     kept = {client: keep_weights(client, one) for client, one in named.items()}
+    notes += _shared_notes(named)
     start, folder = further.pop("start", None), further.pop("folder", None)
     if start is not None:
         _check_form("start", start)
@@ -596,6 +597,21 @@ def merge(
         outcome = check_finite(chosen, InProcess().run(chosen, job, journal))
     clients = tuple(upload.client for upload in uploads)
     return Result(method, clients, outcome, Job(**{**vars(job), "device": "cpu"}))
+
+
+def _shared_notes(named: Mapping[str, Trained]) -> list[str]:
+    """Return a line for models that lie at one place of the memory, as a list of one module does."""
+    places = dict[Any, list[str]]()
+    for client, one in named.items():
+        state = one.state_dict() if isinstance(one, nn.Module) else one if isinstance(one, Mapping) else {}
+        places.setdefault(
+            tuple(_place(*item) for item in state.items() if isinstance(item[1], torch.Tensor)), []
+        ).append(client)
+    return [
+        f"models {shorten_list(clients)} are one and the same: must be copies, as copy.deepcopy(model)"
+        for place, clients in places.items()
+        if place and len(clients) > 1
+    ]
 
 
 def _as_student(

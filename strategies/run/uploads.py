@@ -6,7 +6,7 @@ import errno
 import hashlib
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -18,7 +18,7 @@ import torch
 from ..core import refusals
 from ..core.checkpoints import OpenFile
 from ..core.durable import atomic_write, make_folder, sha256_file, store_errors
-from ..core.errors import StoreError, UploadError
+from ..core.errors import StoreError, UploadError, shorten_list
 from ..core.facts import CLIENT_NAME, UploadFacts, weights_alone
 from ..method import Upload
 from ..uploads.tensors import Weights
@@ -270,3 +270,12 @@ def verify(file: Path, sha256: str, what: str) -> None:
             f"{file}: damaged {what}, expected sha256 {sha256}, {found}; "
             "put back a copy of this file, or remove its line from uploads.jsonl so that the client is asked again"
         )
+
+
+def equal_notes(records: Iterable[UploadRecord]) -> list[str]:
+    """Return a line for uploads with the same weights, as of a file that was copied twice."""
+    clients: dict[str, list[str]] = {}
+    for record in records:
+        clients.setdefault(record.sha256, []).append(record.client)
+    line = "the uploads of {} are equal: must be of clients that train on examples of their own"
+    return [line.format(shorten_list(names)) for names in clients.values() if len(names) > 1]

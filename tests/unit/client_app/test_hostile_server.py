@@ -204,6 +204,24 @@ def test_a_checkpoint_in_the_node_s_folders_is_sent_and_the_error_of_one_stays_o
     assert lines == {"the checkpoint cannot be read on this node; its log has the reason"}
 
 
+@pytest.mark.parametrize("words", [["ill", "well"], ["well", "ill"]])
+def test_a_checkpoint_that_numbers_the_node_s_classes_otherwise_is_not_sent(
+    hospital: Callable[..., Hospital], words: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    node = hospital(partition_id=0, num_partitions=1)
+    for label in ("ill", "well"):
+        (node.folder / "open" / "train" / label).mkdir(parents=True)
+        Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(node.folder / "open" / "train" / label / "1.png")
+    torch.save({"state_dict": {"w": torch.ones(2)}, "classes": words}, file := node.folder / "open" / "named.pt")
+    data: dict[str, Scalar] = {"data__name": "imagefolder", "data__image_size": 8, "data__partition": "iid"}
+    reply = node.train(**data, data__root=f"{node.folder}/open", model__name="mlp", client__checkpoint=f"{file}")
+    if words == ["ill", "well"]:
+        assert reply.content.array_records["arrays"].keys() == {"w"}
+    else:
+        assert error_of(reply) == "the checkpoint cannot be read on this node; its log has the reason"
+        assert "differ from those of this node's data: class 0 is 'well' here and 'ill' there" in caplog.text
+
+
 @pytest.mark.parametrize("root", ["secret", "open", "open/link", "nowhere"])
 def test_no_data_outside_the_node_s_folders_are_touched_and_all_get_the_same_line(
     hospital: Callable[..., Hospital], root: str, monkeypatch: pytest.MonkeyPatch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,18 @@ def test_a_start_has_the_names_of_any_wrapper() -> None:
     assert found[1] is not None
     for name, value in found[0].items():
         assert torch.equal(value, found[1][name])
+
+
+def test_a_list_of_one_module_is_named() -> None:
+    """As a loop makes it that trains one module on after the other's data and keeps it each time."""
+    one, said = trained(1), list[str]()
+    for models in ([one, one, trained(2)], [one.state_dict(), one.state_dict(), trained(2).state_dict()]):
+        merge(models, "fedens", model=net, log=said.append, **SHAPE)
+    lines = [line for line in said if "are one and the same: must be copies" in line]
+    assert lines == ["models client-000, client-001 are one and the same: must be copies, as copy.deepcopy(model)"] * 2
+    said.clear()
+    merge([copy.deepcopy(one), one, trained(2)], "fedens", log=said.append, **SHAPE)
+    assert not any("are one and the same" in line for line in said)
 
 
 def test_one_model_is_the_same_through_every_door(tmp_path: Path) -> None:

@@ -104,3 +104,14 @@ def test_the_cause_in_a_log_is_the_error_from_which_the_others_follow() -> None:
 
     assert causing_error(log) == "ValueError: num_cpus must not be provided"
     assert causing_error(["all went well"]) == ""
+
+
+def test_a_command_in_a_folder_that_is_gone_says_so(tmp_path: Path) -> None:
+    (gone := tmp_path / "gone").mkdir()
+    kept = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = f"cd {gone} && rmdir {gone} && exec {sys.executable} -m server_app methods"
+    done = subprocess.run(["/bin/sh", "-c", command], env=kept, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith(
+        "error: the current folder cannot be read (No such file or directory)"
+    )

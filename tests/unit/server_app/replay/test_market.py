@@ -381,3 +381,14 @@ def test_checkpoints_that_name_other_classes_are_refused_and_numbers_of_the_data
     line = f"c.pth: its classes differ from those of .*: class 0 is '{words[-1]}' here and '{words[0]}' there"
     with pytest.raises(UploadError, match=line):
         imported(out=models.parent / "second")
+    torch.save({"model": state_of("lenet5", 2), "classes": ["ill", "well"]}, models / "c.pth")
+    with pytest.raises(UploadError, match=r"c.pth: its classes differ from those of .*"):
+        imported(out=models.parent / "third")
+
+
+def test_files_with_the_weights_of_others_are_named(imported: Import, models: Path) -> None:
+    torch.save(state_of("lenet5", 1), models / "b.pt")
+    torch.save({"state_dict": state_of("lenet5", 1)}, models / "copy.ckpt")
+    lines = list[str]()
+    imported(lines=lines)
+    assert "the uploads of b, copy are equal: must be of clients that train on examples of their own" in lines
