@@ -465,11 +465,17 @@ class Result:
             scores: What :meth:`evaluate` has returned, for the card.
 
         Raises:
+            OptionError: An argument is something else.
             StoreError: The folder holds a model that this result does not replace, or the disk refuses.
         """
         if self.adapter is not None:
             self.adapter.save(folder)
             return
+        if not isinstance(folder, str | Path) or "\0" in str(folder):
+            raise OptionError(f"folder is {folder!r}: must be the name of a folder, new or not")
+        odd = {} if scores is None else scores.values() if isinstance(scores, Mapping) else [scores]
+        if not all(isinstance(each, Mapping) and "scores" in each for each in odd):
+            raise OptionError(f"scores are {str(scores)[:80]}: must be what evaluate() has returned")
         place = expand_user(folder)
         parts = {STUDENT_FILE: self.outcome.student, FOLDER_NAME: self.outcome.ensemble}
         builders = {name: unformed(build) for name, build in self.job.builders.items()}
@@ -479,9 +485,9 @@ class Result:
                 f"the models differ in buffer {lost}, which is not in their state_dict, so a saved ensemble would lose "
                 "it: must be registered with persistent=True"
             )
-        if other := [name for name, part in parts.items() if part is None and (place / name).exists()]:
-            raise StoreError(f"{place / other[0]} is of another result: must be a folder without it")
         with store_errors(place):
+            if other := [name for name, part in parts.items() if part is None and (place / name).exists()]:
+                raise StoreError(f"{place / other[0]} is of another result: must be a folder without it")
             make_folder(place)
         if self.outcome.student is not None:
             save_weights(place / STUDENT_FILE, self.outcome.student)

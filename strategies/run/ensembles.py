@@ -10,7 +10,7 @@ from typing import Any
 
 from ..combiners.combiners import build_combiner
 from ..core.durable import make_folder, store_errors, sync_folder
-from ..core.errors import StoreError
+from ..core.errors import OptionError, StoreError
 from ..core.facts import UploadFacts
 from ..method import EnsembleSpec, ModelBuilder, Upload
 from ..teacher.ensemble import Ensemble
@@ -105,8 +105,13 @@ def load_ensemble_module(path: Path, builders: Mapping[str, ModelBuilder], *, de
     """Build the ensemble that a run folder, or an ensemble's own folder, holds.
 
     Raises:
+        OptionError: The builders are no mapping.
         StoreError: There is no ensemble, a file is damaged, or an architecture is unknown.
     """
+    if not isinstance(builders, Mapping):
+        raise OptionError(
+            f"builders is {builders!r}: must be a dict of architecture name -> callable, as its card says"
+        )
     spec, members = load_ensemble(path, builders)
     folder = Path(path).absolute()
     facts = read_json(next(place for place in (folder, folder / FOLDER_NAME) if (place / _FACTS).exists()) / _FACTS)

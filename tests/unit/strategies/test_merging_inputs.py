@@ -13,7 +13,7 @@ from safetensors.torch import save_file, save_model
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
-from strategies import merge
+from strategies import load_ensemble_module, merge
 from strategies.core.errors import OneShotError, OptionError, StoreError, UploadError
 from strategies.core.scan import LOG
 from strategies.core.seeds import seeded_torch
@@ -117,6 +117,31 @@ def test_a_start_has_the_names_of_any_wrapper() -> None:
     assert found[1] is not None
     for name, value in found[0].items():
         assert torch.equal(value, found[1][name])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ((3,), "folder is 3: must be the name of a folder"),
+        (("a\0b",), "must be the name of a folder"),
+        (("x" * 300,), "File name too long"),
+        (("card", {"accuracy": 93.0}), "scores are .*: must be what evaluate"),
+        (("card", 93.0), "scores are 93.0: must be what evaluate"),
+    ],
+)
+def test_a_result_is_not_saved_with_other_arguments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: Any, line: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(OneShotError, match=line):
+        merge([trained(1), trained(2)], "fedens", **SHAPE).save(*arguments)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_ensemble_is_loaded_with_builders_by_name(tmp_path: Path) -> None:
+    merge([trained(1), trained(2)], "fedens", **SHAPE).save(tmp_path)
+    with pytest.raises(OptionError, match="must be a dict of architecture name -> callable"):
+        load_ensemble_module(tmp_path, net)  # type: ignore[arg-type]
 
 
 def test_a_list_of_one_module_is_named() -> None:
