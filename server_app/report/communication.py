@@ -283,7 +283,9 @@ def curve_of(metrics: Sequence[Mapping[str, Any]], cost: Mapping[str, Any], metr
         cost: The cost in result.json; the cost of uploads from another run is added.
         metric: The headline score.
     """
-    rounds = [row for row in metrics if row.get("mib_per_client") and row.get(metric) is not None]
+    # Without the server's accuracy the score is a number of the clients' with the same name.
+    tested = [row for row in metrics if row.get("accuracy") is not None]
+    rounds = [row for row in tested if row.get("mib_per_client") and row.get(metric) is not None]
     uploads = cost["phases"].get(UPLOAD_PHASE) if cost["counted"] != "messages" else None
     before = uploads["mib_up_per_client"] + uploads["mib_down_per_client"] if uploads else 0.0
     return tuple((before + float(row["mib_per_client"]), float(row[metric])) for row in rounds)

@@ -53,8 +53,9 @@ def run_plots(
     """Return the plots of a run, each as a function that draws it; plots that would show nothing are left out."""
     counts = {u.client: u.label_counts for u in report.job.uploads if u.label_counts is not None}
     known = metric if any(metric in row for row in metrics) else "accuracy"  # rows of earlier versions have no other
-    curve = [(row["epoch"], row[known]) for row in metrics if "epoch" in row and known in row]
     rounds = any("mib_per_client" in row for row in metrics)
+    tested = [row for row in metrics if "accuracy" in row] if rounds else metrics  # else it is a client's number
+    curve = [(row["epoch"], row[known]) for row in tested if "epoch" in row and known in row]
     plots: dict[str, Callable[[], Figure | None]] = {}
     if metric in HEADLINES and any(headline(row.as_json(), metric) is not None for row in rows):
         plots[metric] = partial(plot_scores, rows, metric, where)

@@ -185,6 +185,9 @@ def test_rounds_are_compared_by_the_score_that_the_runs_name_and_have_recorded(
     for more in (before, other):
         assert reported(*runs, more)["metric"] == "accuracy"
     assert reported(other)["table"][0]["auroc"] == 60.0
+    # In an untested round the number is the clients' own.
+    theirs = run_of_rounds([50.0, None, 60.0], metric="auroc", others=[55.0, 99.0, 65.0], name="theirs", seed=9)
+    assert reported(theirs)["table"][0]["best_auroc"] == 65.0
 
 
 def test_runs_that_cannot_be_compared_are_refused_in_one_line(run_of_rounds: MakeRun, tmp_path: Path) -> None:
