@@ -39,12 +39,7 @@ class Look:
 
 
 def look_at(page: Path, folder: Path) -> tuple[list[Look], list[str]]:
-    """Return the page at each of ``WIDTHS``, and the messages of the browser's console.
-
-    Args:
-        page: The file.
-        folder: A new folder for the browser's files.
-    """
+    """Return the page at each of ``WIDTHS``, and the messages of the browser's console."""
     folder.mkdir()
     text = html.escape(page.read_text())
     frames = "".join(_FRAME.format(width=width, page=text) for width in WIDTHS)
@@ -56,25 +51,14 @@ def look_at(page: Path, folder: Path) -> tuple[list[Look], list[str]]:
 
 
 def opened(address: str, folder: Path) -> tuple[str, list[str]]:
-    """Return a page as its scripts have made it, and the messages of the browser's console.
-
-    Args:
-        address: The page, as ``file:///...``.
-        folder: A folder for the browser's files.
-    """
+    """Return a page as its scripts have made it, and the messages of the browser's console."""
     command = [str(CHROMIUM), *_FLAGS, f"--user-data-dir={folder / 'profile'}", address]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)
     return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
 
 
 def check_looks(page: Path, folder: Path, *, images: int) -> None:
-    """Hold a page to what a reader needs at every width: all its images, no overflow, no error of the console.
-
-    Args:
-        page: The file.
-        folder: A new folder for the browser's files.
-        images: The number of images that the page has.
-    """
+    """Hold a page to what a reader needs at every width: all its images, no overflow, no error of the console."""
     looks, errors = look_at(page, folder)
 
     assert errors == []

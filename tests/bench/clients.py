@@ -27,14 +27,7 @@ SUFFIX = ".safetensors"
 
 
 def train_missing(folder: Path, settings: Sequence[str], *, clients: int, only: Collection[int] = ()) -> None:
-    """Train the clients that have no file yet, on one thread.
-
-    Args:
-        folder: Receives a file per client; made if it is missing.
-        settings: Files and key=value pairs, as for ``oneshot run``.
-        clients: Number of partitions.
-        only: The numbers of those to train, from 0; none: all.
-    """
+    """Train the clients that have no file yet, on one thread."""
     torch.set_num_threads(1)
     read = _read(settings)
     folder.mkdir(parents=True, exist_ok=True)

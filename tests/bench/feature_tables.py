@@ -48,13 +48,7 @@ def mean(values: Sequence[float]) -> str:
 
 
 def methods(found: dict[str, Any], *, data: str, heads: Sequence[str]) -> str:
-    """Return a row per method, ten clients at alpha 0.1, and a group for each assumption.
-
-    Args:
-        found: The results of tests/bench/rivals.py.
-        data: One of its data sets.
-        heads: Files with results of heads on a pretrained backbone, which are the last group.
-    """
+    """Return a row per method, ten clients at alpha 0.1, and a group for each assumption."""
     lines = ["| | accuracy, % |", "|---|---:|"]
     for group, members in GROUPS.items():
         cells = {name: spread(accuracies(found["rows"], data, place)) for name, place in members.items()}
@@ -121,11 +115,7 @@ def tables() -> dict[str, tuple[str, str]]:
 
 
 def written(page: str, name: str, text: str) -> str:
-    """Return a page whose table of this name is this one.
-
-    Raises:
-        ValueError: The page has no place for it.
-    """
+    """Return a page whose table of this name is this one."""
     place = re.compile(rf"(<!-- results: {re.escape(name)} -->\n)(?:\|.*\n)*")
     if not place.search(page):
         raise ValueError(f"no line '<!-- results: {name} -->'")

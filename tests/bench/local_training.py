@@ -106,13 +106,7 @@ def plain_train(
 
 
 class Side:
-    """One of the loops with its model and its data.
-
-    Args:
-        kind: One of :data:`KINDS`.
-        name: The architecture.
-        batch_size: Images per step.
-    """
+    """One of the loops with its model and its data."""
 
     def __init__(self, kind: str, name: str, batch_size: int) -> None:
         torch.set_num_threads(1)
@@ -195,12 +189,6 @@ class Row:
 def measure(name: str, batch_size: int, *, sides: dict[str, ProcessPoolExecutor], turns: int) -> Row:
     """Train one start with every loop, in turns of :data:`STEPS` steps, and compare times and results.
 
-    Args:
-        name: The architecture.
-        batch_size: Images per step.
-        sides: A process per kind of loop.
-        turns: How often the loops take turns.
-
     Raises:
         AssertionError: The results differ by more than rounding does.
     """
@@ -223,11 +211,7 @@ def measure(name: str, batch_size: int, *, sides: dict[str, ProcessPoolExecutor]
 
 
 def main(turns: int = TURNS) -> dict[str, float]:
-    """Print the table; return how many times faster the shipped loop is per model, at :data:`HEADLINE` images.
-
-    Args:
-        turns: How often the loops take turns.
-    """
+    """Print the table; return how many times faster the shipped loop is per model, at :data:`HEADLINE` images."""
     form = "{:<7} {:>6} {:>11} {:>9} {:>10} {:>6} {:>7} {:>14} {:>17}\n"
     head = ("model", "batch", "shipped ms", "plain ms", "loader ms", "plain", "loader", "weights apart")
     sys.stdout.write("Local training: CPU time per step, and the ratio of the plain loops to the shipped one\n")

@@ -89,12 +89,6 @@ def keep(out: Path, rows: Sequence[Row], key: Sequence[str], **facts: Any) -> No
     """Put rows into a file of results, in place of those that agree with them in the columns of the key.
 
     Several processes may do so at once.
-
-    Args:
-        out: The file.
-        rows: Its new rows.
-        key: Columns that no two rows have in common, and by which the file is sorted.
-        facts: What the file says beside its rows.
     """
     out.parent.mkdir(parents=True, exist_ok=True)
     folder = os.open(out.parent, os.O_RDONLY)

@@ -73,13 +73,7 @@ CURVE = 10  # epochs from point to point of a stored curve
 
 @dataclass(frozen=True)
 class Cell:
-    """One federation.
-
-    Attributes:
-        data: Its data set, as in settings.
-        alpha: The skew of ``dirichlet-classes``.
-        seed: Of its partition and its clients.
-    """
+    """One federation."""
 
     data: str
     alpha: float
@@ -264,15 +258,7 @@ def _lines(compared: Path, name: str) -> list[dict[str, Any]]:
 
 
 def measure(part: Slice, cells: Sequence[Cell], names: Sequence[str], *, jobs: int, out: Path) -> bool:
-    """Do what is missing, as far as the time goes; return whether nothing failed.
-
-    Args:
-        part: The folder, and its time.
-        cells: The federations.
-        names: The methods, keys of :data:`REPLAYS` and :data:`RUNS`.
-        jobs: How many trainings, then stages, run at once.
-        out: Receives the rows.
-    """
+    """Do what is missing, as far as the time goes; return whether nothing failed."""
     places = [*product(cells, names)]
     states = {place: part.state(*place) for place in places}
     todo = [place for place, state in states.items() if state != "finished"]

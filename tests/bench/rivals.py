@@ -112,17 +112,7 @@ class OutOfTimeError(Exception):
 
 
 def run_until(command: Sequence[str], *, root: str = "", until: float = math.inf) -> str:
-    """Run a command on one thread; return what it wrote to standard output.
-
-    Args:
-        command: Its words.
-        root: Folder of the data sets; empty for the settings' own.
-        until: When to end it, by ``time.monotonic()``.
-
-    Raises:
-        OutOfTimeError: It was ended.
-        RuntimeError: It failed; the text is the end of what it said.
-    """
+    """Run a command on one thread; return what it wrote to standard output."""
     if time.monotonic() >= until:
         raise OutOfTimeError
     environment = os.environ | {"OMP_NUM_THREADS": "1", **({"ONESHOT_DATA": root} if root else {})}
@@ -166,14 +156,7 @@ def names(data: str) -> tuple[str, ...]:
 
 
 def command(cell: Path, data: str, seed: int, name: str) -> tuple[str, ...]:
-    """Return the command that measures a result.
-
-    Args:
-        cell: The folder of the run that makes the uploads; those of other clients stand beside it.
-        data: A key of :data:`DATA`.
-        seed: Of partition and clients.
-        name: One of :func:`names`.
-    """
+    """Return the command that measures a result."""
     shared = f"{DATA[data]} data.alpha=0.1 seed={seed} threads=1"
     if name == "run":
         return ("run", "--clients", "10", "--run-config", RUN, "--run-config", f"{shared} run-dir='{cell}'")

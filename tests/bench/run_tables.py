@@ -165,13 +165,7 @@ def curves(found: Found, *, data: str) -> str:
 
 # Name of a mark -> how its table is made of the file in docs/results/ before the colon, and its page in docs/.
 def centres(found: Found, *, score: str, gains: bool) -> str:
-    """Return the scores of each hospital, in %: what its own model has, then each way.
-
-    Args:
-        found: docs/results/heart_disease.json.
-        score: Which.
-        gains: Whether a way has its gain over the own model, with its interval; or the score, with its own.
-    """
+    """Return the scores of each hospital, in %: what its own model has, then each way."""
     first = found["rows"][0]["centres"]
     trained = [row["centres"] for row in found["rows"] if row["way"] == "fedavg"]
     own = [_over_draws([each[name]["own"][score] for each in trained]) for name in first]

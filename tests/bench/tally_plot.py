@@ -39,13 +39,7 @@ STYLE = {"svg.fonttype": "none", "svg.hashsalt": "tally", "font.size": 9.0, "fon
 
 @dataclass(frozen=True)
 class Cell:
-    """A figure of the table.
-
-    Attributes:
-        mean: Accuracy in %.
-        spread: Its sample standard deviation; 0 where it has none.
-        text: The mean as it stands there, with a star for one or two seeds.
-    """
+    """A figure of the table."""
 
     mean: float
     spread: float
@@ -61,11 +55,7 @@ def table_of(page: str) -> tuple[list[str], dict[str, list[str]]]:
 
 
 def cell_of(text: str) -> Cell:
-    """Return what a cell tells: ``82.2 ± 2.6``, or ``52.2*``.
-
-    Raises:
-        ValueError: It is no figure.
-    """
+    """Return what a cell tells: ``82.2 ± 2.6``, or ``52.2*``."""
     found = re.fullmatch(r"([\d.]+)(?: ± ([\d.]+))?(\*?)", text)
     if found is None:
         raise ValueError(f"{text!r} is no figure of the table")

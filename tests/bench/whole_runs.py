@@ -49,11 +49,7 @@ class Cost:
 
 
 def cost_of(words: Sequence[str]) -> Cost:
-    """Run ``oneshot run`` with these words, and return what it and all that it starts took.
-
-    Raises:
-        RuntimeError: The command failed.
-    """
+    """Run ``oneshot run`` with these words, and return what it and all that it starts took."""
     with tempfile.TemporaryDirectory() as folder:
         marked = {**os.environ, "ONESHOT_RUNS": folder}
         marked.pop("OMP_NUM_THREADS", None)  # users have none

@@ -64,14 +64,7 @@ def listens(port: int) -> bool:
 
 @dataclass(frozen=True)
 class Machine:
-    """A folder that stands for a machine: its processes see its files, its own environment, and nothing of others.
-
-    Attributes:
-        name: Of the machine.
-        folder: The working directory; holds the files copied to the machine.
-        environment: All of it: nothing is inherited.
-        log: What its processes say.
-    """
+    """A folder that stands for a machine: its processes see its files, its own environment, and nothing of others."""
 
     name: str
     folder: Path
@@ -98,15 +91,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Federation:
-    """A SuperLink with TLS and node authentication, and machines for its nodes.
-
-    Attributes:
-        keys: What deploy/make_keys.py made.
-        machines: By name; "server" is one of them.
-        address: Of the SuperLink.
-        home: A folder with a short path.
-        token: That all processes carry.
-    """
+    """A SuperLink with TLS and node authentication, and machines for its nodes."""
 
     keys: Path
     machines: Mapping[str, Machine]
@@ -179,10 +164,7 @@ class Federation:
 def federation(folder: Path, nodes: Path, strangers: tuple[str, ...] = ()) -> Iterator[Federation]:
     """Lend the machines of a deployment with their keys and configs, and end all that is started on them.
 
-    Args:
-        folder: For keys and logs.
-        nodes: Folder with <name>.toml for each node; folders in it are copied to every node.
-        strangers: Nodes with a key and the config of the first node.
+    A folder among the nodes' configs is copied to every machine; a stranger has the first node's config.
     """
     files = {file.stem: file for file in sorted(nodes.glob("*.toml"))}
     files |= dict.fromkeys(strangers, next(iter(files.values())))

@@ -28,16 +28,7 @@ PATIENCE_S = 240.0
 
 @dataclass
 class Field:
-    """A SuperLink and its SuperNodes.
-
-    Attributes:
-        folder: Where every process has a folder of its own, and its output.
-        environment: Of every process.
-        clients: How many SuperNodes there are when all plugs are in.
-        superlink: The SuperLink's process.
-        nodes: Partition -> process of its SuperNode.
-        app: The app's folder.
-    """
+    """A SuperLink and its SuperNodes."""
 
     folder: Path
     environment: dict[str, str]

@@ -26,17 +26,7 @@ _CALM = tuple(HealthCheck)
 
 
 def try_inputs(decoder: Decoder, tally: Tally, *, examples: int, number: int | None = None) -> None:
-    """Try malformed inputs.
-
-    Args:
-        decoder: What reads them.
-        tally: Counts what became of them.
-        examples: How many.
-        number: The seed; None: always the same inputs.
-
-    Raises:
-        BaseException: Of the smallest input that the decoder does not refuse as it should.
-    """
+    """Try malformed inputs."""
     calm = settings(
         deadline=None,
         database=None,

@@ -13,11 +13,7 @@ if TYPE_CHECKING:
 
 
 class LocalShard:
-    """A shard in this process, for tests and for comparison: it computes when its result is waited for.
-
-    Args:
-        held: Its members.
-    """
+    """A shard in this process, for tests and for comparison: it computes when its result is waited for."""
 
     def __init__(self, held: HeldShard) -> None:
         self.held = held
@@ -39,15 +35,7 @@ def local_shards(
     fold: bool = True,
     precision: str = "float32",
 ) -> list[Part]:
-    """Load uploads into shards of this process.
-
-    Args:
-        uploads: The members.
-        builders: Architecture -> a module with fresh weights.
-        shards: Number of shards; see :func:`divide_evenly`.
-        fold: See :meth:`.ensemble.Ensemble.from_uploads`.
-        precision: See :meth:`.ensemble.Ensemble.from_uploads`.
-    """
+    """Load uploads into shards of this process."""
     parts = []
     for part in divide_evenly(len(uploads), shards):
         held = HeldShard(builders, device="cpu", fold=fold, precision=precision)

@@ -22,12 +22,6 @@ def attacked(folder: Path, seed: int, minutes: float, say: Callable[[str], None]
     Each run must have the bits of the run without it, name it, and take less than twice the memory. A run in rounds has
     its honest upload, and is compared with the first such run.
 
-    Args:
-        folder: For keys, logs and run folders.
-        seed: Of the attacks.
-        minutes: No new run begins after this time; one of each kind is always done.
-        say: Receives a line for each run.
-
     Returns:
         The attacks, and a line for each broken promise.
     """

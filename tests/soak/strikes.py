@@ -108,16 +108,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Fault:
-    """One kind of fault.
-
-    Attributes:
-        name: What it is called.
-        ready: Tells whether its moment has come.
-        strike: Does it.
-        settings: What the run must be started with.
-        before: It is done before the run is submitted.
-        small_disk: The run needs a disk that can be filled.
-    """
+    """One kind of fault."""
 
     name: str
     ready: Callable[[Round, int], bool]

@@ -26,10 +26,6 @@ LEVELS = ("ArrayChunk", "Array", "ArrayRecord", "MetricRecord", "ConfigRecord", 
 class Link:
     """Hands over an answer as objects, and announces it once.
 
-    Args:
-        message: The answer, whose metadata travels.
-        objects: Id -> content, the message first.
-
     Attributes:
         announced: The announcement.
         absent: Ids of the objects that have not arrived.
@@ -80,12 +76,7 @@ def deflated(answer: Message) -> dict[str, bytes]:
 
 
 def resealed(objects: Objects, changed: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Return the objects with other contents; every id above a change follows, and its head has the true length.
-
-    Args:
-        objects: Id -> content, the message first.
-        changed: Id -> the new content of some of them, taken as it is.
-    """
+    """Return the objects with other contents; every id above a change follows, and its head has the true length."""
     found, renamed = dict(objects), dict[str, str]()
     for level in LEVELS:
         for name, content in objects.items():

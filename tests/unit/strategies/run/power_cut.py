@@ -60,12 +60,7 @@ class Moment:
 
 @dataclass
 class PowerCuts:
-    """Watches a folder during a block, and makes the folders that power cuts in the block may leave.
-
-    Attributes:
-        root: The folder; what it holds before the block is on the disk.
-        moments: What may be on the disk, in order; the last one is that after the block.
-    """
+    """Watches a folder during a block, before which all of it is on the disk, and makes what power cuts may leave."""
 
     root: Path
     moments: list[Moment] = field(default_factory=list)
@@ -97,13 +92,7 @@ class PowerCuts:
             os.close(handle)
 
     def folders(self, target: Path, *, most: int, last: bool = False) -> Iterator[Path]:
-        """Make the folders that a power cut may leave, one after the other, all different.
-
-        Args:
-            target: Where they are made.
-            most: Of each moment.
-            last: Only those after the block.
-        """
+        """Make the folders that a power cut may leave, one after the other, all different."""
         rng, seen = random.Random(0), set()
         for moment in self.moments[-1:] if last else self.moments:
             for chosen, held in moment.draw(most, rng):
