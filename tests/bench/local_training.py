@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 
 import torch
+from published_models import load_in_order, plain_cnn5, plain_lenet5
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
@@ -32,28 +33,13 @@ from strategies.core.seeds import derive_seed, seeded_torch
 BATCH_SIZES = (32, 64, 128)
 HEADLINE = 128
 CHANNELS = {"lenet5": 1, "cnn5": 3}
+PLAIN = {"lenet5": plain_lenet5, "cnn5": plain_cnn5}
 STEPS = {"lenet5": 40, "cnn5": 12}  # per turn
 TURNS = 8
 KINDS = ("shipped", "plain", "loader")
 # Rounding grows with every step, faster where a ReLU or a pooling changes sides: the weights are compared after the
 # first turn, the accuracies after the last. Of the 500 held-out digits, thirteen may change sides.
 WEIGHTS_AGREE, ACCURACIES_AGREE = 1e-3, 13 / 500
-
-
-def plain_model(name: str) -> nn.Module:
-    """The net as textbooks write it; its layers have no names of the zoo, but its weights come in the same order."""
-    channels = CHANNELS[name]
-    if name == "lenet5":
-        return nn.Sequential(
-            *(nn.Conv2d(channels, 6, 5), nn.ReLU(), nn.MaxPool2d(2)),
-            *(nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
-            *(nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10)),
-        )
-    return nn.Sequential(
-        *(nn.Conv2d(channels, 128, 3), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Conv2d(128, 128, 3), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Conv2d(128, 128, 3), nn.ReLU(), nn.Flatten(), nn.Linear(128 * 4 * 4, 10)),
-    )
 
 
 Batches = Callable[[ImageData, torch.Tensor, int], Iterable[tuple[torch.Tensor, torch.Tensor]]]
@@ -118,10 +104,7 @@ class Side:
         with seeded_torch(0, "init", name):
             self.model = build(name, num_classes=10, input_shape=(self.channels, 32, 32))
         if kind != "shipped":
-            self.model, start = plain_model(name), self.model
-            with torch.no_grad():
-                for mine, its in zip(self.model.parameters(), start.parameters(), strict=True):
-                    mine.copy_(its)
+            self.model = load_in_order(PLAIN[name](), self.model.state_dict())
 
     def _in_color(self, data: ImageData) -> ImageData:
         return ImageData(data.images.expand(-1, self.channels, -1, -1).contiguous(), data.labels)
