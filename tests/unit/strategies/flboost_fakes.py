@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from strategies.core.facts import UploadFacts
 from strategies.core.seeds import generator as rng
 from strategies.core.seeds import seeded_torch
-from strategies.method import Job, Normalization, Outcome, Silent, Upload
+from strategies.method import Job, Normalization, Outcome, Upload
 from strategies.methods.flboost import FlBoostConfig
 
 State = dict[str, Tensor]
@@ -57,15 +57,3 @@ def student(outcome: Outcome) -> State:
 
 def differ(one: Mapping[str, Tensor], two: Mapping[str, Tensor]) -> bool:
     return any(not torch.equal(one[name], two[name]) for name in one)
-
-
-class Rows(Silent):
-    def __init__(self) -> None:
-        self.rows: list[dict[str, Any]] = []
-        self.steps: list[tuple[int, int]] = []
-
-    def record(self, row: Mapping[str, Any]) -> None:
-        self.rows.append(dict(row))
-
-    def report(self, step: int, total: int, values: Mapping[str, float] | None = None, *_: object) -> None:  # noqa: ARG002
-        self.steps.append((step, total))

@@ -82,7 +82,7 @@ class Book(Silent):
         self.snapshot, self.keep = resume, keep
         self.rows: list[Mapping[str, Any]] = []
         self.snapshots: list[Snapshot] = []
-        self.reports = 0
+        self.reports: list[tuple[int, int]] = []
 
     def resume(self) -> Snapshot | None:
         return self.snapshot
@@ -91,7 +91,7 @@ class Book(Silent):
         self.rows.append(row)
 
     def report(self, step: int, total: int, values: Mapping[str, float] | None = None, *_: object) -> None:  # noqa: ARG002
-        self.reports += 1
+        self.reports.append((step, total))
 
     def checkpoint(self, take: Callable[[], Snapshot]) -> None:
         if self.keep:

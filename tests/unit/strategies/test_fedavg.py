@@ -1,20 +1,10 @@
-from collections.abc import Mapping
-from typing import Any
-
 import torch
+from method_fakes import Book
 from torch import nn
 
 from strategies.core.facts import UploadFacts
 from strategies.method import Job, Normalization, Silent, Upload
 from strategies.methods.fedavg import FedAvgConfig, fit
-
-
-class Rows(Silent):
-    def __init__(self) -> None:
-        self.rows: list[Mapping[str, Any]] = []
-
-    def record(self, row: Mapping[str, Any]) -> None:
-        self.rows.append(row)
 
 
 def net() -> nn.Module:
@@ -52,7 +42,7 @@ def test_fit_with_uniform_weights_is_the_plain_mean() -> None:
 
 
 def test_fit_with_a_client_that_tells_no_examples_is_uniform_and_says_so_once() -> None:
-    progress = Rows()
+    progress = Book()
     outcome = fit(job(examples=(10, None)), progress)
     uniform = fit(job(FedAvgConfig(weights="uniform")), Silent())
     assert all(torch.equal(outcome.student[name], uniform.student[name]) for name in uniform.student)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from flboost_fakes import COUNTS, SHAPE, SMALL, B, C, Rows, State, Z, differ, job, net, student, weights
-from method_fakes import telling
+from flboost_fakes import COUNTS, SHAPE, SMALL, B, C, State, Z, differ, job, net, student, weights
+from method_fakes import Book, telling
 from torch import Tensor, nn
 
 from strategies.compute.in_process import InProcess
@@ -96,7 +96,7 @@ def test_model_learns_from_tallys_pool_where_that_is_the_teacher(level: str) -> 
 
 
 def test_generator_of_silent_clients_is_trained_by_estimated_shares() -> None:
-    given, rows = mute(job(replace(SMALL, student_lr=1e-9), teacher="tally")), Rows()
+    given, rows = mute(job(replace(SMALL, student_lr=1e-9), teacher="tally")), Book()
     estimated = METHOD.fit(given, rows)
     assert not any("note" in row for row in rows.rows)
     assert differ(estimated.memory, METHOD.fit(replace(given, teacher=None), Silent()).memory)
@@ -221,7 +221,7 @@ def test_loop_equals_a_plain_one_written_from_the_algorithm(variant: str) -> Non
 def test_student_learns_from_the_clients(start: str) -> None:
     config = replace(SMALL, iterations=8, batch_size=12, generator_step="joint")
     given = job(config) if start == "given" else job(config, start=None)
-    short, long = Rows(), Rows()
+    short, long = Book(), Book()
     METHOD.fit(replace(given, config=replace(config, iterations=1, student_steps=1)), short)
     METHOD.fit(replace(given, config=replace(config, generator_lr=1e-6)), long)
     assert long.rows[0]["distillation"] < short.rows[0]["distillation"]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from method_fakes import check_resume
+from method_fakes import Book, check_resume
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -20,7 +20,7 @@ from strategies.core.facts import UploadFacts
 from strategies.core.seeds import generator, seeded_torch
 from strategies.distillation.learner import Learner
 from strategies.distillation.spanned import DIRECTIONS
-from strategies.method import Job, Normalization, Silent, Upload
+from strategies.method import Job, Normalization, Upload
 from strategies.methods.tally import METHOD, TallyConfig
 
 SHAPE, CLASSES, SEED = (1, 6, 6), 6, 5
@@ -158,27 +158,20 @@ def test_reason_why_there_is_no_gate(changes: dict[str, Any], reason: str) -> No
 
 
 def test_tally_distils_the_gated_pool_and_says_where_there_is_none() -> None:
-    rows: list[Mapping[str, Any]] = []
-
-    class Book(Silent):
-        def record(self, row: Mapping[str, Any]) -> None:
-            rows.append(row)
-
+    book = Book()
     config = TallyConfig(epochs=1, images=8, batch_size=4, layers=0, probes=8, gate="updates")
     job = job_of(config=config)
-    outcome = METHOD.fit(job, Book())
-    assert not [row for row in rows if "note" in row]
+    outcome = METHOD.fit(job, book)
+    assert book.notes == []
     assert outcome.ensemble.combiner == "gated-log-pool"
     fresh = torch.cat([images_of(label, 99) for label in range(CLASSES)])
     labels = torch.arange(CLASSES).repeat_interleave(EXAMPLES)
     right = build_ensemble(job, outcome.ensemble)(fresh).argmax(1) == labels
     assert float(right.float().mean()) > 0.9
 
-    unknown = METHOD.fit(replace(job, clients_seed=None), Book())
+    unknown = METHOD.fit(replace(job, clients_seed=None), book)
     assert unknown.ensemble.combiner == "log-pool"
-    assert [row["note"] for row in rows if "note" in row] == [
-        "the clients' updates do not gate: the weights that the clients started from are not known"
-    ]
+    assert book.notes == ["the clients' updates do not gate: the weights that the clients started from are not known"]
 
 
 @pytest.mark.slow
@@ -186,24 +179,20 @@ def test_tally_reads_spanned_images_beside_the_noise_and_says_where_there_are_no
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tables: list[Mapping[str, Tensor]] = []
-    notes: list[str] = []
+    book = Book()
     learn = Learner.learn
 
     def watched(self: Learner, table: Mapping[str, Tensor], *rest: Any, **more: Any) -> float:
         tables.append(table)
         return learn(self, table, *rest, **more)
 
-    class Book(Silent):
-        def record(self, row: Mapping[str, Any]) -> None:
-            notes.extend([row["note"]] if "note" in row else [])
-
     monkeypatch.setattr(Learner, "learn", watched)
     config = TallyConfig(epochs=1, images=8, batch_size=4, layers=0, probes=8, spanned=11)
     job = job_of(convolutional, config=config)
-    METHOD.fit(job, Book())
-    assert notes == []
-    METHOD.fit(replace(job, clients_seed=None), Book())
-    assert notes == ["no images in the spans of updates: the weights that the clients started from are not known"]
+    METHOD.fit(job, book)
+    assert book.notes == []
+    METHOD.fit(replace(job, clients_seed=None), book)
+    assert book.notes == ["no images in the spans of updates: the weights that the clients started from are not known"]
     with_them, without = tables
     assert [len(table["images"]) for table in tables] == [8 + 11, 8]
     assert torch.equal(with_them["images"][:8], without["images"])

@@ -1,30 +1,16 @@
 import math
 import pickle
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from method_fakes import Book
 from torch import nn
 
 from strategies.distillation.epochs import Stage, learning_rate, run_epochs
 from strategies.distillation.pool import Pool
-from strategies.method import Job, Normalization, Silent, Snapshot
-
-
-class Recorder(Silent):
-    def __init__(self, snapshot: Snapshot | None = None) -> None:
-        self.snapshot, self.rows, self.steps = snapshot, list[Mapping[str, Any]](), list[int]()
-
-    def resume(self) -> Snapshot | None:
-        return self.snapshot
-
-    def record(self, row: Mapping[str, Any]) -> None:
-        self.rows.append(row)
-
-    def report(self, step: int, total: int, values: Mapping[str, float] | None = None, *_: object) -> None:  # noqa: ARG002
-        self.steps.append(step)
+from strategies.method import Job, Normalization
 
 
 def job(observer: Any = None) -> Job:
@@ -49,11 +35,11 @@ def train(one: Stage) -> dict[str, float]:
 
 def test_resume_from_a_snapshot_repeats_only_unfinished_epochs() -> None:
     whole = stage()
-    run_epochs(job(), Recorder(), whole, epochs=4, step=lambda e: train(whole))
+    run_epochs(job(), Book(), whole, epochs=4, step=lambda e: train(whole))
     first = stage()
-    run_epochs(job(), Recorder(), first, epochs=2, step=lambda e: train(first))
+    run_epochs(job(), Book(), first, epochs=2, step=lambda e: train(first))
     snapshot = pickle.loads(pickle.dumps(first.snapshot(2)))  # noqa: S301  our own bytes
-    second, progress = stage(), Recorder(snapshot)
+    second, progress = stage(), Book(snapshot)
     run_epochs(job(), progress, second, epochs=4, step=lambda e: train(second))
     assert [row["epoch"] for row in progress.rows] == [3, 4]
     for name, value in whole.modules["student"].state_dict().items():

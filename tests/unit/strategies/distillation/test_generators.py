@@ -4,6 +4,7 @@ from typing import Any
 import pytest
 import torch
 from flwr.app import ConfigRecord
+from method_fakes import Book
 from torch import Tensor, nn
 
 from strategies.core.errors import UploadError
@@ -19,7 +20,7 @@ from strategies.distillation.generators import (
     UpsampleConv,
 )
 from strategies.distillation.matched import draw_labels, shares_of
-from strategies.method import Job, Normalization, Silent, Upload
+from strategies.method import Job, Normalization, Upload
 
 
 def enlarging(channels: int) -> list[nn.Module]:
@@ -225,14 +226,6 @@ def job(*counts: Sequence[int] | None, classes: int = 4) -> Job:
     return Job(uploads, {}, "net", classes, (1, 8, 8), Normalization((0.5,), (0.5,)), None)
 
 
-class Notes(Silent):
-    def __init__(self) -> None:
-        self.rows: list[Any] = []
-
-    def record(self, row: Any) -> None:
-        self.rows.append(row)
-
-
 def test_fixed_labels_are_the_floors_of_the_cumulated_shares() -> None:
     # p = (1/2, 0, 1/6, 1/3); cumulated times 10: 5, 5, 6.67, 10; floors 5, 5, 6, 10.
     labels = draw_labels([3, 0, 1, 2], 10, "fixed", rng(0))
@@ -248,7 +241,7 @@ def test_independent_labels_follow_the_shares_and_not_their_floors() -> None:
 
 
 def test_missing_counts_weigh_all_equally_and_are_noted_once() -> None:
-    notes = Notes()
+    notes = Book()
     held, alpha = shares_of(job((6, 0, 1, 0), None, None), notes, labels="counts", weights="per-class")
     assert held == [1] * 4
     torch.testing.assert_close(alpha, torch.full((3, 4), 1 / 3))
@@ -257,7 +250,7 @@ def test_missing_counts_weigh_all_equally_and_are_noted_once() -> None:
 
 @pytest.mark.parametrize("told", [(None, None), ((6, 0, 1, 0), None), ((6, 0, 1, 0), (0, 0, 0, 0))])
 def test_estimates_count_where_a_client_does_not_tell(told: Any) -> None:
-    notes, found = Notes(), torch.tensor([[6.0, 0.0, 1.0, 0.0], [0.0, 0.5, 0.25, 0.0]])
+    notes, found = Book(), torch.tensor([[6.0, 0.0, 1.0, 0.0], [0.0, 0.5, 0.25, 0.0]])
     held, alpha = shares_of(job(*told), notes, labels="counts", weights="per-class", found=found)
     assert held == [6000, 500, 1250, 0]
     torch.testing.assert_close(alpha[:, :3], torch.tensor([[1.0, 0.0, 0.8], [0.0, 1.0, 0.2]]))

@@ -1,9 +1,9 @@
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from method_fakes import Book
 from torch import Tensor, nn
 
 from strategies.combiners.combiners import Mean
@@ -14,7 +14,7 @@ from strategies.distillation.distill import DistillRecipe
 from strategies.distillation.epochs import copy_weights
 from strategies.distillation.learner import Learner, build_teacher, learn_from_images, learn_from_table
 from strategies.distillation.losses import soft_kl
-from strategies.method import EnsembleSpec, Job, Normalization, Outcome, Silent, Snapshot, Upload
+from strategies.method import EnsembleSpec, Job, Normalization, Outcome, Silent, Upload
 from strategies.teacher.ensemble import Ensemble
 
 
@@ -175,24 +175,6 @@ RECIPE = DistillRecipe(
 EPOCHS_JOB = Job((), {"net": net}, "net", 3, (1, 4, 4), Normalization((0.5,), (0.25,)), None, seed=2, proxy=IMAGES)
 
 
-class Notebook(Silent):
-    def __init__(self, snapshot: Snapshot | None = None) -> None:
-        self.snapshot, self.kept, self.reports = snapshot, list[Snapshot](), list[tuple[int, int]]()
-        self.rows: list[Mapping[str, Any]] = []
-
-    def resume(self) -> Snapshot | None:
-        return self.snapshot
-
-    def record(self, row: Mapping[str, Any]) -> None:
-        self.rows.append(row)
-
-    def report(self, step: int, total: int, values: Mapping[str, float] | None = None, *_: object) -> None:  # noqa: ARG002
-        self.reports.append((step, total))
-
-    def checkpoint(self, take: Any) -> None:
-        self.kept.append(take())
-
-
 def learner_epochs(job: Job = EPOCHS_JOB) -> Learner:
     with torch.random.fork_rng():
         torch.manual_seed(1)
@@ -206,11 +188,11 @@ def weight_epochs(outcome: Outcome) -> Tensor:
 
 @pytest.mark.parametrize("done", [0, 2])
 def test_table_is_made_once_and_a_run_that_goes_on_ends_with_the_same_bits(done: int) -> None:
-    whole = Notebook()
+    whole = Book(keep=True)
     one = learner_epochs()
     expected = learn_from_table(EPOCHS_JOB, whole, one, lambda: one.with_logits({"images": IMAGES}))
     made: list[int] = []
-    book, two = Notebook(whole.kept[done - 1] if done else None), learner_epochs()
+    book, two = Book(whole.snapshots[done - 1] if done else None), learner_epochs()
 
     def make() -> dict[str, Tensor]:
         made.append(1)
@@ -221,7 +203,7 @@ def test_table_is_made_once_and_a_run_that_goes_on_ends_with_the_same_bits(done:
     assert torch.equal(weight_epochs(outcome), weight_epochs(expected))
     assert [row["epoch"] for row in book.rows] == list(range(done + 1, 4))
     assert book.rows == whole.rows[done:]
-    assert not whole.kept[0].appended  # the table is not in the checkpoint
+    assert not whole.snapshots[0].appended  # the table is not in the checkpoint
     # Two batches an epoch, then its end.
     assert whole.reports == [(0, 3), (0, 3), (1, 3), (1, 3), (1, 3), (2, 3), (2, 3), (2, 3), (3, 3)]
 

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flboost_fakes import SMALL, C, Rows, job
+from flboost_fakes import SMALL, C, job
+from method_fakes import Book
 from torch import nn
 
 from strategies.core.facts import PIXELS
@@ -79,7 +80,7 @@ def test_moments_that_models_tell_are_noted_with_the_guess() -> None:
             nn.Conv2d(1, 3, 3, bias=False), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(108, C)
         )
 
-    rows = Rows()
+    rows = Book()
     uploads = tuple(
         replace(upload, read=lambda: {key: value + 0.1 * value.ndim for key, value in told().state_dict().items()})
         for upload in job().uploads
