@@ -23,6 +23,7 @@ from server_app.settings.read import read_settings
 from strategies.core.errors import DataError, OneShotError, OptionError, UploadError
 from strategies.core.options import Scalar
 from strategies.run.run_folder import RunFolder
+from strategies.uploads.builders import builders_of_kind
 from strategies.uploads.checks import Signatures, check_upload
 from strategies.uploads.tensors import tensor_form
 
@@ -138,7 +139,7 @@ def run_of(given: dict[str, Scalar], path: Path, clients: int = 3) -> Path:
     check_before_start(settings, clients)
     _, split = held_out(settings)
     job = build_job(settings, split, None)
-    signatures = Signatures(job.builders)
+    signatures = Signatures(builders_of_kind(job.builders, settings.choice.uploads))
     info = {
         "method": settings.choice.name, "seed": 0, "student": job.student, "num-classes": job.num_classes,
         "input-shape": list(job.input_shape),
@@ -148,7 +149,8 @@ def run_of(given: dict[str, Scalar], path: Path, clients: int = 3) -> Path:
     with RunFolder.create(path, info) as folder:
         for number in range(clients):
             node = Node.of({"partition-id": number, "num-partitions": clients}, settings.app)
-            trained, state = prepare_upload(settings.app, node, TrainRequest("", 1, 0), {})
+            request = TrainRequest("", 1, 0, task=settings.choice.uploads)
+            trained, state = prepare_upload(settings.app, node, request, {})
             name, form = trained.facts.architecture, tensor_form("its tensors", exact=True)
             folder.round(1).accept(trained.facts, check_upload(state, name, signatures[name], form))
     return path

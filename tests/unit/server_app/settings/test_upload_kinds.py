@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from flwr.app import ArrayRecord
+from test_own_runs import run_of
 
 from client_app.keeping import KeptModel
 from client_app.node import Node, TrainRequest
@@ -23,14 +24,11 @@ from fl_app.models.uploaded import uploaded_builders, uploaded_name
 from server_app.replay.request import ReplayRequest
 from server_app.replay.stored import replay_run
 from server_app.settings.build import build_job
-from server_app.settings.read import default_settings, read_settings
+from server_app.settings.read import read_settings
 from strategies.core.errors import OptionError, UploadError
 from strategies.core.facts import kind_of
 from strategies.flower.messages import Request as Message
 from strategies.method import METHODS, Job, Normalization
-from strategies.run.run_folder import RunFolder
-from strategies.uploads.builders import builders_of_kind
-from strategies.uploads.checks import Signatures
 
 CLIENTS = 3
 SETTINGS: dict[str, Any] = {
@@ -50,32 +48,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
     def make(method: str) -> Path:
         if method not in made:
-            made[method] = run_of(method, QUICK, tmp_path_factory.mktemp("runs") / method)
+            made[method] = run_of({**SETTINGS, **QUICK, "method": method}, tmp_path_factory.mktemp("runs") / method)
         return made[method]
 
     return make
-
-
-def run_of(method: str, how_much: dict[str, Any], path: Path) -> Path:
-    given = {**SETTINGS, **how_much, "method": method}
-    settings = read_settings(given)
-    job = build_job(settings, open_split("digits", "test", image_size=settings.app.data.image_size), None)
-    signatures = Signatures(builders_of_kind(job.builders, settings.choice.uploads))
-    facts = {
-        "method": method, "seed": 0, "student": job.student, "num-classes": 10, "input-shape": list(job.input_shape),
-        "normalization": [job.normalization.mean, job.normalization.std],
-        "settings": {**default_settings(), **given},
-    }  # fmt: skip
-    with RunFolder.create(path, facts) as folder:
-        for partition_id in range(CLIENTS):
-            node = Node.of({"partition-id": partition_id, "num-partitions": CLIENTS}, settings.app)
-            trained, state = prepare_upload(
-                settings.app, node, TrainRequest("", 1, 0, task=settings.choice.uploads), {}
-            )
-            wanted = signatures[trained.facts.architecture]  # what the server accepts
-            assert {key: tuple(value.shape) for key, value in state.items()} == {k: s for k, (s, _) in wanted.items()}
-            folder.round(1).accept(trained.facts, state)
-    return path
 
 
 def replayed(path: Path, method: str, target: Path, **overrides: Any) -> dict[str, Any]:
@@ -84,7 +60,7 @@ def replayed(path: Path, method: str, target: Path, **overrides: Any) -> dict[st
 
 @pytest.mark.slow
 def test_fedov_from_training_to_result(tmp_path: Path) -> None:
-    run = run_of("fedov", ENOUGH["fedov"], tmp_path / "run")
+    run = run_of({**SETTINGS, **ENOUGH["fedov"], "method": "fedov"}, tmp_path / "run")
 
     result = replayed(run, "fedov", tmp_path / "replay")
 
@@ -99,7 +75,7 @@ def test_fedov_from_training_to_result(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_fedcvae_ens_from_training_to_result(tmp_path: Path) -> None:
-    run = run_of("fedcvae-ens", ENOUGH["fedcvae-ens"], tmp_path / "run")
+    run = run_of({**SETTINGS, **ENOUGH["fedcvae-ens"], "method": "fedcvae-ens"}, tmp_path / "run")
 
     result = replayed(run, "fedcvae-ens", tmp_path / "replay")
 

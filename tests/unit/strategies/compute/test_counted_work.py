@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
 from flboost_fakes import SMALL, job
+from method_fakes import Book
 from torch import nn
 
 from strategies.combiners.combiners import Mean
 from strategies.compute.in_process import InProcess
 from strategies.core.work import KEY, Work, count_work, work
-from strategies.method import Job, Silent, Snapshot
+from strategies.method import Job, Silent
 from strategies.methods.dense import METHOD as DENSE
 from strategies.methods.dense import DenseConfig
 from strategies.methods.flboost import METHOD as FLBOOST
@@ -60,28 +60,12 @@ def test_counts_of_flboost_are_those_by_hand(step: str, precision: str) -> None:
     }  # fmt: skip
 
 
-class Kept(Silent):
-    """Keeps every snapshot, and resumes from one."""
-
-    def __init__(self, snapshot: Snapshot | None = None) -> None:
-        self.taken: list[Snapshot] = []
-        self.given = snapshot
-
-    def resume(self) -> Snapshot | None:
-        return self.given
-
-    def checkpoint(self, take: Callable[[], Snapshot]) -> None:
-        self.taken.append(take())
-
-
 def test_resumed_stage_has_the_counts_of_an_uninterrupted_one() -> None:
-    first = Kept()
+    first = Book(keep=True)
     whole = InProcess().run(DENSE, dense_job(), first)
-    # A snapshot has the rows of its pool since the one before.
-    rows = {name: torch.cat([part.appended[name] for part in first.taken[:2]]) for name in first.taken[0].appended}
-    resumed = InProcess().run(DENSE, dense_job(), Kept(replace(first.taken[1], appended=rows)))
+    resumed = InProcess().run(DENSE, dense_job(), Book(first.snapshots[1]))
 
-    assert first.taken[1].state[KEY] == by_hand(2)
+    assert first.snapshots[1].state[KEY] == by_hand(2)
     assert resumed.work == whole.work
 
 
