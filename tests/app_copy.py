@@ -1,4 +1,4 @@
-"""The app in a folder of its own: Flower's commands look through every file of a folder, of an environment too."""
+"""Apps for Flower: ours in a folder of its own, since Flower looks through every file of a folder, and small ones."""
 
 from __future__ import annotations
 
@@ -26,3 +26,21 @@ def _copied() -> tempfile.TemporaryDirectory[str]:
 def app_copy() -> Path:
     """Return a folder with the files of the repository and no others, which this process removes at its end."""
     return Path(_copied().name)
+
+
+def pyproject(serverapp: str, clientapp: str, config: str = "") -> str:
+    """Return the pyproject.toml of a small app, which ends with its settings."""
+    return f"""
+[project]
+name = "small-app"
+version = "1.0.0"
+description = "A small app."
+license = "Apache-2.0"
+dependencies = []
+[tool.flwr.app]
+publisher = "somebody"
+[tool.flwr.app.components]
+serverapp = "{serverapp}"
+clientapp = "{clientapp}"
+[tool.flwr.app.config]
+{config}"""

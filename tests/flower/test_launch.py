@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+from app_copy import pyproject
 from deployments import LOOPBACK, listening
 
 from server_app.launch import guard
@@ -23,19 +24,7 @@ from strategies.core.processor import all_cores
 
 pytestmark = pytest.mark.slow
 
-PYPROJECT = """
-[project]
-name = "probe-app"
-version = "1.0.0"
-description = "A small app."
-license = "Apache-2.0"
-dependencies = []
-[tool.flwr.app]
-publisher = "probe"
-[tool.flwr.app.components]
-serverapp = "probe_app:server"
-clientapp = "probe_app:client"
-[tool.flwr.app.config]
+CONFIG = """
 mode = "ask"
 nodes = 2
 facts = ""
@@ -92,7 +81,7 @@ LAUNCHER = textwrap.dedent(
 def app(tmp_path: Path) -> Path:
     folder = tmp_path / "app"
     folder.mkdir()
-    (folder / "pyproject.toml").write_text(PYPROJECT)
+    (folder / "pyproject.toml").write_text(pyproject("probe_app:server", "probe_app:client", CONFIG))
     (folder / "probe_app.py").write_text(APP)
     return folder
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from app_copy import pyproject
 
 from client_app.app import app as client_app
 from fl_app.node_config import SUPERNODES_VARIABLE
@@ -33,20 +34,7 @@ SETTINGS: dict[str, Scalar] = {
     "client.epochs": 1, "client.lr": 0.05, "data.limit": 200, "min-uploads": CLIENTS, "server.steps-per-epoch": 4,
 }  # fmt: skip
 # All runs in one simulation: its start takes longer than they do.
-PYPROJECT = """
-[project]
-name = "many-runs"
-version = "1.0.0"
-description = "The app's runs, one after another."
-license = "Apache-2.0"
-dependencies = []
-[tool.flwr.app]
-publisher = "probe"
-[tool.flwr.app.components]
-serverapp = "many_runs:app"
-clientapp = "client_app.app:app"
-[tool.flwr.app.config]
-"""
+PYPROJECT = pyproject("many_runs:app", "client_app.app:app")
 APP = """
 import json
 import os

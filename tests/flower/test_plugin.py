@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from app_copy import pyproject
 
 from server_app.launch.superlink import launch
 from strategies.run.run_folder import RunFolder
@@ -14,23 +15,7 @@ from strategies.run.run_folder import RunFolder
 pytestmark = [pytest.mark.slow, pytest.mark.ray]
 
 CLIENTS = 3
-PYPROJECT = """
-[project]
-name = "hospital"
-version = "1.0.0"
-description = "Somebody's own project."
-license = "Apache-2.0"
-dependencies = []
-[tool.flwr.app]
-publisher = "somebody"
-[tool.flwr.app.components]
-serverapp = "hospital.server:app"
-clientapp = "hospital.client:app"
-[tool.flwr.app.config]
-run-dir = ""
-notes = ""
-lr = 0.05
-"""
+PYPROJECT = pyproject("hospital.server:app", "hospital.client:app", 'run-dir = ""\nnotes = ""\nlr = 0.05\n')
 MODEL = """
 import os
 import torch

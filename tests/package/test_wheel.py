@@ -15,25 +15,13 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from app_copy import pyproject
 from hatchling.build import build_editable, build_wheel
 
 from hatch_build import HOMES, app_project, packaged, renamed
 
 ROOT = Path(__file__).parents[2]
 FOREIGN = "WHOSE = 'theirs'\n"
-PYPROJECT = """
-[project]
-name = "ward"
-version = "1.0.0"
-description = "Somebody's Flower project, with a folder called strategies."
-license = "Apache-2.0"
-dependencies = []
-[tool.flwr.app]
-publisher = "somebody"
-[tool.flwr.app.components]
-serverapp = "ward_server:app"
-clientapp = "oneshot_fl.client_app.app:app"
-"""
 SERVER = """
 from oneshot_fl.server_app.app import app as installed
 from strategies.own import MARK
@@ -252,7 +240,7 @@ def ward(tmp_path: Path) -> Path:
     (project / "strategies/own.py").write_text("MARK = 'the ward has strategies of its own'\n")
     (project / "ward_server.py").write_text(SERVER)
     tables = (ROOT / "pyproject.toml").read_text().partition("[tool.flwr.app.config]")[2].partition("\n[")[0]
-    (project / "pyproject.toml").write_text(f"{PYPROJECT}[tool.flwr.app.config]{tables}")
+    (project / "pyproject.toml").write_text(pyproject("ward_server:app", "oneshot_fl.client_app.app:app", tables))
     return project
 
 
