@@ -58,7 +58,7 @@ class Without:
         self.finder = finder
 
     def find_spec(self, name, path=None, target=None):
-        missing = name.partition(".")[0] in ("flwr", "ray", "cryptography", "matplotlib")
+        missing = name.partition(".")[0] in ("flwr", "ray", "cryptography")
         return None if missing else self.finder.find_spec(name, path, target)
 
 sys.meta_path[:] = [Without(finder) for finder in sys.meta_path]
