@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -20,6 +21,7 @@ from server_app.launch.run_command import how_to_go_on, leave_resume_file
 from server_app.replay.forget import adopt_uploads
 from server_app.replay.stored import read_stored
 from server_app.report.client_scores import client_lines, evaluation_facts
+from server_app.report.drawing import new_figure
 from server_app.report.finish import describe_failure, finish, table_lines
 from server_app.report.gatekeeping import attack_line
 from server_app.report.tables import refusal_lines
@@ -81,6 +83,8 @@ def _run(grid: Grid, given: dict[str, Any]) -> None:
         with _resumable(strategy, settings):
             adopt_uploads(folder, settings.app.uploads, settings.app.forget, min_uploads=settings.app.min_uploads)
             where = where_scored(settings, has_examples=images is not None or bool(len(split.labels)))
+            # Imports what draws plots while the clients work: half a second of a core, which the result would wait for.
+            threading.Thread(target=new_figure, args=(1.0, 1.0), daemon=True).start()
             asked: dict[str, Any] = {TEST_SHARE: settings.app.client.test_share} if where in ("clients", "both") else {}
             strategy.start(
                 grid, timeout=settings.app.deadline_s, train_config=ConfigRecord({**asked, **folder_digests(settings)})
