@@ -13,6 +13,7 @@ from strategies.core.errors import OptionError
 from strategies.core.facts import STATISTICS
 from strategies.core.options import (
     ADOPTION,
+    BEFORE,
     FIXED,
     REPLAY,
     UNSET,
@@ -116,6 +117,8 @@ def method_keys() -> frozenset[str]:
 def known_settings(stored: Mapping[str, Any]) -> dict[str, Any]:
     """Return a stored run's settings under their names of today, without those that have no effect any more.
 
+    Newer settings whose default is not how the run behaved are among them.
+
     Raises:
         OptionError: One that is fixed now had another value.
     """
@@ -123,20 +126,22 @@ def known_settings(stored: Mapping[str, Any]) -> dict[str, Any]:
         if stored.get(key, value) != value:
             raise OptionError(f"stored setting {key!r} is {stored[key]!r}: must be {value!r}, which is fixed now")
     known = {o.key for o in known_options()} | method_keys()
-    return {key: value for key, value in named_as_today(stored).items() if key in known}
+    return {**BEFORE, **{key: value for key, value in named_as_today(stored).items() if key in known}}
 
 
 def overridden(stored: Mapping[str, Any], changes: Mapping[str, Scalar]) -> dict[str, Any]:
     """Return stored settings with changes; another preset replaces all stored options of methods."""
     former = _former_keys().items()
     gone = method_keys() if "preset" in changes else {own for own, shared in former if shared in changes}
-    return {**{key: value for key, value in known_settings(stored).items() if key not in gone}, **changes}
+    kept = {key: value for key, value in known_settings(stored).items() if key not in gone}
+    return {**dict.fromkeys(BEFORE.keys() & gone, UNSET), **kept, **changes}
 
 
 def listed_settings(flat: Mapping[str, Any]) -> dict[str, Any]:
     """Return all settings under the keys of today; those of the run's own method come from former keys too.
 
-    A setting that is newer than a stored run has its default, which is how the run behaved.
+    A setting that is newer than a stored run has the value by which the run behaved, its default but for
+    :data:`BEFORE`.
     """
     whole = {**default_settings(), **known_settings(flat)}
     choice = CHOICES[str(whole["method"])]

@@ -383,6 +383,8 @@ RENAMED: Mapping[str, str] = {
 }
 # What settings were that are fixed now -> their value. A stored run has no other one.
 FIXED: Mapping[str, Scalar] = {"attack.poisoned": 0.3, "data.copies": 10.0}
+# Newer settings whose default is not how stored runs without them behaved -> how they did.
+BEFORE: Mapping[str, Scalar] = {"server.teacher-precision": "float32"}
 # Setting of today -> former value -> value of today.
 RENAMED_VALUES: Mapping[str, Mapping[str, str]] = {
     "data.partition": {

@@ -47,6 +47,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "synthesis_batch_size": 64,
         "batch_size": 32,
         "kd_temperature": 4.0,
+        "teacher_precision": "auto",
     },
     "fedsyn": {"synthesis_augmentation": "crop-flip"},
     "paper": {

@@ -25,7 +25,7 @@ from ..teacher.average import average_uploads
 
 # "paper": FedDF's own. "fedsyn": the row of DENSE's paper. The declared defaults: Co-Boosting's comparison.
 PRESETS: dict[str, dict[str, Any]] = {
-    "quick": {"epochs": 12},
+    "quick": {"epochs": 12, "teacher_precision": "auto"},
     "fedsyn": {
         "epochs": 200, "kd_temperature": 1.0, "weight_decay": 0.0, "schedule": "constant", "student_clip": 0.0,
     },

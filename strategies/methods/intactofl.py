@@ -313,7 +313,13 @@ GATES: dict[str, type[Experts]] = {"pixels": ByPixels, "predictions": ByPredicti
 
 
 PRESETS: dict[str, dict[str, Any]] = {
-    "quick": {"epochs": 12, "generator_steps": 10, "generator_lr": 0.003, "batch_size": 32},
+    "quick": {
+        "epochs": 12,
+        "generator_steps": 10,
+        "generator_lr": 0.003,
+        "batch_size": 32,
+        "teacher_precision": "auto",
+    },
     "published-code": {"perturbation_size": 8.0},
 }
 

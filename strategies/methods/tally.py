@@ -67,7 +67,7 @@ class TallyConfig(TallyPoolOptions, DistillOptions):
     inverted: int = option(0, "images inverted from the clients' models beside the noise, each read twice", low=0)
     kd_temperature: float = shared("kd_temperature", 1.0)
     student_lr: float = shared("student_lr", 3e-3)
-    teacher_precision: str = shared("teacher_precision", "float32")
+    teacher_precision: str = shared("teacher_precision", "auto")
     spanned: int = option(
         0, "noise images moved into the spans of the clients' updates of a linear layer, beside the noise", low=0
     )

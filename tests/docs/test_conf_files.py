@@ -129,7 +129,8 @@ def test_every_value_of_the_papers_is_compared_with_some_row() -> None:
 @pytest.mark.parametrize("path", TABLES, ids=name_of)
 def test_rows_of_one_table_train_alike(path: Path) -> None:
     # What a paper gives to all of its rows: a rival with other images, epochs or arithmetic would be no comparison.
-    shared = {"server.pool-augmentation", "server.generator-precision", "server.batch-size", "server.student-lr"}
+    shared = {f"server.{key}-precision" for key in ("generator", "teacher")}
+    shared |= {"server.pool-augmentation", "server.batch-size", "server.student-lr"}
     students = ("co-boosting", "dense", "f-dafl", "f-adi")
     rows = [settings for _, settings in runs_by(path) if settings.choice.name in students]
     for key in shared if path.stem.startswith(("coboosting", "fedsyn")) else ():

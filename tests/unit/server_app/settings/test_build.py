@@ -17,7 +17,7 @@ from server_app.settings.choices import CHOICES
 from server_app.settings.read import default_settings, listed_settings, overridden, read_settings
 from server_app.settings.settled import check_same_run, free_on
 from strategies.core.errors import ComputeError, DataError, OneShotError, OptionError
-from strategies.core.options import options_of
+from strategies.core.options import PRESET_NAMES, QUICK, options_of
 from strategies.method import Normalization
 from strategies.methods.dense import DenseConfig
 from strategies.methods.tally import TallyConfig
@@ -39,27 +39,26 @@ def test_settings_when_none_are_given_are_the_main_job() -> None:
     assert dict(settings.flat) == default_settings()
 
 
-# What the app gave before presets had names.
-MAIN_JOB = {
+QUICK_DENSE = {
     "epochs": 24, "generator_steps": 10, "generator_lr": 0.003, "synthesis_batch_size": 64, "batch_size": 32,
-    "kd_temperature": 4.0,
+    "kd_temperature": 4.0, "teacher_precision": "auto",
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("given", "wanted"),
     [
-        ({}, DenseConfig(**MAIN_JOB)),
+        ({}, DenseConfig(**QUICK_DENSE)),
         ({"preset": "published"}, DenseConfig()),
         ({"preset": "paper"}, DenseConfig.preset("paper")),
         ({"preset": "feddf"}, DenseConfig()),  # a preset that this method lacks
-        ({"server.epochs": "", "server.batch-size": ""}, DenseConfig(**MAIN_JOB)),
-        ({"server.epochs": 7, "server.batch-size": 9}, DenseConfig(**{**MAIN_JOB, "epochs": 7, "batch_size": 9})),
+        ({"server.epochs": "", "server.batch-size": ""}, DenseConfig(**QUICK_DENSE)),
+        ({"server.epochs": 7, "server.batch-size": 9}, DenseConfig(**{**QUICK_DENSE, "epochs": 7, "batch_size": 9})),
         ({"preset": "paper", "server.epochs": 24}, DenseConfig.preset("paper", epochs=24)),
         # Keys of stored runs: of a shared option, and of a value that only presets set today.
         (
             {"dense.batch-size": 9, "dense.keep-images": "last"},
-            DenseConfig(**{**MAIN_JOB, "batch_size": 9, "keep_images": "last"}),
+            DenseConfig(**{**QUICK_DENSE, "batch_size": 9, "keep_images": "last"}),
         ),
     ],
 )
@@ -81,6 +80,39 @@ def test_another_preset_replaces_the_stored_options_of_methods() -> None:
     assert (smaller.method_config.batch_size, smaller.method_config.epochs) == (5, 24)
 
 
+PAPERS = ("dense", "co-boosting", "f-dafl", "f-adi", "feddf", "intactofl")
+
+
+@pytest.mark.parametrize("method", PAPERS)
+def test_teachers_are_in_float32_under_every_preset_of_a_paper(method: str) -> None:
+    found = {
+        preset: read_settings({"method": method, "preset": preset}).method_config.teacher_precision
+        for preset in PRESET_NAMES
+    }
+
+    assert found == {preset: "auto" if preset == QUICK else "float32" for preset in PRESET_NAMES}
+
+
+@pytest.mark.parametrize("method", [*PAPERS, "tally"])
+@pytest.mark.parametrize(
+    ("stored", "changes", "wanted"),
+    [
+        (default_settings(), {}, "auto"),
+        ({"preset": "quick"}, {}, "float32"),  # stored before the setting existed
+        ({"preset": "quick", "server.teacher-precision": "float32"}, {}, "float32"),
+        ({"preset": "quick"}, {"preset": "quick"}, "auto"),
+        ({"preset": "quick"}, {"server.teacher-precision": "bfloat16"}, "bfloat16"),
+    ],
+)
+def test_a_stored_run_replays_with_the_teachers_precision_that_it_had(
+    method: str, stored: dict[str, Any], changes: dict[str, Any], wanted: str
+) -> None:
+    changed = overridden({**stored, "method": method}, changes)
+
+    assert read_settings(changed).method_config.teacher_precision == wanted
+    assert read_settings(listed_settings(changed)).method_config.teacher_precision == wanted
+
+
 def test_the_settings_of_a_stored_run_are_listed_under_the_keys_of_today() -> None:
     stored = {
         "method": "dense", "dense.batch-size": 9, "f-dafl.batch-size": 8, "dense.latent": 256, "gone": 1,
@@ -89,7 +121,10 @@ def test_the_settings_of_a_stored_run_are_listed_under_the_keys_of_today() -> No
 
     found = listed_settings(stored)
 
-    of_today = {"method": "dense", "server.batch-size": 9, "data.partition": "fedftg-weighted"}
+    of_today = {
+        "method": "dense", "server.batch-size": 9, "data.partition": "fedftg-weighted",
+        "server.teacher-precision": "float32",
+    }  # fmt: skip
     assert found == {**default_settings(), **of_today}
     check_same_run({"settings": stored}, found)
 
