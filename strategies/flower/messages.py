@@ -153,7 +153,10 @@ def read_reply(  # noqa: PLR0913  everything that an answer is compared with
                 raise refusals.held_without_name()
             return Reply(UploadFacts(client), held=True)
         if agreed is not None:
-            agreed.check(read_agreement(said))
+            own = read_agreement(said)
+            agreed.check(own)
+            if num_classes and len(own.classes.words) not in (0, num_classes):
+                raise refusals.broken_rule(f"upload.classes has {len(own.classes.words)} names", f"{num_classes}")
         arrays, metrics = content.array_records[arrays_name(content)], metrics_of(content)
         check_size(sum(len(array.data) for array in arrays.values()), max_bytes, "arrays")
         architecture = _architecture(said, arrays, signatures)

@@ -612,6 +612,17 @@ def test_clients_that_did_not_train_or_sent_one_model_are_named(tmp_path: Path, 
     assert not set(re.findall("anonymous-[0-9a-f]{12}", untrained)) & set(re.findall("anonymous-[0-9a-f]{12}", equal))
 
 
+def test_names_of_more_or_fewer_classes_than_the_model_has_are_refused(tmp_path: Path) -> None:
+    def client(message: Message) -> Message:
+        content = records(nn.Linear(6, 3).state_dict())
+        content["upload"] = upload_facts(client="north", architecture="model", classes=["ill", "well"])
+        return Message(content, reply_to=message)
+
+    run = strategy(FedENS, tmp_path / "run", model=partial(nn.Linear, 6, 3), num_classes=3, input_shape=(6,))
+    with pytest.raises(QuorumError, match=r"north: upload.classes has 2 names: must be 3"):
+        run.start(FakeGrid({1: client, 2: client}))  # type: ignore[arg-type]
+
+
 def test_arrays_that_are_no_record_are_refused(tmp_path: Path) -> None:
     run = strategy(OneShotFedAvg, tmp_path / "run")
     with pytest.raises(
