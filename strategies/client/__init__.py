@@ -20,13 +20,13 @@ import hashlib
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from ..core import refusals
-from ..core.errors import UploadError
+from ..core.errors import OptionError, UploadError
 from ..core.facts import CLIENT_NAME as CLIENT_NAME
 from ..core.facts import EXPECTED, Agreed, Agreement, UploadFacts, read_agreement
 
@@ -144,9 +144,14 @@ def upload_facts(  # noqa: PLR0913  every fact that a client may send
             ``repr(transform).splitlines()``; compared as the classes are.
         start: The weights that the training started from: the request's ``msg.content["arrays"]``, or a state_dict.
             Methods that merge updates compare their digest with that of the run.
+
+    Raises:
+        OptionError: The label counts are by class, as of a Counter, and not a list.
     """
     from flwr.app import ConfigRecord
 
+    if isinstance(label_counts, Mapping | Set):
+        raise OptionError(f"label_counts is {type(label_counts).__name__}: must be a list of numbers, one per class")
     digest = None if start is None else start_digest(start)
     counts = None if label_counts is None else tuple(label_counts)
     agreement = _agreement(classes, preprocessing)

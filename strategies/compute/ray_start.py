@@ -21,6 +21,9 @@ from ..core.errors import ComputeError, with_remedy
 from .task import LIBRARY
 from .worker import code_digest
 
+PATIENCE_S = 10.0  # for a cluster's first answer
+_SETTINGS = bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))  # the first frame of HTTP/2, in which Ray speaks
+
 
 class NoRoomError(ComputeError):
     """Ray is missing, does not start, or has no room: the job can still run in this process."""
@@ -62,10 +65,20 @@ def start_ray(ray: Any, cluster: str) -> None:
 
 
 def _reach(cluster: str) -> None:
-    # Ray itself keeps trying for many minutes.
+    # Ray itself keeps trying for many minutes, where another service listens too.
     host, _, port = cluster.rpartition("://")[2].rpartition(":")
-    if port.isdigit():
-        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+    if not port.isdigit():
+        return
+    with socket.create_connection((host.strip("[]"), int(port)), timeout=PATIENCE_S) as link:
+        if os.environ.get("RAY_USE_TLS", "0") != "0":
+            return
+        link.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _SETTINGS)
+        try:
+            answer = link.recv(len(_SETTINGS))
+        except TimeoutError:
+            answer = b""
+        if answer[3:4] != _SETTINGS[3:4]:
+            raise OSError("what listens there is not Ray")
 
 
 @contextmanager

@@ -74,7 +74,9 @@ def check_needs(method: Method, job: Job) -> None:
             f"initial_arrays of strategy.start(). Choose another method: {list_fitting_methods(job)}"
         )
     if Need.PROXY_IMAGES in missing:
-        found = "none" if job.proxy is None else f"images of shape {tuple(job.proxy.shape)}, {job.proxy.dtype}"
+        found = "none" if job.proxy is None else type(job.proxy).__name__
+        if hasattr(job.proxy, "dtype"):
+            found = f"images of shape {tuple(job.proxy.shape)}, {job.proxy.dtype}"
         raise OptionError(
             f"method {method.name!r} needs that {Need.PROXY_IMAGES.value}; here it holds {found}: must be at least "
             f"2 of shape {tuple(job.input_shape)}, {' or '.join(_proxy_kinds(job))}. Choose another method: "
@@ -173,7 +175,9 @@ def _proxy_kinds(job: Job) -> tuple[str, ...]:
 
 
 def _fit_as_proxy(examples: torch.Tensor | None, job: Job) -> bool:
-    if examples is None:
+    import torch
+
+    if not isinstance(examples, torch.Tensor):
         return False
     kind = str(examples.dtype).removeprefix("torch.")
     if kind == "float32" and holds_images(job.input_shape) and bool(((examples >= 0) & (examples <= 1)).all()):

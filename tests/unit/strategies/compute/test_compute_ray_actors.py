@@ -4,6 +4,7 @@ import logging
 import os
 import shutil
 import signal
+import socket
 import sys
 import threading
 import time
@@ -282,8 +283,11 @@ def test_run_without_any_ray_starts_its_own_on_loopback_and_ends_it(
     caplog.set_level(logging.WARNING)
     with pytest.raises(ComputeError, match=r"Ray was not started within 0\.2 s"):
         RayActors(owns_ray=False, wait_s=0.2, fallback=False).run(TOY, job(), Silent())
-    with pytest.raises(ComputeError, match=r"Ray at 127\.0\.0\.1:9 does not answer"):
-        RayActors(address="127.0.0.1:9", fallback=False).run(TOY, job(), Silent())
+    monkeypatch.setattr("strategies.compute.ray_start.PATIENCE_S", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        for port, why in ((9, "refused"), (other.getsockname()[1], "what listens there is not Ray")):
+            with pytest.raises(ComputeError, match=rf"Ray at 127\.0\.0\.1:{port} does not answer: .*{why}"):
+                RayActors(address=f"127.0.0.1:{port}", fallback=False).run(TOY, job(), Silent())
     addresses: list[str] = []
     handler = signal.getsignal(signal.SIGTERM)
 

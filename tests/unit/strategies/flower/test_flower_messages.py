@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ from flower_fakes import CLASSES, SIGNATURES, equal, net, records, weights
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from strategies.client import already_held, held_digest, upload_facts
-from strategies.core.errors import UploadError
+from strategies.core.errors import OptionError, UploadError
 from strategies.core.facts import UploadFacts
 from strategies.flower.messages import Reply, Request, is_anonymous, read_reply
 from strategies.uploads.checks import Signatures
@@ -192,3 +193,8 @@ def test_request_names_no_client_and_marks_of_another_run_are_no_ones() -> None:
     assert already_held(message, client="alice") is not None
     message.content["config"]["run-id"] = "f01"
     assert already_held(message, client="alice") is None
+
+
+def test_label_counts_by_class_are_refused_as_their_keys_would_travel() -> None:
+    with pytest.raises(OptionError, match="label_counts is Counter: must be a list"):
+        upload_facts(client="alice", label_counts=Counter([0, 0, 1]))  # type: ignore[arg-type]

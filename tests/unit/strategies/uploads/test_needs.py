@@ -74,6 +74,8 @@ def test_proxy_has_the_type_of_its_examples(shape: tuple[int, int, int], dtype: 
     else:
         with pytest.raises(OptionError, match=rf"it holds images of shape .*, {dtype}: must be at least 2 of shape"):
             check_needs(method, given)
+    with pytest.raises(OptionError, match="it holds list: must be at least 2"):
+        check_needs(method, replace(given, proxy=list(given.proxy)))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
