@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..core.errors import OptionError, shorten_list
 from ..core.facts import CLASSIFIER, STATISTICS, base_of, holds_images, is_head, kind_of
@@ -74,9 +74,9 @@ def check_needs(method: Method, job: Job) -> None:
             f"initial_arrays of strategy.start(). Choose another method: {list_fitting_methods(job)}"
         )
     if Need.PROXY_IMAGES in missing:
-        found = "none" if job.proxy is None else type(job.proxy).__name__
-        if hasattr(job.proxy, "dtype"):
-            found = f"images of shape {tuple(job.proxy.shape)}, {job.proxy.dtype}"
+        given: Any = job.proxy
+        kind = "none" if given is None else type(given).__name__
+        found = f"images of shape {tuple(given.shape)}, {given.dtype}" if hasattr(given, "dtype") else kind
         raise OptionError(
             f"method {method.name!r} needs that {Need.PROXY_IMAGES.value}; here it holds {found}: must be at least "
             f"2 of shape {tuple(job.input_shape)}, {' or '.join(_proxy_kinds(job))}. Choose another method: "
