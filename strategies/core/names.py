@@ -32,6 +32,10 @@ _LOSSES = ("criterion", "loss", "loss_fn", "loss_func", "loss_function", "train_
 _CANDIDATES = 16
 # LoRA's first factors, of a matrix and of an embedding, as PEFT names them.
 LORA_A, LORA_EMBEDDING_A = ".lora_A.weight", ".lora_embedding_A"
+# The factors of an update whose product is not linear in them, in the forms of PEFT and other libraries.
+_FACTORS = re.compile(
+    r"\.(lora_(embedding_)?[abe]|vera_lambda_[bd]|hada_(w[12]_[ab]|t[12])|lokr_(w[12](_[ab])?|t2))(\.|$)", re.I
+)
 
 
 @dataclass(frozen=True)
@@ -135,6 +139,11 @@ def is_average(name: str) -> bool:
 def is_adapter_state(names: Iterable[object]) -> bool:
     """Say whether tensors' names are those of a LoRA adapter: averaging its tensors one by one would be wrong."""
     return any(isinstance(name, str) and name.endswith((LORA_A, LORA_EMBEDDING_A)) for name in names)
+
+
+def factor_of_update(names: Iterable[object]) -> str | None:
+    """Return the first name of a factor of an update, such as LoRA's in the ``state_dict`` of a whole PEFT model."""
+    return next((name for name in names if isinstance(name, str) and _FACTORS.search(name)), None)
 
 
 def _bare(names: Collection[str]) -> dict[str, str]:

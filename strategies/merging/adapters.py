@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ..core.checkpoints import ADAPTER_CONFIG, INDEX, is_adapter, write_tensors
 from ..core.durable import atomic_write, make_empty_folder, make_folder, store_errors
-from ..core.errors import OptionError, StoreError, blaming
+from ..core.errors import OptionError, StoreError, blaming, shorten_list
 from ..core.names import is_adapter_state
 from ..core.places import expand_user
 from ..method import Job, Outcome
@@ -30,10 +30,13 @@ from ..weights.adapters import (
     WEIGHTS_FILE,
     Adapter,
     add_update,
+    clean_names,
     cut_adapter,
     find_weights,
+    plain_config,
     read_adapter,
 )
+from .copies import bare_module
 
 Base = nn.Module | Mapping[str, Tensor] | str | Path
 
@@ -232,8 +235,13 @@ class MergedAdapter:
             raise OptionError(f"{rows[0]!r} holds rows of tokens: must be kept as an adapter")
         places = {base.stored_name(name): (layer, turned) for layer, (name, turned) in find_weights(own, base).items()}
         _refuse_tied(base, places)
-        whole = {base.stored_name(key.removeprefix(PREFIX).replace(".base_layer.", ".")): value
-                 for key, value in own.beside.items()}  # fmt: skip
+        beside = {key.removeprefix(PREFIX).replace(".base_layer.", "."): value for key, value in own.beside.items()}
+        if lacking := [name for name in beside if name not in base]:
+            raise OptionError(
+                f"the base has no {lacking[0]!r}, which the clients trained: start= must be the base with its head, as "
+                "the clients loaded it; or keep the adapter"
+            )
+        whole = {base.stored_name(name): value for name, value in beside.items()}
         for name, value in base.items():
             if name in whole:
                 value = whole[name].to(value.dtype)
@@ -296,6 +304,26 @@ def _refuse_tied(base: BaseWeights, places: Mapping[str, object]) -> None:
             f"the base's {shared[0]!r} is shared with {shared[1]!r}, and the adapter changes one of the two: untie "
             "them (tie_word_embeddings=false), or keep the adapter"
         )
+
+
+def adapter_state(client: str, model: Any) -> Any:
+    """Return the LoRA adapter of a PEFT model in memory as a state; anything else as it is.
+
+    Raises:
+        OptionError: The model holds several adapters.
+    """
+    configs = getattr(bare_module(model), "peft_config", None) if isinstance(model, nn.Module) else None
+    if not configs or {each.peft_type for each in configs.values()} != {"LORA"}:
+        return model
+    if len(configs) > 1:
+        raise OptionError(
+            f"it holds the adapters {shorten_list(list(configs))}: must hold one, as delete_adapter leaves"
+        )
+    from peft import get_peft_model_state_dict
+
+    (name, config), whole = next(iter(configs.items())), bare_module(model)
+    state = get_peft_model_state_dict(whole, adapter_name=name, save_embedding_layers=False)
+    return Adapter(f"model {client!r}", clean_names(state), plain_config(config)).to_state()
 
 
 def open_adapters(named: Mapping[str, Any]) -> dict[str, Adapter]:

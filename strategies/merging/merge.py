@@ -90,7 +90,7 @@ from ..uploads.forms import FormedBuilder, formed_builders, forms_of, unformed
 from ..uploads.needs import check_labelled
 from ..uploads.tensors import tensor_form
 from ..weights.adapters import Adapter
-from .adapters import MergedAdapter, describe_merge, open_adapters, open_start
+from .adapters import MergedAdapter, adapter_state, describe_merge, open_adapters, open_start
 from .card import write_card
 from .copies import Copies, bare_module, copies_of, lost_buffer, maker_of
 from .shared_base import SharedBase
@@ -547,6 +547,7 @@ def merge(
     num_classes, input_shape = num_classes or 0, UNKNOWN_SHAPE if input_shape is None else input_shape
     named = name_models(models)
     notes = _compare_classes(named)
+    named = _as_adapters(named, chosen)
     adapters = open_adapters(named)
     if adapters:
         named = {
@@ -665,6 +666,11 @@ def _checked(job: Job, method: Method, *, copied: bool) -> Job:
         if kind_of(name) == CLASSIFIER:
             check_student(replace(job, student=name), trained=False, trained_by_clients=not copied)
     return job
+
+
+def _as_adapters(named: dict[str, Trained], method: Method) -> dict[str, Trained]:
+    """Return PEFT models as their adapters where weights are merged; a classifier of an ensemble is a whole model."""
+    return {client: adapter_state(client, one) for client, one in named.items()} if method.any_model else named
 
 
 def _members(adapter: Adapter, model: Model | None) -> State:

@@ -169,7 +169,10 @@ class RegressionSums:
         Raises:
             ValueError: There are other numbers of rows, or values that are not finite.
         """
-        rows, wanted = features.double(), targets.double().reshape(len(targets), -1)
+        rows, wanted = (
+            features.double(),
+            targets.double()[:, None] if targets.ndim == 1 else targets.double().flatten(1),
+        )
         if rows.ndim != 2 or len(rows) != len(wanted):
             raise ValueError(
                 f"features have the shape {list(features.shape)} and targets {list(targets.shape)}: must be [N, d] and "
@@ -228,10 +231,11 @@ def ridge_regression(clients: Iterable[RegressionSums], penalty: float = 0.0) ->
         ValueError: The penalty is negative, or too small for the rounding of the sums; the clients' sums have other
             shapes; or there are too few, no client, or one where the penalty is to be chosen.
     """
-    parts = list(clients)
-    if penalty < 0 or len(parts) < (1 if penalty else 2):
+    parts = [part for part in clients if part.examples]
+    if not 0 <= penalty < math.inf or len(parts) < (1 if penalty else 2):
         raise ValueError(
-            f"penalty is {penalty:g} for the sums of {len(parts)} clients: must be above 0, or 0 for at least 2 clients"
+            f"penalty is {penalty:g} for the sums of {len(parts)} clients with examples: must be above 0, or 0 for at "
+            "least 2 clients"
         )
     if len({tuple(part.cross.shape) for part in parts}) > 1:
         found = ", ".join(str(list(part.cross.shape)) for part in parts)

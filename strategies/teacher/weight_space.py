@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from ..core.errors import OptionError, shorten_list
-from ..core.names import is_adapter_state
+from ..core.names import factor_of_update, is_adapter_state
 from ..core.options import option
 from ..method import Job, Outcome, Progress, Upload
 from ..uploads.tensors import weights_sha256
@@ -100,8 +100,21 @@ def merge_in_weight_space(
 
 
 def has_adapters(job: Job) -> bool:
-    """Say whether the uploads are LoRA adapters, whose tensors must not be merged one by one."""
-    return is_adapter_state(open_weights(job.uploads[0]))
+    """Say whether the uploads are LoRA adapters, whose tensors must not be merged one by one.
+
+    Raises:
+        OptionError: They hold the factors of updates in another form.
+    """
+    names = open_weights(job.uploads[0]).keys()
+    if is_adapter_state(names):
+        return True
+    if factor := factor_of_update(names):
+        raise OptionError(
+            f"tensor {factor!r} is a factor of an update, and the mean of products is not the product of means: must "
+            "be a LoRA adapter as PEFT saves it, or as get_peft_model_state_dict(model) returns it; or whole weights, "
+            "as merge_and_unload() returns them"
+        )
+    return False
 
 
 def merge_uploaded_adapters(

@@ -559,7 +559,9 @@ def add_update(weight: Tensor, update: LowRank, *, transposed: bool, dtype: torc
 
 def _base_name(adapter: Adapter) -> str:
     """Return the last part of the base's name: its folder's place differs from client to client."""
-    return str((adapter.config or {}).get("base_model_name_or_path") or "").rstrip("/").rpartition("/")[2]
+    place = str((adapter.config or {}).get("base_model_name_or_path") or "").replace("\\", "/").rstrip("/")
+    hub = re.search(r"(?:^|/)models--([^/]+)/snapshots/[^/]+$", place)  # of Hugging Face's cache
+    return hub[1].rpartition("--")[2] if hub else place.rpartition("/")[2]
 
 
 @dataclass(frozen=True)

@@ -92,6 +92,16 @@ def test_features_without_scatter_lead_to_the_mean_of_the_targets() -> None:
     assert np.isnan(RegressionSums.of(torch.ones(2, 2), torch.ones(2)).scores(found)["r2"]).all()
 
 
+@pytest.mark.parametrize("penalty", [0.0, 0.1])
+def test_a_client_without_examples_changes_nothing(penalty: float) -> None:
+    parts = [RegressionSums.of(ROWS[k::2], NUMBERS[k::2]) for k in range(2)]
+    found, alone = (
+        ridge_regression(each, penalty) for each in ([*parts, RegressionSums.of(ROWS[:0], NUMBERS[:0])], parts)
+    )
+    assert torch.equal(found.weight, alone.weight)
+    assert torch.equal(found.bias, alone.bias)
+
+
 ROWS, NUMBERS = torch.rand(6, 2), torch.rand(6)
 
 
@@ -103,6 +113,8 @@ ROWS, NUMBERS = torch.rand(6, 2), torch.rand(6)
         (lambda: RegressionSums(torch.ones(3, 3), torch.ones(1, 2), torch.ones(1)), r"\[1, 2\], \[1\]\]: must be"),
         (lambda: ridge_regression([RegressionSums.of(ROWS, NUMBERS)]), "penalty is 0 for the sums of 1 clients"),
         (lambda: ridge_regression([], 1.0), "0 clients"),
+        (lambda: ridge_regression([RegressionSums.of(ROWS[:0], NUMBERS[:0])], 1.0), "0 clients with examples"),
+        (lambda: ridge_regression([RegressionSums.of(ROWS, NUMBERS)], float("nan")), "penalty is nan"),
         (lambda: ridge_regression([RegressionSums.of(ROWS, NUMBERS)], -1.0), "must be above 0"),
         (
             lambda: ridge_regression([RegressionSums.of(ROWS, NUMBERS), RegressionSums.of(ROWS, ROWS)], 1.0),

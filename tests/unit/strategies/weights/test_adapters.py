@@ -330,6 +330,58 @@ def test_names_of_wrapped_models_are_cleaned(tmp_path: Path) -> None:
         merge_folders(folders)
 
 
+@pytest.mark.parametrize("method", ["fedavg", "ties"])
+def test_models_of_peft_in_memory_merge_as_their_folders(method: str, tmp_path: Path) -> None:
+    base = make_base()
+    first = train(base, 1, r=2, target_modules=DENSE, modules_to_save=["head"])
+    second = train(base, 2, r=3, lora_alpha=5, target_modules=DENSE, bias="all")
+    wanted = merge_folders({"a": save(first, tmp_path / "a"), "b": save(second, tmp_path / "b")}, method, start=base)
+    given: Any = {"a": first, "b": nn.DataParallel(second)}
+    close(merge_folders(given, method, start=base).added_to_base()[0], wanted.added_to_base()[0])
+    first.add_adapter("other", peft.LoraConfig(r=1, target_modules=["first"]))
+    with pytest.raises(OptionError, match=r"adapters default, other: must hold one"):
+        merge_folders({"a": first}, method, start=base)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "ties"])
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda base: train(base, 1, r=2, target_modules=["first"]).state_dict(),
+        *(
+            lambda base, kind=kind: peft.get_peft_model_state_dict(
+                peft.get_peft_model(copy.deepcopy(base), getattr(peft, kind)(target_modules=["first"]))
+            )
+            for kind in ("VeraConfig", "LoHaConfig", "LoKrConfig")
+        ),
+        lambda base: {"first.lora_A": torch.ones(2, 6), "first.lora_B": torch.ones(8, 2)},
+    ],
+    ids=["whole-model", "vera", "loha", "lokr", "loralib"],
+)
+def test_factors_in_another_form_are_not_averaged_one_by_one(build: Callable[[nn.Module], Any], method: str) -> None:
+    state = build(make_base())
+    with pytest.raises(OptionError, match=r"is a factor of an update, .*must be a LoRA adapter as PEFT saves it"):
+        merge([state, state], method, start=state, log=lambda _: None)
+
+
+def test_a_base_without_the_head_that_clients_trained_is_refused(tmp_path: Path) -> None:
+    base = make_base()
+    place = save(train(base, 1, r=2, target_modules=["first"], modules_to_save=["head"]), tmp_path / "a")
+    body = {name: value for name, value in base.state_dict().items() if not name.startswith("head")}
+    with pytest.raises(OptionError, match=r"the base has no 'head\.\w+', which the clients trained: start= must be"):
+        merge_folders({"a": place}, start=body).added_to_base()
+
+
+def test_one_base_in_several_places_is_one_base(tmp_path: Path) -> None:
+    cache = "models--some--Tiny/snapshots/0123abcd"
+    folders = {}
+    for number, place in enumerate(["some/Tiny", f"hub/{cache}", "D:\\models\\Tiny\\"]):
+        folders[f"c{number}"] = save(train(make_base(), number, r=2, target_modules=["first"]), tmp_path / str(number))
+        config = folders[f"c{number}"] / "adapter_config.json"
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"base_model_name_or_path": place}))
+    assert merge_folders(folders).lost_share == 0.0
+
+
 def test_another_base_is_refused(tmp_path: Path) -> None:
     """A merged adapter names its base by the digest of the weights it changes; precision is part of it."""
     base, other = make_base(0), make_base(1)
