@@ -152,7 +152,8 @@ def test_runs_of_another_project_are_compared_with_its_scores(run: Path, tmp_pat
     found = compare_runs(asked, log=lambda _: None)
 
     assert found["status"] == "finished", found.get("error")
-    assert [line.accuracy for line in lines_of(found["cells"])] == [100.0]
+    lines = lines_of(found["cells"])
+    assert [line.accuracy for line in lines] == [100.0]
     assert "--evaluate scored_net:score" in found["command"]
-    assert any(note.startswith("Accuracy on held-out examples") for note in table_of(found, []).notes)
+    assert any(note.startswith("Accuracy on held-out examples") for note in table_of(found, lines).notes)
     assert found["plot"] == "comparison.png"
