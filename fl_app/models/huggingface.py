@@ -145,7 +145,8 @@ def classifier(
     of_texts = tuple(input_shape[:2]) == (1, 1)
     if of_texts != (form is None) or (input_shape[1] != input_shape[2] and not of_texts):
         kind = "images" if form else "texts"
-        raise OptionError(f"{where}, which takes {kind}: does not take examples of shape {tuple(input_shape)}")
+        lacks = f", because it has no {_TOKENIZER}" if form else ""
+        raise OptionError(f"{where}, which takes {kind}{lacks}: does not take examples of shape {tuple(input_shape)}")
     kind = "AutoModelForSequenceClassification" if of_texts else "AutoModelForImageClassification"
     model, facts = _read(name, kind, num_labels=num_classes, ignore_mismatched_sizes=True, output_loading_info=True)
     fresh = sorted({*facts["missing_keys"], *(key for key, *_ in facts["mismatched_keys"])})
@@ -228,11 +229,26 @@ def image_form(name: str) -> tuple[int, tuple[float, float, float], tuple[float,
     folder = folder_of(name)
     if (folder / _TOKENIZER).is_file():
         return None
-    path = folder / _PREPROCESSING
-    facts = json.loads(path.read_text()) if path.is_file() else {}
-    side = _config(name).get("image_size") or 224
-    mean, std = ((*facts.get(key, [0.5] * 3),) for key in ("image_mean", "image_std"))
-    return int(side), mean, std
+    path, side = folder / _PREPROCESSING, _config(name).get("image_size") or 224
+    try:
+        facts = json.loads(path.read_text()) if path.is_file() else {}
+        side, *others = side if isinstance(side, list) else [side]
+        given = facts if facts.get("do_normalize", True) else {"image_mean": [0] * 3, "image_std": [1] * 3}
+        mean, std = (_per_channel(given.get(key, [0.5] * 3)) for key in ("image_mean", "image_std"))
+    except (ValueError, TypeError, AttributeError) as error:
+        raise OptionError(f"{_WHERE.format(name)}, whose {_PREPROCESSING} is damaged: {error!s:.100}") from error
+    if type(side) is not int or any(other != side for other in others) or not min(std) > 0:
+        raise OptionError(
+            f"{_WHERE.format(name)}, whose images have side {side!r:.40} and deviations {std}: must be squares, and "
+            f"image_std in {_PREPROCESSING} above 0"
+        )
+    return side, mean, std
+
+
+def _per_channel(values: float | Sequence[float]) -> tuple[float, float, float]:
+    each = values if isinstance(values, Sequence) else [values]
+    red, green, blue = map(float, [*each] * 3 if len(each) == 1 else each)
+    return red, green, blue
 
 
 def length_of(name: str) -> int:
@@ -303,10 +319,15 @@ def _config(name: str) -> dict[str, Any]:
 @functools.cache
 def _tokenizer(name: str) -> Any:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # a client has one thread
-    with variables(OFFLINE):
-        return _transformers().AutoTokenizer.from_pretrained(
-            folder_of(name), local_files_only=True, trust_remote_code=False
-        )
+    try:
+        with variables(OFFLINE):
+            return _transformers().AutoTokenizer.from_pretrained(
+                folder_of(name), local_files_only=True, trust_remote_code=False
+            )
+    except (*MODEL_ERRORS, OSError) as error:
+        raise OptionError(
+            f"{_WHERE.format(name)}, whose {_TOKENIZER} cannot be read: {type(error).__name__} {error!s:.120}"
+        ) from error
 
 
 def _transformers() -> Any:

@@ -20,7 +20,7 @@ from client_app.work import prepare_upload
 from fl_app.models import build, builders
 from fl_app.models.backbones import backbone_of
 from fl_app.models.features import as_read
-from fl_app.models.huggingface import folder_digest, tokens
+from fl_app.models.huggingface import folder_digest, image_form, tokens
 from fl_app.node_policy import NodePolicy
 from server_app.export.exporting import export_run
 from server_app.settings.build import build_job, folder_digests
@@ -141,7 +141,7 @@ def _damage(folder: Path) -> None:
         (_damage, (1, 1, 24), r"lack 'bert\.encoder\.layer\.0\.output\.dense\.weight'"),
         (lambda folder: (folder / "model.safetensors").unlink(), (1, 1, 24), "cannot be read"),
         (lambda folder: folder, (1, 16, 16), "takes texts"),
-        (lambda folder: (folder / "tokenizer.json").unlink(), (1, 1, 24), "takes images"),
+        (lambda folder: (folder / "tokenizer.json").unlink(), (1, 1, 24), r"takes images, because it has no tokenizer"),
     ],
 )
 def test_a_folder_that_does_not_fit_is_refused_in_one_line(
@@ -152,6 +152,40 @@ def test_a_folder_that_does_not_fit_is_refused_in_one_line(
     with pytest.raises(OptionError, match=line) as caught:
         build(name, num_classes=4, input_shape=shape)
     assert "'model.name'" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("{", r"preprocessor_config\.json is damaged"),
+        ("[]", r"preprocessor_config\.json is damaged"),
+        ('{"image_std": null}', r"preprocessor_config\.json is damaged"),
+        ('{"image_std": [0, 0, 0]}', r"image_std in preprocessor_config\.json above 0"),
+    ],
+)
+def test_preprocessing_of_images_that_cannot_be_used_is_refused(text: str, line: str, tmp_path: Path) -> None:
+    name = write_vit(tmp_path)
+    (tmp_path / "preprocessor_config.json").write_text(text)
+    with pytest.raises(OptionError, match=line):
+        build(name, num_classes=4, input_shape=(1, 16, 16))
+
+
+def test_preprocessing_without_normalisation_and_a_side_as_a_list_are_read(tmp_path: Path) -> None:
+    name = write_vit(tmp_path)
+    config = tmp_path / "config.json"
+    side = json.loads(config.read_text())["image_size"]
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"image_size": [side, side]}))
+    (tmp_path / "preprocessor_config.json").write_text('{"do_normalize": false, "image_mean": [0.3, 0.3, 0.3]}')
+    assert image_form(name) == (side, (0.0,) * 3, (1.0,) * 3)
+    (tmp_path / "preprocessor_config.json").write_text('{"image_mean": 0.25, "image_std": [0.5]}')
+    assert image_form(name) == (side, (0.25,) * 3, (0.5,) * 3)
+
+
+def test_a_damaged_tokenizer_is_one_line(tmp_path: Path) -> None:
+    name = write_bert(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(OptionError, match=r"whose tokenizer\.json cannot be read"):
+        tokens(name, ["war"])
 
 
 def test_without_the_extra_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
