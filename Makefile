@@ -9,6 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 ARGS ?=
+SLOW := slow and not check
 # What is installed beside torch, and torch: `make newest TORCH=torch` takes the newest.
 LOCKED := --require-hashes --requirement requirements.lock
 TORCH := $(shell grep '^torch==' constraints.txt)
@@ -23,8 +24,8 @@ help:  ## list these targets
 run: $(READY)  ## run the main job, and print its result
 	$(BIN)/oneshot run $(ARGS)
 
-test: $(READY)  ## run every test
-	@echo "On two idle cores the quick tests take about 2 to 4 minutes, then the whole runs about 7 to 12."
+test: $(READY)  ## run the tests, but for some whole runs of minutes
+	@echo "On two idle cores the quick tests take about 2 to 4 minutes, then the whole runs about 5 to 10."
 	@$(MAKE) --no-print-directory unit slow
 
 unit: $(READY)  ## run the tests that take seconds, a process per core
@@ -33,7 +34,7 @@ unit: $(READY)  ## run the tests that take seconds, a process per core
 # Whole runs have processes of their own and wait for them: two files at a time, whatever the cores. To read the other
 # files too takes as long as one of those runs.
 slow: $(READY)  ## run the other tests: whole runs, Ray, deployments
-	$(BIN)/python -m pytest -m slow --numprocesses 2 --dist loadfile --no-loadscope-reorder \
+	$(BIN)/python -m pytest -m "$(SLOW)" --numprocesses 2 --dist loadfile --no-loadscope-reorder \
 		$$(grep -rl --include='test_*.py' 'mark\.slow' tests)
 
 lowest:  ## run the tests of `unit` with the lowest versions that pyproject.toml allows, of every extra
@@ -46,7 +47,7 @@ check: $(READY)  ## what CI runs: format, lint, types, every test
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(MAKE) test
+	$(MAKE) test SLOW=slow
 
 bench: $(READY)  ## measure for minutes; ARGS=--quick for the short form
 	PYTHONPATH=tests/reference $(BIN)/python tests/bench $(ARGS)

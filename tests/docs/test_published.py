@@ -97,6 +97,7 @@ def test_a_call_without_names_measures_nothing_that_takes_a_gpu(published: Mappi
 
 
 @pytest.mark.slow
+@pytest.mark.check
 def test_a_measurement_without_flower_when_killed_goes_on(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(WITHOUT)
     kept = tmp_path / "kept"

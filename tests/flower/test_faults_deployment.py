@@ -11,7 +11,7 @@ from plugs import kill, plugged_in, result_of, uploads_in
 from server_app.replay.request import ReplayRequest
 from server_app.replay.stored import replay_run
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("without_plots")]
+pytestmark = [pytest.mark.slow, pytest.mark.check, pytest.mark.usefixtures("without_plots")]
 
 CLIENTS = 2
 SETTINGS = (

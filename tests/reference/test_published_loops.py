@@ -166,6 +166,7 @@ def clients() -> list[dict[str, Tensor]]:
 
 
 @pytest.mark.slow
+@pytest.mark.check
 @pytest.mark.parametrize("method", METHODS)
 def test_whole_runs_reach_the_same_accuracies(
     method: str, clients: list[dict[str, Tensor]], monkeypatch: pytest.MonkeyPatch
