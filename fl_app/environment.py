@@ -36,7 +36,7 @@ def prepare() -> None:
         os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
     if not any(name.startswith("MALLOC_") for name in os.environ):
         os.environ.update(MALLOC_MMAP_THRESHOLD_=BLOCK, MALLOC_TRIM_THRESHOLD_=KEPT)
-    if place := os.environ.get(RUN_VARIABLE):
+    if (place := os.environ.get(RUN_VARIABLE)) and Path(place).exists():  # else the run has ended
         os.environ.update(json.loads(Path(place).read_text(encoding="utf-8")))
     if any(name.lower().endswith("_proxy") for name in os.environ):
         for name, reason in unusable_proxies(os.environ).items():

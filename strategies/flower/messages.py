@@ -265,7 +265,7 @@ def mean_metrics(records: Sequence[Mapping[str, Any]], weights: Sequence[float])
         weights: Above 0, one for each client.
     """
     means: dict[str, Any] = {}
-    forms = [forms_of(record) for record in records]
+    forms = [number_forms(record) for record in records]
     for form in sorted(common_to_most(forms)):
         key, has = form[0], [form in own for own in forms]
         values = [record[key] for record in compress(records, has)]
@@ -277,7 +277,7 @@ def mean_metrics(records: Sequence[Mapping[str, Any]], weights: Sequence[float])
     return means
 
 
-def forms_of(record: Mapping[str, Any]) -> set[tuple[str, int]]:
+def number_forms(record: Mapping[str, Any]) -> set[tuple[str, int]]:
     """Return the names of a client's numbers, with the length of a list, else -1; NaN and infinity are no numbers."""
     return {
         (key, len(value) if isinstance(value, list) else -1)

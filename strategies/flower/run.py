@@ -385,7 +385,7 @@ class Rounds:
     def _probe(self, facts: UploadFacts, state: State) -> str:
         if self._start is not None and facts.start not in (None, self._start):
             raise refusals.other_start(facts.start, self._start)
-        if self._sent == weights_sha256(weights_alone(state)):
+        if self._sent is not None and self._sent == weights_sha256(weights_alone(state)):
             return "its weights are those that it was sent: must be what its training ended with"
         if not self._job.num_classes:
             return ""

@@ -574,16 +574,17 @@ def merge(
         began = None if start is None else _open(keep_weights("start", start))
         if num_classes:
             uploads = _uploads(kept, facts, copies, notes)
-            student = _student(further.get("student"), chosen, uploads, copies)
-            began = began if adapters else _as_student(began, Signatures(copies.builders)[student], notes)
         else:
             uploads, began = _open_uploads(kept, facts, copies, began, notes)
+    student = _student(further.get("student"), chosen, uploads, copies)
+    by_name = num_classes and not adapters  # other starts have the models' names already
+    began = _as_student(began, Signatures(copies.builders)[student], notes) if by_name else began
     defaults = {"normalization": default_normalization(input_shape), "device": "auto"}
     given: dict[str, Any] = {
         **defaults,
         **{name: value for name, value in further.items() if value is not None},
         "threads": int(further.get("threads") or 0),
-        "student": _student(further.get("student"), chosen, uploads, copies),
+        "student": student,
         "config": config,
         "collect": _collector(folder, chosen, uploads, alone=not (adapters or num_classes)),
     }

@@ -24,10 +24,10 @@ from ..messages import (
     array_form,
     arrays_name,
     common_to_most,
-    forms_of,
     is_weight,
     metrics_name,
     metrics_of,
+    number_forms,
 )
 from ..surroundings import within
 
@@ -105,7 +105,7 @@ def drop_incomplete(
     """
     if not any(_reads_numbers(each) for _, each in within(strategy)):
         return list(answers), {}
-    forms = [forms_of(metrics_of(answer.content)) for answer in answers]
+    forms = [number_forms(metrics_of(answer.content)) for answer in answers]
     common = common_to_most(forms)
     usable = [answer for answer, form in zip(answers, forms, strict=True) if common <= form]
     others = {
@@ -129,7 +129,7 @@ def _numbers(strategy: Strategy, answers: Sequence[CheckedAnswer]) -> list[Metri
     others, and no client voids a number for all.
     """
     records = [metrics_of(answer.content) for answer in answers]
-    weight, forms = getattr(strategy, "weighted_by_key", EXAMPLES), [forms_of(record) for record in records]
+    weight, forms = getattr(strategy, "weighted_by_key", EXAMPLES), [number_forms(record) for record in records]
     found = [MetricRecord() for _ in answers]
     for number in sorted(common_to_most(forms)):
         key, has = number[0], [number in form for form in forms]
