@@ -577,8 +577,8 @@ def merge(
         else:
             uploads, began = _open_uploads(kept, facts, copies, began, notes)
     student = _student(further.get("student"), chosen, uploads, copies)
-    by_name = num_classes and not adapters  # other starts have the models' names already
-    began = _as_student(began, Signatures(copies.builders)[student], notes) if by_name else began
+    classifiers = num_classes and not adapters  # other starts have the models' names already
+    began = _as_student(began, Signatures(copies.builders)[student], notes) if classifiers else began
     defaults = {"normalization": default_normalization(input_shape), "device": "auto"}
     given: dict[str, Any] = {
         **defaults,
