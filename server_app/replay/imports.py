@@ -246,6 +246,12 @@ def _import_adapters(request: ImportRequest, log: Callable[[str], None]) -> dict
     with store_errors(folder):
         inside = list(folder.iterdir()) if folder.is_dir() else []
     if inside and not any(map(is_adapter, inside)):
+        if deeper := sorted(folder.glob(f"*/*/{ADAPTER_CONFIG}")):  # such as a trainer's checkpoint-100, or a name's
+            place = deeper[0].parent.relative_to(folder)
+            raise OptionError(
+                f"{folder}: {place} is the folder of a LoRA adapter: must be named after its client, directly in "
+                f"{folder}; move it up, one of each client"
+            )
         raise OptionError(
             f"{folder} holds no folders of LoRA adapters ({ADAPTER_CONFIG}): for other checkpoints needs "
             f"--architecture, one of {', '.join((*ARCHITECTURES, SUMS, HEAD_FORM))}, {USERS_FORM}"

@@ -134,3 +134,11 @@ def test_a_damaged_adapter_is_refused_or_skipped_and_a_folder_without_any_says_w
         (folder / name / "adapter_config.json").unlink()
     with pytest.raises(OptionError, match="holds no folders of LoRA adapters .* needs --architecture"):
         imported(folder, out=folder.parent / "other")
+
+
+def test_an_adapter_in_the_checkpoint_of_a_trainer_is_found_and_named(folder: Path, tmp_path: Path) -> None:
+    place = tmp_path / "trainers" / "west" / "checkpoint-100"
+    place.parent.mkdir(parents=True)
+    (folder / "west").rename(place)
+    with pytest.raises(OptionError, match=r"west/checkpoint-100 is the folder of a LoRA adapter: .*move it up"):
+        imported(tmp_path / "trainers", out=tmp_path / "run")
