@@ -160,7 +160,11 @@ def classifier(
             INFO, f"{name}: {', '.join(fresh)} are drawn anew, because its head is not one of {num_classes} classes"
         )
     if form is None:
-        hook: Any = _ReadTexts(model.config.pad_token_id or 0)
+        if model.config.pad_token_id is None:  # a model that reads a text by its last token looks for the padding
+            raise OptionError(
+                f"{where}, whose config.json has no pad_token_id: must have one, such as its eos_token_id"
+            )
+        hook: Any = _ReadTexts(model.config.pad_token_id)
     else:
         data = normalization or Normalization.half(input_shape[0])
         hook = _ReadImages(data, Normalization(*form[1:]), form[0])

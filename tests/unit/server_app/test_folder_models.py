@@ -128,6 +128,13 @@ def test_a_deployed_node_takes_only_folders_that_its_own_config_names(news: dict
     assert Node.of({}, app, NodePolicy(deployed=True, architectures=(name,))).architecture == name
 
 
+def _as_gpt2(folder: Path) -> None:
+    import transformers
+
+    sizes = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 24, "num_labels": 4}
+    transformers.GPT2ForSequenceClassification(transformers.GPT2Config(**sizes)).save_pretrained(folder)
+
+
 def _damage(folder: Path) -> None:
     state = load_file(folder / "model.safetensors")
     del state["bert.encoder.layer.0.output.dense.weight"]
@@ -141,6 +148,7 @@ def _damage(folder: Path) -> None:
         (_damage, (1, 1, 24), r"lack 'bert\.encoder\.layer\.0\.output\.dense\.weight'"),
         (lambda folder: (folder / "model.safetensors").unlink(), (1, 1, 24), "cannot be read"),
         (lambda folder: folder, (1, 16, 16), "takes texts"),
+        (_as_gpt2, (1, 1, 24), r"config\.json has no pad_token_id"),
         (lambda folder: (folder / "tokenizer.json").unlink(), (1, 1, 24), r"takes images, because it has no tokenizer"),
     ],
 )
