@@ -87,13 +87,16 @@ def summary_line(facts: Facts) -> str:
     metric = facts["metric"]
     gains = [client for client in known if client["gain"]["verdict"] == "gains"]
     losses = [client for client in known if client["gain"]["verdict"] == "loses"]
-    middle = _points(median(client["gain"]["value"] for client in known), metric)
-    line = f"Joining helps {len(gains)} of {len(known)} clients; the median client gains {middle}"
+    middle = median(client["gain"]["value"] for client in known)
+    moves = f"{'gains' if middle >= 0 else 'loses'} {_points(abs(middle), metric)}"
+    line = f"Joining helps {len(gains)} of {len(known)} clients; the median client {moves}"
     for client in losses[:3]:
         line += f"; {client['client']} loses {_points(-client['gain']['value'], metric)}"
     line += f"; {len(losses) - 3} more lose" if len(losses) > 3 else ""
     ties = len(known) - len(gains) - len(losses)
-    line += f"; for {ties} the difference is within its interval" if ties else ""
+    line += f"; for {ties} the difference may be chance" if ties else ""
+    rest = len(facts["clients"]) - len(known)
+    line += f"; {rest} more cannot be compared" if rest else ""
     return f"{line}."
 
 
@@ -166,6 +169,13 @@ def client_table(facts: Facts) -> list[Table]:
         "The server cannot verify what a client reports; an attacker moves the row of all examples by its share of "
         "them, and the mean of clients is not the score of all examples.",
     ]
+    if metric == "auroc" and OWN in pooled:
+        notes.append("The own models' AUROC of all examples is the mean of clients: each has a scale of its own.")
+    if any("-" in row[2:] for row in rows[: len(clients)]):
+        notes.append(
+            "A dash is a score that is not known: the client has no such model or shares less"
+            + (", or its examples are all of one class." if metric == "auroc" else ".")
+        )
     notes += [_HALF] if CHOICE in pooled else []
     notes += [summary_line(facts)] if summary_line(facts) else []
     notes += [f"Not evaluated: {row['client']}, {row['reason']}." for row in facts["refused"]]
@@ -201,7 +211,7 @@ def client_plots(facts: Facts) -> dict[str, Callable[[], Figure | None]]:
 def plot_clients(facts: Facts) -> Figure:
     """Draw a line per client from the score of its own model to that of the result, and its gain's interval there."""
     clients, metric = facts["clients"], facts["metric"]
-    figure, axes, _ = row_figure([client["client"] for client in clients])
+    figure, axes, points = row_figure([client["client"] for client in clients])
     for place, client in enumerate(clients):
         ends = [client[model].get(metric) if client[model] else None for model in (OWN, RESULT)]
         shown = [None if end is None else end * scale_of(metric) for end in ends]
@@ -218,6 +228,9 @@ def plot_clients(facts: Facts) -> Figure:
         for value, colour, name, size in ((own, "baseline", "own model", 90), (result, "student", "result", 30)):
             if value is not None:
                 axes.scatter([value], [place], s=size, color=COLOURS[colour], label=name, zorder=2, clip_on=False)
+        if own is None and result is None:
+            at = axes.get_yaxis_transform()
+            axes.text(0.01, place, "not known", transform=at, va="center", size=points, color=COLOURS["client"])
     axes.set_xlabel(titled(metric, "the client's own examples"))
     axes.set_title("What each client gains")
     legend_beside(axes)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 DPI = 180  # sharp at twice the width of a page's column
 LETTERS_PER_INCH = 14  # of the line below a title
+TITLE_LETTERS_PER_INCH = 9
 INK = "#1d2733"
 NAME_MOST = 28  # letters of a client's name; the middle of a longer one is cut
 COLOURS = {"client": "#9aa5b1", "baseline": "#c97b3d", "ensemble": "#4c8c6b", "student": "#3566a8"}
@@ -94,12 +95,15 @@ def _head(figure: Figure, setting: str) -> None:
     """Put title and setting at the left above everything, in a strip by which the figure grows."""
     width, height = figure.get_size_inches()
     lines = textwrap.wrap(setting, int(LETTERS_PER_INCH * width))
-    strip = 0.4 + 0.17 * len(lines)
-    figure.set_size_inches(width, height + strip)
     axes = figure.axes[0]
-    title = axes.get_title()
+    title = textwrap.wrap(axes.get_title(), int(TITLE_LETTERS_PER_INCH * width))
+    below = 0.36 + 0.22 * max(0, len(title) - 1)
+    strip = 0.04 + below + 0.17 * len(lines)
+    figure.set_size_inches(width, height + strip)
     axes.set_title("")
     figure.get_layout_engine().set(rect=(0.0, 0.0, 1.0, height / (height + strip)))  # type: ignore[union-attr, call-arg]
     look: dict[str, Any] = {"ha": "left", "va": "top"}
-    figure.text(0.1 / width, 1 - 0.1 / (height + strip), title, fontsize=12.5, fontweight="bold", color=INK, **look)
-    figure.text(0.1 / width, 1 - 0.36 / (height + strip), "\n".join(lines), fontsize=9, color="#5b6875", **look)
+    figure.text(
+        0.1 / width, 1 - 0.1 / (height + strip), "\n".join(title), fontsize=12.5, fontweight="bold", color=INK, **look
+    )
+    figure.text(0.1 / width, 1 - below / (height + strip), "\n".join(lines), fontsize=9, color="#5b6875", **look)

@@ -141,7 +141,7 @@ def finish(  # noqa: PLR0913  everything that a result consists of
         "uploads": len(pinned_clients(last_round(folder)) or report.job.uploads),
         "refused": len(refused),
         "refusals": refused,
-        **_of_clients(settings, report, held_out),
+        **_of_clients(settings, report, held_out, own),
         **({"evaluation": dict(evaluation)} if evaluation else {}),
     }
     result["plots"] = _reported(folder, settings, report, rows, result=result, cost=cost, log=log)
@@ -166,10 +166,14 @@ def _rounded(seconds: Mapping[str, float]) -> dict[str, float]:
     return {phase: round(value, 2) for phase, value in seconds.items()}
 
 
-def _of_clients(settings: Settings, report: StageReport, held_out: Scorer | None) -> dict[str, Any]:
+def _of_clients(settings: Settings, report: StageReport, held_out: Scorer | None, own: Row) -> dict[str, Any]:
     """Return a result's entries on classes, attackers and privacy, without the empty ones."""
+    if held_out is not None:
+        classes = list(held_out.classes)
+    else:  # the clients' scores have the names, or numbers where there are none
+        classes = [row["class"] for row in own.details.get("classes", ())]
     found = {
-        "classes": [] if held_out is None else list(held_out.classes),
+        "classes": [] if classes == [str(label) for label in range(len(classes))] else classes,
         "attack": attack_facts(settings.app.attack, report, held_out) if isinstance(held_out, HeldOut) else {},
         "privacy": privacy_facts(settings.app.privacy, sums=settings.choice.uploads == STATISTICS),
     }

@@ -113,7 +113,8 @@ def plot_scores(rows: Sequence[Row], metric: str = "accuracy", where: str = "hel
     axes.spines["bottom"].set_bounds(0, farthest)
     name, _, unit = titled(metric).partition(", ")
     axes.set_xlabel(f"{name} on {where}, {unit or 'nats'}")
-    axes.set_title("Every client alone, and together")
+    alone = any(row.kind == "client" for row in rows)
+    axes.set_title("Every client alone, and together" if alone else "All models on the same examples")
     legend_beside(axes)
     return figure
 

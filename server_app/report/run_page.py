@@ -133,9 +133,7 @@ def _clients(result: Mapping[str, Any]) -> list[Table]:
     """Return the tables of the scores on the clients' own examples; none where none were asked."""
     if (facts := result.get("evaluation")) is None:
         return []
-    # A server without examples knows the names from the clients' scores.
-    names = result.get("classes") or [row["class"] for row in result.get("details", {}).get("classes", ())]
-    return [*client_table(facts), *confusion_tables(facts, names, CLASSES_MOST)]
+    return [*client_table(facts), *confusion_tables(facts, result.get("classes", ()), CLASSES_MOST)]
 
 
 def _scores(result: Mapping[str, Any]) -> list[Table]:

@@ -37,6 +37,8 @@ MOST_EXAMPLES = 2**31  # of one client
 class Sums:
     """The sums of one model over n examples of C classes; a field is None where it is unknown or not shared.
 
+    Sums of several clients hold the correct examples of all, and everything else of those that share it.
+
     Attributes:
         examples: n.
         correct: Examples whose most probable class is the true one.
@@ -61,12 +63,19 @@ class Sums:
     groups: tuple[int, int, int] | None = None
 
     def __add__(self, other: Sums) -> Sums:
-        """Return the sums over the examples of both; a field that one of them lacks is None."""
+        """Return the sums over the examples of both.
+
+        A field that one of them lacks counts the examples of the other alone, so that one client that shares less
+        takes no score from the others. Without groups each example is a group.
+        """
         added: dict[str, Any] = {}
         for field in fields(self):
             mine, theirs = getattr(self, field.name), getattr(other, field.name)
+            if field.name == "groups" and (mine is None) != (theirs is None):
+                mine = mine or (self.correct, self.correct, self.examples)
+                theirs = theirs or (other.correct, other.correct, other.examples)
             if mine is None or theirs is None:
-                added[field.name] = None
+                added[field.name] = theirs if mine is None else mine
             elif isinstance(mine, tuple):  # Python's integers, which do not overflow
                 added[field.name] = tuple(a + b for a, b in zip(mine, theirs, strict=True))
             else:
@@ -234,6 +243,11 @@ def _moments(fixed: Counts) -> tuple[int, int]:
     return sum(fixed.tolist()), sum(squares.tolist())
 
 
+def _are_moments(total: int, squares: int, n: int) -> bool:
+    """Return whether n numbers may have this sum and sum of squares, which is rounded for each."""
+    return total * total <= n * ONE * (squares + n)
+
+
 def _confusion(predicted: Counts, labels: Counts, num_classes: int) -> Counts:
     both = (labels * num_classes + predicted).astype(np.int64)  # none have no integers
     counts = np.bincount(both, minlength=num_classes**2)
@@ -353,7 +367,7 @@ def unpack(arrays: Mapping[str, np.ndarray[Any, Any]], num_classes: int, what: s
     found: dict[str, Any] = {"examples": n, "correct": correct, "confusion": checked.confusion(n, correct)}
     if (groups := checked.read("groups", (3,))) is not None:
         k2, km, m2 = found["groups"] = tuple(map(int, groups))
-        fits = k2 <= km <= m2 and n <= m2 <= n * n and correct <= k2 <= correct * correct
+        fits = k2 <= km <= m2 and n <= m2 <= n * n and correct <= k2 <= correct * correct and km * km <= k2 * m2
         checked.require(fits, f"has groups {k2}, {km}, {m2}")
     rest = {name: checked.read(name, shape) for name, shape in checked.shapes.items()}
     if any(value is None for value in rest.values()):
@@ -416,8 +430,8 @@ class _Checked:
         """Return the sums of probabilities, compared with the confusion matrix."""
         loss, calibration, histogram, ranks = (rest[name] for name in self.shapes)
         first, second = map(int, loss)
-        most = int(LARGEST_LOSS * ONE)
-        fits = first <= n * most and second <= n * int(LARGEST_LOSS**2) * ONE
+        most = int(LARGEST_LOSS)
+        fits = first <= n * most * ONE and second <= most * first + n and _are_moments(first, second, n)
         self.require(fits, f"has a loss of {first}, {second}")
         counts, rights, confidences = calibration.tolist()
         fits = sum(counts) == n and sum(rights) == correct
@@ -481,8 +495,11 @@ def unpack_pair(arrays: Mapping[str, np.ndarray[Any, Any]], first: Sums, second:
         areas = tuple(squares.tolist())
     if loss is None:
         return PairSums(counts, areas=areas)
-    fits = loss.shape == (2,) and loss.dtype.name == "int64" and first.loss is not None and second.loss is not None
-    fits = fits and int(loss[0]) == second.loss[0] - first.loss[0]  # type: ignore[index]
-    most = first.examples * int(LARGEST_LOSS**2) * ONE
-    checked.require(fits and 0 <= int(loss[1]) <= most, "has a difference of losses that contradicts them")
-    return PairSums(counts, (int(loss[0]), int(loss[1])), areas)
+    off, n = "has a difference of losses that contradicts them", first.examples
+    checked.require(loss.shape == (2,) and loss.dtype.name == "int64", off)
+    less, both = map(int, loss)
+    if first.loss is None or second.loss is None:
+        raise refusals.contradicting_sums(what, off)
+    fits = less == second.loss[0] - first.loss[0] and 0 <= both <= first.loss[1] + second.loss[1] + 2 * n
+    checked.require(fits and _are_moments(less, both, n), off)
+    return PairSums(counts, (less, both), areas)

@@ -71,8 +71,13 @@ def scores_of(sums: Sums) -> dict[str, Score]:
         # Areas of one class against the rest share their examples: independent ones would cover 84 % of macro AUROCs.
         found["auroc"] = mean_of(areas, inflation=2 - 1 / len(areas))
     if sums.loss is not None and sums.confusion is not None:
-        found["log-loss"] = _log_loss(sums.loss, sums.examples, share, len(sums.confusion))
+        found["log-loss"] = _log_loss(sums.loss, _scored(sums), share, len(sums.confusion))
     return found
+
+
+def _scored(sums: Sums) -> int:
+    """Return the number of examples whose probabilities are in the sums."""
+    return 0 if sums.histogram is None else int(sums.histogram[0].sum())
 
 
 def per_class(sums: Sums, names: Sequence[str] = ()) -> list[dict[str, Any]]:
@@ -463,6 +468,15 @@ def _notes(sums: Sums, names: Sequence[str]) -> list[str]:
         notes.append(f"no example is of class {shown}: it has no recall and no AUROC, and enters no mean over classes")
     if sums.confusion is None:
         notes.append("only the accuracy is known: answers hold NaN or Inf, or nodes share no more")
+    for scores, known in (
+        ("recall, balanced accuracy and macro F1", 0 if sums.confusion is None else int(sums.confusion.sum())),
+        ("AUROC, log loss and calibration error", _scored(sums)),
+    ):
+        if 0 < known < sums.examples:
+            notes.append(
+                f"{scores} are of {known} of the {sums.examples} examples: the other answers hold NaN or Inf, or their "
+                "nodes share less"
+            )
     if (bound := auroc_bound(sums)) > 0:
         notes.append(f"AUROC is exact to {bound:.1g}, the width of the bins that clients count in")
     return notes

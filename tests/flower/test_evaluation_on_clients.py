@@ -65,6 +65,7 @@ def test_each_hospital_sees_its_own_gain_and_one_that_refuses_breaks_nothing(
         assert gain["value"] == pytest.approx(
             row["result"]["balanced-accuracy"] - row["own"]["balanced-accuracy"], abs=1e-5
         )
+    assert result["classes"] == ["healthy", "ill"]  # which the server has from the schema alone
     page = (tmp_path / "run/report.html").read_text()
     assert all(name in page for name in ("Joining helps", "north: true classes", "Not evaluated: east"))
     assert "clients.png" in result["plots"]

@@ -107,6 +107,9 @@ class Blank:
     def get_size_inches(self) -> tuple[float, float]:
         return 8.0, 4.0
 
+    def get_title(self) -> str:
+        return "blank"
+
     def savefig(self, path: Path, **_: Any) -> None:
         path.touch()
 

@@ -14,16 +14,26 @@ from figure_checks import assert_inside_and_apart, drawn
 from matplotlib.image import imread
 from method_fakes import telling
 
-from server_app.report.client_scores import plot_clients
+from server_app.report.client_scores import client_table, evaluation_facts, plot_clients, summary_line
 from server_app.report.communication import Point
-from server_app.report.drawing import DPI, save_all
+from server_app.report.drawing import DPI, save, save_all
 from server_app.report.evaluation import Row, result_table
-from server_app.report.plots import model_card, plot_curve, plot_images, plot_labels, plot_scores, run_plots
+from server_app.report.plots import (
+    model_card,
+    plot_curve,
+    plot_images,
+    plot_labels,
+    plot_reliability,
+    plot_scores,
+    run_plots,
+)
 from server_app.settings.server_data import HeldOut
 from strategies.combiners.outcomes import load_model
 from strategies.method import Method
 from strategies.run.run_folder import RunFolder
 from strategies.run.stage import StageReport, keep_outcome
+from strategies.scores.exchange import OWN, RESULT, ClientScores, Evaluation
+from strategies.scores.sums import Answers
 
 Stage = Callable[..., Any]
 RESULTS = [Row("FedAvg (one shot)", "baseline", 40.0), Row("FedENS", "ensemble", 60.0), Row("DENSE", "student", 61.5)]
@@ -199,3 +209,45 @@ def test_a_dumbbell_has_the_interval_of_its_gain_at_the_result(
     (line,) = [line for line in axes.lines if line.get_label() == "95 % interval of the gain"]
     assert list(line.get_xdata()) == pytest.approx(expected)
     assert list(line.get_ydata()) == [0, 0]
+
+
+def test_a_client_that_cannot_be_compared_is_said_to_be_so() -> None:
+    """Three clients: one gains, one has examples of one class, and one has no model of its own."""
+    truth = {"north": [0] * 20 + [1] * 20, "south": [1] * 5, "west": [0, 1, 1]}
+    clients = []
+    for name, labels in truth.items():
+        own, result = (
+            Answers.of(sign * 4.0 * torch.eye(2)[torch.tensor(labels)], torch.tensor(labels)) for sign in (-1, 1)
+        )
+        with_own = {} if name == "west" else {OWN: own.sums()}
+        pairs = {} if name == "west" else {OWN: own.against(result, 2)}
+        clients.append(ClientScores(name, {**with_own, RESULT: result.sums()}, pairs))
+    facts = evaluation_facts(Evaluation(tuple(clients), {"east": "no"}), "clients", "auroc", ("healthy", "ill"))
+    (table,) = client_table(facts)
+
+    assert [row[2:5:2] for row in table.rows[:3]] == [("0.0", "100.0"), ("-", "-"), ("-", "100.0")]
+    assert summary_line(facts) == (
+        "Joining helps 1 of 1 clients; the median client gains 100.0 points; 2 more cannot be compared."
+    )
+    assert any("its examples are all of one class" in note for note in table.notes)
+    assert any("mean of clients: each has a scale of its own" in note for note in table.notes)
+    lost = {**facts["clients"][0]["gain"], "value": -0.02, "low": -0.05, "high": 0.01, "verdict": "ties"}
+    assert summary_line({**facts, "clients": [{**facts["clients"][0], "gain": lost}]}) == (
+        "Joining helps 0 of 1 clients; the median client loses 2.0 points; for 1 the difference may be chance."
+    )
+
+
+@pytest.mark.plots
+def test_a_title_keeps_within_its_figure(tmp_path: Path) -> None:
+    figure = plot_reliability([[4, 6], [2, 6], [2.0, 5.5]], {"value": 0.25, "calibrated": 0.1})
+    save(tmp_path / "plot.png", figure, "csv · 5 clients")
+    assert_inside_and_apart(figure, figure.texts)
+    assert "".join(figure.texts[0].get_text().split()) == "Calibrationerror0.250;acalibratedmodelwouldshow0.100"
+
+
+@pytest.mark.plots
+def test_a_client_without_a_score_has_a_word_in_the_dumbbell_plot() -> None:
+    rows = [{"client": "north", "own": {"auroc": 0.5}, "result": {"auroc": 0.6}, "gain": None}]
+    rows.append({"client": "south", "own": {}, "result": {}, "gain": None})
+    (axes,) = plot_clients({"clients": rows, "metric": "auroc"}).axes
+    assert [(text.get_text(), text.get_position()[1]) for text in axes.texts] == [("not known", 1)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import reduce
+from itertools import permutations
 from operator import add
 from typing import Any
 
@@ -13,11 +14,12 @@ import pytest
 import torch
 
 from strategies.core.errors import UploadError
-from strategies.scores.sums import ONE, Answers, Sums, pack, pack_pair, unpack, unpack_pair
+from strategies.scores.sums import ONE, SHARES, Answers, Sums, pack, pack_pair, unpack, unpack_pair
 from strategies.scores.values import (
     Score,
     auroc_bound,
     calibration_error,
+    describe,
     differences,
     gain,
     per_class,
@@ -503,6 +505,8 @@ def test_sums_arrive_as_they_were_sent(share: str) -> None:
         ("confusion", lambda array: array[::-1]),
         ("loss", lambda array: array * -1),
         ("loss", lambda array: array + 2**62),
+        ("loss", lambda array: array * [1, 0]),  # no numbers have a sum and no squares
+        ("loss", lambda array: array * [0, 1]),
         ("calibration", lambda array: array[:, ::-1] * 2),
         ("calibration", lambda array: array + 2**40),
         ("histogram", lambda array: np.roll(array, 1, axis=0)),
@@ -510,6 +514,7 @@ def test_sums_arrive_as_they_were_sent(share: str) -> None:
         ("twice-u", lambda array: array * 0 + 2**62),
         ("twice-u", lambda array: array * 0),
         ("groups", lambda array: array * 100),
+        ("groups", lambda array: array[[0, 2, 2]]),
         ("other", lambda array: array),
     ],
 )  # fmt: skip
@@ -537,6 +542,34 @@ def test_a_pair_that_contradicts_its_models_is_refused(share: str) -> None:
                   np.full(3, np.nan)):  # fmt: skip
         with pytest.raises(UploadError, match="squared influences"):
             unpack_pair({**arrays, "areas": false}, one, two, "the result")
+    loss = arrays.get("loss", np.zeros(2, np.int64))
+    for false in (loss * [1, 0], loss + np.array([0, 2**62]), loss - [1, 0], loss[:1], loss * np.nan, -loss - 1):
+        with pytest.raises(UploadError, match="difference of losses"):
+            unpack_pair({**arrays, "loss": false}, one, two, "the result")
+
+
+def test_a_client_that_shares_less_takes_no_score_from_the_others() -> None:
+    whole = [sums_of(*drawn(30, 3, seed=seed), groups=[number // 2 for number in range(30)]) for seed in range(3)]
+    parts = [unpack(pack(sums, share), 3, "a") for sums, share in zip(whole, SHARES, strict=True)]
+    first, both, every = scores_of(whole[0]), scores_of(whole[0] + whole[1]), scores_of(reduce(add, whole))
+    for order in permutations(parts):
+        pooled = reduce(add, order)
+        found = {name: score.value for name, score in scores_of(pooled).items()}
+        assert found == {
+            **{name: first[name].value for name in ("auroc", "log-loss")},
+            **{name: both[name].value for name in ("balanced-accuracy", "macro-f1")},
+            "accuracy": every["accuracy"].value,
+        }
+        assert [line for line in describe(pooled)["notes"] if " of the 90 " in line] == [
+            f"{scores} of the 90 examples: the other answers hold NaN or Inf, or their nodes share less"
+            for scores in (
+                "recall, balanced accuracy and macro F1 are of 60",
+                "AUROC, log loss and calibration error are of 30",
+            )
+        ]
+        # Whoever sends no groups has one for each example, and does not undo those of the others.
+        rest = sum(part.examples for part in parts[1:])
+        assert pooled.groups[2] == whole[0].groups[2] + rest
 
 
 def test_a_loss_beyond_float32_counts_as_the_largest() -> None:
