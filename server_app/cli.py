@@ -216,7 +216,7 @@ def compare(
         catalogue().check_methods(methods)  # before torch is loaded
         for run in runs:
             check_run_folder(run)
-        from server_app.compare.comparison import Comparison, compare_runs
+        from server_app.compare.comparison import Comparison, compare_runs, with_evaluations
         from server_app.compare.table import print_comparison
 
         asked = Comparison(tuple(runs), methods, seeds, overrides, out=out, model=model, evaluate=evaluate)
@@ -226,12 +226,8 @@ def compare(
         for run in comparison["runs"] if on else ():
             cells = [Path(cell["run_dir"]) for cell in comparison["cells"] if cell["run"] == run]
             results += _evaluated(cells, failing, local=local) if cells else []
-        kept = ("run_dir", "method", "seed", "evaluation")
-        scored = [{key: each[key] for key in kept} for each in results]
         if on:
-            from server_app.report.client_scores import chosen_of
-
-            comparison |= {"results": scored, "chosen": chosen_of(scored)}
+            comparison = with_evaluations(comparison, results)
         print_comparison(comparison, format)
         if results and format == "text":
             from server_app.launch.result import print_evaluations

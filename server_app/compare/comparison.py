@@ -19,6 +19,7 @@ from server_app.compare.table import Line, best_of, differing_line, lines_of
 from server_app.launch.console import oneshot
 from server_app.launch.guard import guarded, sigterm_as_interrupt
 from server_app.replay.stored import check_replay, unmet_need
+from server_app.report.client_scores import chosen_of
 from server_app.report.evaluation import StoredAnswers, read_answers
 from server_app.report.page import PAGE_FILE, report_folder, write_page
 from server_app.settings.choices import CHOICES, options_of
@@ -301,9 +302,23 @@ def _written(
         **draw_comparison(folder, facts, lines, log),
         "page": PAGE_FILE,
     }
-    write_page(folder / PAGE_FILE, comparison_page(result, lines))
-    write_json(folder / COMPARISON_FILE, result)
+    _keep(result, lines)
     return result
+
+
+def with_evaluations(comparison: Mapping[str, Any], results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return a comparison with the clients' scores of its results, also written into its folder."""
+    kept = ("run_dir", "method", "seed", "evaluation")
+    scored = [{key: each[key] for key in kept} for each in results]
+    found = {**comparison, "results": scored, "chosen": chosen_of(scored)}
+    _keep(found, lines_of([*comparison["cells"], *comparison["own"]]))
+    return found
+
+
+def _keep(facts: Mapping[str, Any], lines: Sequence[Line]) -> None:
+    folder = Path(facts["compare_dir"])
+    write_page(folder / PAGE_FILE, comparison_page(facts, lines))
+    write_json(folder / COMPARISON_FILE, facts)
 
 
 def _to_best(facts: Mapping[str, Any], lines: Sequence[Line]) -> dict[str, Any]:

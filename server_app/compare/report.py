@@ -18,10 +18,11 @@ from server_app.compare.table import (
     table_of,
     times_of_lines,
 )
+from server_app.report.client_scores import results_table, summary_line
 from server_app.report.communication import LEAST_SECONDS, differ_in_cost, plot_communication, plot_server_time
 from server_app.report.drawing import COLOURS, legend_beside, row_figure, save_all
 from server_app.report.page import Page, known_facts, plots_of, software_facts
-from server_app.report.tables import scale_of, setting_line, titled
+from server_app.report.tables import Table, scale_of, setting_line, titled
 from server_app.settings.text import to_toml
 from strategies.core.facts import in_percent
 
@@ -64,10 +65,19 @@ def comparison_page(facts: Mapping[str, Any], lines: Sequence[Line]) -> Page:
         figures=figures,
         facts=[*known_facts(own), *software_facts(info_of(Path(facts["runs"][0])))],
         warnings=[facts["error"]] if "error" in facts else [],
-        tables=[table, *differences_table(facts)],
+        tables=[table, *_of_clients(facts.get("results", ())), *differences_table(facts)],
         plots=plots_of(folder, [facts["plot"], facts["communication_plot"], facts["cost_plot"]]),
         commands=_commands(facts, best),
     )
+
+
+def _of_clients(results: Sequence[Mapping[str, Any]]) -> list[Table]:
+    """Return the table of the clients' scores, with a sentence for each result; none where no client was asked."""
+    if not results:
+        return []
+    table = results_table(results)
+    said = [f"{each['method']}, seed {each['seed']}: {summary_line(each['evaluation'])}" for each in results]
+    return [replace(table, notes=[*table.notes, *said])]
 
 
 def _commands(facts: Mapping[str, Any], best: Line | None) -> list[tuple[str, str]]:

@@ -268,6 +268,8 @@ def table_of(comparison: Mapping[str, Any], lines: Sequence[Line], *, work: bool
         *([f"{differing_line(apart)}."] if (apart := comparison.get("differing")) else []),
         "Accuracy on held-out examples: mean ± sample standard deviation of n results."
         if scored
+        else "No accuracies: this machine has no held-out examples; the next table has the clients' scores on theirs."
+        if comparison.get("results")
         else "No accuracies: this machine has no held-out examples; --on clients has the runs' clients score the "
         "results on theirs."
         if comparison["data"]

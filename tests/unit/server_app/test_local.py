@@ -61,6 +61,11 @@ def test_clients_of_a_finished_run_score_its_result_and_those_of_replays_in_one_
     replayed = {row["method"]: row for row in compared["results"]}
     assert set(replayed) == {"fedens", "fedavg"}
     assert compared["chosen"] in {row["run_dir"] for row in compared["results"]}
+    folder = Path(compared["compare_dir"])
+    assert json.loads((folder / "compare.json").read_bytes())["results"] == compared["results"]
+    page = (folder / "report.html").read_text()
+    assert "On the clients&#39; own examples" in page
+    assert page.count("Joining helps") == 2
     rows = zip(replayed["fedavg"]["evaluation"]["clients"], result["evaluation"]["clients"], strict=True)
     for again, first in rows:  # the other examples choose between the methods
         assert 0 < again["examples"] < first["examples"]
