@@ -140,7 +140,7 @@ def checked_facts(facts: Mapping[str, Any], where: str) -> dict[str, Any]:
         if not isinstance(value, (int, float) if kind is float else kind) or isinstance(value, bool) != (kind is bool):
             raise OptionError(f"{where}: {key} is {str(value)[:80]!r}: must be {WORDS[kind]}")
     check_device(facts.get("device") or "auto", f"{where}: device")
-    NodePolicy.of(facts)
+    NodePolicy.of(facts, where=where)
     return dict(facts)
 
 

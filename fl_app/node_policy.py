@@ -65,13 +65,13 @@ class NodePolicy:
     share: str = "sums"
 
     @classmethod
-    def of(cls, facts: Mapping[str, Any], *, deployed: bool = False) -> NodePolicy:
-        """Read a node's config, whose keys and types were checked.
+    def of(cls, facts: Mapping[str, Any], *, deployed: bool = False, where: str = "the node's config") -> NodePolicy:
+        """Read a node's config, whose keys and types were checked; ``where`` names it in an error.
 
         Raises:
             OptionError: A value is out of range.
         """
-        _check(facts)
+        _check(facts, where)
         deployed = deployed or any(key in facts for key in _GUARDING)
         return cls(
             deployed=deployed,
@@ -215,38 +215,33 @@ class NodePolicy:
 FREE = NodePolicy()
 
 
-def _check(facts: Mapping[str, Any]) -> None:
+def _check(facts: Mapping[str, Any], where: str) -> None:
     """Check the values that a node's config has of the policy."""
     for key, most in {"max-epsilon": LARGEST, "max-delta": 1.0}.items():
         if key in facts and not 0 < facts[key] < most:
             raise OptionError(
-                f"the node's config: {key} is {facts[key]!r:.80}: must be a number greater than 0 and below {most:g}"
+                f"{where}: {key} is {facts[key]!r:.80}: must be a number greater than 0 and below {most:g}"
             )
     if "max-delta" in facts and "max-epsilon" not in facts:
-        raise OptionError("the node's config has max-delta and no max-epsilon: must have both, or max-epsilon alone")
+        raise OptionError(f"{where} has max-delta and no max-epsilon: must have both, or max-epsilon alone")
     for key in ("max-ensemble-mib", "max-cache-mib"):
         if not 0 <= facts.get(key, 0.0) < LARGEST:
-            raise OptionError(
-                f"the node's config: {key} is {facts[key]!r:.80}: must be at least 0 and below {LARGEST:g}"
-            )
-    _check_shared(facts)
+            raise OptionError(f"{where}: {key} is {facts[key]!r:.80}: must be at least 0 and below {LARGEST:g}")
+    _check_shared(facts, where)
     for folder in listed(facts.get("read", "")):
         if not expand_user(folder).is_absolute():
-            raise OptionError(
-                f"the node's config: read has {folder[:200]!r}: must be absolute paths, divided by commas"
-            )
+            raise OptionError(f"{where}: read has {folder[:200]!r}: must be absolute paths, divided by commas")
 
 
-def _check_shared(facts: Mapping[str, Any]) -> None:
+def _check_shared(facts: Mapping[str, Any], where: str) -> None:
     """Check what the config says of label counts and evaluations; see :func:`_check`."""
     if facts.get("label-counts", "numbers") not in LABEL_COUNTS:
         raise OptionError(
-            f"the node's config: label-counts is {facts['label-counts'][:80]!r}: must be one of "
-            f"{', '.join(LABEL_COUNTS)}"
+            f"{where}: label-counts is {facts['label-counts'][:80]!r}: must be one of {', '.join(LABEL_COUNTS)}"
         )
     if facts.get("share", "sums") not in SHARES:
-        raise OptionError(f"the node's config: share is {facts['share'][:80]!r}: must be one of {', '.join(SHARES)}")
+        raise OptionError(f"{where}: share is {facts['share'][:80]!r}: must be one of {', '.join(SHARES)}")
     if not 1 <= facts.get("min-test-examples", 1) < 2**31:
         raise OptionError(
-            f"the node's config: min-test-examples is {facts['min-test-examples']}: must be at least 1 and below 2**31"
+            f"{where}: min-test-examples is {facts['min-test-examples']}: must be at least 1 and below 2**31"
         )

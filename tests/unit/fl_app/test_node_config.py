@@ -86,6 +86,10 @@ def test_node_config_with_a_typing_error_is_refused(config: dict[str, Any], line
         ('client = "alpha"\npartition-id = 1', "a.toml and .*d.toml are both client 'alpha'"),
         ('client = "delta"\ncheckpoint = 3', "d.toml: checkpoint is '3': must be a text"),
         ('[client]\nname = "delta"', "d.toml: client is .*: must be a text"),
+        ('share = "sum"', "d.toml: share is 'sum': must be one of sums, confusion, accuracy"),
+        ("min-test-examples = 0", "d.toml: min-test-examples is 0: must be at least 1"),
+        ("max-delta = 0.1", "d.toml has max-delta and no max-epsilon"),
+        ('read = "models"', "d.toml: read has 'models': must be absolute paths"),
     ],
 )
 def test_file_that_is_no_node_is_refused_by_its_name(nodes: Path, text: str, line: str) -> None:
