@@ -41,7 +41,9 @@ _REMEDIES: Mapping[str, str] = {
     r"DefaultCPUAllocator|MemoryError|[Cc]annot allocate memory|OutOfMemoryError|running low on memory": "the machine "
     "has too little free memory: end other programs, run fewer clients at once, or use smaller batches",
     r"received 0 items of ancdata|Too many open files": "raise the limit of open files: ulimit -n 8192",
-    r"unable to open shared memory|/dev/shm": "the shared memory is full: enlarge /dev/shm (docker run --shm-size=2g)",
+    # A path in /dev/shm may be that of a run, too.
+    r"unable to open shared memory|No space left on device.*/dev/shm|/dev/shm(?![/\w])": "the shared "
+    "memory is full: enlarge /dev/shm (docker run --shm-size=2g)",
     r"No space left on device|Disk quota exceeded|OutOfDiskError": "the disk is full: make room, or choose other "
     "folders by ONESHOT_RUNS and TMPDIR",
     r"[Aa]ddress already in use": "another program listens there: end it, or choose another port",

@@ -258,8 +258,8 @@ def mean_metrics(records: Sequence[Mapping[str, Any]], weights: Sequence[float])
     """Average the clients' numbers, as Flower's strategies do.
 
     A number, or list of numbers, that most clients report is averaged over those who report it; others are left out.
-    For an epsilon of differential privacy, and for the largest of several, the largest is taken, under a name that
-    begins with ``max``, and only where every client reports it.
+    For an epsilon of differential privacy, and for the largest of several, the largest is taken, of a list at each
+    place, under a name that begins with ``max``, and only where every client reports it.
 
     Args:
         weights: Above 0, one for each client.
@@ -273,7 +273,7 @@ def mean_metrics(records: Sequence[Mapping[str, Any]], weights: Sequence[float])
             means[key] = np.average(values, axis=0, weights=list(compress(weights, has))).tolist()
         elif all(has):
             named = key if key.startswith("max") else f"max{'_' if '_' in key else '-'}{key}"
-            means[named] = max(values)
+            means[named] = max(values) if form[1] < 0 else [max(each) for each in zip(*values, strict=True)]
     return means
 
 

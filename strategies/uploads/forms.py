@@ -102,6 +102,7 @@ class Form:
         taken = self.given(given[0], module)
         if (
             self.inputs == "tokens"
+            and len(given) == 1  # else the caller gives a mask
             and _has_padding(module)
             and "attention_mask" in signature(module.forward).parameters
         ):

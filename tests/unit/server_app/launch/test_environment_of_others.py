@@ -77,6 +77,7 @@ def test_a_library_s_warning_does_not_end_the_command(given: str) -> None:
         ("RuntimeError: [enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory", "memory"),
         ("ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.", "memory"),
         ("OSError: [Errno 28] No space left on device", "ONESHOT_RUNS"),
+        ("OSError: [Errno 28] No space left on device: '/dev/shm/psm_1'", "shm-size"),
         ("OSError: [Errno 98] Address already in use", "another port"),
         ("PermissionError: [Errno 13] Permission denied: '/runs'", "may write"),
         ("ActorDiedError: The actor died unexpectedly before finishing this task.", "fewer clients"),
@@ -91,8 +92,9 @@ def test_known_errors_of_libraries_say_what_to_do_once(text: str, remedy: str) -
     assert with_remedy(line) == line
 
 
-def test_an_unknown_error_stays_as_it_is() -> None:
-    assert with_remedy("KeyError: 'lr'") == "KeyError: 'lr'"
+@pytest.mark.parametrize("text", ["KeyError: 'lr'", "StoreError: /dev/shm/runs/1: no run folder"])
+def test_an_unknown_error_stays_as_it_is(text: str) -> None:
+    assert with_remedy(text) == text
 
 
 def test_the_cause_in_a_log_is_the_error_from_which_the_others_follow() -> None:

@@ -64,6 +64,7 @@ from strategies.run import runs_folder, trial
 from strategies.run.files import read_json
 from strategies.run.results import list_runs
 from strategies.run.run_folder import RunFolder
+from strategies.uploads.forms import Form
 
 PROJECT = """
 [project]
@@ -249,14 +250,15 @@ def test_a_mean_of_epsilons_is_never_reported(tmp_path: Path, reported: str, fou
     def client(seed: int) -> Client:
         def answer(message: Message) -> Message:
             state = weights(seed) if message.metadata.message_type == MessageType.TRAIN else None
-            return Message(records(state, **{reported: float(seed), "steps": 5.0}), reply_to=message)
+            said = {reported: float(seed), "epsilon-by-class": [float(seed), 4.0 - seed], "steps": 5.0}
+            return Message(records(state, **said), reply_to=message)
 
         return answer
 
     run = strategy(OneShotFedAvg, tmp_path / "run", fraction_evaluate=1.0)
     result = run.start(FakeGrid({1: client(1), 2: client(3)}))  # type: ignore[arg-type]
     for metrics in (result.train_metrics_clientapp, result.evaluate_metrics_clientapp):
-        assert metrics == {1: {found: 3.0, "steps": 5.0}}
+        assert metrics == {1: {found: 3.0, "max-epsilon-by-class": [3.0, 3.0], "steps": 5.0}}
 
 
 def test_lists_are_averaged_and_what_has_no_mean_or_no_place_is_said(tmp_path: Path, said: list[str]) -> None:
@@ -415,6 +417,9 @@ def test_an_ensemble_of_texts_reads_no_padding(tmp_path: Path) -> None:
     padded = nn.functional.pad(whole, (0, 2)).view(1, 1, 1, 5)
     logits = torch.stack([model(whole).logits for model in models]).mean(0)
     torch.testing.assert_close(run.outcome(padded).log_softmax(1), logits.log_softmax(1), atol=1e-5, rtol=1e-5)
+    member = Form("tokens", "found").adapt(models[0])
+    seen = torch.ones(1, 5, dtype=torch.int64)
+    torch.testing.assert_close(member(padded, seen), member(padded, attention_mask=seen))
 
 
 @pytest.mark.parametrize("build", [lambda: net().half(), lambda: net().double()])
