@@ -345,7 +345,8 @@ def _to_best(facts: Mapping[str, Any], lines: Sequence[Line]) -> dict[str, Any]:
         return {"to_best": {}}
     means = {name: _means(runs) for name, runs in effects.items()}
     scored = [line for line in lines if line.accuracy is not None and line.name in means]
-    headline = all(line.metric in means[line.name] for line in scored)
+    named = {"balanced-accuracy": "macro-f1"}  # known with it, and without effects of its own
+    headline = all(named.get(line.metric, line.metric) in means[line.name] for line in scored)
     best = best_of(scored) if headline else max(scored, key=lambda line: line.accuracy or 0.0)
     if best is None:
         return {"to_best": {}}

@@ -292,6 +292,13 @@ def read_batch(batch: Any, num_classes: int, input_shape: tuple[int, int, int]) 
     return examples.float() if examples.is_floating_point() else examples, wanted.long()
 
 
+def _check_alike(logits: Mapping[str, torch.Tensor]) -> None:
+    other = logits.get(_AGAINST)
+    for name, own in logits.items():
+        if other is not None and other.shape != own.shape:
+            raise OptionError(f"against returns {list(other.shape)}: must be logits {list(own.shape)}, as the {name}")
+
+
 def _are_tensors(part: Any) -> bool:
     """Say whether a batch's part is a list of one tensor per example, all of one shape."""
     alike = isinstance(part, list | tuple) and part and all(isinstance(each, torch.Tensor) for each in part)
@@ -446,11 +453,10 @@ class Result:
             raise OptionError("loader yields no example: must yield at least one batch of examples and labels")
         labels = torch.cat(truth).long()
         logits = {name: torch.cat(parts) for name, parts in answered.items()}
+        _check_alike(logits)
         answers = {name: Answers.of(each, labels) for name, each in logits.items()}
         found = {name: describe(each.sums()) for name, each in answers.items() if name != _AGAINST}
         for name in found if against is not None else ():
-            if (shape := list(logits[_AGAINST].shape)) != list(logits[name].shape):
-                raise OptionError(f"against returns {shape}: must be logits {list(logits[name].shape)}, as the {name}")
             before, after = (answers[each].effects() for each in (_AGAINST, name))
             found[name]["gain"] = as_json(differences(before, after, labels.numpy(), logits[name].shape[1]))
         return found

@@ -179,6 +179,7 @@ def test_a_result_is_compared_with_another_model_by_example(merged: Result) -> N
     ("other", "line"),
     [
         (Net(3), r"against returns \[6, 3\]: must be logits \[6, 2\], as the ensemble"),
+        (nn.Flatten(0), r"against returns \[[0-9]+\]: must be logits \[6, 2\], as the ensemble"),
         (Pair(), "the other model does not take a batch"),
         ("merged", "against is Result: must be a module"),
     ],

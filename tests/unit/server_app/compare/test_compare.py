@@ -174,6 +174,14 @@ def test_every_line_is_compared_with_the_best_one_on_the_same_examples(run_folde
         table_of(earlier, lines_of(earlier["cells"])).notes
     )
 
+    by_class = compared(
+        run_folder(name="balanced", metric="balanced-accuracy"), methods="fedens,fedavg", out=tmp_path / "balanced"
+    )
+    assert by_class["best"]["metric"] == "balanced-accuracy"
+    assert {name: scores["balanced-accuracy"] for name, scores in by_class["differences"].items()} == by_class[
+        "to_best"
+    ]
+
     other = run_folder(name="other", **{"data.image-size": 16, "data.held-out": "report"})
     apart = compared(run, other, methods="fedens,fedavg", out=tmp_path / "apart")
     assert [row["to_best"] for row in apart["table"]] == [None, None]  # other examples
