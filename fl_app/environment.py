@@ -6,7 +6,7 @@ import json
 import logging
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from strategies.core.offline import unusable_proxies, without_proxy
@@ -36,8 +36,9 @@ def prepare() -> None:
         os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
     if not any(name.startswith("MALLOC_") for name in os.environ):
         os.environ.update(MALLOC_MMAP_THRESHOLD_=BLOCK, MALLOC_TRIM_THRESHOLD_=KEPT)
-    if (place := os.environ.get(RUN_VARIABLE)) and Path(place).exists():  # else the run has ended
-        os.environ.update(json.loads(Path(place).read_text(encoding="utf-8")))
+    if place := os.environ.get(RUN_VARIABLE):
+        with suppress(FileNotFoundError):  # the run has ended
+            os.environ.update(json.loads(Path(place).read_text(encoding="utf-8")))
     if any(name.lower().endswith("_proxy") for name in os.environ):
         for name, reason in unusable_proxies(os.environ).items():
             logging.getLogger(__name__).warning("%s %s: it is not used", name, reason)
