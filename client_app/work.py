@@ -218,16 +218,15 @@ def prepare_upload(config: AppConfig, node: Node, request: TrainRequest, start: 
         check_trains(config.attack, node.client)
         refuse(config.privacy, "this node's checkpoint")
         with node.policy.reading("the checkpoint"):
-            state = load_checkpoint(expand_user(path))
-            named = Agreement.of_file(read_classes(expand_user(path)), request.expected)
+            state, classes = load_checkpoint(expand_user(path)), read_classes(expand_user(path))
+            named = Agreement.of_file(classes, request.expected)
         _check_expected(request.expected, named, node, shows=reports_counts(config.client, node.policy))
         facts = UploadFacts(node.client, name, pretrained=True, agreement=named)
         if node.has_data:  # a node may hold nothing but its checkpoint
             own = load_examples(config, node, request)
             counts, agreement = own.label_counts, own.split.agreement
             with node.policy.reading("the checkpoint"):
-                classes = Agreement.of_file(read_classes(expand_user(path)), agreement)
-                Agreed(agreement, "this node's data").check(classes)
+                Agreed(agreement, "this node's data").check(Agreement.of_file(classes, agreement))
             facts = replace(facts, num_examples=len(own.train), label_counts=counts, agreement=agreement)
         return Trained(facts), state
     trained, whole = _load_or_train(config, node, request, start)

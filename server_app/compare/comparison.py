@@ -34,7 +34,7 @@ from strategies.run.files import read_json, write_json
 from strategies.run.journal import ProgressFile
 from strategies.run.results import COMPARISON_FILE
 from strategies.run.run_folder import default_run_dir
-from strategies.scores.values import as_json, differences
+from strategies.scores.values import as_json, compared_scores, differences
 
 Log = Callable[[str], None]
 Effects = Mapping[str, npt.NDArray[np.float64]]
@@ -345,8 +345,7 @@ def _to_best(facts: Mapping[str, Any], lines: Sequence[Line]) -> dict[str, Any]:
         return {"to_best": {}}
     means = {name: _means(runs) for name, runs in effects.items()}
     scored = [line for line in lines if line.accuracy is not None and line.name in means]
-    named = {"balanced-accuracy": "macro-f1"}  # known with it, and without effects of its own
-    headline = all(named.get(line.metric, line.metric) in means[line.name] for line in scored)
+    headline = all(line.metric in compared_scores(means[line.name].keys()) for line in scored)
     best = best_of(scored) if headline else max(scored, key=lambda line: line.accuracy or 0.0)
     if best is None:
         return {"to_best": {}}

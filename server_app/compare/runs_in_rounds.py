@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from server_app.compare.sources import data_of
+from server_app.report.communication import tested_rounds
 from server_app.settings.choices import CHOICES, options_of
 from server_app.settings.read import listed_settings
 from server_app.settings.settled import free_on
@@ -105,8 +106,7 @@ def _recorded(path: Path) -> str:
     """Return the headline score of a run's rounds; the accuracy for one of an earlier version, which has no other."""
     with RunFolder.open(path, write=False) as folder:
         metric = str((folder.info.get("settings") or {}).get("metric", "accuracy"))
-        tested = [row for row in last_round(folder).metrics() if "accuracy" in row]
-        return metric if any(metric in row for row in tested) else "accuracy"
+        return metric if tested_rounds(last_round(folder).metrics(), metric) else "accuracy"
 
 
 def _read(path: Path, metric: str) -> RoundsRun:
@@ -117,9 +117,7 @@ def _read(path: Path, metric: str) -> RoundsRun:
             last_round(folder).metrics(),
         )
     rows = [row for row in metrics if "mib_per_client" in row]
-    # Without the server's accuracy the score is a number of the clients' with the same name.
-    scored = [row for row in rows if "accuracy" in row and metric in row]
-    tested = [Tested(row["epoch"], row[metric], row["mib_per_client"]) for row in scored]
+    tested = [Tested(row["epoch"], row[metric], row["mib_per_client"]) for row in tested_rounds(rows, metric)]
     if not tested:
         raise OptionError(
             f"{path} has no accuracy of a round with its clients: must be a run with at least one tested round, of "

@@ -268,13 +268,7 @@ def table_of(comparison: Mapping[str, Any], lines: Sequence[Line], *, work: bool
         *([f"{differing_line(apart)}."] if (apart := comparison.get("differing")) else []),
         "Accuracy on held-out examples: mean ± sample standard deviation of n results."
         if scored
-        else "No accuracies: this machine has no held-out examples; the next table has the clients' scores on theirs."
-        if comparison.get("results")
-        else "No accuracies: this machine has no held-out examples; --on clients has the runs' clients score the "
-        "results on theirs."
-        if comparison["data"]
-        else "No accuracies: the runs are of another project, whose held-out examples are missing here; --evaluate "
-        "names a function that has them.",
+        else _why_unscored(comparison),
         *(
             [
                 f"To the best: the difference of {titled(metric).partition(',')[0]} on the same held-out examples, "
@@ -307,6 +301,21 @@ def table_of(comparison: Mapping[str, Any], lines: Sequence[Line], *, work: bool
     columns = [name for name in (shown[0] if shown else ()) if name not in hidden]
     rows = [[texts[name] for name in columns] for texts in shown]
     return Table(f"{headline(comparison)}.", columns, rows, texts=TEXTS, notes=notes)
+
+
+def _why_unscored(comparison: Mapping[str, Any]) -> str:
+    """Return why no result has an accuracy, and what gives one."""
+    if comparison.get("results"):
+        return "No accuracies: this machine has no held-out examples; the next table has the clients' scores on theirs."
+    if comparison["data"]:
+        return (
+            "No accuracies: this machine has no held-out examples; --on clients has the runs' clients score the "
+            "results on theirs."
+        )
+    return (
+        "No accuracies: the runs are of another project, whose held-out examples are missing here; --evaluate names a "
+        "function that has them."
+    )
 
 
 def differences_table(comparison: Mapping[str, Any]) -> list[Table]:

@@ -275,6 +275,14 @@ def ensemble_row(method: Choice) -> str:
     return f"{method.title} ensemble"
 
 
+def tested_rounds(metrics: Sequence[Mapping[str, Any]], metric: str) -> list[Mapping[str, Any]]:
+    """Return the rows of metrics.jsonl of rounds with a score that the server has measured.
+
+    Without the server's accuracy a score is a number of the clients' with the same name.
+    """
+    return [row for row in metrics if row.get("accuracy") is not None and row.get(metric) is not None]
+
+
 def curve_of(metrics: Sequence[Mapping[str, Any]], cost: Mapping[str, Any], metric: str = "accuracy") -> Curve:
     """Return MiB per client and headline score of the rounds whose rows have both.
 
@@ -283,9 +291,7 @@ def curve_of(metrics: Sequence[Mapping[str, Any]], cost: Mapping[str, Any], metr
         cost: The cost in result.json; the cost of uploads from another run is added.
         metric: The headline score.
     """
-    # Without the server's accuracy the score is a number of the clients' with the same name.
-    tested = [row for row in metrics if row.get("accuracy") is not None]
-    rounds = [row for row in tested if row.get("mib_per_client") and row.get(metric) is not None]
+    rounds = [row for row in tested_rounds(metrics, metric) if row.get("mib_per_client")]
     uploads = cost["phases"].get(UPLOAD_PHASE) if cost["counted"] != "messages" else None
     before = uploads["mib_up_per_client"] + uploads["mib_down_per_client"] if uploads else 0.0
     return tuple((before + float(row["mib_per_client"]), float(row[metric])) for row in rounds)

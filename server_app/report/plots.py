@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from server_app.report.communication import Point, differ_in_cost, plot_communication
+from server_app.report.communication import Point, differ_in_cost, plot_communication, tested_rounds
 from server_app.report.drawing import COLOURS, legend_beside, new_figure, row_figure, short
 from server_app.report.evaluation import Row
 from server_app.report.gatekeeping import card_section
@@ -54,7 +54,7 @@ def run_plots(
     counts = {u.client: u.label_counts for u in report.job.uploads if u.label_counts is not None}
     known = metric if any(metric in row for row in metrics) else "accuracy"  # rows of earlier versions have no other
     rounds = any("mib_per_client" in row for row in metrics)
-    tested = [row for row in metrics if "accuracy" in row] if rounds else metrics  # else it is a client's number
+    tested = tested_rounds(metrics, known) if rounds else metrics
     curve = [(row["epoch"], row[known]) for row in tested if "epoch" in row and known in row]
     plots: dict[str, Callable[[], Figure | None]] = {}
     if metric in HEADLINES and any(headline(row.as_json(), metric) is not None for row in rows):

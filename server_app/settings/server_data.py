@@ -127,7 +127,7 @@ class HeldOut:
         """Return the accuracy and the headline score of a model, in % or nats: the observer of a server stage."""
         if self.metric == "accuracy":
             return {"accuracy": self.accuracy(model)}
-        found = self.scored(model)
+        found = self._described(self._logits(model))
         score, scale = found["scores"].get(self.metric), 100 if in_percent(self.metric) else 1
         return {"accuracy": found["accuracy"], **({self.metric: round(scale * score["value"], 4)} if score else {})}
 
@@ -188,14 +188,17 @@ class HeldOut:
         ``effects`` are those of :meth:`strategies.scores.sums.Answers.effects` in base64: of the accuracy bits, else
         float32. The model's mode is restored.
         """
+        return self._described(self._logits(model), effects=True)
+
+    @torch.no_grad()
+    def _logits(self, model: nn.Module) -> torch.Tensor:
         was_training, found = model.training, []
         model.eval()
-        with torch.no_grad():
-            for images, _ in self.batches(next(model.parameters()).device):
-                found.append(model(images).float().cpu())
-                self._count(_models_of(model))
+        for images, _ in self.batches(next(model.parameters()).device):
+            found.append(model(images).float().cpu())
+            self._count(_models_of(model))
         model.train(was_training)
-        return self._described(torch.cat(found), effects=True)
+        return torch.cat(found)
 
     @torch.no_grad()
     def member_scores(self, ensemble: Ensemble) -> tuple[list[dict[str, Any]], dict[str, Any]]:

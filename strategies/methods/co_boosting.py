@@ -49,13 +49,7 @@ LEAST = 1e-3  # smallest weight in a pool, as a share of 1 / number of clients
 
 # "paper": the text. "published-code": its script on CIFAR; on other data sets its pool augmentation is "none".
 PRESETS: dict[str, dict[str, Any]] = {
-    "quick": {
-        "epochs": 12,
-        "generator_steps": 10,
-        "generator_lr": 0.003,
-        "batch_size": 32,
-        "teacher_precision": "auto",
-    },
+    "quick": {**settings.QUICK_GENERATOR},
     "paper": {
         "keep_images": "last",
         "optimize_noise": False,

@@ -40,15 +40,7 @@ from ..teacher.batchnorm import batchnorm_loss, note_without_statistics, reads_s
 # "published-code": its release on CIFAR; on other data sets its pool augmentation is "flip". "fedsyn": its tables' row,
 # on CIFAR. "co-boosting": the DENSE baseline of that paper on CIFAR; on other data sets its pool augmentation is none.
 PRESETS: dict[str, dict[str, Any]] = {
-    "quick": {
-        "epochs": 24,
-        "generator_steps": 10,
-        "generator_lr": 0.003,
-        "synthesis_batch_size": 64,
-        "batch_size": 32,
-        "kd_temperature": 4.0,
-        "teacher_precision": "auto",
-    },
+    "quick": {**settings.QUICK_GENERATOR, "epochs": 24, "synthesis_batch_size": 64, "kd_temperature": 4.0},
     "fedsyn": {"synthesis_augmentation": "crop-flip"},
     "paper": {
         "distillation_data": "fresh", "keep_images": "last", "optimize_noise": False, "generator_reset": "never",

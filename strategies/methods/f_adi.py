@@ -44,7 +44,7 @@ COMPETITION_TEMPERATURE = 3.0  # temperature of the two predictions in R_compete
 
 # "fedsyn": the row of DENSE's paper.
 PRESETS: dict[str, dict[str, Any]] = {
-    "quick": {"epochs": 12, "inversion_steps": 20, "batch_size": 32, "teacher_precision": "auto"},
+    "quick": {**settings.QUICK_TEACHER, "epochs": 12, "inversion_steps": 20, "batch_size": 32},
     "fedsyn": {
         "epochs": 200, "kd_temperature": 1.0, "weight_decay": 0.0, "schedule": "constant", "student_clip": 0.0,
     },

@@ -37,9 +37,7 @@ from ..teacher.heads import penultimate_features
 
 # "fedsyn": the row of DENSE's paper.
 PRESETS: dict[str, dict[str, Any]] = {
-    "quick": {
-        "epochs": 12, "generator_steps": 10, "generator_lr": 0.003, "batch_size": 32, "teacher_precision": "auto",
-    },
+    "quick": {**settings.QUICK_GENERATOR},
     "fedsyn": {
         "epochs": 200, "kd_temperature": 1.0, "weight_decay": 0.0, "schedule": "constant", "generator_clip": 0.0,
         "student_clip": 0.0,

@@ -19,13 +19,13 @@ from typing import Any
 
 from ..core.options import check, option, presets
 from ..distillation.learner import Learner, build_teacher, learn_from_images
-from ..distillation.settings import StudentOptions, shared
+from ..distillation.settings import QUICK_TEACHER, StudentOptions, shared
 from ..method import ENSEMBLES, Job, Method, Need, Outcome, Progress
 from ..teacher.average import average_uploads
 
 # "paper": FedDF's own. "fedsyn": the row of DENSE's paper. The declared defaults: Co-Boosting's comparison.
 PRESETS: dict[str, dict[str, Any]] = {
-    "quick": {"epochs": 12, "teacher_precision": "auto"},
+    "quick": {**QUICK_TEACHER, "epochs": 12},
     "fedsyn": {
         "epochs": 200, "kd_temperature": 1.0, "weight_decay": 0.0, "schedule": "constant", "student_clip": 0.0,
     },

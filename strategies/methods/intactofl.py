@@ -313,13 +313,7 @@ GATES: dict[str, type[Experts]] = {"pixels": ByPixels, "predictions": ByPredicti
 
 
 PRESETS: dict[str, dict[str, Any]] = {
-    "quick": {
-        "epochs": 12,
-        "generator_steps": 10,
-        "generator_lr": 0.003,
-        "batch_size": 32,
-        "teacher_precision": "auto",
-    },
+    "quick": {**settings.QUICK_GENERATOR},
     "published-code": {"perturbation_size": 8.0},
 }
 

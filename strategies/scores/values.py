@@ -15,7 +15,7 @@ Classes that no example has do not enter a mean over classes.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -227,7 +227,7 @@ def differences(
         share, total = _share_of(by, groups), float(by.sum())
         if name == "accuracy":
             found[name] = _apart(total, float(by @ by), n, share)
-            if len(apart) > 1:
+            if "balanced-accuracy" in compared_scores(apart):
                 parts = [by[labels == label] for label in classes]
                 each = [_apart(float(part.sum()), float(part @ part), len(part), share) for part in parts]
                 found["balanced-accuracy"] = mean_of(each)
@@ -239,6 +239,11 @@ def differences(
             half = _widened(moved, sizes, (_PART if name == "auroc" else 3 * _PART) / areas**2, share)
             found[name] = Score(value, max(-1.0, value - half), min(1.0, value + half))
     return {name: found[name] for name in HEADLINES if name in found}
+
+
+def compared_scores(effects: Collection[str]) -> set[str]:
+    """Return the scores that :func:`differences` has of these effects: with more than the accuracy the balanced one."""
+    return {*effects, *(["balanced-accuracy"] if len(effects) > 1 else [])}
 
 
 def _share_of(by: Array, groups: Labels | None) -> float:
