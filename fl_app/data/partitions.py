@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -18,39 +19,24 @@ from strategies.core.seeds import derive_seed
 from . import partitioners
 from .partitioners import Positions
 
-Partitioner = Callable[[Sequence[Positions], int, np.random.Generator, "PartitionSpec"], list[Positions]]
-
 BY_DOMAIN = "domains"
 
 COPIES = 10.0  # how often IntactOFL's and FAFI's partition hands a class out, as in their published code
 
-# Each takes the settings that it uses. That of domains gets the positions of each domain, not of each class.
-PARTITIONERS: Mapping[str, Partitioner] = {
-    "dirichlet-classes": lambda by_class, n, rng, spec: partitioners.dirichlet_over_classes(
-        by_class, n, rng, alpha=spec.alpha, sigma=spec.sigma
-    ),
-    "dirichlet-clients": lambda by_class, n, rng, spec: partitioners.dirichlet_over_clients(
-        by_class, n, rng, alpha=spec.alpha, min_size=spec.min_size
-    ),
-    "dirichlet-overlap": lambda by_class, n, rng, spec: partitioners.overlapping(
-        by_class, n, rng, alpha=spec.alpha, copies=COPIES
-    ),
-    "dirichlet-shuffled": lambda by_class, n, rng, spec: partitioners.dirichlet_over_classes_shuffled(
-        by_class, n, rng, alpha=spec.alpha, sigma=spec.sigma
-    ),
-    "fedftg-weighted": lambda by_class, n, rng, spec: partitioners.weighted_draws(by_class, n, rng, alpha=spec.alpha),
-    "lognormal": lambda by_class, n, rng, spec: partitioners.dirichlet_over_classes(
-        by_class, n, rng, alpha=spec.alpha, sigma=spec.sigma
-    ),
-    "classes": lambda by_class, n, rng, spec: partitioners.some_classes(
-        by_class, n, rng, classes_per_client=spec.classes_per_client
-    ),
-    "classes-equal-size": lambda by_class, n, rng, spec: partitioners.some_classes_equal_sizes(
-        by_class, n, rng, classes_per_client=spec.classes_per_client
-    ),
-    "iid": lambda by_class, n, rng, spec: partitioners.iid(by_class, n, rng),  # noqa: ARG005  one signature for all
-    # Co-Boosting's feature shift (Tables 13 and 14), and FLamby's natural centres: client k holds domain k.
-    BY_DOMAIN: lambda by_domain, n, rng, spec: list(by_domain),  # noqa: ARG005
+# Name -> the partitioner, and the settings that it takes.
+PARTITIONERS: Mapping[str, tuple[Callable[..., list[Positions]], tuple[str, ...]]] = {
+    "dirichlet-classes": (partitioners.dirichlet_over_classes, ("alpha", "sigma")),
+    "dirichlet-clients": (partitioners.dirichlet_over_clients, ("alpha", "min_size")),
+    "dirichlet-overlap": (partial(partitioners.overlapping, copies=COPIES), ("alpha",)),
+    "dirichlet-shuffled": (partitioners.dirichlet_over_classes_shuffled, ("alpha", "sigma")),
+    "fedftg-weighted": (partitioners.weighted_draws, ("alpha",)),
+    "lognormal": (partitioners.dirichlet_over_classes, ("alpha", "sigma")),
+    "classes": (partitioners.some_classes, ("classes_per_client",)),
+    "classes-equal-size": (partitioners.some_classes_equal_sizes, ("classes_per_client",)),
+    "iid": (partitioners.iid, ()),
+    # Co-Boosting's feature shift (Tables 13 and 14), and FLamby's natural centres: client k holds domain k. It gets the
+    # positions of each domain, not of each class.
+    BY_DOMAIN: (lambda by_domain, num_clients, rng: list(by_domain), ()),  # noqa: ARG005  one signature for all
 }
 
 
@@ -118,7 +104,8 @@ def partition(
     rng = np.random.default_rng(derive_seed(seed, "partition"))
     kinds, count = (labels, num_classes) if spec.partition != BY_DOMAIN or domains is None else (domains, num_clients)
     groups = [np.flatnonzero(kinds == kind) for kind in range(count)]
-    parts = PARTITIONERS[spec.partition](groups, num_clients, rng, spec)
+    divide, settings = PARTITIONERS[spec.partition]
+    parts = divide(groups, num_clients, rng, **{name: getattr(spec, name) for name in settings})
     for client, part in enumerate(parts):
         if len(part) == 0:
             raise DataError(

@@ -279,31 +279,39 @@ def facts_of(cell: Cell) -> dict[str, Any] | None:
         return None
     usage, cost = usage_of(cell.folder), cost_of_uploads(cell.run)
     return {
-        "run": str(cell.run),
+        **common_facts(cell.run, result, info),
         "method": cell.method,
         "seed": cell.seed,
         "run_dir": str(cell.folder),
-        "weights_sha256": result["weights_sha256"],
         "outcomes": _outcomes(cell, result),
-        "metric": result.get("metric", "accuracy"),
-        "best_accuracy": result["best_accuracy"],
-        "uploads": result["uploads"],
         "server_s": round(usage.wall_s, 2),
         "server_cpu_s": round(usage.cpu_s, 2),
         "peak_mib": round(usage.peak_mib, 1),
         "gpu_mib": round(usage.gpu_mib, 1),
         "mib_per_client": cost.traffic.mib_per_client if cost is not None else None,
-        "total_s": result["seconds"]["total"],
-        "threads": threads_of(result, info),
-        "resumed_at": result["resumed_at"],
         **result.get("work", {}),
-        **({"scaled": result["scaled"]} if "scaled" in result else {}),
     }
 
 
-def threads_of(result: Mapping[str, Any], info: Mapping[str, Any]) -> int:
-    """Return the number of threads that a run's server stage began with, from its result.json and run.json."""
-    return int(result.get("threads", {}).get("0", info["threads"]))
+def common_facts(run: Path, result: Mapping[str, Any], info: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what compare.json says of a cell and of a run's own result alike.
+
+    Args:
+        run: Folder of the run whose uploads were used.
+        result: The result's result.json.
+        info: Its run.json.
+    """
+    return {
+        "run": str(run.absolute()),
+        "weights_sha256": result["weights_sha256"],
+        "metric": result.get("metric", "accuracy"),
+        "best_accuracy": result["best_accuracy"],
+        "uploads": result["uploads"],
+        "total_s": result["seconds"].get("total", result["seconds"].get("app", 0.0)),
+        "threads": int(result.get("threads", {}).get("0", info["threads"])),  # those that the server stage began with
+        "resumed_at": result["resumed_at"],
+        **({"scaled": result["scaled"]} if "scaled" in result else {}),
+    }
 
 
 def _outcomes(cell: Cell, result: Mapping[str, Any]) -> list[dict[str, Any]]:

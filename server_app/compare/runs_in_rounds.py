@@ -111,11 +111,7 @@ def _recorded(path: Path) -> str:
 
 def _read(path: Path, metric: str) -> RoundsRun:
     with RunFolder.open(path, write=False) as folder:
-        info, result, metrics = (
-            folder.info,
-            folder.result() or {},
-            last_round(folder).metrics(),
-        )
+        info, result, metrics = folder.info, folder.result() or {}, last_round(folder).metrics()
     rows = [row for row in metrics if "mib_per_client" in row]
     tested = [Tested(row["epoch"], row[metric], row["mib_per_client"]) for row in tested_rounds(rows, metric)]
     if not tested:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from server_app.compare.cell import threads_of
+from server_app.compare.cell import common_facts
 from server_app.report.communication import curve_of, is_own_row
 from server_app.settings.choices import CHOICES, options_of
 from server_app.settings.read import default_settings, known_settings
@@ -142,11 +142,7 @@ def _key(facts: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _own_result(run: Path) -> dict[str, Any] | None:
     with RunFolder.open(run, write=False) as folder:
-        result, info, metrics = (
-            folder.result(),
-            folder.info,
-            last_round(folder).metrics(),
-        )
+        result, info, metrics = folder.result(), folder.info, last_round(folder).metrics()
     cost = (result or {}).get("communication", {})
     if result is None or set(cost.get("phases", ())) <= {UPLOAD_PHASE, EVALUATION}:
         return None
@@ -161,22 +157,12 @@ def _own_result(run: Path) -> dict[str, Any] | None:
     refiner = settings.get("iterative.refiner", "none")
     options = options_of(name for name in (result["method"], refiner) if name in CHOICES)
     return {
-        "run": str(run.absolute()),
-        "method": result["method"],
-        "seed": result["seed"],
-        "run_dir": result["run_dir"],
-        "weights_sha256": result["weights_sha256"],
+        **common_facts(run, result, info),
+        **{key: result[key] for key in ("method", "seed", "run_dir")},
         "outcomes": own,
-        "metric": result.get("metric", "accuracy"),
-        "best_accuracy": result["best_accuracy"],
-        "uploads": result["uploads"],
         "server_s": result["seconds"].get("server", 0.0),
         "mib_per_client": cost["total"]["mib_up_per_client"] + cost["total"]["mib_down_per_client"],
-        "total_s": result["seconds"].get("total", result["seconds"].get("app", 0.0)),
-        "threads": threads_of(result, info),
-        "resumed_at": result["resumed_at"],
         "options": {key: value for key, value in settings.items() if key in options},
-        **({"scaled": result["scaled"]} if "scaled" in result else {}),
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
@@ -34,11 +34,10 @@ class Line:
         kind: ``"baseline"``, ``"ensemble"`` or ``"student"``.
         accuracies: Accuracy of every cell on its held-out images, in %; None for runs of another project.
         best_accuracy: Mean over the cells of the best server epoch's accuracy, in %; None without epochs.
-        server_cpu_s: Mean CPU time of the server stage, of all threads, in seconds.
-        peak_mib: Mean peak memory of the process until the end of its server stage, in MiB.
-        gpu_mib: Mean peak memory of torch on the GPU, in MiB; 0 without a GPU.
-        mib_per_client: Mean MiB that a client sent and received for the result.
-        work: Mean counts of :data:`WORK`.
+        amounts: Means of :data:`AMOUNTS`: seconds and CPU seconds (of all threads) of the server stage, peak memory of
+            its process in MiB (of torch on the GPU: 0 without one), MiB that a client sent and received for the result,
+            and the counts of :data:`WORK`.
+        uploads: The fewest and the most of a cell.
         metric: The headline score of all cells; ``"accuracy"`` where cells differ.
         scores: That of every cell, in % or in its own unit; None if one lacks it.
 
@@ -51,13 +50,8 @@ class Line:
     results: int
     accuracies: tuple[float, ...] | None
     best_accuracy: float | None
-    server_s: float
-    server_cpu_s: float | None
-    peak_mib: float | None
-    gpu_mib: float | None
-    mib_per_client: float | None
+    amounts: Mapping[str, float | None]
     uploads: tuple[int, int]
-    work: Mapping[str, float | None] = field(default_factory=dict)
     metric: str = "accuracy"
     scores: tuple[float, ...] | None = None
 
@@ -82,11 +76,6 @@ class Line:
         return _spread(self.scores, places_of(self.metric))
 
     @property
-    def accuracy_text(self) -> str:
-        """Mean and spread as text: ``61.50 ± 1.20``."""
-        return _mean_and_spread(self.accuracy, self.spread, 2)
-
-    @property
     def score_text(self) -> str:
         """Mean and spread of the headline score as text."""
         return _mean_and_spread(self.score, self.score_spread, places_of(self.metric))
@@ -104,13 +93,8 @@ class Line:
             "score": self.score,
             "score_spread": self.score_spread,
             "best_accuracy": self.best_accuracy,
-            "server_s": self.server_s,
-            "server_cpu_s": self.server_cpu_s,
-            "peak_mib": self.peak_mib,
-            "gpu_mib": self.gpu_mib,
-            "mib_per_client": self.mib_per_client,
             "uploads": uploads_text(self.uploads),
-            **{name: self.work.get(name) for name in WORK},
+            **self.amounts,
         }
 
     def shown(self, to_best: Mapping[str, float] | None, metric: str) -> dict[str, str]:
@@ -124,16 +108,16 @@ class Line:
             "method": self.name,
             "kind": self.kind,
             "n": str(self.results),
-            titled("accuracy"): self.accuracy_text,
+            titled("accuracy"): _mean_and_spread(self.accuracy, self.spread, 2),
             titled(self.metric): self.score_text,
             _behind(metric): _difference(to_best, metric),
             "best, %": _text(self.best_accuracy, 2),
-            "wall, s": _text(self.server_s, 1),
-            "CPU, s": _text(self.server_cpu_s, 1),
-            "MiB": _text(self.peak_mib, 0),
-            "MiB/client": "-" if self.mib_per_client is None else f"{self.mib_per_client:.3g}",
+            "wall, s": _text(self.amounts["server_s"], 1),
+            "CPU, s": _text(self.amounts["server_cpu_s"], 1),
+            "MiB": _text(self.amounts["peak_mib"], 0),
+            "MiB/client": "-" if (mib := self.amounts["mib_per_client"]) is None else f"{mib:.3g}",
             "uploads": uploads_text(self.uploads),
-            **{_column_of(name): _text(self.work.get(name), 0) for name in WORK},
+            **{_column_of(name): _text(self.amounts[name], 0) for name in WORK},
         }
 
 
@@ -171,8 +155,6 @@ def _best(cell: Mapping[str, Any], outcome: Mapping[str, Any]) -> dict[str, Any]
 
 def _line(key: tuple[str, str, str], group: pd.DataFrame, metric: str) -> Line:
     numbers = group[[*AMOUNTS, "best"]].astype(float)
-    # An amount that a cell could not measure has no mean.
-    means = {name: _rounded(numbers[name].mean(skipna=False), digits) for name, digits in AMOUNTS.items()}
     name, method, kind = key
     return Line(
         name,
@@ -181,13 +163,9 @@ def _line(key: tuple[str, str, str], group: pd.DataFrame, metric: str) -> Line:
         results=len(group),
         accuracies=_all(group["accuracy"]),
         best_accuracy=_rounded(numbers["best"].mean(), 2),
-        server_s=means["server_s"] or 0.0,
-        server_cpu_s=means["server_cpu_s"],
-        peak_mib=means["peak_mib"],
-        gpu_mib=means["gpu_mib"],
-        mib_per_client=means["mib_per_client"],
+        # An amount that a cell could not measure has no mean.
+        amounts={key: _rounded(numbers[key].mean(skipna=False), digits) for key, digits in AMOUNTS.items()},
         uploads=(int(group["uploads"].min()), int(group["uploads"].max())),
-        work={name: means[name] for name in WORK},
         metric=metric,
         scores=_all(group["score"]),
     )
@@ -220,9 +198,9 @@ def best_of(lines: Sequence[Line]) -> Line | None:
 def times_of_lines(lines: Sequence[Line]) -> list[Point]:
     """Return the headline score over the server stage's CPU time of every line that has both."""
     return [
-        Point(line.name, line.kind, line.server_cpu_s, line.score, line.score_spread)
+        Point(line.name, line.kind, seconds, line.score, line.score_spread)
         for line in lines
-        if line.score is not None and line.server_cpu_s is not None
+        if line.score is not None and (seconds := line.amounts["server_cpu_s"]) is not None
     ]
 
 
@@ -233,11 +211,9 @@ def points_of_lines(lines: Sequence[Line], own: Sequence[Mapping[str, Any]]) -> 
     for outcome in (outcome for facts in alike for outcome in facts["outcomes"] if outcome.get("curve")):
         curves.setdefault(outcome["name"], []).append(tuple((mib, score) for mib, score in outcome["curve"]))
     return [
-        Point(
-            line.name, line.kind, line.mib_per_client, line.score, line.score_spread, tuple(curves.get(line.name, ()))
-        )
+        Point(line.name, line.kind, mib, line.score, line.score_spread, tuple(curves.get(line.name, ())))
         for line in lines
-        if line.score is not None and line.mib_per_client
+        if line.score is not None and (mib := line.amounts["mib_per_client"])
     ]
 
 

@@ -169,18 +169,10 @@ class HeldOut:
         if self.passed is not None:
             self.passed(models)
 
-    @torch.no_grad()
     def accuracy(self, model: nn.Module) -> float:
         """Return the share of images that the model labels correctly, in %; the model's mode is restored."""
-        was_training = model.training
-        model.eval()
-        device = next(model.parameters()).device
-        hits = 0
-        for images, labels in self.batches(device):
-            hits += int((model(images).argmax(1) == labels).sum())
-            self._count(_models_of(model))
-        model.train(was_training)
-        return percent(hits, len(self.data.labels))
+        hits = self._logits(model).argmax(1) == self.data.labels
+        return round(100 * int(hits.sum()) / len(hits), 2)
 
     def scored(self, model: nn.Module) -> dict[str, Any]:
         """Return all scores of a model, as :func:`strategies.scores.values.describe`, and its effects.
@@ -238,11 +230,6 @@ class HeldOut:
 def to_text(array: npt.NDArray[Any]) -> str:
     """Return an array's bytes in base64."""
     return base64.b64encode(array.tobytes()).decode()
-
-
-def percent(hits: int, total: int) -> float:
-    """Return a share in %, rounded to the resolution of 10,000 images."""
-    return round(100 * hits / total, 2)
 
 
 def _models_of(model: nn.Module) -> int:

@@ -6,7 +6,7 @@ from matplotlib.collections import PathCollection
 from matplotlib.colors import to_hex
 
 from server_app.compare.report import plot_comparison
-from server_app.compare.table import Line, best_of
+from server_app.compare.table import AMOUNTS, Line, best_of
 from server_app.report.drawing import COLOURS
 
 pytestmark = pytest.mark.plots
@@ -15,9 +15,7 @@ pytestmark = pytest.mark.plots
 def line(name: str, kind: str, *scores: float, metric: str = "accuracy") -> Line:
     other = tuple(100 - score for score in scores)
     accuracies = scores if metric == "accuracy" else other
-    return Line(
-        name, "x", kind, len(scores), accuracies, None, 1.0, 1.0, 1.0, 0.0, 0.25, (3, 3), metric=metric, scores=scores
-    )
+    return Line(name, "x", kind, len(scores), accuracies, None, dict.fromkeys(AMOUNTS, 1.0), (3, 3), metric, scores)
 
 
 @pytest.mark.parametrize(("metric", "best", "label"), [

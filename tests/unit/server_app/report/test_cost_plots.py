@@ -7,7 +7,7 @@ import pytest
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
-from server_app.compare.table import Line
+from server_app.compare.table import AMOUNTS, Line
 from server_app.report.communication import Point, plot_communication, plot_server_time
 from server_app.report.drawing import COLOURS
 
@@ -83,4 +83,5 @@ def test_rounds_when_drawn_are_a_curve_in_the_colour_of_their_result() -> None:
 
 
 def line(name: str, kind: str, seconds: float | None, *scores: float) -> Line:
-    return Line(name, "x", kind, len(scores), scores or None, None, 1.0, seconds, 1.0, 0.0, 0.25, (3, 3))
+    amounts = {**dict.fromkeys(AMOUNTS, 0.25), "server_cpu_s": seconds}
+    return Line(name, "x", kind, len(scores), scores or None, None, amounts, (3, 3))

@@ -8,7 +8,7 @@ from torch import nn
 
 from fl_app.data import ImageData
 from server_app.settings import server_data
-from server_app.settings.server_data import HeldOut, percent
+from server_app.settings.server_data import HeldOut
 from strategies.combiners.combiners import Weighted
 from strategies.method import Normalization
 from strategies.teacher.ensemble import Ensemble
@@ -89,8 +89,3 @@ def test_members_when_scored_together_have_the_scores_they_have_alone(seven: Hel
     assert alone == [{key: value for key, value in found.items() if key != "effects"} for found in own]
     assert together == seven.scored(ensemble)
     assert alone[0] != alone[1]
-
-
-def test_a_share_is_rounded_to_a_hundredth_of_a_percent() -> None:
-    assert percent(1, 3) == 33.33
-    assert percent(10_000, 10_000) == 100.0
