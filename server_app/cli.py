@@ -217,7 +217,7 @@ def compare(
         for run in runs:
             check_run_folder(run)
         from server_app.compare.comparison import Comparison, compare_runs, with_evaluations
-        from server_app.compare.table import print_comparison
+        from server_app.compare.report import print_comparison
 
         asked = Comparison(tuple(runs), methods, seeds, overrides, out=out, model=model, evaluate=evaluate)
         with progress_bar(shown):
@@ -285,8 +285,7 @@ def rounds(
     with errors("json" if format == "json" else "text"):
         for run in runs:
             check_run_folder(run)
-        from server_app.compare.rounds import read_targets, report_rounds
-        from server_app.compare.rounds_table import print_rounds
+        from server_app.compare.rounds import print_rounds, read_targets, report_rounds
 
         facts, lines = report_rounds(runs, read_targets(targets), out, lambda line: say(line, shown))
         print_rounds(facts, lines, format)

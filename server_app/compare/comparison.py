@@ -13,9 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from server_app.compare.cell import Cell, facts_of, run_cell
-from server_app.compare.report import comparison_page, draw_comparison
+from server_app.compare.report import Line, best_of, comparison_page, differing_line, draw_comparison, lines_of
 from server_app.compare.sources import data_of, differing, info_of, own_results, scored_alike, with_rows, with_uploads
-from server_app.compare.table import Line, best_of, differing_line, lines_of
 from server_app.launch.console import oneshot
 from server_app.launch.guard import guarded, sigterm_as_interrupt
 from server_app.replay.stored import check_replay, unmet_need

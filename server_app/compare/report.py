@@ -1,33 +1,377 @@
-"""The page of a comparison."""
+"""What a comparison shows: its lines, with means and spreads over the runs and seeds, its table, page and plots."""
 
 from __future__ import annotations
 
 import shlex
+import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pandas as pd
+
 from server_app.compare.sources import info_of
-from server_app.compare.table import (
-    Line,
-    best_of,
-    differences_table,
-    headline,
-    points_of_lines,
-    table_of,
-    times_of_lines,
-)
+from server_app.launch.console import TableFormat
 from server_app.report.client_scores import results_table, summary_line
-from server_app.report.communication import LEAST_SECONDS, differ_in_cost, plot_communication, plot_server_time
+from server_app.report.communication import (
+    LEAST_SECONDS,
+    Curve,
+    Point,
+    differ_in_cost,
+    plot_communication,
+    plot_server_time,
+)
 from server_app.report.drawing import COLOURS, legend_beside, row_figure, save_all
 from server_app.report.page import Page, known_facts, plots_of, software_facts
-from server_app.report.tables import Table, scale_of, setting_line, titled
+from server_app.report.tables import Table, gain_text, places_of, scale_of, setting_line, titled, write_out
+from server_app.report.tables import headline as headline_score
+from server_app.settings.read import default_settings, scaled_line
 from server_app.settings.text import to_toml
-from strategies.core.facts import in_percent
+from strategies.core.facts import HEADLINES, in_percent
+from strategies.run.results import COMPARISON_FILE
+from strategies.scores.values import LOWER_IS_BETTER
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+# Amounts of a cell -> digits of their mean.
+WORK = ("teacher_forward", "teacher_backward", "student_steps", "generator_steps")
+AMOUNTS = {"server_s": 2, "server_cpu_s": 2, "peak_mib": 2, "gpu_mib": 2, "mib_per_client": 6, **dict.fromkeys(WORK, 1)}
+TEXTS = 2  # the columns after these hold numbers
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of the table: one kind of outcome of one method.
+
+    Attributes:
+        kind: ``"baseline"``, ``"ensemble"`` or ``"student"``.
+        accuracies: Accuracy of every cell on its held-out images, in %; None for runs of another project.
+        best_accuracy: Mean over the cells of the best server epoch's accuracy, in %; None without epochs.
+        amounts: Means of :data:`AMOUNTS`: seconds and CPU seconds (of all threads) of the server stage, peak memory of
+            its process in MiB (of torch on the GPU: 0 without one), MiB that a client sent and received for the result,
+            and the counts of :data:`WORK`.
+        uploads: The fewest and the most of a cell.
+        metric: The headline score of all cells; ``"accuracy"`` where cells differ.
+        scores: That of every cell, in % or in its own unit; None if one lacks it.
+
+    A number that was not measured in every cell is None.
+    """
+
+    name: str
+    method: str
+    kind: str
+    results: int
+    accuracies: tuple[float, ...] | None
+    best_accuracy: float | None
+    amounts: Mapping[str, float | None]
+    uploads: tuple[int, int]
+    metric: str = "accuracy"
+    scores: tuple[float, ...] | None = None
+
+    @property
+    def accuracy(self) -> float | None:
+        """The mean over the cells, in %."""
+        return _mean(self.accuracies, 2)
+
+    @property
+    def spread(self) -> float | None:
+        """The sample standard deviation over the cells (n - 1), in %; None for a single one."""
+        return _spread(self.accuracies, 2)
+
+    @property
+    def score(self) -> float | None:
+        """The mean of the headline score over the cells, in % or in its own unit."""
+        return _mean(self.scores, places_of(self.metric))
+
+    @property
+    def score_spread(self) -> float | None:
+        """The sample standard deviation of the headline score; None for a single one."""
+        return _spread(self.scores, places_of(self.metric))
+
+    @property
+    def score_text(self) -> str:
+        """Mean and spread of the headline score as text."""
+        return _mean_and_spread(self.score, self.score_spread, places_of(self.metric))
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the line for compare.json and the CSV."""
+        return {
+            "method": self.method,
+            "name": self.name,
+            "kind": self.kind,
+            "results": self.results,
+            "accuracy": self.accuracy,
+            "accuracy_spread": self.spread,
+            "metric": self.metric,
+            "score": self.score,
+            "score_spread": self.score_spread,
+            "best_accuracy": self.best_accuracy,
+            "uploads": uploads_text(self.uploads),
+            **self.amounts,
+        }
+
+    def shown(self, to_best: Mapping[str, float] | None, metric: str) -> dict[str, str]:
+        """Return the line for the printed table, a text for each column.
+
+        Args:
+            to_best: By how much it is better than the best line, with the ends of the interval.
+            metric: The score in which it is.
+        """
+        return {
+            "method": self.name,
+            "kind": self.kind,
+            "n": str(self.results),
+            titled("accuracy"): _mean_and_spread(self.accuracy, self.spread, 2),
+            titled(self.metric): self.score_text,
+            _behind(metric): _difference(to_best, metric),
+            "best, %": _text(self.best_accuracy, 2),
+            "wall, s": _text(self.amounts["server_s"], 1),
+            "CPU, s": _text(self.amounts["server_cpu_s"], 1),
+            "MiB": _text(self.amounts["peak_mib"], 0),
+            "MiB/client": "-" if (mib := self.amounts["mib_per_client"]) is None else f"{mib:.3g}",
+            "uploads": uploads_text(self.uploads),
+            **{_column_of(name): _text(self.amounts[name], 0) for name in WORK},
+        }
+
+
+def _mean_and_spread(mean: float | None, spread: float | None, digits: int) -> str:
+    return _text(mean, digits) + ("" if spread is None else f" ± {spread:.{digits}f}")
+
+
+def _column_of(work: str) -> str:
+    return work.replace("_", " ")
+
+
+def lines_of(cells: Sequence[Mapping[str, Any]]) -> list[Line]:
+    """Return the lines of finished cells, in the order of the first cells of methods and outcomes."""
+    methods = dict.fromkeys(cell["method"] for cell in cells)
+    metrics = {cell.get("metric", "accuracy") for cell in cells}
+    metric = metrics.pop() if len(metrics) == 1 else "accuracy"
+    rows = [
+        {**{name: cell.get(name) for name in AMOUNTS}, **_best(cell, outcome), "uploads": cell["uploads"],
+         "score": headline_score(outcome, metric), "method": method,
+         **{key: outcome[key] for key in ("name", "kind", "accuracy")}}
+        for method in methods
+        for cell in cells if cell["method"] == method
+        for outcome in cell["outcomes"]
+    ]  # fmt: skip
+    if not rows:
+        return []
+    groups = pd.DataFrame(rows).groupby(["name", "method", "kind"], sort=False)
+    return [_line((str(name), str(method), str(kind)), group, metric) for (name, method, kind), group in groups]
+
+
+def _best(cell: Mapping[str, Any], outcome: Mapping[str, Any]) -> dict[str, Any]:
+    # Both epochs of a student and rounds with clients have a best accuracy.
+    return {"best": cell["best_accuracy"] if outcome["kind"] == "student" or "options" in cell else None}
+
+
+def _line(key: tuple[str, str, str], group: pd.DataFrame, metric: str) -> Line:
+    numbers = group[[*AMOUNTS, "best"]].astype(float)
+    name, method, kind = key
+    return Line(
+        name,
+        method,
+        kind,
+        results=len(group),
+        accuracies=_all(group["accuracy"]),
+        best_accuracy=_rounded(numbers["best"].mean(), 2),
+        # An amount that a cell could not measure has no mean.
+        amounts={key: _rounded(numbers[key].mean(skipna=False), digits) for key, digits in AMOUNTS.items()},
+        uploads=(int(group["uploads"].min()), int(group["uploads"].max())),
+        metric=metric,
+        scores=_all(group["score"]),
+    )
+
+
+def _all(numbers: pd.Series) -> tuple[float, ...] | None:
+    return tuple(map(float, numbers)) if numbers.notna().all() else None
+
+
+def _mean(numbers: Sequence[float] | None, digits: int) -> float | None:
+    return _rounded(pd.Series(numbers).mean(), digits) if numbers else None
+
+
+def _spread(numbers: Sequence[float] | None, digits: int) -> float | None:
+    return _rounded(pd.Series(numbers).std(), digits) if numbers and len(numbers) > 1 else None
+
+
+def _rounded(value: float, digits: int) -> float | None:
+    # First to nine digits: a tie at the last one is a tie, whatever the order of the sum.
+    return None if pd.isna(value) else round(round(float(value), 9), digits)
+
+
+def best_of(lines: Sequence[Line]) -> Line | None:
+    """Return the line with the best mean headline score, the least log loss; None if none has a score."""
+    scored = [line for line in lines if line.score is not None]
+    sign = -1 if any(line.metric in LOWER_IS_BETTER for line in scored) else 1
+    return max(scored, key=lambda line: sign * (line.score or 0.0), default=None)
+
+
+def times_of_lines(lines: Sequence[Line]) -> list[Point]:
+    """Return the headline score over the server stage's CPU time of every line that has both."""
+    return [
+        Point(line.name, line.kind, seconds, line.score, line.score_spread)
+        for line in lines
+        if line.score is not None and (seconds := line.amounts["server_cpu_s"]) is not None
+    ]
+
+
+def points_of_lines(lines: Sequence[Line], own: Sequence[Mapping[str, Any]]) -> list[Point]:
+    """Return the headline score over the communication of every line that has both."""
+    curves: dict[str, list[Curve]] = {}
+    alike = [facts for facts in own if lines and facts.get("metric", "accuracy") == lines[0].metric]
+    for outcome in (outcome for facts in alike for outcome in facts["outcomes"] if outcome.get("curve")):
+        curves.setdefault(outcome["name"], []).append(tuple((mib, score) for mib, score in outcome["curve"]))
+    return [
+        Point(line.name, line.kind, mib, line.score, line.score_spread, tuple(curves.get(line.name, ())))
+        for line in lines
+        if line.score is not None and (mib := line.amounts["mib_per_client"])
+    ]
+
+
+def uploads_text(uploads: tuple[int, int]) -> str:
+    """Return the number of uploads: ``10``, or ``9-10`` if runs differ."""
+    fewest, most = uploads
+    return str(fewest) if fewest == most else f"{fewest}-{most}"
+
+
+def _text(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def headline(comparison: Mapping[str, Any]) -> str:
+    """Return the title of a comparison: ``Methods on the same uploads (digits): 3 runs, 1 seed``."""
+    data, runs, seeds = comparison["data"], len(comparison["runs"]), comparison["seeds"]
+    counts = ", ".join(f"{n} {what}{'s' * (n > 1)}" for n, what in ((runs, "run"), (seeds, "seed")))
+    return f"Methods on the same uploads{f' ({data})' if data else ''}: {counts}"
+
+
+def table_of(comparison: Mapping[str, Any], lines: Sequence[Line], *, work: bool = False) -> Table:
+    """Return the table of a comparison."""
+    scored = any(line.scores or line.accuracies for line in lines)
+    cells = [*comparison["cells"], *comparison.get("own", [])]
+    threads = "/".join(map(str, sorted({cell["threads"] for cell in cells})))
+    metric = comparison.get("best", {}).get("metric", "accuracy")
+    notes = [
+        *([f"{differing_line(apart)}."] if (apart := comparison.get("differing")) else []),
+        "Accuracy on held-out examples: mean ± sample standard deviation of n results."
+        if scored
+        else _why_unscored(comparison),
+        *(
+            [
+                f"To the best: the difference of {titled(metric).partition(',')[0]} on the same held-out examples, "
+                f"{'below 0 where it is worse, ' * (metric in LOWER_IS_BETTER)}with its 95 % interval over these "
+                "examples; a tie if the interval holds 0.",
+                *(
+                    [
+                        f"Some results lack their {titled(lines[0].metric).partition(',')[0]} by example, as those of "
+                        "earlier versions."
+                    ]
+                    * (metric != lines[0].metric)
+                ),
+            ]
+            if comparison.get("to_best")
+            else []
+        ),
+        *(["Methods without random draws have one result per run."] if comparison["seeds"] > 1 else []),
+        *(["Best: the mean of the best server epochs, chosen on the held-out examples themselves."] if scored else []),
+        f"Wall and CPU: mean seconds of the server stage, its tests after every epoch included, on {threads} "
+        f"thread{'s' * (threads != '1')}. MiB: mean peak memory of its process, Python and torch included.",
+        "MiB/client: mean MiB that a client sent and received for the result; a replay has the cost of its uploads.",
+        *(["As run: the runs' own results, with their clients."] if comparison.get("own") else []),
+        *dict.fromkeys(_as_run(own) for own in comparison.get("own", []) if own["options"]),  # a foreign run has none
+        *_scaled(cells),
+        *(f"Without {name}: {reason}." for name, reason in comparison["left_out"].items()),
+    ]
+    apart = comparison.get("to_best", {})
+    shown = [line.shown(apart.get(line.name), metric) for line in lines]
+    hidden = {*([] if apart else [_behind(metric)]), *([] if work else map(_column_of, WORK))}
+    columns = [name for name in (shown[0] if shown else ()) if name not in hidden]
+    rows = [[texts[name] for name in columns] for texts in shown]
+    return Table(f"{headline(comparison)}.", columns, rows, texts=TEXTS, notes=notes)
+
+
+def _why_unscored(comparison: Mapping[str, Any]) -> str:
+    """Return why no result has an accuracy, and what gives one."""
+    if comparison.get("results"):
+        return "No accuracies: this machine has no held-out examples; the next table has the clients' scores on theirs."
+    if comparison["data"]:
+        return (
+            "No accuracies: this machine has no held-out examples; --on clients has the runs' clients score the "
+            "results on theirs."
+        )
+    return (
+        "No accuracies: the runs are of another project, whose held-out examples are missing here; --evaluate names a "
+        "function that has them."
+    )
+
+
+def differences_table(comparison: Mapping[str, Any]) -> list[Table]:
+    """Return the table of how much better every line is than the best one, by every score; none without one."""
+    if not (found := comparison.get("differences")):
+        return []
+    metrics = [name for name in HEADLINES if any(name in scores for scores in found.values())]
+    columns = ["method", *(titled(name).replace(", %", ", points") for name in metrics)]
+    rows = [[line, *(_difference(scores.get(name), name) for name in metrics)] for line, scores in found.items()]
+    notes = [
+        "Above 0: better than the best line, a log loss in nats. 95 % intervals over the same held-out examples; a tie "
+        "if the interval holds 0."
+    ]
+    best = comparison["best"]["name"]
+    return [Table(f"Compared with {best}", columns, rows, notes=notes)]
+
+
+def _behind(metric: str) -> str:
+    return f"to the best, {'points' if in_percent(metric) else 'nats'}"
+
+
+def _difference(found: Mapping[str, float] | None, metric: str) -> str:
+    return "-" if found is None else f"{gain_text(found, metric)}{', tie' * (found['low'] <= 0 <= found['high'])}"
+
+
+def differing_line(settings: Mapping[str, Sequence[Any]]) -> str:
+    """Return a sentence on the settings in which the runs differ: name -> values."""
+    named = ", ".join(f"{name} ({', '.join(map(repr, values))})" for name, values in settings.items())
+    return f"The runs differ in {named}: a mean over them is not one over repetitions"
+
+
+def _as_run(own: Mapping[str, Any]) -> str:
+    """Return a sentence on the options of a run's own result that are not the app's defaults."""
+    defaults = default_settings()
+    changed = [f"{key}={to_toml(value)}" for key, value in own["options"].items() if defaults.get(key) != value]
+    return f"{own['outcomes'][-1]['name']}: {' '.join(changed) or 'with the default options'}."
+
+
+def _scaled(cells: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a sentence on every schedule that the setting ``scale`` has shortened, and on how many results have it."""
+    results = Counter(cell["method"] for cell in cells)
+    found = Counter((cell["method"], scaled_line(cell["scaled"])) for cell in cells if "scaled" in cell)
+    return [
+        f"Scaled, {method}{f' ({n} of {results[method]} results)' if n < results[method] else ''}: {text}."
+        for (method, text), n in found.items()
+    ]
+
+
+def print_comparison(comparison: Mapping[str, Any], format: TableFormat) -> None:  # noqa: A002
+    """Print a comparison; every format but text prints only the comparison on standard output."""
+    lines = lines_of([*comparison["cells"], *comparison.get("own", [])])
+    write_out(
+        lambda: table_of(comparison, lines, work=format == "md"),
+        format,
+        facts=comparison,
+        rows=lambda: [line.as_json() for line in lines],
+    )
+    if format != "text":
+        return
+    plots = {"page": "page", "plot": "plot", "communication": "communication_plot", "cost": "cost_plot"}
+    found = ((what, comparison.get(key)) for what, key in plots.items())
+    for what, path in (*found, ("results", COMPARISON_FILE)):
+        if path:
+            sys.stdout.write(f"{what:<14} {comparison['compare_dir']}/{path}\n")
 
 
 def comparison_setting(facts: Mapping[str, Any]) -> str:

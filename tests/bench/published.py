@@ -34,7 +34,7 @@ from measure import keep, say, without_preset
 from rivals import RESULTS, OutOfTimeError, finish_run, oneshot, run_until
 from run_tables import ALPHAS, HEADLINE, HEADLINE_SEEDS, SEEDS
 
-from server_app.compare.table import WORK
+from server_app.compare.report import WORK
 from server_app.launch.guard import TOKEN_KEY, guarded
 from strategies.run.files import read_json
 

@@ -27,7 +27,7 @@ from server_app import cli as command_line
 from server_app.compare import comparison as running
 from server_app.compare.cell import Cell, run_cell
 from server_app.compare.comparison import Comparison, compare_runs
-from server_app.compare.table import differences_table, lines_of, table_of
+from server_app.compare.report import differences_table, lines_of, table_of
 from server_app.replay.request import ReplayRequest
 from server_app.replay.stored import replay_run
 from strategies.core.errors import OneShotError, OptionError

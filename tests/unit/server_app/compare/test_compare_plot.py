@@ -5,8 +5,7 @@ from figure_checks import assert_inside_and_apart
 from matplotlib.collections import PathCollection
 from matplotlib.colors import to_hex
 
-from server_app.compare.report import plot_comparison
-from server_app.compare.table import AMOUNTS, Line, best_of
+from server_app.compare.report import AMOUNTS, Line, best_of, plot_comparison
 from server_app.report.drawing import COLOURS
 
 pytestmark = pytest.mark.plots

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from server_app.compare.comparison import Comparison, compare_runs
-from server_app.compare.table import lines_of, table_of
+from server_app.compare.report import lines_of, table_of
 from server_app.replay.request import ReplayRequest
 from server_app.replay.stored import replay_run
 from strategies.core.errors import OptionError

@@ -7,7 +7,7 @@ import pytest
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
-from server_app.compare.table import AMOUNTS, Line
+from server_app.compare.report import AMOUNTS, Line
 from server_app.report.communication import Point, plot_communication, plot_server_time
 from server_app.report.drawing import COLOURS
 

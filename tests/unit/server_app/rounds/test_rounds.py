@@ -14,8 +14,7 @@ from typer.testing import CliRunner
 
 from server_app import cli as command_line
 from server_app.compare.comparison import Comparison, compare_runs
-from server_app.compare.rounds import plot_rounds, report_rounds
-from server_app.compare.rounds_table import table_of
+from server_app.compare.rounds import plot_rounds, report_rounds, table_of
 from server_app.settings.read import default_settings
 from strategies.run.files import read_json
 from strategies.run.run_folder import RunFolder
