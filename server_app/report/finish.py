@@ -148,14 +148,9 @@ def finish(  # noqa: PLR0913  everything that a result consists of
     spent = dict.fromkeys(("evaluation", "app"), time.monotonic() - began)
     result["seconds"] = _rounded({name: seconds.get(name, 0.0) + spent.get(name, 0.0) for name in {**seconds, **spent}})
     write_page(folder.path / PAGE_FILE, run_page(folder, result, load_code(report), find_fitting_methods(report.job)))
-    _keep(folder, settings, result, log=log)
-    return result
-
-
-def _keep(folder: RunFolder, settings: Settings, result: Mapping[str, Any], *, log: Callable[[str], None]) -> None:
-    """Write the result, then hand it to the tracker."""
     folder.write_result(result)
     track(settings.app.tracker, folder.path, _metrics(folder), result, settings.flat, log=log)
+    return result
 
 
 def _metrics(folder: RunFolder) -> list[dict[str, Any]]:
@@ -180,18 +175,6 @@ def _of_clients(settings: Settings, report: StageReport, held_out: Scorer | None
     return {key: facts for key, facts in found.items() if facts}
 
 
-def _facts(settings: Settings, result: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts of the model card beside the table."""
-    notes = [*attack_lines(result.get("attack", {})), *privacy_lines(result.get("privacy", {}))]
-    own = {
-        "weights_sha256": result["weights_sha256"],
-        "options": settings.options,
-        "notes": notes,
-        "where": scored_on(result),
-    }
-    return {**own, "gatekeeper": result.get("gatekeeper", {}), "classes": result.get("classes", ())}
-
-
 def _reported(
     folder: RunFolder,
     settings: Settings,
@@ -203,18 +186,23 @@ def _reported(
     log: Callable[[str], None],
 ) -> list[str]:
     """Write the model card and the plots; return the names of the plots."""
-    facts, setting, metrics = _facts(settings, result), run_setting(folder.info, result), _metrics(folder)
-    details = result.get("details", {})
-    card = model_card(settings.choice, report, rows, {**facts, "metrics": metrics, "setting": setting})
-    head = front_matter(settings.choice, report.job, folder.info, rows, facts["where"])
-    atomic_write(folder.path / CARD_FILE, f"{head}{card}".encode())
+    setting, metrics, where = run_setting(folder.info, result), _metrics(folder), scored_on(result)
+    facts = {
+        "weights_sha256": result["weights_sha256"],
+        "options": settings.options,
+        "notes": [*attack_lines(result.get("attack", {})), *privacy_lines(result.get("privacy", {}))],
+        "where": where,
+        "gatekeeper": result.get("gatekeeper", {}),
+        "classes": result.get("classes", ()),
+        "metrics": metrics,
+        "setting": setting,
+    }
+    head = front_matter(settings.choice, report.job, folder.info, rows, where)
+    atomic_write(folder.path / CARD_FILE, f"{head}{model_card(settings.choice, report, rows, facts)}".encode())
     points = points_of(settings.choice, rows, metrics, cost, result["metric"]) if rows and cost is not None else []
     own = own_epochs(report.outcome, metrics)
-    plots = run_plots(
-        report, rows, own, points, classes=facts["classes"], metric=result["metric"], where=facts["where"]
-    )
-    plots |= score_plots(report.job, details)
-    plots |= client_plots(result.get("evaluation", {}))
+    plots = run_plots(report, rows, own, points, classes=facts["classes"], metric=result["metric"], where=where)
+    plots |= score_plots(report.job, result["details"]) | client_plots(result.get("evaluation", {}))
     plots["gatekeeper"] = partial(plot_verdict, facts["gatekeeper"])
     return save_all(folder.path / "report", plots, setting, log)
 
@@ -265,15 +253,16 @@ def bare_result(target: RunFolder, name: str, report: StageReport, seconds: Mapp
 
 def describe_failure(folder: RunFolder, settings: Settings, error: Exception) -> dict[str, Any]:
     """Return the result of a failed run; its uploads are kept, and it can be resumed."""
+    last = rounds_in(folder)[-1]
     return {
         "status": "failed",
         "error": str(error),
         "run_dir": str(folder.path),
         "method": settings.choice.name,
         "seed": settings.app.seed,
-        "uploads": len(rounds_in(folder)[-1].held()),
-        "refusals": rounds_in(folder)[-1].refused(),
-        **verdict_facts(rounds_in(folder)[-1]),
+        "uploads": len(last.held()),
+        "refusals": last.refused(),
+        **verdict_facts(last),
     }
 
 

@@ -83,9 +83,7 @@ def plot_labels(counts: Mapping[str, Sequence[int]], names: Sequence[str] = ()) 
         name = f"{label} {short(names[label])}" if names else str(label)
         axes.barh(range(len(counts)), share, left=left, label=name, color=colour)
         left += share
-    axes.set_xlim(0, max(1.0, *left))
-    axes.set_xlabel("training examples")
-    axes.set_title("Labels per client")
+    axes.set(xlim=(0, max(1.0, *left)), xlabel="training examples", title="Labels per client")
     if classes <= LEGEND_MOST:
         legend_beside(axes, title="class")
     else:
@@ -142,8 +140,7 @@ def plot_client_weights(weights: Mapping[str, float]) -> Figure:
     axes.bar_label(bars, fmt="%.3f", padding=3, fontsize=points, bbox=ground)
     uniform = 1 / len(weights)
     axes.axvline(uniform, color=COLOURS["ensemble"], linestyle="--", linewidth=1.2, label=f"uniform, 1/{len(weights)}")
-    axes.set_xlim(0, 1.12 * max([uniform, *weights.values()]))
-    axes.set_xlabel("weight in the ensemble, of 1")
+    axes.set(xlim=(0, 1.12 * max([uniform, *weights.values()])), xlabel="weight in the ensemble, of 1")
     axes.set_title("Final weight of every client")
     legend_beside(axes)
     return figure
@@ -166,8 +163,7 @@ def plot_curve(
             # The student's teacher ensemble has the colour of FedENS, so its line is dotted.
             style = ":" if row.name == f"{own.name} ensemble" else "--"
             axes.axhline(score, color=COLOURS[row.kind], linestyle=style, linewidth=1.4, label=row.name)
-    axes.set_xlabel("round" if rounds else "server epoch")
-    axes.set_ylabel(titled(metric, "held-out examples"))
+    axes.set(xlabel="round" if rounds else "server epoch", ylabel=titled(metric, "held-out examples"))
     axes.set_title("Round by round" if rounds else "The server stage")
     legend_beside(axes)
     return figure
@@ -202,9 +198,7 @@ def plot_confusion(table: Sequence[Sequence[int]], names: Sequence[str]) -> Figu
         shown = [short(name) for name in names]
         axes.set_xticks(range(len(names)), shown, rotation=0 if max(map(len, shown)) < 4 else 60, fontsize="small")
         axes.set_yticks(range(len(names)), shown, fontsize="small")
-    axes.set_xlabel("predicted class")
-    axes.set_ylabel("true class")
-    axes.set_title("Confusion matrix of the result")
+    axes.set(xlabel="predicted class", ylabel="true class", title="Confusion matrix of the result")
     return figure
 
 
@@ -217,10 +211,7 @@ def plot_reliability(table: Sequence[Sequence[float]], errors: Mapping[str, floa
     sizes = 15 + 200 * counts[used] / counts.sum()
     axes.scatter(confidence[used] / counts[used], right[used] / counts[used], s=sizes, color=COLOURS["student"],
                  label="result", clip_on=False)  # fmt: skip
-    axes.set_xlim(0, 1)
-    axes.set_ylim(0, 1)
-    axes.set_xlabel("mean confidence of a bin")
-    axes.set_ylabel("share of correct answers")
+    axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="mean confidence of a bin", ylabel="share of correct answers")
     error, calibrated = errors["value"], errors["calibrated"]
     axes.set_title(f"Calibration error {error:.3f}; a calibrated model would show {calibrated:.3f}", fontsize="medium")
     legend_beside(axes)
@@ -236,8 +227,7 @@ def plot_recall(rows: Sequence[Mapping[str, Any]], counts: Sequence[Sequence[int
     places, values = [place for place, _ in known], [100 * recall["value"] for _, recall in known]
     reach = [[100 * abs(recall["value"] - recall[end]) for _, recall in known] for end in ("low", "high")]
     axes.barh(places, values, xerr=reach, color=COLOURS["student"], ecolor=COLOURS["client"], capsize=2)
-    axes.set_xlim(0, 100)
-    axes.set_xlabel("recall, % (95 % interval)")
+    axes.set(xlim=(0, 100), xlabel="recall, % (95 % interval)")
     axes.set_title("Recall of every class, and how many clients trained on it" if held else "Recall of every class")
     return figure
 
