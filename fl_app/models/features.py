@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from fl_app.data import Split
 from fl_app.models.backbones import TORCHVISION, Backbone, Texts, backbone_of
@@ -25,44 +25,6 @@ from strategies.core.seeds import derive_seed, seeded_torch
 from strategies.statistics.privacy import normalize_features
 from strategies.statistics.sums import projection
 from strategies.statistics.uploaded import FeatureSums
-
-# A fixed random map of features: a nonlinear head in one round, as exactly invariant as a linear one.
-#
-# Sums over mapped features add up as those over the features themselves, for the map is the same everywhere and sees
-# no data. Sources: Rahimi, Recht, Random Features for Large-Scale Kernel Machines, NIPS 2007; Fani et al., Fed3R, ICML
-# 2024, whose variant RF is of this kind. Here the map is a layer of rectified linear units with Gaussian weights and
-# biases.
-
-
-@dataclass(frozen=True)
-class ReluMap:
-    """``relu(B^T f + c)`` of features f of norm 1, for which ``B^T f`` has the deviation 1.
-
-    Attributes:
-        weight: B [d, D], standard normal, float64.
-        bias: c [D], standard normal, float64.
-    """
-
-    weight: Tensor
-    bias: Tensor
-
-    @classmethod
-    def of(cls, features: int, width: int, seed: int) -> ReluMap:
-        """Draw a map by numpy's PCG64, the same for a seed on every machine.
-
-        Args:
-            features: d.
-            width: D.
-        """
-        rng = np.random.Generator(np.random.PCG64(derive_seed(seed, "features", "map")))
-        weight, bias = rng.standard_normal((features, width)), rng.standard_normal(width)
-        return cls(torch.from_numpy(weight), torch.from_numpy(bias))
-
-    def __call__(self, features: Tensor) -> Tensor:
-        """Map features [B, d] to [B, D] in float64; an example without features, of norm 0, stays without."""
-        known = (features != 0).any(1, keepdim=True)
-        return torch.addmm(self.bias, features.to(torch.float64), self.weight).relu_() * known
-
 
 NOISE_SIDE = 32  # pixels of the probe's image, a side
 TEXT = "Zwölf Boxkämpfer jagen Viktor: 42 quick brown foxes (0.5 %) jump over the lazy dog's bed -- don't they?"
@@ -172,7 +134,7 @@ class FeatureFunction:
     """The feature function of a run, a value: its module is built once per process.
 
     Attributes:
-        seed: Of the run; draws the projection and the map.
+        seed: Of the run; draws the projection.
     """
 
     config: FeaturesConfig = field(default_factory=FeaturesConfig)
@@ -204,13 +166,13 @@ class FeatureFunction:
 
     @property
     def features(self) -> int:
-        """The number of features after projection and map, d."""
-        return self.config.width if self.config.mapped else self.config.dim or self.backbone.features
+        """The number of features after projection, d."""
+        return self.config.dim or self.backbone.features
 
     @property
     def whole(self) -> FeatureFunction:
-        """The function without projection and map, whose features a cache holds for all of them."""
-        return replace(self, config=replace(self.config, dim=0, map="none"), seed=0)
+        """The function without projection, whose features a cache holds for all of them."""
+        return replace(self, config=replace(self.config, dim=0), seed=0)
 
     @property
     def module(self) -> Extractor:
@@ -222,12 +184,11 @@ class FeatureFunction:
         """The names and values of which the fingerprint consists."""
         config = self.config
         kept = {"dim": config.dim, **({"dim-seed": self.seed} if config.dim else {})}
-        mapped = {"map": config.map, "width": config.width, "map-seed": self.seed} if config.mapped else {}
-        return {**_raw(self), **kept, **mapped, "norm": 1}
+        return {**_raw(self), **kept, "norm": 1}
 
     @property
     def raw(self) -> str:
-        """The fields before projection, map and normalisation, and a probe: they name the own features in a cache."""
+        """The fields before projection and normalisation, and a probe: they name the own features in a cache."""
         return json.dumps({**_raw(self), "probe": _raw_probe(self)})
 
     @property
@@ -243,7 +204,7 @@ class FeatureFunction:
     @property
     def non_negative(self) -> bool:
         """Whether no feature is negative."""
-        return self.config.mapped or (self.backbone.non_negative and not self.config.dim)
+        return self.backbone.non_negative and not self.config.dim
 
     def check(self, split: Split, name: str) -> None:
         """Refuse a data set whose examples the backbone does not take.
@@ -285,9 +246,8 @@ class FeatureFunction:
         second = self.config.second(method)
         size = 4 * (num_classes * self.features + sum(numbers[name] for name in second)) / 2**20
         if size > most_mib:
-            key = "features.width" if self.config.mapped else "features.dim"
             raise OptionError(
-                f"setting {key!r} is {self.features}: an upload would have {size:.1f} MiB, must be at most "
+                f"setting 'features.dim' is {self.features}: an upload would have {size:.3g} MiB, must be at most "
                 f"{most_mib:g} ('max-upload-mib')"
             )
 
@@ -350,8 +310,6 @@ class Extractor(nn.Module):
         self._constants, self._kind = (shift, scale, mean, std), backbone.kind
         kept = function.config.dim
         self._projection = projection(backbone.features, kept, function.seed) if kept else None
-        given = kept or backbone.features, function.config.width, function.seed
-        self._map = ReluMap.of(*given) if function.config.mapped else None
         self._half = function.config.precision == "bfloat16"
         self.eval()
 
@@ -376,10 +334,9 @@ class Extractor(nn.Module):
         return self.finished(pooled)
 
     def finished(self, pooled: torch.Tensor) -> torch.Tensor:
-        """Map the backbone's features to those of the function: projected, mapped, of norm 1, in float64."""
+        """Map the backbone's features to those of the function: projected, of norm 1, in float64."""
         precise = pooled.double()
-        unit = normalize_features(precise if self._projection is None else precise @ self._projection)
-        return unit if self._map is None else normalize_features(self._map(unit))
+        return normalize_features(precise if self._projection is None else precise @ self._projection)
 
     def _batch(self, images: torch.Tensor) -> torch.Tensor:
         if self._kind != "images":

@@ -10,7 +10,6 @@ from strategies.core.options import check, option
 
 PACKAGED = "efficientnet-lite0"
 TEXTUAL = "wordllama"
-MAPS = ("none", "relu")
 
 
 @dataclass(frozen=True)
@@ -26,10 +25,6 @@ class FeaturesConfig:
     weights_sha256: str = option("", "sha256 of features.weights")
     side: int = option(0, "height and width of the backbone's input, pixels; 0 = the backbone's own", low=0, high=1024)
     dim: int = option(0, "features after a seeded orthonormal projection; 0 = all", low=0)
-    map: str = option(
-        "none", "fixed random map of the features, for a nonlinear head: none, or rectified linear units", choices=MAPS
-    )
-    width: int = option(2048, "features after the map", low=1, high=16384)
     precision: str = option("float32", "type of the backbone's computation", choices=("float32", "bfloat16"))
     min_examples: int = option(
         0, "a client with fewer examples sends no sums; 0 = every client sends", low=0,
@@ -45,11 +40,6 @@ class FeaturesConfig:
     def __post_init__(self) -> None:
         """Check every value."""
         check(self, "features")
-
-    @property
-    def mapped(self) -> bool:
-        """Whether a map follows the projection."""
-        return self.map != "none"
 
     def second(self, method: str) -> tuple[str, ...]:
         """Return the second moments in the upload of a run of a method: ``gram``, ``squares``, or both."""

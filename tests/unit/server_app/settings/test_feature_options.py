@@ -5,12 +5,11 @@ from __future__ import annotations
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from feature_fakes import CLIENTS, SETTINGS, replayed, sent_by_clients, stored
+from feature_fakes import CLIENTS, SETTINGS
 
 from client_app.node import Node, TrainRequest
 from client_app.work import prepare_upload
@@ -22,45 +21,18 @@ from server_app.settings.build import check_before_start
 from server_app.settings.read import read_settings
 from strategies.core.errors import DataError, OptionError, UploadError
 
-MAP = {"features.map": "relu", "features.width": 160, "features.dim": 80}
-
 
 def function(seed: int = 0, **features: Any) -> FeatureFunction:
     return FeatureFunction(FeaturesConfig(backbone="tiny_backbone:make", **features), seed)
 
 
-@pytest.mark.parametrize("budget", [0.0, 50.0])
-def test_mapped_sums_pass_every_bound_and_lead_to_a_head(tmp_path: Path, budget: float) -> None:
-    given = {**SETTINGS, **MAP, "privacy.epsilon": budget, "client.share-label-counts": not budget}
-    given["client.state-dir"] = str(tmp_path / "state")
-    states, facts = sent_by_clients(given, "ab" * 16)
-    assert states["client-000"]["gram"].shape == (160 * 161 // 2,)
-    run = stored(tmp_path / "run", given, states, facts)  # checks every upload as the server does
-    for method in ("ridge",) if budget else ("ridge", "lda"):
-        assert replayed(run, method, tmp_path / method)["accuracy"] > (30.0 if budget else 75.0)
-
-
-def test_mapped_features_have_norm_one_no_negative_entry_and_fields_of_their_own() -> None:
-    mapped = function(map="relu", width=160, dim=80)
-    images = torch.randn(9, 1, 8, 8, generator=torch.Generator().manual_seed(0))
-    rows = mapped.module(images)
-    assert rows.shape == (9, 160)
-    assert float((rows.norm(dim=1) - 1).abs().max()) < 1e-5
-    assert mapped.non_negative
-    assert not function(dim=80).non_negative
-    told = function(map="relu", width=170, dim=80).sums(10).state_dict()
-    with pytest.raises(UploadError, match="they differ in width: 170, expected is 160$"):
-        mapped.sums(10).check_upload({**told, "gram": torch.zeros(1)})
-    with pytest.raises(UploadError, match="differ in dim-seed: 1, expected is 0; map-seed: 1, expected is 0$"):
-        mapped.sums(10).check_upload(dict(function(1, map="relu", width=160, dim=80).sums(10).state_dict()))
-    with pytest.raises(UploadError, match="differ in map: nothing, expected is relu; width: nothing, "):
-        mapped.sums(10).check_upload(dict(function(dim=80).sums(10).state_dict()))
-
-
-def test_a_map_reads_the_same_cached_features_and_another_precision_does_not() -> None:
-    assert function(3, map="relu", dim=8).raw == function().raw
+def test_features_of_another_projection_are_refused_and_no_projection_reads_other_cached_features() -> None:
+    few = function(dim=80)
+    with pytest.raises(UploadError, match="differ in dim-seed: 1, expected is 0$"):
+        few.sums(10).check_upload(dict(function(1, dim=80).sums(10).state_dict()))
+    assert function(3, dim=8).raw == function().raw
     assert function(precision="bfloat16").raw != function().raw
-    assert function(3, map="relu", dim=8).whole == function()
+    assert function(3, dim=8).whole == function()
 
 
 def test_half_precision_is_another_function_whose_features_are_near() -> None:
@@ -74,12 +46,12 @@ def test_half_precision_is_another_function_whose_features_are_near() -> None:
 
 
 def test_sums_too_large_for_the_server_are_refused_before_anything_starts() -> None:
-    given = {**SETTINGS, "features.map": "relu", "features.width": 4096, "max-upload-mib": 20.0}
+    given = {**SETTINGS, "max-upload-mib": 0.02}
     with pytest.raises(
-        OptionError, match=r"'features.width' is 4096: an upload would have 32\.2 MiB, must be at most 20"
+        OptionError, match=r"'features.dim' is 96: an upload would have 0\.0214 MiB, must be at most 0.02"
     ):
         check_before_start(read_settings(given), CLIENTS)
-    with pytest.raises(OptionError, match=r"'features.width' is 4096: an upload would have 32\.3 MiB"):
+    with pytest.raises(OptionError, match=r"'features.dim' is 96: an upload would have 0\.0251 MiB"):
         check_before_start(read_settings({**given, "features.moments": True}), CLIENTS)
     check_before_start(read_settings({**given, "method": "fedpft"}), CLIENTS)
 
