@@ -40,16 +40,20 @@ class ServerCompute(Protocol):
         """
 
 
-def choose(name: str, *, owns_ray: bool | None = None) -> ServerCompute:
-    """Return the place of the setting ``compute``.
+def choose(compute: str | ServerCompute | None, *, owns_ray: bool | None = None) -> ServerCompute:
+    """Return the place of the setting ``compute``, or of a strategy's argument of that name.
 
     Args:
-        name: ``"ray"``, ``"ray:4"`` for Ray with the clients' models in 4 shards, ``"in-process"``, or ``"auto"``: Ray
-            for shards, and where there is a GPU or a Ray cluster (``RAY_ADDRESS``), else this process.
+        compute: A place, which is returned; ``"ray"``, ``"ray:4"`` for Ray with the clients' models in 4 shards,
+            ``"in-process"``, or ``"auto"``, as None: Ray for shards, and where there is a GPU or a Ray cluster
+            (``RAY_ADDRESS``), else this process.
 
     Raises:
         OptionError: The name is unknown.
     """
+    if not isinstance(compute, str | None):
+        return compute
+    name = "auto" if compute is None else compute
     place, _, shards = name.partition(":")
     if place == "auto" and (shards.isdecimal() or name == place):
         place = "ray" if int(shards or 0) > 1 or _gains_from_ray() else "in-process"

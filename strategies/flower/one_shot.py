@@ -13,17 +13,15 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common.logger import log
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result, Strategy
+from flwr.serverapp.strategy import Result
 
-from ..combiners.outcomes import load_model
 from ..compute import ServerCompute, choose
-from ..core.errors import OptionError
 from ..core.facts import CLASSIFIER, UNKNOWN_SHAPE, choose_normalization, holds_images
 from ..core.options import QUICK
 from ..core.places import expand_user
 from ..method import ASSUMED, Job, Method, Normalization, Observer
 from ..run.quarantine import guarded_replay
-from ..run.run_folder import RunFolder, default_run_dir, open_run
+from ..run.run_folder import default_run_dir, open_run
 from ..run.stage import StageReport, pinned_clients
 from ..run.trial import describe_cost
 from ..scores.exchange import Evaluation, ask, models_to_score, question_of, result_name
@@ -43,13 +41,13 @@ from .arguments import (
 from .evaluation import ClientEvaluation
 from .messages import Request
 from .results import log_ensemble, log_scores, show_result, single_model, write_run_card
-from .run import Account, Rounds, RunOptions, signature_of
+from .run import Rounds, RunOptions, RunStrategy, signature_of
 from .surroundings import refuse_noise_around
 
 FLOWER_DEFAULT_ROUNDS = 3
 
 
-class OneShot(Strategy):
+class OneShot(RunStrategy):
     """A Flower strategy that collects every client's model once and hands them to a server method.
 
     Args:
@@ -82,7 +80,7 @@ class OneShot(Strategy):
         OptionError: An argument is out of its range.
     """
 
-    _reports = True
+    rounds: Rounds
 
     def __init__(  # noqa: PLR0913  a strategy's constructor is where a user finds every setting
         self,
@@ -178,47 +176,9 @@ class OneShot(Strategy):
             method, job, compute=compute, min_uploads=min_uploads, options=options, participation=participation
         )
         self._asked_with = ArrayRecord()
-        self._folder: RunFolder | None = None
 
-    @property
-    def folder(self) -> RunFolder:
-        """The run folder; opened, and locked for this process, at its first use, until :meth:`close`.
-
-        A strategy stands for one run: after :meth:`close` the same folder is opened again.
-        """
-        if self._folder is None:
-            path = self._run_dir or default_run_dir("", self.method.name)
-            decided = {"gatekeeper.policy": self._options.gatekeeper.policy}
-            self._folder = open_run(path, self.method.name, self.job, identity=decided, facts=self._facts)
-            self._run_dir = self._folder.path
-        return self._folder
-
-    @property
-    def report(self) -> StageReport:
-        """The report of the last server stage.
-
-        Raises:
-            OptionError: No stage has ended yet.
-        """
-        if self.rounds.report is None:
-            raise OptionError("the strategy has no outcome yet: call start() or replay() first")
-        return self.rounds.report
-
-    @property
-    def account(self) -> Account:
-        """The cost of the run in this process."""
-        return self.rounds.account
-
-    @property
-    def outcome(self) -> torch.nn.Module:
-        """The result as a module: the student if the method makes one, else the ensemble."""
-        return load_model(self.report.outcome, self.report.job)
-
-    def close(self) -> None:
-        """Close the run folder, so that another process may resume it."""
-        if self._folder is not None:
-            self._folder.close()
-            self._folder = None
+    def _identity(self) -> tuple[str, Mapping[str, Any]]:
+        return self.method.name, {"gatekeeper.policy": self._options.gatekeeper.policy}
 
     def start(
         self,
@@ -301,7 +261,7 @@ class OneShot(Strategy):
         """
         run = expand_user(run_dir).absolute()
         path = Path(target) if target else default_run_dir("", self.method.name, parent=run.parent)
-        compute = self.rounds.compute if self.rounds.compute is not None else "in-process"
+        compute = "in-process" if self.rounds.compute is None else self.rounds.compute
         source = {"replay-of": str(run), "gatekeeper.policy": self._options.gatekeeper.policy}
         with open_run(path, self.method.name, self.job, identity=source, facts=self._facts) as folder:
             self.rounds.report = guarded_replay(
@@ -309,7 +269,7 @@ class OneShot(Strategy):
                 self.method,
                 self.job,
                 run,
-                compute=choose(compute) if isinstance(compute, str) else compute,
+                compute=choose(compute),
                 target=folder,
                 checkpoint_s=self._options.checkpoint_s,
                 finish=self._options.finish,

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from logging import INFO, WARNING
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
+import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
 
+from ..combiners.outcomes import load_model
 from ..compute import ServerCompute, choose
 from ..compute.in_process import InProcess
 from ..core import refusals
@@ -24,7 +29,7 @@ from ..core.options import option
 from ..core.stage_options import NONE, OFF, RIDGE, StageOptions
 from ..method import Job, Method, Need, State
 from ..run.quarantine import Gatekeeper, quarantined_clients
-from ..run.run_folder import RoundFolder, RunFolder
+from ..run.run_folder import RoundFolder, RunFolder, default_run_dir, open_run
 from ..run.stage import (
     TRAFFIC_FILE,
     Finish,
@@ -87,6 +92,73 @@ class Account:
         self.seconds[phase] = self.seconds.get(phase, 0.0) + time.monotonic() - began
 
 
+class OfOneRun(Protocol):
+    """What a strategy's rounds have of their run: its report, None before its end, and its cost."""
+
+    report: StageReport | None
+    account: Account
+
+
+class RunStrategy(Strategy):
+    """A Flower strategy with a run folder.
+
+    Attributes:
+        job: What the server works on, without uploads.
+        rounds: The rounds of the run.
+    """
+
+    job: Job
+    rounds: OfOneRun
+    _run_dir: Path | None
+    _facts: Mapping[str, Any]  # entries of run.json, beside those that the strategy adds
+    _folder: RunFolder | None = None
+    _reports = True  # the app has a report of its own
+
+    @abstractmethod
+    def _identity(self) -> tuple[str, Mapping[str, Any]]:
+        """Return the method's name, and the facts beside the job that a resumed run must have again."""
+
+    @property
+    def folder(self) -> RunFolder:
+        """The run folder; opened, and locked for this process, at its first use, until :meth:`close`.
+
+        A strategy stands for one run: after :meth:`close` the same folder is opened again.
+        """
+        if self._folder is None:
+            name, identity = self._identity()
+            path = self._run_dir or default_run_dir("", name)
+            self._folder = open_run(path, name, self.job, identity=identity, facts=self._facts)
+            self._run_dir = self._folder.path
+        return self._folder
+
+    @property
+    def report(self) -> StageReport:
+        """The report of the last server stage, or of all rounds.
+
+        Raises:
+            OptionError: None has ended yet.
+        """
+        if self.rounds.report is None:
+            raise OptionError("the strategy has no outcome yet: call start() first")
+        return self.rounds.report
+
+    @property
+    def account(self) -> Account:
+        """The cost of the run in this process."""
+        return self.rounds.account
+
+    @property
+    def outcome(self) -> torch.nn.Module:
+        """The result as a module: the student, or the last round's model; without one the ensemble."""
+        return load_model(self.report.outcome, self.report.job)
+
+    def close(self) -> None:
+        """Close the run folder, so that another process may resume it."""
+        if self._folder is not None:
+            self._folder.close()
+            self._folder = None
+
+
 class Rounds:
     """Collects uploads and runs the server stage, round by round.
 
@@ -120,8 +192,7 @@ class Rounds:
         if not job.num_classes and options.gatekeeper.policy != OFF:
             raise OptionError("the gatekeeper runs the models: needs num_classes and input_shape")
         _check_last_layer(method, job, options)
-        if isinstance(compute, str):
-            choose(compute)
+        choose(compute)
         self.report: StageReport | None = None
         self.account = Account()
         self.train_metrics: dict[int, dict[str, Any]] = {}
@@ -274,7 +345,7 @@ class Rounds:
             folder,
             server_round,
             arrays,
-            place=self._chosen(owns_ray=None),
+            place=choose(self.compute),
             tick=None,
             finish=self._finish(folder, server_round),
         )
@@ -392,14 +463,10 @@ class Rounds:
         build, shape = self._job.builders[facts.architecture], self._job.input_shape
         return check_outputs(facts.architecture, weights_alone(state), build, shape, num_examples=facts.num_examples)
 
-    def _chosen(self, *, owns_ray: bool | None) -> ServerCompute:
-        compute = self.compute if self.compute is not None else "auto"
-        return choose(compute, owns_ray=owns_ray) if isinstance(compute, str) else compute
-
     def _place(self, folder: RunFolder, server_round: int, grid: Grid, timeout: float) -> ServerCompute:
         """Return the place of the server stage: this process, if the method sends the clients questions."""
         if self._method.client_phase is None:
-            return self._chosen(owns_ray=not has_engine(grid))
+            return choose(self.compute, owns_ray=not has_engine(grid))
         return InProcess(self.clients(folder, server_round, grid, timeout))
 
     def clients(

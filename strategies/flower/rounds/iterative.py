@@ -12,9 +12,8 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common.logger import log
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result, Strategy
+from flwr.serverapp.strategy import Result
 
-from ...combiners.outcomes import load_model
 from ...compute import ServerCompute
 from ...core.durable import MIB
 from ...core.errors import OptionError
@@ -22,8 +21,7 @@ from ...core.facts import Agreement, choose_normalization
 from ...core.options import flatten
 from ...core.stage_options import OFF
 from ...method import Job, Normalization, Observer
-from ...run.run_folder import RunFolder, default_run_dir, open_run
-from ...run.stage import StageReport, last_finished_round, load_report
+from ...run.stage import last_finished_round, load_report
 from ...uploads.builders import Model, check_student, check_task, choose_student, named_builders
 from ...uploads.forms import formed_builders
 from ..arguments import (
@@ -38,7 +36,7 @@ from ..arguments import (
 )
 from ..messages import in_order
 from ..results import show_result
-from ..run import Account, RunOptions
+from ..run import RunOptions, RunStrategy
 from ..surroundings import refuse_noise_around
 from .base import Base, identify_strategy
 from .config import NAME, IterativeConfig
@@ -58,7 +56,7 @@ def _in_rounds(options: RunOptions | None, refiner: Refiner | None) -> RunOption
     return options
 
 
-class Iterative(Strategy):
+class Iterative(RunStrategy):
     """A Flower strategy that runs rounds of federated learning around another one.
 
     Args:
@@ -87,9 +85,7 @@ class Iterative(Strategy):
         OptionError: An argument is out of its range.
     """
 
-    _report: StageReport | None = None
-    _folder: RunFolder | None = None
-    _reports = True
+    rounds: IterativeRounds
 
     def __init__(  # noqa: PLR0913  a strategy's constructor is where a user finds every setting
         self,
@@ -175,46 +171,12 @@ class Iterative(Strategy):
         check_student(job, trained=refiner is not None, classifies=refiner is not None, trained_by_clients=True)
         self._base, self._min_uploads, self._max_bytes = base, min_uploads, int(options.max_upload_mib * MIB)
         self._refiner, self._compute, self._run_dir = refiner, compute, absolute(run_dir)
-        self._rounds, self._facts = self._new_rounds(), dict(facts or {})
+        self.rounds, self._facts = self._new_rounds(), dict(facts or {})
 
-    @property
-    def folder(self) -> RunFolder:
-        """The run folder; opened, and locked for this process, at its first use, until :meth:`close`."""
-        if self._folder is None:
-            path = self._run_dir or default_run_dir("", NAME)
-            identity = identify_strategy(self._base) if self._base is not None else {}
-            if self._refiner is not None:
-                identity |= flatten(self._refiner.config, self._refiner.method.name)
-            self._folder = open_run(path, NAME, self.job, identity=identity, facts=self._facts)
-            self._run_dir = self._folder.path
-        return self._folder
-
-    @property
-    def report(self) -> StageReport:
-        """The report of the rounds.
-
-        Raises:
-            OptionError: The rounds have not ended yet.
-        """
-        if self._report is None:
-            raise OptionError("the strategy has no outcome yet: call start() first")
-        return self._report
-
-    @property
-    def account(self) -> Account:
-        """The cost of the run in this process."""
-        return self._rounds.account
-
-    @property
-    def outcome(self) -> torch.nn.Module:
-        """The last round's model as a module."""
-        return load_model(self.report.outcome, self.report.job)
-
-    def close(self) -> None:
-        """Close the run folder, so that another process may resume it."""
-        if self._folder is not None:
-            self._folder.close()
-            self._folder = None
+    def _identity(self) -> tuple[str, Mapping[str, Any]]:
+        identity = identify_strategy(self._base) if self._base is not None else {}
+        refiner = {} if self._refiner is None else flatten(self._refiner.config, self._refiner.method.name)
+        return NAME, identity | refiner
 
     def start(
         self,
@@ -249,16 +211,16 @@ class Iterative(Strategy):
         check_start(self, Iterative, timeout, initial_arrays)
         if num_rounds:
             self.job = replace(self.job, config=replace(self.job.config, rounds=num_rounds))
-        self._rounds, result = self._new_rounds(), Result()
+        self.rounds, result = self._new_rounds(), Result()
         if initial_arrays:
-            self._rounds.start_from(initial_arrays)
+            self.rounds.start_from(initial_arrays)
         self.summary()
         try:
             if last_finished_round(self.folder):
                 log(INFO, "the rounds are finished: their result is read from the run folder")
-                self._report = load_report(self.folder, self.job)
+                self.rounds.report = load_report(self.folder, self.job)
             else:
-                self._report = self._rounds.run(
+                self.rounds.report = self.rounds.run(
                     self.folder,
                     grid,
                     timeout=timeout,
@@ -266,12 +228,12 @@ class Iterative(Strategy):
                     evaluate_fn=keep_plain_scores(evaluate_fn),
                     evaluate_config=evaluate_config,
                 )
-            for number, metrics in self._rounds.train_metrics.items():
+            for number, metrics in self.rounds.train_metrics.items():
                 result.train_metrics_clientapp[number] = MetricRecord(dict(metrics))
-            result.evaluate_metrics_clientapp.update(self._rounds.client_scores.found)
-            result.evaluate_metrics_serverapp.update(self._rounds.scores)
+            result.evaluate_metrics_clientapp.update(self.rounds.client_scores.found)
+            result.evaluate_metrics_serverapp.update(self.rounds.scores)
             student = self.report.outcome.student or {}
-            result.arrays = self._rounds.as_sent(in_order(student, self._rounds.state))
+            result.arrays = self.rounds.as_sent(in_order(student, self.rounds.state))
             if self._reports:
                 show_result(self.folder, result)
         finally:
@@ -286,34 +248,34 @@ class Iterative(Strategy):
         """Return a request for each node of the round."""
         refuse_noise_around(self)
         if arrays:
-            self._rounds.start_from(arrays)
-        trip = self._rounds.begin(self.folder, grid, DEADLINE_S)
-        contents = self._rounds.requests(server_round, trip, config)
-        kind = self._rounds.message_type
+            self.rounds.start_from(arrays)
+        trip = self.rounds.begin(self.folder, grid, DEADLINE_S)
+        contents = self.rounds.requests(server_round, trip, config)
+        kind = self.rounds.message_type
         return [Message(content, dst_node_id=node, message_type=kind) for node, content in contents.items()]
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Check the replies and return the next model; (None, None) without a quorum."""
-        metrics = self._rounds.take(server_round, replies)
+        metrics = self.rounds.take(server_round, replies)
         if metrics is None:
             return None, None
-        return self._rounds.as_sent(self._rounds.state), MetricRecord(dict(metrics))
+        return self.rounds.as_sent(self.rounds.state), MetricRecord(dict(metrics))
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Ask as the wrapped strategy does."""
-        return self._rounds.base.strategy.configure_evaluate(server_round, arrays, config, grid)
+        return self.rounds.base.strategy.configure_evaluate(server_round, arrays, config, grid)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Average as the wrapped strategy does; None if the scores do not fit together."""
-        return self._rounds.client_scores.average(server_round, replies)
+        return self.rounds.client_scores.average(server_round, replies)
 
     def summary(self) -> None:
         """Log the strategy, its place, and the run folder."""
-        strategy = type(self._rounds.base.strategy).__name__
+        strategy = type(self.rounds.base.strategy).__name__
         log(INFO, "%s of %s, by Flower strategy %s", self.job.config.title, self.job.student, strategy)
         log(INFO, "run folder: %s", self.folder.path)
 

@@ -27,7 +27,7 @@ from ...core.errors import OptionError, QuorumError, shorten_list
 from ...core.facts import EXPECTED
 from ...core.gpu import resolve_device
 from ...core.names import is_adapter_state
-from ...method import Job, Outcome, Snapshot, State
+from ...method import Job, Outcome, Snapshot, State, Upload
 from ...run.journal import Journal
 from ...run.run_folder import RunFolder
 from ...run.stage import TRAFFIC_FILE, StageReport, keep_outcome
@@ -37,15 +37,14 @@ from ...uploads.checks import Signatures
 from ...uploads.parts import find_part
 from ..arguments import EvaluateFn
 from ..messages import metrics_of
-from ..nodes import FOREIGN_APPS, Limits, Nodes, Refusals
+from ..nodes import FOREIGN_APPS, Limits, Nodes, Refusals, has_engine
 from ..results import log_scores
 from ..run import Account, log_info, signature_of
 from .answers import CheckedAnswer, in_row, to_numpy, to_record
 from .base import Base, configured_base
 from .client_scores import ClientScores
 from .global_model import GlobalModel
-from .refined import RefinedRounds
-from .refinement import Refiner
+from .refinement import Refinement, Refiner
 from .round_trip import RoundTerms, RoundTrip
 
 # The round of each client's last accepted answer, which a request sends to clients that keep a state.
@@ -211,6 +210,7 @@ class IterativeRounds:
         compute: str | ServerCompute | None = None,
     ) -> None:
         self.base = base or configured_base(job.config)
+        self.report: StageReport | None = None
         self.account = Account()
         self.train_metrics: dict[int, dict[str, float]] = {}
         self.scores: dict[int, MetricRecord] = {}
@@ -224,7 +224,7 @@ class IterativeRounds:
         self._attendance = Attendance()
         self._bounds = RoundBounds.of(self._module, self.base.strategy)
         self._config_key: str = getattr(self.base.strategy, "configrecord_key", "config")
-        self._refined = RefinedRounds(refiner, job, compute) if refiner is not None else None
+        self._refined = Refinement(refiner, job, compute, say=log_info) if refiner is not None else None
 
     @property
     def state(self) -> State:
@@ -263,7 +263,9 @@ class IterativeRounds:
         with (
             torch_as_usual(steady_threads(job)),
             Journal(kept, log_info, label=job.config.label, unit="round") as journal,
-            self._refined.held_open(grid, journal.tick) if self._refined is not None else nullcontext(),
+            nullcontext()
+            if self._refined is None
+            else self._refined.held_open(journal.tick, owns_ray=not has_engine(grid)),
         ):
             trip = self.begin(folder, grid, timeout)
             done = self._restore(journal.resume(), trip)
@@ -317,7 +319,8 @@ class IterativeRounds:
         contents = self._model.requests(server_round, said, nodes)
         self._wanted, contents = len(contents), trip.free(contents)
         if self._refined is not None:
-            contents = self._refined.share_generator(server_round, contents, self._config_key)
+            described, memory = self._refined.describe_generator(server_round), self._refined.memory
+            contents = contents if described is None else _with_generator(contents, self._config_key, described, memory)
         return self._attendance.with_last_rounds(contents, trip.name_of, self._config_key) if remember else contents
 
     def start_from(self, arrays: ArrayRecord) -> None:
@@ -392,7 +395,8 @@ class IterativeRounds:
             log_info(f"round {number}: {', '.join(anew)} had lost its state of earlier rounds, and continues from zero")
         if self._refined is None:
             return dict(self.train_metrics[number])
-        self._model.state, losses = self._refined.run(number, answers, self.state)
+        uploads = [_upload(answer, self._job.student) for answer in answers]
+        self._model.state, losses = self._refined.run(number, uploads, self.state)
         return {**self.train_metrics[number], **losses}
 
     def _lose(self, line: str, causes: Sequence[str] = ()) -> None:
@@ -431,7 +435,7 @@ class IterativeRounds:
         self.client_scores.found.update({number: MetricRecord(scores) for number, scores in clients.items()})
         self.scores.update({number: MetricRecord(scores) for number, scores in server.items()})
         if self._refined is not None:
-            self._refined.go_on_from(snapshot.state["memory"])
+            self._refined.memory = dict(snapshot.state["memory"])
         return snapshot.step
 
     def _state_of(self, trip: RoundTrip) -> dict[str, Any]:
@@ -444,6 +448,23 @@ class IterativeRounds:
             "history": [self.train_metrics, _plain(self.client_scores.found), _plain(self.scores)],
             "memory": dict(self._refined.memory) if self._refined is not None else {},
         }
+
+
+def _upload(answer: CheckedAnswer, architecture: str) -> Upload:
+    reply = answer.reply
+    return Upload(replace(reply.facts, client=answer.client, architecture=architecture), lambda: dict(reply.state))
+
+
+def _with_generator(
+    contents: Mapping[int, RecordDict], key: str, described: Mapping[str, str | int | float], weights: State
+) -> dict[int, RecordDict]:
+    """Return requests by node with a generator for the clients, and its description in the config under ``key``."""
+    record, made = ArrayRecord(weights), dict[int, RecordDict]()
+    for content in contents.values():  # most strategies ask all nodes by one and the same content
+        if id(content) not in made:
+            config = ConfigRecord({**content.config_records.get(key, ConfigRecord()), **described})
+            made[id(content)] = RecordDict({**content, key: config, "generator": record})
+    return {node: made[id(content)] for node, content in contents.items()}
 
 
 def _plain(scores: Mapping[int, MetricRecord]) -> dict[int, dict[str, Any]]:

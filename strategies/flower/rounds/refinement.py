@@ -7,10 +7,12 @@ learning, as FLBoost does (Zhang, Shen, Ding, Tao, Duan, CVPR 2022). Any strateg
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from ...compute import choose
 from ...core.errors import OptionError
 from ...core.seeds import derive_seed
 from ...method import METHODS, Job, Method, Outcome, Silent, Upload
@@ -76,22 +78,28 @@ class Refinement:
     """Runs a refiner round after round, and passes its memory from each round to the next.
 
     Args:
+        job: The job of every round, without uploads.
+        compute: Where the method runs, see :func:`strategies.compute.choose`.
         say: Receives a line for the user; a method's note is passed once, not in every round.
 
     Attributes:
         memory: The method's memory after the last round; empty before the first.
         images: A sample of the last round's synthetic images [N, ch, H, W] in uint8; None without any.
+
+    Raises:
+        OptionError: The method could not work on such a job.
     """
 
     def __init__(
         self,
         refiner: Refiner,
         job: Job,
-        compute: ServerCompute,
+        compute: str | ServerCompute | None,
         *,
         say: Callable[[str], None],
         tick: Callable[[], None] | None = None,
     ) -> None:
+        refiner.check(job)
         self.memory: State = {}
         self.images: torch.Tensor | None = None
         self._method = refiner.method
@@ -99,6 +107,22 @@ class Refinement:
         self._job = replace(job, config=refiner.config, observer=None)
         self._compute, self._say, self._tick = compute, say, tick
         self._said: set[str] = set()
+
+    @contextmanager
+    def held_open(self, tick: Callable[[], None], *, owns_ray: bool) -> Iterator[None]:
+        """Keep the place of all rounds, a Ray actor say, during a block; without it each round has one of its own.
+
+        Args:
+            owns_ray: Whether no other part of the process, as a simulation, starts Ray.
+        """
+        with choose(self._compute, owns_ray=owns_ray).kept() as self._compute:
+            self._tick = tick
+            yield
+
+    def describe_generator(self, server_round: int) -> Mapping[str, str | int | float] | None:
+        """Return the description of the generator that the method shares with the clients; None while it has none."""
+        describe = self._method.in_rounds.shares_generator
+        return describe(replace(self._job, server_round=server_round)) if describe and self.memory else None
 
     def run(self, server_round: int, uploads: Sequence[Upload], start: State) -> tuple[State, dict[str, float]]:
         """Fine-tune a round's model.
@@ -127,7 +151,7 @@ class Refinement:
         clients = {upload.client for upload in uploads}
         passer = _NotePasser(lambda line: self._pass_note(line, clients), self._tick)
         began = time.monotonic()
-        outcome = self._compute.run(self._method, job, passer)
+        outcome = choose(self._compute).run(self._method, job, passer)
         took = {"refinement_s": time.monotonic() - began, "arithmetic_s": sum(outcome.timings.values())}
         if not _finite(outcome):
             self._say(
