@@ -382,7 +382,9 @@ RENAMED: Mapping[str, str] = {
     "f-adi.inversion-batch-size": "f-adi.synthesis-batch-size",
 }
 # What settings were that are fixed now -> their value. A stored run has no other one.
-FIXED: Mapping[str, Scalar] = {"attack.poisoned": 0.3, "data.copies": 10.0, "features.map": "none"}
+FIXED: Mapping[str, Scalar] = {
+    "attack.poisoned": 0.3, "data.copies": 10.0, "features.map": "none", "flboost.moments": "none",
+}  # fmt: skip
 # Newer settings whose default is not how stored runs without them behaved -> how they did.
 BEFORE: Mapping[str, Scalar] = {"server.teacher-precision": "float32"}
 # Setting of today -> former value -> value of today.

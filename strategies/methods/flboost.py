@@ -40,7 +40,6 @@ from ..distillation.epochs import clock_block, copy_weights, sample_images
 from ..distillation.generators import GENERATOR_FORMS
 from ..distillation.losses import diversity
 from ..distillation.matched import DRAWS, LEVELS, Matched, check_level, draw_labels, shares_of
-from ..distillation.moments import MOMENTS, ImageMoments, check_moments
 from ..distillation.pool import quantize
 from ..distillation.settings import shared
 from ..distillation.synthesis import generate
@@ -118,9 +117,6 @@ class FlBoostConfig:
     ensemble: str = option(
         "probabilities", "the model learns from each client, or a mean", choices=consensus.MEANS, setting=False
     )
-    moments: str = option(
-        "none", "moments of generated images: 0 and 1, those that models show, or a data set's", choices=MOMENTS
-    )
     augmentation: str = shared("augmentation", "none")
     generator: str = option(
         "published-code", "form of the generator of images: its release's, or Table 5a", choices=GENERATOR_FORMS,
@@ -147,13 +143,11 @@ class FlBoostConfig:
             )
         if self.generator_width % 2:
             raise OptionError(f"setting 'server.generator-width' is {self.generator_width}: must be an even number")
-        for name in ("augmentation", "moments"):
-            if self.level == "features" and (value := getattr(self, name)) != "none":
-                table = "server" if name == "augmentation" else "flboost"
-                raise OptionError(
-                    f"setting '{table}.{name}' is {value!r} and 'flboost.level' 'features': must be 'none', or the "
-                    "level 'images'"
-                )
+        if self.level == "features" and self.augmentation != "none":
+            raise OptionError(
+                f"setting 'server.augmentation' is {self.augmentation!r} and 'flboost.level' 'features': must be "
+                "'none', or the level 'images'"
+            )
 
 
 def fit(job: Job, progress: Progress) -> Outcome:
@@ -198,7 +192,6 @@ class FlBoostServer:
             direction=config.student_divergence,
             per_class=config.per_class,
         )
-        self._moments = ImageMoments.of(job, config.moments, progress)
         self._labels, self._weights = self._draw()
         self._made: Tensor | None = None
         self._sums: dict[str, Tensor] = {}
@@ -270,8 +263,7 @@ class FlBoostServer:
         return self.teacher.member_logits(images, part if part.stop - part.start < len(self.teacher.members) else None)
 
     def _make(self, noise: Tensor, labels: Tensor, *, training: bool) -> Tensor:
-        made = generate(self.generator.train(training), noise, labels, bf16=self._bf16)
-        return made if self._moments is None else self._moments(made)
+        return generate(self.generator.train(training), noise, labels, bf16=self._bf16)
 
     def _look(self, made: Tensor, rng: torch.Generator) -> Tensor:
         """Return the models' input, made from the generator's output."""
@@ -310,19 +302,13 @@ class FlBoostServer:
         )
 
 
-def check_job(job: Job) -> None:
-    """Refuse a job whose examples or models do not fit the level or the moments of generated inputs."""
-    check_level(job, job.config.level, table="flboost")
-    check_moments(job, job.config.moments)
-
-
 METHOD = Method(
     name="flboost",
     title="FLBoost",
     source="Zhang et al., CVPR 2022",
     config=FlBoostConfig,
     fit=fit,
-    check=check_job,
+    check=lambda job: check_level(job, job.config.level, table="flboost"),
     teachers=POOLS,
     in_rounds=InRounds(draws_by_round=True),
 )

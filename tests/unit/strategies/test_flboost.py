@@ -236,7 +236,7 @@ SWITCHES: dict[str, Any] = {
     "ce_weight": 0.0, "diversity_weight": 0.0, "discrepancy": "kl", "generator_step": "joint", "ce_form": "batch-mean",
     "student_divergence": "student-first", "per_class": True, "labels": "uniform", "label_draw": "independent",
     "weights": "uniform", "ensemble": "logits", "augmentation": "crop-flip", "level": "features",
-    "moments": "mnist", "generator": "paper",
+    "generator": "paper",
 }  # fmt: skip
 
 
