@@ -14,10 +14,10 @@ from ..method import Snapshot, Upload
 from ..uploads.tensors import Weights
 from .checkpoint import CheckpointFolder
 from .files import FolderLock, JsonLines
-from .uploads import UploadRecord, UploadStore
+from .uploads import UploadStore
 
 
-class RoundFolder:
+class RoundFolder(UploadStore):
     """The folder of one round; round 1 is the run folder itself.
 
     Args:
@@ -26,27 +26,21 @@ class RoundFolder:
     """
 
     def __init__(self, path: Path, lock: FolderLock | None) -> None:
-        self.path = path
+        super().__init__(path)
         self._lock = lock
-        self._uploads = UploadStore(path)
         self._refusals = JsonLines(path / "refusals.jsonl", strict=False)
         self._unwritten: list[dict[str, Any]] = []
         self._metrics = JsonLines(path / "metrics.jsonl", strict=False)
         self._checkpoint = CheckpointFolder(path / "checkpoint")
 
     def accept(self, facts: UploadFacts, state: Weights) -> Upload:
-        """Store an upload; once this returns it survives any crash.
-
-        Returns:
-            The upload, whose ``read`` reads the stored file.
+        """Store an upload, see :meth:`.uploads.UploadStore.accept`.
 
         Raises:
-            UploadError: The name is no client name or has an upload already, or the disk is full or refuses; no partial
-                file stays, and the folder keeps accepting uploads.
             StoreError: The folder is open for reading only.
         """
         self._writing()
-        return self._uploads.accept(facts, state)
+        return super().accept(facts, state)
 
     def refuse(self, client: str, reason: str) -> None:
         """Note that an upload was refused, and why.
@@ -72,30 +66,6 @@ class RoundFolder:
         """Return the refusals in order: ``client``, ``reason``, ``time``."""
         with store_errors(self._refusals.path):
             return [*self._refusals.rows(), *self._unwritten]
-
-    def records(self) -> list[UploadRecord]:
-        """Return the index's record of each accepted upload, in the order of arrival.
-
-        Raises:
-            StoreError: The index is damaged.
-        """
-        return self._uploads.records()
-
-    def uploads(self) -> tuple[Upload, ...]:
-        """Return the accepted uploads in the order of client names, each file checked against its digest.
-
-        Raises:
-            StoreError: A file is missing or damaged; the message names the remedy.
-        """
-        return self._uploads.uploads()
-
-    def unlisted(self) -> tuple[str, ...]:
-        """Return the names of stored files that the index does not have, which count as not accepted."""
-        return self._uploads.unlisted()
-
-    def one_of_each(self) -> tuple[Upload, ...]:
-        """Return an accepted upload of each architecture; its file is checked when it is read, and no other is."""
-        return self._uploads.one_of_each()
 
     def save_checkpoint(self, snapshot: Snapshot) -> None:
         """Replace the server stage's checkpoint; a crash at any moment leaves the old one or the new one.
@@ -161,7 +131,7 @@ class RoundFolder:
         self._writing()
         with store_errors(self.path):
             remove_temporaries(self.path)
-            for lines in (self._uploads.index, self._refusals, self._metrics):
+            for lines in (self.index, self._refusals, self._metrics):
                 lines.repair()
 
     def _append(self, lines: JsonLines, row: Mapping[str, Any], *, sync: bool) -> None:

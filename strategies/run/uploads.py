@@ -111,16 +111,16 @@ class _Seen:
         self.inode, self.end, self.records, self._names = 0, 0, [], {}
 
 
-@dataclass(frozen=True)
 class UploadStore:
     """The uploads in one folder.
 
-    Attributes:
+    Args:
         path: The folder of the round; files are in ``uploads/``, the index is ``uploads.jsonl``.
     """
 
-    path: Path
-    _seen: _Seen = field(default_factory=lambda: _Seen(), compare=False, repr=False)
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._seen = _Seen()
 
     @property
     def index(self) -> JsonLines:
@@ -137,10 +137,14 @@ class UploadStore:
         return list(self._seen.records)
 
     def accept(self, facts: UploadFacts, state: Weights) -> Upload:
-        """Store an upload: first the file, then its line in the index; only then is it accepted.
+        """Store an upload: first the file, then its line in the index; once this returns, it survives any crash.
+
+        Returns:
+            The upload, whose ``read`` reads the stored file.
 
         Raises:
-            UploadError: The name is no client name or has an upload already, or the disk refuses; nothing is kept.
+            UploadError: The name is no client name or has an upload already, or the disk is full or refuses; no partial
+                file stays, and the folder keeps accepting uploads.
         """
         client = facts.client
         self._refuse_name(client)

@@ -15,6 +15,7 @@ from strategies.core.facts import UploadFacts
 from strategies.method import Snapshot
 from strategies.run.files import FolderLock
 from strategies.run.round_folder import RoundFolder
+from strategies.run.uploads import UploadStore
 
 # Newer Pythons warn of a fork beside torch's threads; the children here only write files and die.
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
@@ -106,7 +107,7 @@ def test_accept_when_killed_at_any_call_is_accepted_whole_or_can_be_repeated(
 
 
 def store_without_lock(folder: RoundFolder, client: str) -> None:
-    folder._uploads.accept(UploadFacts(client, "lenet5", 10, (4, 6)), weights(2.0))
+    UploadStore.accept(folder, UploadFacts(client, "lenet5", 10, (4, 6)), weights(2.0))
 
 
 def test_a_torn_last_line_of_the_index_is_not_accepted_and_is_overwritten(folder: RoundFolder) -> None:
