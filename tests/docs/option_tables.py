@@ -6,19 +6,24 @@ The dataclasses are the source. A page says where its tables stand by their head
 from __future__ import annotations
 
 import re
+import textwrap
+from collections import Counter
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from fl_app.config import AppConfig
 from server_app.settings.choices import CHOICES
-from strategies.core.options import PUBLISHED, QUICK, flatten, options_of, preset_of, presets_of
+from strategies.core.options import PUBLISHED, QUICK, Option, flatten, options_of, preset_of, presets_of
 
 DOCS = Path(__file__).parents[2] / "docs"
 # What has a page of its own: every method, and federated learning in rounds.
 NAMES = list(CHOICES)
 PAGES = {name: DOCS / "methods" / f"{name}.md" for name in NAMES}
 SETTINGS = DOCS / "settings.md"
+SHARED = DOCS / "methods" / "distillation.md"
 OPTION_HEAD = "| option | quick | published | allowed | meaning |"
+USUAL = f"With the [usual values]({SHARED.name}#options)"
 SETTING_HEAD = "| setting | default | allowed | meaning |"
 PRESET_HEAD = "| preset | `published` |"
 # The methods whose page has a table of presets; other pages say theirs in words.
@@ -39,15 +44,52 @@ def table(head: str, rows: list[list[str]]) -> str:
     return "\n".join([head, rule, *("| " + " | ".join(row) + " |" for row in rows)])
 
 
+def values_of(option: Option) -> tuple[str, str]:
+    """Return an option's value in preset quick and its published one."""
+    published = option.presets.get(PUBLISHED, option.default)
+    return shown(option.presets.get(QUICK, published)), shown(published)
+
+
+def option_row(option: Option) -> list[str]:
+    """Return an option's row."""
+    quick, published = values_of(option)
+    return [f"`{option.key}`", quick, published if published != quick else "", option.allowed, option.help]
+
+
+@cache
+def shared_options() -> dict[str, Option]:
+    """Return the options that pages leave to the common table, by key, each with its most frequent values.
+
+    They are those of the methods that have more than three options of the table ``server``.
+    """
+    methods = [options_of(CHOICES[name].config, name) for name in NAMES]
+    found: dict[str, list[Option]] = {}
+    for options in methods:
+        shared = [option for option in options if option.key.startswith("server.")]
+        for option in shared if len(shared) > 3 else ():
+            found.setdefault(option.key, []).append(option)
+    most = {key: Counter(map(values_of, options)).most_common(1)[0][0] for key, options in found.items()}
+    return {key: next(o for o in options if values_of(o) == most[key]) for key, options in found.items()}
+
+
 def options_table(name: str) -> str | None:
-    """Return the table of a method's options, or None if it has none."""
-    rows = []
-    for option in sorted(options_of(CHOICES[name].config, name), key=lambda option: not option.rules["main"]):
-        published = option.presets.get(PUBLISHED, option.default)
-        quick = option.presets.get(QUICK, published)
-        other = shown(published) if quick != published else ""
-        rows.append([f"`{option.key}`", shown(quick), other, option.allowed, option.help])
-    return table(OPTION_HEAD, rows) if rows else None
+    """Return the table of a method's options, or None if it has none.
+
+    Below it, or in its place, are the names of the shared options that have the usual values.
+    """
+    own = sorted(options_of(CHOICES[name].config, name), key=lambda option: not option.rules["main"])
+    shared = shared_options() if sum(option.key.startswith("server.") for option in own) > 3 else {}
+    usual = [o for o in own if o.key in shared and values_of(o) == values_of(shared[o.key])]
+    rows = [option_row(option) for option in own if option not in usual]
+    names = ", ".join(f"`{option.key}`" for option in usual)
+    parts = [table(OPTION_HEAD, rows)] if rows else []
+    parts += [textwrap.fill(f"{USUAL}: {names}.", 120, break_on_hyphens=False)] if usual else []
+    return "\n\n".join(parts) or None
+
+
+def shared_table() -> str:
+    """Return the table of the options that pages leave to it."""
+    return table(OPTION_HEAD, [option_row(option) for option in shared_options().values()])
 
 
 def presets_table(name: str) -> str:
@@ -70,8 +112,14 @@ def settings_table() -> str:
 
 
 def with_table(text: str, head: str, wanted: str) -> str:
-    """Return a page's text with the one table that begins so replaced."""
-    found, count = re.subn(rf"^{re.escape(head)}.*\n(\|.*\n)*", lambda _: f"{wanted}\n", text, flags=re.MULTILINE)
+    """Return a page's text with the one table that begins so, and the usual values below it or alone, replaced."""
+    rows, usual = rf"{re.escape(head)}.*\n(?:\|.*\n)*", rf"{re.escape(USUAL)}(?:.+\n)+"
+    found, count = re.subn(
+        rf"^(?:{rows}(?:\n{usual})?|{usual})" if head == OPTION_HEAD else f"^{rows}",
+        lambda _: f"{wanted}\n",
+        text,
+        flags=re.MULTILINE,
+    )
     assert count == 1, f"{count} tables begin with {head}"
     return found
 
@@ -81,6 +129,8 @@ def written(path: Path) -> str:
     text = path.read_text()
     if path == SETTINGS:
         return with_table(text, SETTING_HEAD, settings_table())
+    if path == SHARED:
+        return with_table(text, OPTION_HEAD, shared_table())
     if (options := options_table(path.stem)) is not None:
         text = with_table(text, OPTION_HEAD, options)
     return with_table(text, PRESET_HEAD, presets_table(path.stem)) if path.stem in PRESETS else text
@@ -88,7 +138,7 @@ def written(path: Path) -> str:
 
 def main() -> None:
     """Rewrite the tables in place."""
-    for path in (*PAGES.values(), SETTINGS):
+    for path in (*PAGES.values(), SHARED, SETTINGS):
         path.write_text(written(path))
 
 

@@ -108,32 +108,36 @@ def test_deploy_page_lists_the_keys_of_a_node() -> None:
     assert {key for row in rows(OPERATORS.read_text(), "key of a node") for key in row[0].split(", ")} == set(KEYS)
 
 
-@pytest.mark.parametrize("page", [*option_tables.PAGES.values(), option_tables.SETTINGS], ids=name_of)
+@pytest.mark.parametrize(
+    "page", [*option_tables.PAGES.values(), option_tables.SHARED, option_tables.SETTINGS], ids=name_of
+)
 def test_tables_of_options_are_as_the_code_has_them(page: Path) -> None:
     assert page.read_text() == option_tables.written(page), "run `make config`"
 
 
+def options_on(name: str) -> list[tuple[str, str]]:
+    """Return the options that a method's page shows, with their defaults; the usual ones have those of the common table."""
+    text = section(option_tables.PAGES[name], "## Options")
+    table, _, named = text.partition(option_tables.USUAL)
+    usual = {row[0]: row[1] for row in rows(option_tables.SHARED.read_text(), "option")}
+    shown = [(row[0], row[1]) for row in rows(table, "option")] if "| option |" in table else []
+    return shown + [(key, usual[key]) for key in re.findall("`([^`]+)`", named)]
+
+
 @pytest.mark.parametrize("name", list(CHOICES))
 def test_page_of_a_method_has_every_option_once_with_its_default(name: str) -> None:
-    text = section(option_tables.PAGES[name], "## Options")
     quick = flatten(preset_of(CHOICES[name].config, QUICK), name)
     defaults = {option.key: option_tables.shown(quick[option.key]) for option in options_of(CHOICES[name].config, name)}
-    if not defaults:
-        assert text.strip() == "No options."
-        return
-    own = rows(text, "option")
-    assert {row[0]: row[1] for row in own} == defaults
-    assert len(own) == len(defaults)
+    shown = options_on(name)
+    assert dict(shown) == defaults
+    assert len(shown) == len(defaults)
+    assert defaults or section(option_tables.PAGES[name], "## Options").strip() == "No options."
 
 
 def test_tables_hold_every_setting() -> None:
-    tables = [(path.read_text(), "option") for name, path in option_tables.PAGES.items() if options_of_page(name)]
-    tables.append((option_tables.SETTINGS.read_text(), "setting"))
-    assert {row[0] for text, head in tables for row in rows(text, head)} == default_settings().keys()
-
-
-def options_of_page(name: str) -> bool:
-    return option_tables.options_table(name) is not None
+    of_methods = {key for name in option_tables.NAMES for key, _ in options_on(name)}
+    of_the_app = {row[0] for row in rows(option_tables.SETTINGS.read_text(), "setting")}
+    assert of_methods | of_the_app == default_settings().keys()
 
 
 @pytest.mark.parametrize("name", option_tables.PRESETS)
