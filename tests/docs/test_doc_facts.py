@@ -116,7 +116,7 @@ def test_tables_of_options_are_as_the_code_has_them(page: Path) -> None:
 
 
 def options_on(name: str) -> list[tuple[str, str]]:
-    """Return the options that a method's page shows, with their defaults; the usual ones have those of the common table."""
+    """Return the options that a method's page shows, with their defaults; usual ones have the common table's."""
     text = section(option_tables.PAGES[name], "## Options")
     table, _, named = text.partition(option_tables.USUAL)
     usual = {row[0]: row[1] for row in rows(option_tables.SHARED.read_text(), "option")}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 from pathlib import Path
 from typing import Any
 
 import pytest
 from doc_pages import ROOT
+from doc_pages import rows as table_rows
 
 from strategies.run.files import read_json
 
@@ -37,6 +39,25 @@ def test_the_page_has_the_rivals_figures_and_their_differences(monkeypatch: pyte
     assert len(rows) == 3 * sum(len(rivals["names"](data)) for data in rivals["DATA"])
     assert [line for line in rivals["table"](rows).splitlines() if line not in page] == []
     assert rivals["differences"](rows) in page
+
+
+def figures_of(page: str, name: str) -> set[str]:
+    """Return the means in the rows, and in the columns, of a page's tables that have this name."""
+    found, head = set[str](), list[str]()
+    for line in (ROOT / "docs" / page).read_text().lower().splitlines():
+        cells = [cell.partition("±")[0].strip() for cell in line.split("|")[1:-1]]
+        head = (head or cells) if cells else []
+        found |= {cell for title, cell in zip(head, cells, strict=False) if name in cells[0] or name in title}
+    return found
+
+
+def test_best_of_every_data_set_is_a_figure_of_its_page() -> None:
+    for data, _, *best in table_rows((ROOT / "docs/results/README.md").read_text(), "data set"):
+        [page] = re.findall(r"\((.+)\)", data)
+        for name, figure in (cell.lower().removesuffix(" %").split(", ") for cell in best if cell):
+            method = name.partition("'")[0]
+            known = figures_of(f"results/{page}", method) | figures_of("lab/backbone-or-training.md", method)
+            assert figure in known, f"{page}: {name}"
 
 
 def row(name: str, seed: int, **accuracy: float) -> dict[str, Any]:
