@@ -77,13 +77,18 @@ def open_images(
     return labels, names, read, files
 
 
-def groups_of(files: Sequence[str], pattern: str) -> torch.Tensor:
+def groups_of(files: Sequence[str], pattern: str, *, fits_none: bool = False) -> torch.Tensor | None:
     """Return the number of each file's group, int64 [N]: of what the group of a regular expression finds in its name.
+
+    Args:
+        fits_none: Whether the expression may fit no file; then the files have no groups, as a table without the column.
 
     Raises:
         DataError: The expression does not fit a file's name.
     """
     found = [re.search(pattern, file) for file in files]
+    if fits_none and not any(found):
+        return None
     if strange := [file for file, match in zip(files, found, strict=True) if match is None or match[1] is None]:
         raise DataError(
             f"setting 'data.group' is {pattern!r}, which does not fit {shorten_list(strange)}: must find the group, "

@@ -138,12 +138,13 @@ def bare_split(name: str, image_size: int = 0, normalization: str = "half", clas
 def open_folders(root: Path, split: str, image_size: int, classes: Sequence[str] = (), group: str = "") -> Split:
     """Open a half of ``imagefolder``; the arguments and errors are those of :func:`.folders.open_images`.
 
-    ``group`` is the expression of :func:`.folders.groups_of`, for the training half; empty: each image is its own.
+    ``group`` is the expression of :func:`.folders.groups_of`, which may fit no name of the test half; empty: each image
+    is its own.
     """
     _check_size("imagefolder", image_size)
     labels, names, read, files = folders.open_images(root, split, image_size, classes)
     opened = pixels(labels, read, num_classes=len(names), shape=(3, image_size))
-    groups = folders.groups_of(files, group) if group and split == "train" else None
+    groups = folders.groups_of(files, group, fits_none=split == "test") if group else None
     return replace(opened, classes=names, files=files, groups=groups)
 
 

@@ -171,15 +171,19 @@ HALVES = ("all", "selection", "report")
 SEED = 2024  # the same halves in every run, whatever its seed
 
 
-def half_of(labels: torch.Tensor, half: str) -> torch.Tensor:
-    """Return the positions of a half of the held-out examples, ascending.
+def half_of(labels: torch.Tensor, half: str, groups: torch.Tensor | None = None) -> torch.Tensor:
+    """Return the positions of a half of the held-out examples, ascending; no group is cut.
 
     Args:
         labels: int64 [N], of all held-out examples.
         half: One of :data:`HALVES`. Of a class with an odd number of examples, the report half has the larger part.
+        groups: The group of each example [N], of the class of its first one; None if each is its own.
     """
     if half == "all":
         return torch.arange(len(labels))
+    if groups is not None:
+        _, first, units = np.unique(groups.numpy(), return_index=True, return_inverse=True)
+        return torch.from_numpy(np.flatnonzero(np.isin(units, half_of(labels[first], half))))
     order = torch.randperm(len(labels), generator=generator(SEED, "held-out halves"))
     chosen = []
     for label in range(int(labels.max()) + 1):

@@ -306,6 +306,7 @@ def common_facts(run: Path, result: Mapping[str, Any], info: Mapping[str, Any]) 
         "weights_sha256": result["weights_sha256"],
         "metric": result.get("metric", "accuracy"),
         "best_accuracy": result["best_accuracy"],
+        "best_score": result.get("best_score"),
         "uploads": result["uploads"],
         "total_s": result["seconds"].get("total", result["seconds"].get("app", 0.0)),
         "threads": int(result.get("threads", {}).get("0", info["threads"])),  # those that the server stage began with

@@ -25,7 +25,18 @@ from server_app.report.communication import (
 )
 from server_app.report.drawing import COLOURS, legend_beside, row_figure, save_all
 from server_app.report.page import Page, known_facts, plots_of, software_facts
-from server_app.report.tables import Table, gain_text, places_of, scale_of, setting_line, titled, write_out
+from server_app.report.tables import (
+    Table,
+    best_headline,
+    gain_text,
+    places_of,
+    scale_of,
+    setting_line,
+    titled,
+    unit_of,
+    worded,
+    write_out,
+)
 from server_app.report.tables import headline as headline_score
 from server_app.settings.read import default_settings, scaled_line
 from server_app.settings.text import to_toml
@@ -56,6 +67,7 @@ class Line:
         uploads: The fewest and the most of a cell.
         metric: The headline score of all cells; ``"accuracy"`` where cells differ.
         scores: That of every cell, in % or in its own unit; None if one lacks it.
+        best_score: Its mean over the cells' best server epochs.
 
     A number that was not measured in every cell is None.
     """
@@ -70,6 +82,7 @@ class Line:
     uploads: tuple[int, int]
     metric: str = "accuracy"
     scores: tuple[float, ...] | None = None
+    best_score: float | None = None
 
     @property
     def accuracy(self) -> float | None:
@@ -109,6 +122,7 @@ class Line:
             "score": self.score,
             "score_spread": self.score_spread,
             "best_accuracy": self.best_accuracy,
+            "best_score": self.best_score,
             "uploads": uploads_text(self.uploads),
             **self.amounts,
         }
@@ -127,7 +141,7 @@ class Line:
             titled("accuracy"): _mean_and_spread(self.accuracy, self.spread, 2),
             titled(self.metric): self.score_text,
             _behind(metric): _difference(to_best, metric),
-            "best, %": _text(self.best_accuracy, 2),
+            ", ".join(filter(None, ("best", unit_of(self.metric)))): _text(self.best_score, places_of(self.metric)),
             "wall, s": _text(self.amounts["server_s"], 1),
             "CPU, s": _text(self.amounts["server_cpu_s"], 1),
             "MiB": _text(self.amounts["peak_mib"], 0),
@@ -151,7 +165,7 @@ def lines_of(cells: Sequence[Mapping[str, Any]]) -> list[Line]:
     metrics = {cell.get("metric", "accuracy") for cell in cells}
     metric = metrics.pop() if len(metrics) == 1 else "accuracy"
     rows = [
-        {**{name: cell.get(name) for name in AMOUNTS}, **_best(cell, outcome), "uploads": cell["uploads"],
+        {**{name: cell.get(name) for name in AMOUNTS}, **_best(cell, outcome, metric), "uploads": cell["uploads"],
          "score": headline_score(outcome, metric), "method": method,
          **{key: outcome[key] for key in ("name", "kind", "accuracy")}}
         for method in methods
@@ -164,13 +178,15 @@ def lines_of(cells: Sequence[Mapping[str, Any]]) -> list[Line]:
     return [_line((str(name), str(method), str(kind)), group, metric) for (name, method, kind), group in groups]
 
 
-def _best(cell: Mapping[str, Any], outcome: Mapping[str, Any]) -> dict[str, Any]:
-    # Both epochs of a student and rounds with clients have a best accuracy.
-    return {"best": cell["best_accuracy"] if outcome["kind"] == "student" or "options" in cell else None}
+def _best(cell: Mapping[str, Any], outcome: Mapping[str, Any], metric: str) -> dict[str, Any]:
+    # Both epochs of a student and rounds with clients have a best score.
+    known = outcome["kind"] == "student" or "options" in cell
+    found = {"best_accuracy": cell["best_accuracy"], "best_score": best_headline(cell, metric)}
+    return found if known else dict.fromkeys(found)
 
 
 def _line(key: tuple[str, str, str], group: pd.DataFrame, metric: str) -> Line:
-    numbers = group[[*AMOUNTS, "best"]].astype(float)
+    numbers = group[[*AMOUNTS, "best_accuracy", "best_score"]].astype(float)
     name, method, kind = key
     return Line(
         name,
@@ -178,12 +194,13 @@ def _line(key: tuple[str, str, str], group: pd.DataFrame, metric: str) -> Line:
         kind,
         results=len(group),
         accuracies=_all(group["accuracy"]),
-        best_accuracy=_rounded(numbers["best"].mean(), 2),
+        best_accuracy=_rounded(numbers["best_accuracy"].mean(), 2),
         # An amount that a cell could not measure has no mean.
         amounts={key: _rounded(numbers[key].mean(skipna=False), digits) for key, digits in AMOUNTS.items()},
         uploads=(int(group["uploads"].min()), int(group["uploads"].max())),
         metric=metric,
         scores=_all(group["score"]),
+        best_score=_rounded(numbers["best_score"].mean(), places_of(metric)),
     )
 
 
@@ -263,12 +280,12 @@ def table_of(comparison: Mapping[str, Any], lines: Sequence[Line], *, work: bool
         else _why_unscored(comparison),
         *(
             [
-                f"To the best: the difference of {titled(metric).partition(',')[0]} on the same held-out examples, "
+                f"To the best: the difference of {worded(metric)} on the same held-out examples, "
                 f"{'below 0 where it is worse, ' * (metric in LOWER_IS_BETTER)}with its 95 % interval over these "
                 "examples; a tie if the interval holds 0.",
                 *(
                     [
-                        f"Some results lack their {titled(lines[0].metric).partition(',')[0]} by example, as those of "
+                        f"Some results lack their {worded(lines[0].metric)} by example, as those of "
                         "earlier versions."
                     ]
                     * (metric != lines[0].metric)
@@ -315,10 +332,10 @@ def differences_table(comparison: Mapping[str, Any]) -> list[Table]:
     if not (found := comparison.get("differences")):
         return []
     metrics = [name for name in HEADLINES if any(name in scores for scores in found.values())]
-    columns = ["method", *(titled(name).replace(", %", ", points") for name in metrics)]
+    columns = ["method", *(titled(name, apart=True) for name in metrics)]
     rows = [[line, *(_difference(scores.get(name), name) for name in metrics)] for line, scores in found.items()]
     notes = [
-        "Above 0: better than the best line, a log loss in nats. 95 % intervals over the same held-out examples; a tie "
+        "Above 0: better than the best line. 95 % intervals over the same held-out examples; a tie "
         "if the interval holds 0."
     ]
     best = comparison["best"]["name"]
@@ -326,7 +343,7 @@ def differences_table(comparison: Mapping[str, Any]) -> list[Table]:
 
 
 def _behind(metric: str) -> str:
-    return f"to the best, {'points' if in_percent(metric) else 'nats'}"
+    return f"to the best, {unit_of(metric, apart=True)}"
 
 
 def _difference(found: Mapping[str, float] | None, metric: str) -> str:
@@ -394,8 +411,8 @@ def comparison_page(facts: Mapping[str, Any], lines: Sequence[Line]) -> Page:
         if best is None
         else [
             (
-                f"{best.score_text}{' %' * in_percent(best.metric)}",
-                f"{best.name}, the best here by {titled(best.metric).partition(',')[0]}",
+                f"{best.score_text} {unit_of(best.metric)}".rstrip(),
+                f"{best.name}, the best here by {worded(best.metric)}",
             )
         ]
     )

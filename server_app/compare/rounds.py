@@ -18,13 +18,12 @@ from server_app.launch.console import TableFormat
 from server_app.report.communication import tested_rounds
 from server_app.report.drawing import new_figure, save_all
 from server_app.report.page import PAGE_FILE, Page, known_facts, plots_of, report_folder, software_facts, write_page
-from server_app.report.tables import Table, places_of, setting_line, titled, write_out
+from server_app.report.tables import Table, places_of, setting_line, titled, unit_of, worded, write_out
 from server_app.settings.choices import CHOICES, options_of
 from server_app.settings.read import listed_settings
 from server_app.settings.settled import free_on
 from strategies.core.durable import make_folder, store_errors
 from strategies.core.errors import OptionError
-from strategies.core.facts import in_percent
 from strategies.core.options import RESUME, Scalar
 from strategies.flower.rounds.config import OWN_LR, IterativeConfig
 from strategies.run.files import write_json
@@ -347,7 +346,7 @@ def default_targets(settings: Sequence[tuple[str, Sequence[RoundsRun]]]) -> tupl
 def table_of(facts: Mapping[str, Any], lines: Sequence[RoundsLine]) -> Table:
     """Return the table of a report."""
     data, targets = facts["data"], facts["targets"]
-    words, _, unit = titled(lines[0].metric).partition(", ")
+    words, unit = worded(lines[0].metric), unit_of(lines[0].metric)
     each = [name for target in targets for name in (f"to {target:g} {unit}".rstrip(), "MiB")]
     ends = [f"{end}, {unit}" if unit else end for end in ("last", "best")]
     columns = ["setting", "n", *each, *ends, "refine, s", "server, s"]
@@ -413,7 +412,7 @@ def rounds_setting(lines: Sequence[RoundsLine]) -> str:
 def rounds_page(facts: Mapping[str, Any], lines: Sequence[RoundsLine]) -> Page:
     """Return the page of runs in rounds."""
     table, runs = table_of(facts, lines), _runs(lines)
-    name, _, unit = titled(lines[0].metric).partition(", ")
+    name, unit = worded(lines[0].metric), unit_of(lines[0].metric)
     choose = min if lines[0].metric in LOWER_IS_BETTER else max
     best = choose(lines, key=lambda line: sum(run.last for run in line.runs) / len(line.runs))
     words = ["oneshot", "rounds", *(str(run.path) for run in runs)]
@@ -465,7 +464,7 @@ def plot_rounds(lines: Sequence[RoundsLine], targets: Sequence[float]) -> Figure
         _draw(axes, line, look, marker)
     for target in targets:
         axes.axhline(target, color="#9aa5b1", linestyle=":", linewidth=1.0, zorder=0)
-        text = f"{target:g}{' %' * in_percent(lines[0].metric)}"
+        text = f"{target:g} {unit_of(lines[0].metric)}".rstrip()
         axes.annotate(
             text, (1.0, target), xycoords=("axes fraction", "data"), xytext=(-2, 2),
             textcoords="offset points", ha="right", va="bottom", fontsize="x-small", color="#5f6b76",

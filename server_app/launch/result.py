@@ -24,6 +24,7 @@ from server_app.report.tables import (
     scored_on,
     titled,
     unscored_lines,
+    worded,
 )
 from server_app.settings.read import scaled_line
 from strategies.core.errors import printable
@@ -49,7 +50,7 @@ def print_result(result: Mapping[str, Any], format: Format) -> None:  # noqa: A0
     if result["table"]:
         # A separate line, because a table's title would be wrapped to the table's width.
         console.print(
-            f"{titled(metric).split(',')[0]} on {scored_on(result)} ({result['method']}, seed {result['seed']})",
+            f"{worded(metric)} on {scored_on(result)} ({result['method']}, seed {result['seed']})",
             highlight=False,
         )
         console.print(table)

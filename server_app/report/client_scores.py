@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from server_app.report.drawing import COLOURS, legend_beside, row_figure
 from server_app.report.evaluation import Row
-from server_app.report.tables import Table, gain_text, places_of, scale_of, titled
+from server_app.report.tables import Table, gain_text, places_of, scale_of, titled, unit_of
 from strategies.scores.exchange import CHOICE, FEDAVG, OWN, RESULT, ClientScores, Evaluation
 from strategies.scores.values import LOWER_IS_BETTER, Score, as_json, describe, gain, mean_of, scores_of, verdict
 
@@ -101,10 +101,11 @@ def summary_line(facts: Facts) -> str:
 
 
 def client_lines(facts: Facts) -> list[str]:
-    """Return the evaluation as lines of a log: the sentence, and the clients without scores."""
+    """Return the evaluation as lines of a log: each client, the sentence, the notes, and the clients without scores."""
     lines = [f"{client['client']}: {_cells(client, facts['metric'])}" for client in facts["clients"]]
     if line := summary_line(facts):
         lines.append(line)
+    lines += facts.get("described", {}).get(RESULT, {}).get("notes", [])
     return [*lines, *(f"not evaluated: {row['client']}: {row['reason']}" for row in facts["refused"])]
 
 
@@ -143,6 +144,7 @@ def _cells(client: Facts, metric: str) -> str:
     parts = [f"own model {_number(client['own'], metric)}"] if client["own"] else []
     parts.append(f"result {_number(client['result'], metric)}")
     parts += [] if found is None else [f"gain {gain_text(found, metric)}"]
+    parts += [] if metric in client["result"] else client.get("notes", [])
     return f"{titled(metric)} on {client['examples']} own examples: {', '.join(parts)}"
 
 
@@ -179,7 +181,7 @@ def client_table(facts: Facts) -> list[Table]:
     notes += [_HALF] if CHOICE in pooled else []
     notes += [summary_line(facts)] if summary_line(facts) else []
     notes += [f"Not evaluated: {row['client']}, {row['reason']}." for row in facts["refused"]]
-    columns = ("client", "examples", "own model", "FedAvg", "result", "gain in points")
+    columns = ("client", "examples", "own model", "FedAvg", "result", f"gain in {unit_of(metric, apart=True)}")
     return [
         Table(f"On the clients' own examples: {titled(metric)}", columns, rows, notes=notes,
               strong=frozenset({len(clients)}))
@@ -248,8 +250,7 @@ def _over(clients: Sequence[Facts], model: str, metric: str, choose: Callable[[l
 
 
 def _points(value: float, metric: str) -> str:
-    unit = "nats" if metric == "log-loss" else "points"
-    return f"{value * scale_of(metric):.{places_of(metric) - 1}f} {unit}"
+    return f"{value * scale_of(metric):.{places_of(metric) - 1}f} {unit_of(metric, apart=True)}"
 
 
 def _mean_gain(clients: Sequence[Facts]) -> str:

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from server_app.report.drawing import COLOURS, legend_beside, new_figure, short
 from server_app.report.evaluation import EXACT, Row
-from server_app.report.tables import headline, places_of, titled
+from server_app.report.tables import headline, places_of, titled, unit_of, worded
 from server_app.settings.choices import Choice
 from strategies.core.durable import MIB
 from strategies.core.errors import StoreError
-from strategies.core.facts import in_percent
 from strategies.run.run_folder import RoundFolder, RunFolder
 from strategies.run.stage import TRAFFIC_FILE, last_finished_round
 from strategies.run.traffic import UPLOAD_PHASE, Moved, Traffic
@@ -89,7 +88,7 @@ def plot_server_time(points: Sequence[Point], metric: str = "accuracy") -> Figur
 
 
 def _name(metric: str) -> str:
-    words = titled(metric).partition(",")[0]
+    words = worded(metric)
     return words[:1].upper() + words[1:]
 
 
@@ -113,7 +112,7 @@ def _plot(
 def _label(point: Point, metric: str) -> str:
     places = places_of(metric) - 1
     spread = f" ± {point.spread:.{places}f}" if point.spread is not None else ""
-    return f"{short(point.name)}, {point.score:.{places}f}{spread}{' %' * in_percent(metric)}"
+    return f"{short(point.name)}, {point.score:.{places}f}{spread} {unit_of(metric)}".rstrip()
 
 
 def _draw(axes: Axes, point: Point, marker: str, metric: str) -> None:

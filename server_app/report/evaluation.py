@@ -26,6 +26,7 @@ from strategies.run.files import read_json, write_json
 from strategies.run.journal import Journal
 from strategies.run.stage import StageReport
 from strategies.run.uploads import StoredWeights
+from strategies.scores.values import LOWER_IS_BETTER
 from strategies.teacher.ensemble import Ensemble
 from strategies.uploads.tensors import weights_sha256
 
@@ -292,6 +293,7 @@ def _fits_fedavg(job: Job) -> bool:
     return {upload.architecture for upload in job.uploads} == {job.student}
 
 
-def best_accuracy(metrics: Sequence[Mapping[str, Any]], last: float | None) -> float | None:
-    """Return the best accuracy over the server epochs, which papers report; nothing is chosen by it here."""
-    return None if last is None else max([last, *(float(row["accuracy"]) for row in metrics if "accuracy" in row)])
+def best_score(metrics: Sequence[Mapping[str, Any]], last: float | None, metric: str = "accuracy") -> float | None:
+    """Return the best score over the server epochs, which papers report; nothing is chosen by it here."""
+    best = min if metric in LOWER_IS_BETTER else max
+    return None if last is None else best([last, *(float(row[metric]) for row in metrics if metric in row)])

@@ -14,19 +14,28 @@ from fl_app.data import TABLE_FORMS
 from server_app.report.client_scores import client_lines, client_plots, client_rows
 from server_app.report.communication import Cost, cost_of, moved_in, moved_lines, points_of, rounds_in
 from server_app.report.drawing import save_all
-from server_app.report.evaluation import Row, best_accuracy, evaluate, write_answers
+from server_app.report.evaluation import Row, best_score, evaluate, write_answers
 from server_app.report.gatekeeping import attack_facts, attack_lines, plot_verdict, verdict_facts, verdict_lines
 from server_app.report.load_code import load_code
 from server_app.report.page import PAGE_FILE, write_page
 from server_app.report.plots import client_weights, model_card, run_plots, score_plots
 from server_app.report.run_page import run_page, run_setting
-from server_app.report.tables import headline_cells, privacy_facts, privacy_lines, scored_on, unscored_lines
+from server_app.report.tables import (
+    headline,
+    headline_cells,
+    privacy_facts,
+    privacy_lines,
+    scored_on,
+    unit_of,
+    unscored_lines,
+    worded,
+)
 from server_app.report.tracking import track
 from server_app.settings.choices import Choice
 from server_app.settings.read import Settings, scaled_line
 from server_app.settings.server_data import HeldOut, Scorer
 from strategies.core.durable import atomic_write
-from strategies.core.facts import STATISTICS, holds_images, in_percent
+from strategies.core.facts import STATISTICS, holds_images
 from strategies.core.options import is_own
 from strategies.method import Job, Outcome
 from strategies.run import CARD_FILE
@@ -127,14 +136,16 @@ def finish(  # noqa: PLR0913  everything that a result consists of
         write_answers(folder.path, rows, held_out, report.job.num_classes)
     # The last row is the method's own result: the student, if it has both outcomes. Without scores there is none.
     own = rows[-1] if rows else Row(settings.choice.title, settings.choice.kind, None)
-    accuracy = own.accuracy
+    accuracy, epochs = own.accuracy, own_epochs(report.outcome, _metrics(folder))
+    metric = next(iter(own.scores)) if accuracy is None and own.scores else settings.app.metric
     refused, cost = [refusal for each in rounds_in(folder) for refusal in each.refused()], cost_of(folder)
     result: dict[str, Any] = {
         **bare_result(folder, settings.choice.name, report, {}),  # the seconds are filled below, with the report's own
         **({"scaled": settings.scaled} if settings.scaled else {}),
         "accuracy": accuracy,
-        "best_accuracy": best_accuracy(own_epochs(report.outcome, _metrics(folder)), accuracy),
-        "metric": next(iter(own.scores)) if accuracy is None and own.scores else settings.app.metric,
+        "best_accuracy": best_score(epochs, accuracy),
+        "best_score": best_score(epochs, headline(own.as_json(), metric), metric),
+        "metric": metric,
         "scores": dict(own.scores),
         "details": dict(own.details),
         "table": [row.as_json() for row in rows],
@@ -235,6 +246,7 @@ def bare_result(target: RunFolder, name: str, report: StageReport, seconds: Mapp
         "seed": report.job.seed,
         "accuracy": None,
         "best_accuracy": None,
+        "best_score": None,
         "table": [],
         "uploads": len(report.job.uploads),
         "refused": 0,
@@ -270,7 +282,8 @@ def table_lines(result: Mapping[str, Any]) -> list[str]:
     """Return the result as plain lines."""
     width = max((len(str(row["name"])) for row in result["table"]), default=0)
     metric = result.get("metric", "accuracy")
-    lines = [f"{row['name']:<{width}}  {row['kind']:<8}  {_headline_text(row, metric)}" for row in result["table"]]
+    lines = [f"{worded(metric)} on {scored_on(result)}"] if result["table"] else []
+    lines += [f"{row['name']:<{width}}  {row['kind']:<8}  {_headline_text(row, metric)}" for row in result["table"]]
     lines += [*unscored_lines(result), *(client_lines(result["evaluation"]) if "evaluation" in result else ())]
     lines += [f"scaled: {scaled_line(result['scaled'])}"] if "scaled" in result else []
     lines += attack_lines(result.get("attack", {})) + privacy_lines(result.get("privacy", {}))
@@ -280,5 +293,4 @@ def table_lines(result: Mapping[str, Any]) -> list[str]:
 
 def _headline_text(row: Mapping[str, Any], metric: str) -> str:
     value, interval = headline_cells(row, metric)
-    unit = " %" if in_percent(metric) else " nats" if metric == "log-loss" else f" {metric}"
-    return f"{value:>6}{unit}" + ("" if interval == "-" else f"  ({interval})")
+    return f"{value:>6} {unit_of(metric) or metric}" + ("" if interval == "-" else f"  ({interval})")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from server_app.report.tables import Table
 from strategies.core.durable import atomic_write
 from strategies.core.errors import StoreError
+from strategies.core.facts import HEADLINES
 from strategies.core.places import expand_user
 
 if TYPE_CHECKING:
@@ -155,22 +156,21 @@ TEMPLATE = (
 PAGE_FILE = "report.html"
 # Below a plot: what it shows, for readers who have not seen one before.
 CAPTIONS = {
-    "accuracy": "Accuracy of every client's own model, of the baselines, and of the result, all on the same held-out "
-    "images.",
+    **dict.fromkeys(HEADLINES, "Every model on the same examples; a line is a 95 % interval."),
     "labels": "Who held which classes: the training examples of each client, by class.",
-    "server_curve": "Accuracy while the server works. Held-out images choose nothing: the last epoch is the result.",
+    "server_curve": "The score while the server works. Held-out examples choose nothing: the last epoch is the result.",
     "clients": "What each client gains on its own examples: from its own model to the result.",
-    "confusion": "How many held-out examples of each true class the result takes for which class.",
+    "confusion": "How many examples of each true class the result takes for which class.",
     "recall": "The share of each class that the result finds, with its 95 % interval.",
     "reliability": "How often the result is right where it is how confident; a calibrated model lies on the line.",
-    "communication": "Accuracy over what a client sent and received.",
+    "communication": "The score over what a client sent and received.",
     "client_weights": "How much each client's model counts in the resulting ensemble.",
     "choice": "How the penalty of the head was chosen.",
     "synthetic_images": "Images that the server made for training; none is a client's.",
     "gatekeeper": "How far each upload is from the others, by measure. Far values make an upload suspect.",
-    "comparison": "Mean accuracy per method; a whisker is one sample standard deviation, a dot a single result.",
-    "cost": "Accuracy over the CPU time of the server stage.",
-    "learning_curves": "Accuracy round by round: the mean over the seeds, in a band of one sample standard deviation.",
+    "comparison": "Mean score per method; a whisker is one sample standard deviation, a dot a single result.",
+    "cost": "The score over the CPU time of the server stage.",
+    "learning_curves": "The score round by round: the mean over the seeds, in a band of one sample standard deviation.",
 }
 
 

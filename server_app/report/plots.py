@@ -109,8 +109,7 @@ def plot_scores(rows: Sequence[Row], metric: str = "accuracy", where: str = "hel
     axes.set_xlim(0, 1.1 * farthest)  # space for the number of the longest bar
     axes.set_xticks([tick for tick in axes.get_xticks() if 0 <= tick <= farthest])
     axes.spines["bottom"].set_bounds(0, farthest)
-    name, _, unit = titled(metric).partition(", ")
-    axes.set_xlabel(f"{name} on {where}, {unit or 'nats'}")
+    axes.set_xlabel(titled(metric, where))
     alone = any(row.kind == "client" for row in rows)
     axes.set_title("Every client alone, and together" if alone else "All models on the same examples")
     legend_beside(axes)

@@ -13,6 +13,7 @@ from server_app.report.gatekeeping import attack_lines, verdict_lines
 from server_app.report.page import Page, known_facts, plots_of, software_facts
 from server_app.report.tables import (
     Table,
+    best_headline,
     headline,
     headline_cells,
     places_of,
@@ -22,7 +23,9 @@ from server_app.report.tables import (
     scored_on,
     setting_line,
     titled,
+    unit_of,
     unscored_lines,
+    worded,
 )
 from server_app.settings.choices import CHOICES
 from server_app.settings.read import default_settings, scaled_line
@@ -75,11 +78,10 @@ def _figures(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     known = [value for value in found if value is not None]
     alone = (min if metric == "log-loss" else max)(known, default=None) if metric in HEADLINES else None
     seconds = result["seconds"]
-    name, _, unit = titled(metric).partition(", ")
-    unit = f" {unit}" if unit else ""
+    unit = f" {unit_of(metric)}".rstrip()
     value, interval = headline_cells({"accuracy": result["accuracy"], "scores": result.get("scores", {})}, metric)
     within = "" if interval == "-" else f", 95 % within {interval}"
-    figures = [(f"{value}{unit}", f"{name} on {scored_on(result)}{within}")] if result["table"] else []
+    figures = [(f"{value}{unit}", f"{worded(metric)} on {scored_on(result)}{within}")] if result["table"] else []
     figures += [] if alone is None else [(f"{alone:.{places_of(metric)}f}{unit}", "best client alone")]
     figures += [(str(result["uploads"]), f"uploads, {result['refused']} refused")] if result["uploads"] else []
     figures += [(size_text(result["mib_up_per_client"]), "sent per client")]
@@ -99,9 +101,12 @@ def _facts(info: Mapping[str, Any], settings: Mapping[str, Any], result: Mapping
 
 
 def _best(result: Mapping[str, Any]) -> str:
-    best = result["best_accuracy"]
-    same = best is None or best == result["accuracy"]
-    return "" if same else f"{best:.2f} %, chosen on the held-out examples themselves"
+    metric = result.get("metric", "accuracy")
+    best, last = (
+        None if score is None else f"{score:.{places_of(metric)}f} {unit_of(metric)}".rstrip()
+        for score in (best_headline(result, metric), headline(result, metric))
+    )
+    return "" if best in (None, last) else f"{best}, chosen on the held-out examples themselves"
 
 
 def _changed(settings: Mapping[str, Any]) -> str:
@@ -123,8 +128,8 @@ def _results(result: Mapping[str, Any]) -> Table:
     rows = [(row["name"], row["kind"], *reversed(headline_cells(row, metric))) for row in table]
     bars = [min(1.0, (headline(row, metric) or 0.0) / scale_of(metric)) for row in table if metric in HEADLINES]
     return Table(
-        f"{titled(metric)[0].upper()}{titled(metric)[1:].split(',')[0]} on {scored_on(result)}",
-        ("model", "kind", "95 % interval", titled(metric).rpartition(", ")[2]), rows, texts=2, bars=bars,
+        f"{worded(metric)[0].upper()}{worded(metric)[1:]} on {scored_on(result)}",
+        ("model", "kind", "95 % interval", unit_of(metric) or metric), rows, texts=2, bars=bars,
         strong=frozenset({len(rows) - 1}),
     )  # fmt: skip
 

@@ -28,6 +28,11 @@ def headline(row: Mapping[str, Any], metric: str) -> float | None:
     return None if score is None else float(score["value"]) * scale_of(metric)
 
 
+def best_headline(result: Mapping[str, Any], metric: str) -> float | None:
+    """Return the headline score of a result's best epoch, as :func:`headline`; None if it is not known."""
+    return result["best_accuracy"] if metric == "accuracy" else result.get("best_score")
+
+
 def headline_cells(row: Mapping[str, Any], metric: str) -> tuple[str, str]:
     """Return the headline score of a row and its 95 % interval as texts; ``-`` where one is unknown."""
     value, score = headline(row, metric), row.get("scores", {}).get(metric, {})
@@ -55,10 +60,25 @@ def gain_text(found: Mapping[str, Any], metric: str) -> str:
     return f"{value:+.{places}f} ({low:+.{places}f} to {high:+.{places}f})"
 
 
-def titled(metric: str, where: str = "") -> str:
-    """Return the name of a score with its unit: ``balanced accuracy, %``; ``where`` is what it is counted on."""
-    words = metric.replace("-", " ").replace("auroc", "AUROC").replace("f1", "F1") if metric in HEADLINES else metric
-    return f"{words}{f' on {where}' * bool(where)}{', %' * in_percent(metric)}"
+def worded(metric: str) -> str:
+    """Return the name of a score in words: ``balanced accuracy``; one of the user's own as it is."""
+    return metric.replace("-", " ").replace("auroc", "AUROC").replace("f1", "F1") if metric in HEADLINES else metric
+
+
+def unit_of(metric: str, *, apart: bool = False) -> str:
+    """Return the unit of a score, or of a difference with ``apart``; empty for a score of the user's own."""
+    return ("points" if apart else "%") if in_percent(metric) else "nats" if metric in HEADLINES else ""
+
+
+def titled(metric: str, where: str = "", *, apart: bool = False) -> str:
+    """Return the name of a score with its unit: ``balanced accuracy, %``.
+
+    Args:
+        where: What it is counted on.
+        apart: Whether it is a difference.
+    """
+    unit = unit_of(metric, apart=apart)
+    return f"{worded(metric)}{f' on {where}' * bool(where)}{f', {unit}' * bool(unit)}"
 
 
 def scored_on(result: Mapping[str, Any]) -> str:

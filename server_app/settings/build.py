@@ -157,7 +157,7 @@ def held_out(settings: Settings) -> tuple[HeldOut | None, Split]:
     split = open_half(settings, "test")
     if where_scored(settings, has_examples=bool(len(split.labels))) in ("clients", "none"):
         return None, split
-    half, functions = half_of(split.labels, settings.app.data.held_out), functions_of(settings, split)
+    half, functions = half_of(split.labels, settings.app.data.held_out, split.groups), functions_of(settings, split)
     groups = None if split.groups is None else split.groups[half].numpy()
     data = split.take(half)
     found = HeldOut(data, split.normalization, None, functions, split.classes, groups, settings.app.metric)
@@ -282,8 +282,8 @@ def _models_of(app: AppConfig, split: Split, function: FeatureFunction, *, used:
     for key, name in app.model.named() if used else ():
         if name not in models:
             raise OptionError(
-                f"setting {key!r} is {name!r}, which does not take images of shape {split.input_shape}: "
-                f"must be {', '.join(models)}"
+                f"setting {key!r} is {name!r}, which does not take examples of shape {split.input_shape} in "
+                f"{split.num_classes} classes: must be {', '.join(models)}"
             )
     if app.data.partition.startswith("classes") and app.data.classes_per_client > split.num_classes:
         raise OptionError(

@@ -473,6 +473,8 @@ def _notes(sums: Sums, names: Sequence[str]) -> list[str]:
         notes.append(f"no example is of class {shown}: it has no recall and no AUROC, and enters no mean over classes")
     if sums.confusion is None:
         notes.append("only the accuracy is known: answers hold NaN or Inf, or nodes share no more")
+    elif not _scored(sums):
+        notes.append("only accuracy, balanced accuracy and macro F1 are known: nodes share no more")
     for scores, known in (
         ("recall, balanced accuracy and macro F1", 0 if sums.confusion is None else int(sums.confusion.sum())),
         ("AUROC, log loss and calibration error", _scored(sums)),
@@ -483,5 +485,6 @@ def _notes(sums: Sums, names: Sequence[str]) -> list[str]:
                 "nodes share less"
             )
     if (bound := auroc_bound(sums)) > 0:
-        notes.append(f"AUROC is exact to {bound:.1g}, the width of the bins that clients count in")
+        off = math.ceil(10_000 * bound) / 100
+        notes.append(f"AUROC is exact to {off:g} points, by the width of the bins that clients count in")
     return notes

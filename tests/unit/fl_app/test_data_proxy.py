@@ -67,3 +67,13 @@ def test_halves_share_no_example_and_leave_none_out() -> None:
     selection, report = half_of(LABELS, "selection"), half_of(LABELS, "report")
 
     assert torch.cat([selection, report]).sort().values.tolist() == half_of(LABELS, "all").tolist()
+
+
+def test_halves_cut_no_group() -> None:
+    groups = torch.arange(len(LABELS)) // 3
+    selection, report = (half_of(LABELS, half, groups) for half in ("selection", "report"))
+
+    assert torch.cat([selection, report]).sort().values.tolist() == half_of(LABELS, "all").tolist()
+    assert not set(groups[selection].tolist()) & set(groups[report].tolist())
+    alone = half_of(LABELS, "selection", torch.arange(len(LABELS)))
+    assert alone.tolist() == half_of(LABELS, "selection").tolist()

@@ -352,7 +352,11 @@ def test_images_of_one_patient_are_found_by_their_names(images: Path) -> None:
 
     assert list(split.files) == ["a.png", "b.png", "c.png", "b.png", "b_2.png", "c.png"]
     assert split.groups.tolist() == [0, 1, 2, 1, 1, 2]
-    assert open_data(data, "test").groups is None
+    assert open_data(data, "test").groups.tolist() == [0, 0]
+    assert open_data(replace(data, group="(.)_"), "test").groups is None  # a server may name its files otherwise
+    (images / "test/cat/d.png").rename(images / "test/cat/d_2.png")
+    with pytest.raises(DataError, match=r"'data.group' is '\(.\)_', which does not fit d.png"):
+        open_data(replace(data, group="(.)_"), "test")
     with pytest.raises(
         DataError, match=r"'data.group' is '\(.\)_', which does not fit a.png, b.png, c.png, b.png and 1"
     ):

@@ -51,7 +51,7 @@ def both(monkeypatch: pytest.MonkeyPatch) -> None:
     def fit(job: Job, progress: Progress) -> Outcome:
         with seeded_torch(job.seed, "student"):
             student = dict(build("lenet5", num_classes=10, input_shape=(1, 16, 16)).state_dict())
-        progress.record({"epoch": 1, "accuracy": 90.0 + job.seed})
+        progress.record({"epoch": 1, "accuracy": 90.0 + job.seed, "log-loss": 0.25 + job.seed / 10})
         names = tuple(upload.client for upload in job.uploads)
         return Outcome(student, EnsembleSpec(names, "weighted", {"weights": torch.arange(1.0, len(names) + 1)}))
 
@@ -100,6 +100,19 @@ def test_methods_when_compared_have_a_line_per_outcome_with_mean_and_sample_devi
 
 
 @pytest.mark.usefixtures("both", "ran")
+def test_the_best_epoch_is_the_best_by_the_score_that_metric_names(run_folder: MakeRun, tmp_path: Path) -> None:
+    found = compared(run_folder(metric="log-loss"), methods="dense", seeds=2, out=tmp_path / "out")
+
+    ensemble, student = found["table"]
+    assert (student["best_accuracy"], student["best_score"]) == (90.5, 0.3)  # the least loss of each seed: 0.25, 0.35
+    assert (ensemble["best_accuracy"], ensemble["best_score"]) == (None, None)
+    table = table_of(found, lines_of(found["cells"]))
+    assert [row[table.columns.index("best, nats")] for row in table.rows] == ["-", "0.300"]
+    page = (Path(found["cells"][0]["run_dir"]) / "report.html").read_text()
+    assert "0.250 nats, chosen on the held-out examples themselves" in page
+
+
+@pytest.mark.usefixtures("both", "ran")
 def test_every_line_is_compared_with_the_best_one_on_the_same_examples(run_folder: MakeRun, tmp_path: Path) -> None:
     run = run_folder()
 
@@ -141,7 +154,7 @@ def test_every_line_is_compared_with_the_best_one_on_the_same_examples(run_folde
     losses = [result["scores"]["log-loss"]["value"] for result in results]
     assert [line["score"] for line in scored["table"]] == pytest.approx(losses, abs=5e-4)
     table = table_of(scored, lines_of(scored["cells"]))
-    assert [row[table.columns.index("log loss")] for row in table.rows] == [f"{loss:.3f}" for loss in losses]
+    assert [row[table.columns.index("log loss, nats")] for row in table.rows] == [f"{loss:.3f}" for loss in losses]
     names = ["FedENS", "FedAvg (one shot)"]
     best, worse = names if losses[0] < losses[1] else names[::-1]
     assert scored["best"] == {"name": best, "metric": "log-loss"}
@@ -158,7 +171,7 @@ def test_every_line_is_compared_with_the_best_one_on_the_same_examples(run_folde
     (by_score,) = differences_table(scored)
     assert (by_score.heading, [row[0] for row in by_score.rows]) == (f"Compared with {best}", [worse])
     points = [f"{name}, points" for name in ("accuracy", "balanced accuracy", "macro F1", "AUROC")]
-    assert by_score.columns == ["method", *points, "log loss"]
+    assert by_score.columns == ["method", *points, "log loss, nats"]
 
     for cell in scored["cells"]:  # as earlier versions wrote them
         file = Path(cell["run_dir"]) / "answers.json"

@@ -18,7 +18,7 @@ def line(name: str, kind: str, *scores: float, metric: str = "accuracy") -> Line
 
 
 @pytest.mark.parametrize(("metric", "best", "label"), [
-    ("auroc", "B", "AUROC on held-out examples, %"), ("log-loss", "A", "log loss on held-out examples"),
+    ("auroc", "B", "AUROC on held-out examples, %"), ("log-loss", "A", "log loss on held-out examples, nats"),
 ])  # fmt: skip
 def test_a_comparison_draws_and_ranks_the_score_that_metric_names(metric: str, best: str, label: str) -> None:
     lines = [line("A", "student", 0.25, metric=metric), line("B", "ensemble", 0.75, metric=metric)]

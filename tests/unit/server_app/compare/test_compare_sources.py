@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import json
+from base64 import b64decode, b64encode
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -81,6 +83,31 @@ def test_runs_differ_in_scale_and_options_of_the_methods_and_where_they_have_not
         "data.alpha": [0.3, 5.0], "server.epochs": [4, 2], "scale": [0.02, 1.0]
     }  # fmt: skip
     assert differing(runs, ["dense"], ["data.alpha", "server.epochs"]) == {"scale": [0.02, 1.0]}
+
+
+@pytest.mark.usefixtures("ran")
+def test_a_run_s_own_result_is_compared_with_those_of_its_uploads_example_by_example(
+    run_of_fens: MakeRun, run_folder: MakeRun, tmp_path: Path
+) -> None:
+    """FENS has the answers of FedENS to all but the first five examples, which it alone gets right."""
+    run, plain = run_of_fens(90.0), run_folder()
+    (cell,) = compare_runs(Comparison((plain,), "fedens", out=tmp_path / "plain"), log=lambda _: None)["cells"]
+    stored = read_json(Path(cell["run_dir"]) / "answers.json")
+    right = np.unpackbits(np.frombuffer(b64decode(stored["effects"]["FedENS"]["accuracy"]), np.uint8))
+    gained = int((right[:5] == 0).sum())
+    right[:5] = 1
+    answers = {"FENS": {"accuracy": b64encode(np.packbits(right).tobytes()).decode()}}
+    write_json(run / "answers.json", {**stored, "effects": answers})
+
+    found = compare_runs(Comparison((run,), "fedens", out=tmp_path / "out"), log=lambda _: None)
+
+    assert gained > 0
+    assert found["best"] == {"name": "FENS, as run", "metric": "accuracy"}
+    n, wanted = stored["examples"], -gained / stored["examples"]
+    middle, squares = -gained / (n + 2), (gained + 2) / (n + 2)  # Bonett and Price, with an example more for each side
+    half = 1.959964 * ((squares - middle**2) / (n + 2)) ** 0.5
+    apart = found["to_best"]["FedENS"]
+    assert apart == pytest.approx({"value": wanted, "low": middle - half, "high": max(wanted, middle + half)}, abs=1e-5)
 
 
 @pytest.mark.plots

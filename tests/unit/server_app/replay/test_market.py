@@ -310,7 +310,7 @@ def test_a_client_s_name_is_the_file_s_made_to_fit(imported: Import, models: Pat
     ("how", "message"),
     [
         ({"architecture": "lenet"}, "--architecture is 'lenet': must be lenet5, "),
-        ({"architecture": "cnn5"}, "'cnn5', which does not take images of shape"),
+        ({"architecture": "cnn5"}, "'cnn5', which does not take examples of shape"),
         ({"settings": {"model.name": "mnist-cnn"}}, "'model.name' is 'mnist-cnn': must be that of --architecture, "),
         ({"settings": {"resume": "x"}}, "'resume' is 'x': must be empty"),
         ({"settings": {"data.name": "x"}}, "'data.name' is 'x'"),

@@ -24,7 +24,8 @@ from strategies.run.run_folder import RunFolder
 
 MakeRun = Callable[..., Path]
 KEYS = {
-    "status", "run_dir", "method", "seed", "accuracy", "best_accuracy", "table", "uploads", "refused", "refusals",
+    "status", "run_dir", "method", "seed", "accuracy", "best_accuracy", "best_score", "table", "uploads", "refused",
+    "refusals",
     "mib_up_per_client", "mib_down_per_client", "communication", "seconds", "weights_sha256", "resumed_at", "plots",
     "work",
     "threads",

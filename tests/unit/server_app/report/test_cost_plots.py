@@ -65,7 +65,7 @@ def test_a_log_loss_is_drawn_with_the_least_first() -> None:
     ):
         axes = figure.axes[0]
         assert texts_of(figure) == ["better, 0.38", "worse, 0.81 ± 0.02"]
-        assert (axes.get_title(), axes.get_ylabel()) == (title, "log loss on held-out examples")
+        assert (axes.get_title(), axes.get_ylabel()) == (title, "log loss on held-out examples, nats")
         assert_readable(figure)
 
 

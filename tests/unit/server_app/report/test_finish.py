@@ -22,7 +22,8 @@ from strategies.run.run_folder import RunFolder
 from strategies.run.stage import keep_outcome
 
 KEYS = [
-    "status", "run_dir", "method", "seed", "accuracy", "best_accuracy", "table", "uploads", "refused", "refusals",
+    "status", "run_dir", "method", "seed", "accuracy", "best_accuracy", "best_score", "table", "uploads", "refused",
+    "refusals",
     "mib_up_per_client", "mib_down_per_client", "communication", "seconds", "work", "threads", "weights_sha256",
     "resumed_at", "plots", "metric", "scores", "details",
 ]  # fmt: skip

@@ -174,10 +174,13 @@ def test_rounds_are_compared_by_the_score_that_the_runs_name_and_have_recorded(
     assert found["runs"][1]["seeds"]["0"]["curve"][1] == [2, 0.43, 1.0]
     table = table_of(found, lines)
     assert table.heading.startswith("Rounds to a log loss on held-out examples (digits)")
-    assert table.columns == ["setting", "n", "to 0.5", "MiB", "to 0.6", "MiB", "last", "best", "refine, s", "server, s"]
+    assert table.columns == [
+        "setting", "n", "to 0.5 nats", "MiB", "to 0.6 nats", "MiB", "last, nats", "best, nats", "refine, s",
+        "server, s",
+    ]  # fmt: skip
     page = (tmp_path / "out/report.html").read_text()
-    assert "<b>0.450 ± 0.071</b> <span>after the last round, FedAvg" in page  # the least, and not the largest
-    assert plot_rounds(lines, []).axes[0].get_ylabel() == "log loss on held-out examples"
+    assert "<b>0.450 ± 0.071 nats</b> <span>after the last round, FedAvg" in page  # the least, and not the largest
+    assert plot_rounds(lines, []).axes[0].get_ylabel() == "log loss on held-out examples, nats"
 
     before = run_of_rounds([50.0], metric="log-loss", name="before", seed=7)  # an earlier version recorded accuracies
     other = run_of_rounds([50.0], metric="auroc", others=[60.0], name="other", seed=8)
