@@ -55,6 +55,7 @@ from ..core.facts import (
 from ..core.layout import evaluating
 from ..core.names import match_names, own_names
 from ..core.options import meant
+from ..core.outputs import logits_of
 from ..core.places import expand_user
 from ..method import ASSUMED, METHODS, EnsembleSpec, Job, Method, Need, Normalization, Outcome, Upload
 from ..run import CARD_FILE
@@ -293,10 +294,15 @@ def read_batch(batch: Any, num_classes: int, input_shape: tuple[int, int, int]) 
 
 
 def _check_alike(logits: Mapping[str, torch.Tensor]) -> None:
-    other = logits.get(_AGAINST)
+    if (other := logits.get(_AGAINST)) is not None and _sums_to_one(other):
+        raise OptionError("against returns probabilities, which sum to 1: must be logits, those before its softmax")
     for name, own in logits.items():
         if other is not None and other.shape != own.shape:
             raise OptionError(f"against returns {list(other.shape)}: must be logits {list(own.shape)}, as the {name}")
+
+
+def _sums_to_one(answers: torch.Tensor) -> bool:
+    return bool((answers >= 0).all()) and bool(((answers.reshape(len(answers), -1).sum(1) - 1).abs() < 1e-4).all())
 
 
 def _are_tensors(part: Any) -> bool:
@@ -413,7 +419,8 @@ class Result:
             loader: Batches of normalised examples [B, ...] and labels [B], [B, 1] or one-hot, as tensors or arrays:
                 pairs, longer tuples that begin with them, or dicts that have them under a usual name. Also a dataset of
                 pairs.
-            against: Another model from such examples to logits [B, C], as a client's own or another merge's result.
+            against: Another model from such examples to logits [B, C], as a client's own or another merge's result;
+                its output is read by :func:`strategies.core.outputs.logits_of`.
 
         Returns:
             Of each model ``accuracy`` in %, ``scores`` with 95 % intervals, the confusion matrix and more; see
@@ -443,12 +450,16 @@ class Result:
                 truth.append(wanted)
                 for name, model in models.items():
                     try:
-                        answered[name].append(model(examples).float())
+                        output = model(examples)
                     except MODEL_ERRORS as error:
                         raise OptionError(
                             f"the {name} does not take a batch of {examples.dtype} {shape}: must be like "
                             f"normalised examples [B, {', '.join(map(str, own))}]: {error!s:.200}"
                         ) from error
+                    try:
+                        answered[name].append(logits_of(output).float())
+                    except TypeError as error:
+                        raise OptionError(f"the {name} {error}") from error
         if not sum(map(len, truth)):
             raise OptionError("loader yields no example: must yield at least one batch of examples and labels")
         labels = torch.cat(truth).long()

@@ -36,6 +36,11 @@ class Pair(Net):
         return self.head(images), images.mean()
 
 
+class Losses(Net):
+    def forward(self, images: torch.Tensor) -> Any:
+        return {"loss": images.mean(), "scores": self.head(images)}
+
+
 class Named(Net):
     def forward(self, images: torch.Tensor) -> Any:
         return SimpleNamespace(logits=self.head(images))
@@ -171,6 +176,10 @@ def test_a_result_is_compared_with_another_model_by_example(merged: Result) -> N
         apart = sign * (found["scores"][name]["value"] - alone[name]["value"])
         assert score["low"] <= score["value"] <= score["high"]
         assert score["value"] == pytest.approx(apart, abs=2e-6), name
+    for kind in (Pair, Named):  # whose output holds the same logits
+        told = kind()
+        told.load_state_dict(other.state_dict())
+        assert merged.evaluate(data, against=told)["ensemble"]["gain"] == found["gain"]
     same = merged.evaluate(data, against=merged.ensemble)["ensemble"]["gain"]
     assert [score["value"] for score in same.values()] == [0.0] * 5
 
@@ -180,7 +189,9 @@ def test_a_result_is_compared_with_another_model_by_example(merged: Result) -> N
     [
         (Net(3), r"against returns \[6, 3\]: must be logits \[6, 2\], as the ensemble"),
         (nn.Flatten(0), r"against returns \[[0-9]+\]: must be logits \[6, 2\], as the ensemble"),
-        (Pair(), "the other model does not take a batch"),
+        (Softmax(), "against returns probabilities, which sum to 1: must be logits"),
+        (nn.ModuleList([]), "the other model does not take a batch"),
+        (Losses(), "the other model returns a dict of loss, scores: must return logits"),
         ("merged", "against is Result: must be a module"),
     ],
 )
