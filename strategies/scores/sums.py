@@ -209,7 +209,8 @@ class Answers:
         """Return numbers of the examples [n] whose mean is a score, for all scores but balanced accuracy.
 
         They are 1 for a right answer, the loss in nats, and for macro F1 and AUROC the score and n times what an
-        example adds to it. Their differences between two models tell how certain the difference of the scores is.
+        example adds to it. Their differences between two models tell how certain the difference of the scores is; that
+        of log losses also needs ``mistake``, :func:`cost_of_mistake`.
 
         Returns:
             The accuracy alone if a logit is NaN or infinite.
@@ -220,6 +221,7 @@ class Answers:
             return found
         f1, added = macro_f1(_confusion(self.predicted, self.labels, self.probabilities.shape[1]))
         found |= {"macro-f1": f1 + n * added[self.labels, self.predicted], "log-loss": self.losses / ONE}
+        found["mistake"] = np.full(n, cost_of_mistake(_histogram(self.probabilities, self.labels)))
         if (areas := self.influences()) is not None:
             found["auroc"] = areas[0] + n * areas[1] / np.bincount(self.labels)[self.labels]
         return found
@@ -269,6 +271,19 @@ def _edges() -> npt.NDArray[np.float64]:
     low, high = np.arcsinh(LOG_ODDS)
     log_odds = np.sinh(np.linspace(low, high, HISTOGRAM_BINS - 1)[1:-1])
     return np.where(log_odds < 0, np.exp(-np.logaddexp(0, -log_odds)), 1 - np.exp(-np.logaddexp(0, log_odds)))
+
+
+@cache
+def _bin_losses() -> npt.NDArray[np.float64]:
+    """Return -log of the score in the middle of each bin of a histogram [512], in nats."""
+    middle = np.sinh(np.convolve(np.linspace(*np.arcsinh(LOG_ODDS), HISTOGRAM_BINS - 1), [0.5, 0.5], "valid"))
+    return np.concatenate([[LARGEST_LOSS], np.logaddexp(0, -middle), [0.0]])
+
+
+def cost_of_mistake(histogram: Counts) -> float:
+    """Return what a mistake would cost in nats: the mean loss if each example had another class, to a bin's width."""
+    others = histogram[:, 1].sum(0)
+    return float(others @ _bin_losses()) / max(1, int(others.sum()))
 
 
 def _histogram(probabilities: npt.NDArray[np.float32], labels: Counts) -> Counts:

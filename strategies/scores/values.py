@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..core.facts import HEADLINES
-from .sums import ONE, PairSums, Sums, binned_pairs, macro_f1
+from .sums import ONE, PairSums, Sums, binned_pairs, cost_of_mistake, macro_f1
 
 Array = npt.NDArray[np.float64]
 Labels = npt.NDArray[np.int64]
@@ -71,7 +71,7 @@ def scores_of(sums: Sums) -> dict[str, Score]:
         # Areas of one class against the rest share their examples: independent ones would cover 84 % of macro AUROCs.
         found["auroc"] = mean_of(areas, inflation=2 - 1 / len(areas))
     if sums.loss is not None and sums.confusion is not None:
-        found["log-loss"] = _log_loss(sums.loss, _scored(sums), share, len(sums.confusion))
+        found["log-loss"] = _log_loss(sums, share, len(sums.confusion))
     return found
 
 
@@ -179,8 +179,9 @@ def gain(first: Sums, second: Sums, pair: PairSums | None, metric: str) -> Score
         rows = zip(pair.discordant.tolist(), sizes, strict=True)
         return mean_of([_apart(up - down, up + down, size, share) for (up, down), size in rows if size])
     if pair is not None and n and metric == "log-loss" and pair.loss is not None and first.confusion is not None:
-        less, squares = -pair.loss[0] / ONE, pair.loss[1] / ONE
-        return _less_loss(less, squares, n, effective_share(second), len(first.confusion))
+        less, squares, guess = -pair.loss[0] / ONE, pair.loss[1] / ONE, math.log(len(first.confusion))
+        costs = [cost_of_mistake(sums.histogram) for sums in (first, second) if sums.histogram is not None]
+        return _less_loss(less, squares, n, effective_share(second), max([guess, *(cost / 2 for cost in costs)]))
     areas = len(_present(first))
     if metric == "auroc" and areas and pair is not None and pair.areas is not None and first.confusion is not None:
         was, now = (float(np.mean([area.value for area in _areas(sums, 1.0)])) for sums in (first, second))
@@ -232,7 +233,9 @@ def differences(
                 each = [_apart(float(part.sum()), float(part @ part), len(part), share) for part in parts]
                 found["balanced-accuracy"] = mean_of(each)
         elif name == "log-loss":
-            found[name] = _less_loss(total, float(by @ by), n, share, num_classes)
+            costs = [float(effects["mistake"].mean()) for effects in (first, second) if "mistake" in effects]
+            guess = max([math.log(num_classes), *(cost / 2 for cost in costs)])
+            found[name] = _less_loss(total, float(by @ by), n, share, guess)
         else:
             value, areas = total / n, 1 if name == "auroc" and num_classes == 2 else len(classes)
             moved = np.bincount(labels, ((by - value) * sizes[labels] / n) ** 2, num_classes).astype(np.float64)
@@ -270,15 +273,16 @@ def _apart(total: float, squares: float, n: int, share: float) -> Score:
     return Score(value, max(-1.0, min(value, middle - half)), min(1.0, max(value, middle + half)))
 
 
-def _less_loss(total: float, squares: float, n: int, share: float, num_classes: int) -> Score:
+def _less_loss(total: float, squares: float, n: int, share: float, more: float) -> Score:
     """Return the mean of n differences of losses with its t interval.
 
-    As in :func:`_apart` there are two differences more, one in favour of each model, by the loss of a uniform guess.
+    As in :func:`_apart` there are two differences more, one in favour of each model: the loss of a uniform guess, or
+    half of what a mistake of either model would cost if that is more.
     """
     from scipy.special import stdtrit
 
-    known, guess = n * share + 2, math.log(num_classes)
-    half = float(stdtrit(known - 1, 0.975)) * _error(total * share, squares * share + 2 * guess**2, known, known - 1)
+    known = n * share + 2
+    half = float(stdtrit(known - 1, 0.975)) * _error(total * share, squares * share + 2 * more**2, known, known - 1)
     value, middle = total / n, total * share / known
     return Score(value, min(value, middle - half), max(value, middle + half))
 
@@ -391,26 +395,30 @@ def _mean(sums: tuple[int, int], n: int, share: float) -> tuple[float, float]:
     return mean, float(stdtrit(free, 0.975)) * math.sqrt(max(0.0, square - mean**2) / free)
 
 
-def _log_loss(loss: tuple[int, int], n: int, share: float, num_classes: int) -> Score:
+def _log_loss(sums: Sums, share: float, num_classes: int) -> Score:
     """Return a mean loss with the t interval of its logarithm, because losses are skewed.
 
     The upper end counts one example more, because a confident model's few large losses may be missing among few
-    examples: with twice the loss of a uniform guess, or twice the mean of the losses weighted by themselves if that is
-    more.
+    examples: with the most of twice the loss of a uniform guess, twice the mean of the losses weighted by themselves,
+    and half of what a wrong answer would cost, the mean loss if each example had another class. With that half, the end
+    of n examples without a mistake is near that cost times 3.7 / n, the share of mistakes that n examples show none of
+    in 2.5 % of draws.
+
+    No interval covers every model: of examples that cost 104 nats each, the largest loss, a share of .17 is absent from
+    20 in 2.5 % of draws, so that its end would have to be 17 nats above every mean.
     """
-    value = loss[0] / n / ONE
-    if not loss[0]:
-        return Score(0.0, 0.0, 2 * math.log(num_classes) / (n + 1))
-    extra = 2 * max(math.log(num_classes), loss[1] / loss[0])
+    loss, n = sums.loss or (0, 0), _scored(sums)
+    mistake = 0.0 if sums.histogram is None else cost_of_mistake(sums.histogram)
+    extra = max(2 * math.log(num_classes), 2 * loss[1] / max(1, loss[0]), mistake / 2)
     widened = loss[0] + round(extra * ONE), loss[1] + round(extra**2 * ONE)
     low, _ = _log_interval(loss, n, share)
     _, high = _log_interval(widened, n + 1, share)
-    return Score(value, low, high)
+    return Score(loss[0] / n / ONE, low, high)
 
 
 def _log_interval(sums: tuple[int, int], n: int, share: float) -> tuple[float, float]:
     mean, half = _mean(sums, n, share)
-    factor = math.exp(min(half / mean, 700.0))
+    factor = math.exp(min(half / mean, 700.0)) if mean else 1.0
     return mean / factor, mean * factor
 
 

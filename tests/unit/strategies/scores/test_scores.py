@@ -163,6 +163,27 @@ def test_intervals_of_macro_f1_and_log_loss_cover_the_truth_of_rare_classes(
         assert (covered / 200 >= 0.89).all(), (n, covered / 200)  # 92 % but for the draw of 200 runs
 
 
+@pytest.mark.parametrize("n", [20, 50, 200])
+def test_intervals_of_log_loss_cover_the_truth_of_models_that_are_sure_and_seldom_wrong(n: int) -> None:
+    """Two models are wrong on 5 and 2 % of the examples, each time at 50 nats."""
+    rng, covered = np.random.default_rng(0), []
+    for _ in range(300):
+        labels = rng.integers(0, 2, n)
+        said = [np.where(rng.random(n) < wrong, 1 - labels, labels) for wrong in (0.05, 0.02)]
+        models = [Answers.of(50 * torch.eye(2)[torch.from_numpy(each)], torch.from_numpy(labels)) for each in said]
+        alone, apart = scores_of(models[0].sums())["log-loss"], paired(*models)["log-loss"]
+        covered.append([alone.low <= 2.5 <= alone.high, apart.low <= 1.5 <= apart.high])
+    assert (np.mean(covered, axis=0) >= 0.9).all(), np.mean(covered, axis=0)
+
+
+def test_a_model_without_a_mistake_is_counted_one_that_costs_half() -> None:
+    """Of 20 right answers, each with exp(-30) for the other class."""
+    found = scores_of(sums_of(30 * torch.eye(2)[[0, 1] * 10], [0, 1] * 10))["log-loss"]
+    mean = 15 / 21
+    end = mean * np.exp(2.085963 * ((15**2 / 21 - mean**2) / 20) ** 0.5 / mean)  # t of 20 degrees
+    assert found.high == pytest.approx(end, rel=0.02)  # by the width of a bin
+
+
 def test_the_interval_of_macro_f1_is_worked_by_hand() -> None:
     """One of two classes: 3 of 4 examples that have it or are predicted as it are right, so that F1 is 6/7."""
     found = scores_of(sums_of(10 * torch.eye(2)[[1, 1, 1, 0]], [1, 1, 1, 1]))["macro-f1"]
