@@ -140,12 +140,12 @@ def results_table(results: Sequence[Facts]) -> Table:
 
 
 def _cells(client: Facts, metric: str) -> str:
-    found = client["gain"]
+    found, count = client["gain"], client["examples"]
     parts = [f"own model {_number(client['own'], metric)}"] if client["own"] else []
     parts.append(f"result {_number(client['result'], metric)}")
     parts += [] if found is None else [f"gain {gain_text(found, metric)}"]
     parts += [] if metric in client["result"] else client.get("notes", [])
-    return f"{titled(metric)} on {client['examples']} own examples: {', '.join(parts)}"
+    return f"{titled(metric, f'{count} own examples')}: {', '.join(parts)}"
 
 
 def client_table(facts: Facts) -> list[Table]:

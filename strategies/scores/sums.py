@@ -276,7 +276,9 @@ def _edges() -> npt.NDArray[np.float64]:
 @cache
 def _bin_losses() -> npt.NDArray[np.float64]:
     """Return -log of the score in the middle of each bin of a histogram [512], in nats."""
-    middle = np.sinh(np.convolve(np.linspace(*np.arcsinh(LOG_ODDS), HISTOGRAM_BINS - 1), [0.5, 0.5], "valid"))
+    low, high = np.arcsinh(LOG_ODDS)
+    ends = np.linspace(low, high, HISTOGRAM_BINS - 1)
+    middle = np.sinh((ends[1:] + ends[:-1]) / 2)
     return np.concatenate([[LARGEST_LOSS], np.logaddexp(0, -middle), [0.0]])
 
 

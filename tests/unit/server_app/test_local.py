@@ -18,9 +18,11 @@ import torch
 from typer.testing import CliRunner
 
 from client_app import work
+from client_app.evaluating import EvaluatingClient
 from server_app import cli as command_line
 from server_app.launch.superlink import Scalar
 from server_app.settings.choices import CHOICES
+from strategies.client.evaluation import Local
 from strategies.method import METHODS, Need
 
 ROOT = Path(command_line.__file__).parents[1]
@@ -148,6 +150,32 @@ def test_a_run_that_is_interrupted_while_a_client_trains_resumes_to_the_same_bit
     assert result["table"] == whole["table"]
     assert oneshot("resume", run)[1] == result
     assert oneshot("run", method="dense", run_dir=str(run))[0] == 1  # the folder holds a run
+
+
+def test_a_run_that_is_interrupted_while_its_clients_score_resumes_to_the_same_scores(
+    oneshot: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = oneshot("run", method="fedens", evaluate__on="clients", run_dir=str(tmp_path / "whole"))[1]
+    side, asked = EvaluatingClient.side, list[int]()
+
+    def noted(client: EvaluatingClient) -> Local:
+        asked.append(len(list((tmp_path / "state").glob("**/evaluation-*/*.safetensors"))))
+        if len(asked) == 2:
+            signal.raise_signal(signal.SIGTERM)
+        return side(client)
+
+    monkeypatch.setattr(EvaluatingClient, "side", noted)
+    monkeypatch.setenv("ONESHOT_CLIENT_STATE", str(tmp_path / "state"))
+    run = tmp_path / "cut"
+    assert oneshot("run", method="fedens", evaluate__on="clients", run_dir=str(run))[0] == 130
+    assert not (run / "result.json").exists()
+
+    status, result, log = oneshot("resume", run)
+
+    assert status == 0, log
+    assert asked == [0, 1, 1, 1, 2]  # answers kept: the first client repeats its own
+    assert result["evaluation"] == whole["evaluation"]
+    assert result["table"] == whole["table"]
 
 
 CODE = """
