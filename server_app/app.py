@@ -130,7 +130,8 @@ def _score_stored(
             f"the clients of {run} kept no examples for an evaluation: must be a run with 'evaluate.on' 'clients' or "
             "'both'"
         )
-    stored = [read_stored(Path(name), run, images, split) for name in listed(app.evaluate.results)]
+    # Sorted, so that the same results are the same question: clients answer two of them.
+    stored = [read_stored(Path(name), run, images, split) for name in sorted(listed(app.evaluate.results))]
     found = strategy.score_stored(
         grid,
         [each.report for each in stored],
@@ -149,9 +150,9 @@ def _score_stored(
             result = finish(folder, own, each.report, images, seconds=seconds, log=log_info, evaluation=facts)
             result["seconds"] = seconds
             folder.write_result(result)
-        log_info(f"{own.choice.name}, {each.folder}:")
-        for line in client_lines(facts):
-            log_info(line)
+        if SUPERNODES_VARIABLE not in os.environ:  # `oneshot evaluate` prints them itself
+            for line in (f"{own.choice.name}, {each.folder}:", *client_lines(facts)):
+                log_info(line)
 
 
 @contextmanager

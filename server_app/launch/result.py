@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from server_app.launch.console import Format
-from server_app.report.client_scores import chosen_of, client_lines, results_table, summary_line
+from server_app.report.client_scores import chosen_of, client_lines, missing_lines, results_table, summary_line
 from server_app.report.communication import moved_lines
 from server_app.report.gatekeeping import attack_lines
 from server_app.report.page import PAGE_FILE
@@ -81,11 +81,17 @@ def print_evaluations(results: Sequence[Mapping[str, Any]], format: Format) -> N
         return
     results_table(results).print()
     console = Console(markup=False, emoji=False)
+    lines = list[str]()
     for result in results:
         facts = result["evaluation"]
-        lines = client_lines(facts) if len(results) == 1 else [f"{result['method']}: {summary_line(facts)}"]
-        for line in (*lines, f"page  {result['run_dir']}/{PAGE_FILE}"):
-            console.print(printable(line), highlight=False, soft_wrap=True)
+        if len(results) == 1:
+            lines += client_lines(facts)
+        elif summary := summary_line(facts):
+            lines.append(f"{result['method']}: {summary}")
+        lines.append(f"page  {result['run_dir']}/{PAGE_FILE}")
+    lines += missing_lines(results[0]["evaluation"]) if len(results) > 1 else []  # the same of all results
+    for line in lines:
+        console.print(printable(line), highlight=False, soft_wrap=True)
 
 
 def _summarised(table: Sequence[Mapping[str, Any]], metric: str) -> list[Mapping[str, Any]]:

@@ -106,7 +106,12 @@ def client_lines(facts: Facts) -> list[str]:
     if line := summary_line(facts):
         lines.append(line)
     lines += facts.get("described", {}).get(RESULT, {}).get("notes", [])
-    return [*lines, *(f"not evaluated: {row['client']}: {row['reason']}" for row in facts["refused"])]
+    return [*lines, *missing_lines(facts)]
+
+
+def missing_lines(facts: Facts) -> list[str]:
+    """Return a line for each client without scores, and why it has none."""
+    return [f"not evaluated: {row['client']}: {row['reason']}" for row in facts["refused"]]
 
 
 def chosen_of(results: Sequence[Facts]) -> str:

@@ -78,7 +78,14 @@ def test_clients_of_a_finished_run_score_its_result_and_those_of_replays_in_one_
 
     status, repeated, log = oneshot("evaluate", place, "--on", "clients")
     assert status == 0, log  # a question that they have answered before
+    assert "own examples" not in log  # the command prints the scores itself, as JSON here
     assert repeated["results"][0]["evaluation"]["clients"] == result["evaluation"]["clients"]
+    places = [row["run_dir"] for row in reversed(compared["results"])]
+    status, repeated, log = oneshot("evaluate", *places, "--on", "clients")
+    assert status == 0, log  # the same results in another order
+    assert [row["evaluation"] for row in repeated["results"]] == [
+        row["evaluation"] for row in reversed(compared["results"])
+    ]
     status, failed, _ = oneshot("evaluate", cell, "--on", "clients")
     assert status == 1
     assert "answered 2 evaluations" in failed["error"]
