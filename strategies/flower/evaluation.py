@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
-from logging import WARNING
+from logging import INFO, WARNING
 from typing import Any, cast
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
@@ -20,7 +20,7 @@ from flwr.serverapp.strategy import FedAvg, Strategy
 from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 
 from ..core import refusals
-from ..core.errors import UploadError
+from ..core.errors import UploadError, printable
 from .arguments import Participation, kept_scores
 from .asking import Exchange, to_each
 from .messages import count_bytes, is_epsilon, is_weight, mean_metrics, metrics_of
@@ -171,7 +171,7 @@ class ClientEvaluation:
     def run(
         self, nodes: Nodes, server_round: int, arrays: ArrayRecord, config: ConfigRecord, timeout: float
     ) -> MetricRecord | None:
-        """Ask, wait at most ``timeout`` seconds for nodes and as long for answers, and average."""
+        """Ask, wait at most ``timeout`` seconds for nodes and as long for answers, log each node's, and average."""
         deadline = time.monotonic() + timeout
         while not (present := nodes.present()):
             if time.monotonic() >= deadline:
@@ -192,6 +192,8 @@ class ClientEvaluation:
             nodes.traffic.add(EVALUATION, nodes.names.describe(sent.node), up=count_bytes(reply.content))
             check(reply.content)
             replies.append(reply)
+            (scores,) = reply.content.metric_records.values()
+            log(INFO, "scores of %s: %s", nodes.names.describe(sent.node), printable(str(dict(scores))))
             return True
 
         exchange = Exchange(nodes, EVALUATION, question=to_each(contents, MessageType.EVALUATE), receive=receive)

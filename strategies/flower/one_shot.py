@@ -39,7 +39,7 @@ from .arguments import (
     scores_by_name,
 )
 from .evaluation import ClientEvaluation
-from .messages import Request
+from .messages import Request, is_anonymous
 from .results import log_ensemble, log_scores, show_result, single_model, write_run_card
 from .run import Rounds, RunOptions, RunStrategy, signature_of
 from .surroundings import refuse_noise_around
@@ -420,7 +420,7 @@ class OneShot(RunStrategy):
             held = {"holdout": asked.holdout, "per-class": asked.holdout_per_class}
             question = question_of(models, job, classes, jobs)
             question = replace(question, facts={**question.facts, **held})
-            wanted = pinned_clients(folder) or ()
+            wanted = [name for name in pinned_clients(folder) or () if not is_anonymous(name)]  # answers have names
             found = ask(clients, question, wanted=wanted, why=lambda name: clients.refused.get(name, "no answer"))
             return [found[result_name(number)] for number in range(len(reports))]
         finally:

@@ -25,8 +25,11 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.supercore.task_identity import TaskIdentity
 
 from strategies import FedENS, simulate
+from strategies.client import evaluation
+from strategies.client.evaluation import OwnExamples
 from strategies.core.errors import ComputeError, OptionError
 from strategies.flower.nodes import SETTLE_S
+from strategies.scores.exchange import Evaluation
 
 Client = Callable[[Message, Context], Message]
 
@@ -158,6 +161,48 @@ def test_simulation_runs_in_a_second_thread_and_under_asyncio_one_at_a_time_and_
 
 def trained(message: Message, context: Context) -> Message:
     return Message(records(weights(int(context.node_config["partition-id"]))), reply_to=message)  # type: ignore[arg-type]
+
+
+def test_clients_of_another_project_score_an_ensemble_and_their_own_models_by_one_line(tmp_path: Path) -> None:
+    app, found, kept = ClientApp(), list[Evaluation](), list[torch.nn.Module]()
+
+    def place_of(context: Context) -> int:
+        return int(context.node_config["partition-id"])
+
+    def examples(context: Context) -> OwnExamples:
+        draw = torch.Generator().manual_seed(place_of(context))
+        return OwnExamples(torch.randn(30, *SHAPE, generator=draw), torch.arange(30) % CLASSES, CLASSES)
+
+    def own(context: Context) -> torch.nn.Module:
+        model = net()
+        model.load_state_dict(weights(place_of(context)))
+        return model
+
+    evaluation.serve(
+        app, model=net, examples=examples, own=own, client=lambda context: f"node-{context.node_id}",
+        state_dir=str(tmp_path / "state"),
+    )  # fmt: skip
+
+    def server(grid: Grid, _: Context) -> None:
+        ours = FedENS(
+            net, num_classes=CLASSES, input_shape=SHAPE, compute="in-process", options=ONE_THREAD,
+            run_dir=tmp_path / "run",
+        )  # fmt: skip
+        ours.start(grid)
+        kept.append(ours.outcome)
+        found.append(ours.score_on_clients(grid, timeout=60))
+
+    run(trained, server, app=app)
+    [scored], [ensemble] = found, kept
+    assert not scored.refused
+    assert len(scored.clients) == 2
+    for client in scored.clients:
+        assert client.sums.keys() == {"own", "fedavg", "result"}
+    contexts = [Context(0, 0, {"partition-id": place}, RecordDict(), {}) for place in range(2)]
+    right = [int((ensemble(examples(one).inputs).argmax(1) == examples(one).labels).sum()) for one in contexts]
+    pooled = scored.pooled("result")
+    assert pooled is not None
+    assert (pooled.examples, pooled.correct) == (60, sum(right))
 
 
 def test_flower_s_own_strategy_and_one_of_ours_run_over_it_and_wait_for_nobody(tmp_path: Path) -> None:
