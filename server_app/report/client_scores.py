@@ -205,6 +205,8 @@ def confusion_tables(facts: Facts, classes: Sequence[str], most: int) -> list[Ta
         accuracy = client["scores"]["accuracy"]
         ends = f"{100 * accuracy['low']:.1f} to {100 * accuracy['high']:.1f}"
         notes = [f"Accuracy {100 * accuracy['value']:.1f} %, 95 % within {ends}"]
+        if errors := client.get("calibration-error"):
+            notes.append(f"calibration error {errors['value']:.3f}, of a calibrated model {errors['calibrated']:.3f}")
         notes = ["; ".join([*notes, *client.get("notes", ())]) + "."]
         found.append(Table(f"{client['client']}: true classes (rows) and predictions", ("", *names), rows, notes=notes))
     return found

@@ -14,7 +14,14 @@ from figure_checks import assert_inside_and_apart, drawn
 from matplotlib.image import imread
 from method_fakes import telling
 
-from server_app.report.client_scores import client_table, evaluation_facts, plot_clients, summary_line
+from server_app.report.client_scores import (
+    client_lines,
+    client_table,
+    confusion_tables,
+    evaluation_facts,
+    plot_clients,
+    summary_line,
+)
 from server_app.report.communication import Point
 from server_app.report.drawing import DPI, save, save_all
 from server_app.report.evaluation import Row, result_table
@@ -231,10 +238,36 @@ def test_a_client_that_cannot_be_compared_is_said_to_be_so() -> None:
     )
     assert any("its examples are all of one class" in note for note in table.notes)
     assert any("mean of clients: each has a scale of its own" in note for note in table.notes)
+    matrix = confusion_tables(facts, ("healthy", "ill"), 20)[1]
+    assert matrix.rows == [("healthy", "0", "0"), ("ill", "0", "5")]
+    (said,) = matrix.notes
+    assert said.startswith(
+        "Accuracy 100.0 %, 95 % within 56.6 to 100.0; calibration error 0.018, of a calibrated model "
+    )
+    assert said.endswith(
+        "no example is of class healthy: it has no recall and no AUROC, and enters no mean over classes."
+    )
     lost = {**facts["clients"][0]["gain"], "value": -0.02, "low": -0.05, "high": 0.01, "verdict": "ties"}
     assert summary_line({**facts, "clients": [{**facts["clients"][0], "gain": lost}]}) == (
         "Joining helps 0 of 1 clients; the median client loses 2.0 points; for 1 the difference may be chance."
     )
+
+
+def test_the_log_says_which_clients_share_less_and_what_the_scores_of_all_count() -> None:
+    labels = torch.arange(40) % 2
+    whole = Answers.of(4.0 * torch.eye(2)[labels], labels).sums()
+    less = replace(whole, loss=None, calibration=None, histogram=None, within=None, ties=None)
+    clients = tuple(ClientScores(name, {RESULT: sums}) for name, sums in (("north", whole), ("west", less)))
+    lines = client_lines(evaluation_facts(Evaluation(clients, {"east": "no"}), "clients", "auroc"))
+
+    assert lines == [
+        "north: AUROC on 40 own examples, %: result 100.0",
+        "west: AUROC on 40 own examples, %: result -, only accuracy, balanced accuracy and macro F1 are known: nodes "
+        "share no more",
+        "AUROC, log loss and calibration error are of 40 of the 80 examples: the other answers hold NaN or Inf, or "
+        "their nodes share less",
+        "not evaluated: east: no",
+    ]
 
 
 @pytest.mark.plots

@@ -158,8 +158,9 @@ def test_start_when_asked_to_lets_clients_evaluate_the_student(tmp_path: Path, s
     result = found.start(grid, evaluate_config=ConfigRecord({"batch": 7}))
     assert result.evaluate_metrics_clientapp[1]["accuracy"] == pytest.approx((10 * 0.2 + 30 * 0.8) / 40)
     assert sorted(line for line in said if line.startswith("scores of")) == [
-        "scores of node-1: {'accuracy': 0.2, 'num-examples': 10}", "scores of node-2: {'accuracy': 0.8, 'num-examples': 30}"
-    ]  # fmt: skip
+        "scores of node-1: {'accuracy': 0.2, 'num-examples': 10}",
+        "scores of node-2: {'accuracy': 0.8, 'num-examples': 30}",
+    ]
     asked = [m for m in grid.asked if m.metadata.message_type == MessageType.EVALUATE]
     assert len(asked) == 2
     assert asked[0].content["config"]["batch"] == 7

@@ -117,7 +117,11 @@ def test_auroc_is_within_its_bound_of_scikit_learn_and_the_confusion_matrix_is_i
     assert scores_of(whole)["auroc"].value == pytest.approx(wanted, abs=1e-6)
     assert whole.confusion is not None
     assert (whole.confusion == confusion_matrix(labels, logits.argmax(1), labels=[0, 1])).all()
-    assert abs(scores_of(halves)["auroc"].value - wanted) <= auroc_bound(halves) + 1e-6
+    bound = auroc_bound(halves)
+    assert abs(scores_of(halves)["auroc"].value - wanted) <= bound + 1e-6
+    (said,) = (note for note in describe(halves)["notes"] if note.startswith("AUROC is exact to "))
+    assert bound <= float(said.split()[4]) / 100 <= bound + 1e-4  # in points, never less than it is
+    assert not any("AUROC is exact" in note for note in describe(whole)["notes"])
 
 
 def test_intervals_cover_the_truth() -> None:
