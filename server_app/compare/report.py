@@ -284,10 +284,7 @@ def table_of(comparison: Mapping[str, Any], lines: Sequence[Line], *, work: bool
                 f"{'below 0 where it is worse, ' * (metric in LOWER_IS_BETTER)}with its 95 % interval over these "
                 "examples; a tie if the interval holds 0.",
                 *(
-                    [
-                        f"Some results lack their {worded(lines[0].metric)} by example, as those of "
-                        "earlier versions."
-                    ]
+                    [f"Some results lack their {worded(lines[0].metric)} by example, as those of earlier versions."]
                     * (metric != lines[0].metric)
                 ),
             ]

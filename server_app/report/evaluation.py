@@ -296,4 +296,4 @@ def _fits_fedavg(job: Job) -> bool:
 def best_score(metrics: Sequence[Mapping[str, Any]], last: float | None, metric: str = "accuracy") -> float | None:
     """Return the best score over the server epochs, which papers report; nothing is chosen by it here."""
     best = min if metric in LOWER_IS_BETTER else max
-    return None if last is None else best([last, *(float(row[metric]) for row in metrics if metric in row)])
+    return None if last is None else round(best([last, *(float(row[metric]) for row in metrics if metric in row)]), 4)

@@ -469,7 +469,7 @@ def test_escape_codes_of_others_are_written_out_in_lists_and_results(engine: Eng
         (["--num-supernodes", "1"], "'min-uploads' is 2: must be at most 1, the number of clients"),
         (["--run-config", "data.name=imagefolder data.image-size=32 data.root=nowhere"], "set data.root to a folder"),
         (["--run-config", "method=dense data.image-size=18"], "shape is (1, 18, 18): method 'dense' needs"),
-        (["--run-config", "model.name=cnn5"], "setting 'model.name' is 'cnn5', which does not take images"),
+        (["--run-config", "model.name=cnn5"], "setting 'model.name' is 'cnn5', which does not take examples"),
         (["--run-config", "method=fedavg model.student=resnet8"], "'model.name' is 'lenet5'"),
     ],
 )

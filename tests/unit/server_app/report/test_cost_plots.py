@@ -64,7 +64,7 @@ def test_a_log_loss_is_drawn_with_the_least_first() -> None:
         (plot_server_time(places, "log-loss"), "Log loss against the server's time"),
     ):
         axes = figure.axes[0]
-        assert texts_of(figure) == ["better, 0.38", "worse, 0.81 ± 0.02"]
+        assert texts_of(figure) == ["better, 0.38 nats", "worse, 0.81 ± 0.02 nats"]
         assert (axes.get_title(), axes.get_ylabel()) == (title, "log loss on held-out examples, nats")
         assert_readable(figure)
 

@@ -176,7 +176,7 @@ def test_the_job_has_the_data_set_s_shape_and_the_settings() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"model.student": "cnn5"}, r"'model.student' is 'cnn5', .* images of shape \(1, 16, 16\): must be lenet5"),
+        ({"model.student": "cnn5"}, r"'model.student' is 'cnn5', .* shape \(1, 16, 16\) in 10 classes: must be lenet5"),
         ({"model.per-client": "lenet5,cnn5"}, r"'model.per-client' is 'cnn5', .* shape \(1, 16, 16\)"),
         (
             {"data.partition": "classes", "data.classes-per-client": 11},
