@@ -12,6 +12,7 @@ import hashlib
 import math
 import re
 import zlib
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from logging import INFO
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from fl_app.node_config import client_name
 from strategies.core.checkpoints import other_kind
 from strategies.core.errors import DataError, OptionError
 from strategies.core.scan import Scan, has_suffix, log_once, scan, without_suffix
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 
 
 SCHEMA_FILE = "schema.toml"
+MOST_NAMED = 64  # clients whose names a line of the log has
 MISSING = ("", "?", "NA")  # cells of the files that hold no value
 _NUMERIC, _CATEGORICAL = ("mean", "deviation", "missing"), ("levels", "missing")
 
@@ -215,12 +218,15 @@ def open_tables(
     labels = torch.cat([_labels(frame, label, schema, file) for frame, file in zip(frames, files, strict=True)])
     rows = torch.cat([encoded(frame, schema, file) for frame, file in zip(frames, files, strict=True)])
     if client and split == "train":
-        holders = _codes(frames[0], client, files[0], "client")
+        holders, names = _codes(frames[0], client, files[0], "client")
     else:
         holders = torch.repeat_interleave(torch.tensor([len(frame) for frame in frames]))
+        names = [without_suffix(file, SUFFIXES[form]) for file in files]
+    if len(names) > 1:
+        _name_clients(files[0] if client else files[0].parent, names)
     groups = None
     if group and (split == "train" or all(group in frame for frame in frames)):
-        groups = torch.cat([_codes(frame, group, file, "group") for frame, file in zip(frames, files, strict=True)])
+        groups = torch.cat([_codes(frame, group, file, "group")[0] for frame, file in zip(frames, files, strict=True)])
     return TableHalf(labels, rows, holders, by_client, groups)
 
 
@@ -273,7 +279,7 @@ def _features(values: pd.Series[str], column: Column, file: Path, separator: str
         what = f"must be filled in, or column {column.name!r} of {SCHEMA_FILE} must say what stands for 'missing'"
         raise DataError(f"{_place(values.isna(), column.name, file)} no value: {what}")
     if column.levels:
-        filled = _whole(values if column.missing is None else values.fillna(str(column.missing)), column.levels)
+        filled = _as_words(values if column.missing is None else values.fillna(str(column.missing)), column.levels)
         if (wrong := ~filled.isin(column.levels)).any():
             allowed = f"must be one of {', '.join(column.levels)}"
             raise DataError(f"{_place(wrong, column.name, file)} {str(filled[wrong].iloc[0])[:80]!r}: {allowed}")
@@ -297,7 +303,7 @@ def _features(values: pd.Series[str], column: Column, file: Path, separator: str
 def _labels(frame: pd.DataFrame, label: str, schema: Schema, file: Path) -> torch.Tensor:
     import pandas as pd
 
-    values = _whole(_column_of(frame, label, file), schema.classes)
+    values = _as_words(_column_of(frame, label, file), schema.classes)
     codes = pd.Index(schema.classes).get_indexer(pd.Index(values))  # -1: none of them
     if (wrong := pd.Series(codes == -1)).any():
         value = values[wrong].iloc[0]
@@ -306,14 +312,22 @@ def _labels(frame: pd.DataFrame, label: str, schema: Schema, file: Path) -> torc
     return torch.from_numpy(codes.astype("int64"))
 
 
-def _whole(values: pd.Series[str], words: Sequence[str]) -> pd.Series[str]:
-    """Return cells such as 1.0 as 1 where all words are whole numbers; programs write such beside missing ones."""
-    numbers = all(re.fullmatch(r"-?\d+", word) for word in words)
-    return values.str.replace(r"^(-?\d+)\.0+$", r"\1", regex=True) if numbers else values
+def _as_words(values: pd.Series[str], words: Sequence[str]) -> pd.Series[str]:
+    """Return cells as the words that mean the same: 1.0 and 1, 0.50 and 0.5, TRUE and True, as programs write them."""
+    counts = Counter(map(_meaning, words))
+    of = {_meaning(word): word for word in words if counts[_meaning(word)] == 1}
+    found = {cell: of.get(_meaning(cell), cell) for cell in values.dropna().unique() if cell not in words}
+    return values.replace(found) if found else values
 
 
-def _codes(frame: pd.DataFrame, column: str, file: Path, what: str) -> torch.Tensor:
-    """Return the number of each row's client or group, by the order of the names."""
+def _meaning(word: str) -> str:
+    if word.lower() in ("true", "false"):
+        return word.lower()
+    return word.rstrip("0").rstrip(".") if re.fullmatch(r"-?\d+\.\d+", word) else word
+
+
+def _codes(frame: pd.DataFrame, column: str, file: Path, what: str) -> tuple[torch.Tensor, list[str]]:
+    """Return the number of each row's client or group, int64 [N], and the names by their numbers."""
     import pandas as pd
 
     names = _column_of(frame, column, file)
@@ -323,7 +337,17 @@ def _codes(frame: pd.DataFrame, column: str, file: Path, what: str) -> torch.Ten
     for name in names.unique() if what == "client" else ():
         if (other := firsts.setdefault(name.casefold(), name)) != name:
             raise DataError(f"{file}, column {column!r} has {other!r} and {name!r}: must name each client in one way")
-    return torch.from_numpy(pd.Categorical(names).codes.astype("int64"))
+    coded = pd.Categorical(names)
+    return torch.from_numpy(coded.codes.astype("int64")), coded.categories.tolist()
+
+
+def _name_clients(where: Path, names: Sequence[str]) -> None:
+    """Log which client has which name: the order is that of texts, in which 10 stands before 2."""
+    shown = [
+        f"{client_name({'partition-id': number})} is {name[:40]}" for number, name in enumerate(names[:MOST_NAMED])
+    ]
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    log_once(INFO, f"{where}: {', '.join(shown)}{more}, by the order of the texts")
 
 
 def _training_files(folder: Path, form: str, client: str) -> list[Path]:

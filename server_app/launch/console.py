@@ -7,10 +7,8 @@ import os
 import re
 import shlex
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, Literal, NoReturn, TextIO
 
 import typer
@@ -56,8 +54,10 @@ def progress_bar(format: Format) -> Iterator[None]:  # noqa: A002
     if not stream.isatty() or _bars:
         yield
         return
-    with tempfile.TemporaryDirectory(prefix="oneshot-") as folder:
-        path = Path(folder) / "progress.json"
+    from server_app.launch.guard import guarded  # late: it loads psutil, and most commands show no bar
+
+    with guarded(lambda: False) as (folder, _):  # the folder goes however this process ends
+        path = folder / "progress.json"
         os.environ[ProgressFile.VARIABLE] = str(path)
         _bars.append(Bar(ProgressFile(path), stream))
         try:

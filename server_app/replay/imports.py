@@ -28,6 +28,7 @@ from strategies.core.checkpoints import (
     is_adapter,
     read_checkpoint,
     read_classes,
+    same_training_notes,
     scan_checkpoints,
 )
 from strategies.core.durable import MIB, make_folder, staged, store_errors, sync_folder
@@ -309,6 +310,8 @@ def _fill(  # noqa: PLR0913  what both kinds of import differ in
 ) -> dict[str, Any]:
     """Make the run folder, whole or not at all, and return the import's result."""
     files = {entry.facts.client: entry.path.name for entry in entries}
+    for note in same_training_notes(entry.path for entry in entries):
+        log(f"checkpoints in {request.folder}: {note}")
     with _whole_or_absent(target) as staging:
         with opened(staging) as run:
             refused = store(run)

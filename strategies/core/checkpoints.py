@@ -64,6 +64,15 @@ _SHARDS = "its index names"
 _SLACK = 2**24
 
 
+# Words of file names by which training scripts tell the states of one training apart, and words that say nothing of
+# whose model it is; after one of _TIMES a number is a time.
+_TIMES = ("epoch", "epochs", "ep", "step", "steps", "iter", "iteration", "checkpoint", "ckpt")
+_MOMENTS = ("best", "last", "latest", "final")
+_KINDS = ("model", "weights", "state", "dict", "net")
+# What Lightning writes into names: epoch=3-val_loss=0.25, and -v1 behind a name that was taken.
+_SCORED = re.compile(r"(?:epoch|step|[a-z_/]*(?:loss|acc|auc|auroc|f1|score|metric)[a-z_/]*)=-?[\d.e]+|-v\d+$")
+
+
 ADAPTER_CONFIG = "adapter_config.json"  # of PEFT's folders
 
 
@@ -98,6 +107,26 @@ def client_name_of(path: Path) -> str:
     A character that a client name must not hold becomes a dash; a name begins with a letter or a digit.
     """
     return re.sub(r"[^A-Za-z0-9._-]+", "-", without_suffix(path, SUFFIXES)).lstrip("._-")[:64]
+
+
+def same_training_notes(paths: Iterable[Path]) -> list[str]:
+    """Return a line for files of a folder that their names make states of one training, such as its last and best."""
+    groups: dict[tuple[Path, str], list[tuple[str, bool]]] = {}
+    for path in paths:
+        stem = without_suffix(path, SUFFIXES).lower()
+        bare, dated = _SCORED.subn(" ", stem)
+        words = re.findall(r"[^\W\d_]+|\d+", bare)
+        timed = [word.isdigit() and before in _TIMES for before, word in zip(["", *words], words, strict=False)]
+        rest = [word for word, time in zip(words, timed, strict=True) if not time]
+        owner = " ".join(word for word in rest if word not in (*_TIMES, *_MOMENTS, *_KINDS))
+        told = bool(dated) or not {*_TIMES, *_MOMENTS}.isdisjoint(rest)
+        groups.setdefault((path.parent, owner), []).append((path.name, told))
+    line = "{} are states of one training by their names, and each counts as a client: must be one file per client"
+    return [
+        line.format(shorten_list([name for name, _ in files]))
+        for files in groups.values()
+        if len(files) > 1 and any(told for _, told in files)
+    ]
 
 
 def read_checkpoint(path: Path) -> dict[str, torch.Tensor]:

@@ -10,7 +10,7 @@ from functools import cache
 from logging import INFO, WARNING, getLogger
 from pathlib import Path
 
-from .errors import shorten_list
+from .errors import one_line, shorten_list
 
 # What file managers, notebooks, network drives and archives leave beside the files of a folder.
 TOOLS = frozenset({
@@ -121,5 +121,5 @@ def _files(paths: Sequence[Path]) -> str:
 
 @cache
 def log_once(level: int, line: str) -> None:
-    """Log a line that this process has not logged before."""
-    LOG.log(level, "%s", line)
+    """Log a line that this process has not logged before; it may have names of files, or of a client's records."""
+    LOG.log(level, "%s", one_line(line))

@@ -15,7 +15,7 @@ from flwr.serverapp import Grid
 
 from ..core import refusals
 from ..core.durable import MIB
-from ..core.errors import QuorumError, UploadError, blaming, printable, shorten_list
+from ..core.errors import QuorumError, StoreError, UploadError, blaming, describe, one_line, shorten_list
 from ..core.facts import UNNAMED, Agreed, Agreement, UploadFacts
 from ..core.scan import log_once
 from ..method import State
@@ -34,9 +34,9 @@ from .messages import (
     arrays_name,
     count_bytes,
     is_anonymous,
-    is_epsilon,
     mean_metrics,
     read_reply,
+    say_left_out_of_means,
     without_arrays,
 )
 from .names import Names
@@ -87,6 +87,7 @@ class Collector:
         self._late = self._closed = False
         self._reported: dict[str, tuple[int, Mapping[str, Any]]] = {}
         self._contents: dict[str, RecordDict] = {}
+        self._unstored: dict[str, str] = {}  # client -> why this machine's disk does not take its upload
         self._chosen: set[int] | None = None
         self.clients = {client for client in folder.held() if not is_anonymous(client)}
         # The bytes before a crash count too.
@@ -193,11 +194,17 @@ class Collector:
         return True
 
     def check_quorum(self, min_uploads: int, asked: int, timeout: float, connected: int = 0) -> None:
-        """Refuse to continue with too few uploads.
+        """Refuse to continue with too few uploads, or without those of clients that have sent theirs.
 
         Raises:
             QuorumError: Names who is missing and why.
+            StoreError: The disk takes no further uploads, for which the clients are not to blame.
         """
+        if unstored := [name for name in sorted(self._unstored) if name not in self.clients]:
+            raise StoreError(
+                f"{shorten_list(unstored)}: {self._unstored[unstored[0]]}. Make room there and resume: "
+                f"{len(self.clients)} uploads are kept, the others are asked for again"
+            )
         if len(self.clients) >= min_uploads:
             return
         by_reason: dict[str, list[str]] = {}
@@ -224,14 +231,10 @@ class Collector:
                 replies = [content for _, content in sorted(self._contents.items())]
                 return dict(kept_scores("train_metrics_aggr_fn", own(replies, weight)) or {})
             except Exception as error:  # noqa: BLE001  a project's own code; the uploads matter more
-                log(WARNING, "train_metrics_aggr_fn failed (%s: %s): the mean is taken", type(error).__name__, error)
-        reports = [report for _, report in sorted(self._reported.items()) if report[0]]
-        means = mean_metrics([metrics for _, metrics in reports], [examples for examples, _ in reports])
-        told = {key for _, metrics in reports for key in metrics if not is_epsilon(key)}
-        if without := sorted(told - means.keys()):
-            line = "most clients report no finite number as %s: it has no mean"
-            log(WARNING, line, shorten_list([printable(key) for key in without]))
-        return means
+                log(WARNING, "train_metrics_aggr_fn failed (%s): the mean is taken", one_line(describe(error)))
+        reports = {name: report for name, report in sorted(self._reported.items()) if report[0]}
+        say_left_out_of_means({name: metrics for name, (_, metrics) in reports.items()})
+        return mean_metrics([metrics for _, metrics in reports.values()], [size for size, _ in reports.values()])
 
     def _accept(self, reply: Message, sent: SentQuestion) -> None:
         classes, most, sender = self._num_classes, self._max_bytes, self._names.describe(sent.node)
@@ -266,9 +269,9 @@ class Collector:
             with blaming(name):
                 warning = self._probe(checked.facts, checked.state)
             if warning:
-                log(WARNING, "upload of %s: %s", name, warning)
+                log(WARNING, "upload of %s: %s", name, one_line(warning))
         if not (checked.anonymous and name in self._folder.held()):
-            self._folder.accept(replace(checked.facts, client=name), checked.state)
+            self._store(replace(checked.facts, client=name), checked.state)
         self._agreed.add(name, checked.facts.agreement)
         self.clients.add(name)
         self._reported[name] = (checked.facts.num_examples or 0, checked.metrics)
@@ -279,6 +282,14 @@ class Collector:
         # The whole account each time: of many clients only every few seconds, or n uploads would cost n squared.
         self._save_traffic(interval_s=len(self.clients) // 200)
         log(INFO, "upload of %s: %s, %.2f MiB, %s", name, checked.facts.architecture, size / MIB, self._fate())
+
+    def _store(self, facts: UploadFacts, state: State) -> None:
+        try:
+            self._folder.accept(facts, state)
+        except UploadError as error:
+            if isinstance(error.__cause__, OSError):
+                self._unstored[facts.client] = error.reason
+            raise
 
     def _save_traffic(self, *, interval_s: float = 0.0) -> None:
         self.traffic.save(lambda line: log(WARNING, "%s", line), interval_s=interval_s)

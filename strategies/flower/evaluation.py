@@ -20,7 +20,7 @@ from flwr.serverapp.strategy import FedAvg, Strategy
 from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 
 from ..core import refusals
-from ..core.errors import UploadError, printable
+from ..core.errors import UploadError, one_line, printable
 from .arguments import Participation, kept_scores
 from .asking import Exchange, to_each
 from .messages import count_bytes, is_epsilon, is_weight, mean_metrics, metrics_of
@@ -165,7 +165,7 @@ class ClientEvaluation:
         try:
             return average_scores(self._fedavg(), server_round, replies)
         except (AggregationError, InconsistentMessageReplies) as error:
-            log(WARNING, "the clients' scores cannot be averaged: %s", error)
+            log(WARNING, "the clients' scores cannot be averaged: %s", one_line(str(error)))
             return None
 
     def run(

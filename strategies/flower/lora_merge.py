@@ -14,7 +14,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 
-from ..core.errors import OptionError, QuorumError, UploadError
+from ..core.errors import OptionError, QuorumError, UploadError, one_line
 from ..core.facts import ADAPTER, UNKNOWN_SHAPE, Upload, UploadFacts, default_normalization
 from ..core.names import is_adapter_state, match_names
 from ..core.seeds import derive_seed
@@ -154,7 +154,7 @@ class LoRAMerge(FedAvg):
         if names.notes and not (names.missing or names.extra or names.counters):
             message.content[key] = ArrayRecord({own: record[found] for own, found in names.sources.items()})
             for note in names.notes:
-                log(INFO, "adapter of node-%d: %s", message.metadata.src_node_id, note)
+                log(INFO, "adapter of node-%d: %s", message.metadata.src_node_id, one_line(note))
         return message
 
     def _upload(self, message: Message) -> Upload:

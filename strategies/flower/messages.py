@@ -26,7 +26,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, Met
 
 from ..client import held_digest
 from ..core import refusals
-from ..core.errors import blaming
+from ..core.errors import blaming, one_line, printable, shorten_list
 from ..core.facts import CLIENT_NAME, EXPECTED, Agreed, UploadFacts, read_agreement, weights_alone
 from ..core.scan import LOG
 from ..method import Job, Method, State
@@ -180,7 +180,7 @@ def _check_state(arrays: ArrayRecord, facts: UploadFacts, whole: Signature, part
     else:
         state = part.complete(check_upload(arrays, architecture, part.signature(whole), form, notes))
     for note in notes:
-        LOG.info("upload of %s: %s", facts.client, note)
+        LOG.info("upload of %s: %s", facts.client, one_line(note))
     return state
 
 
@@ -275,6 +275,27 @@ def mean_metrics(records: Sequence[Mapping[str, Any]], weights: Sequence[float])
             named = key if key.startswith("max") else f"max{'_' if '_' in key else '-'}{key}"
             means[named] = max(values) if form[1] < 0 else [max(each) for each in zip(*values, strict=True)]
     return means
+
+
+def say_left_out_of_means(records: Mapping[str, Mapping[str, Any]]) -> None:
+    """Log whose numbers the means of :func:`mean_metrics` leave out, and which numbers have none.
+
+    Args:
+        records: Client or node -> its numbers.
+    """
+    forms = {name: number_forms(record) for name, record in records.items()}
+    common = common_to_most([*forms.values()])
+    for form in sorted(common):
+        key, lacking = printable(form[0][:80]), [name for name, own in forms.items() if form not in own]
+        what = f"the mean of {key} is of {len(forms) - len(lacking)} of {len(forms)} clients"
+        if is_epsilon(form[0]):
+            what = f"{key} has no largest value"
+        if lacking:
+            LOG.warning("%s: no finite number comes from %s", what, shorten_list(lacking))
+    told = {key for record in records.values() for key in record if not is_epsilon(key)}
+    if without := sorted(told - {key for key, _ in common}):
+        which = shorten_list([printable(key) for key in without])
+        LOG.warning("most clients report no finite number as %s: it has no mean", which)
 
 
 def number_forms(record: Mapping[str, Any]) -> set[tuple[str, int]]:

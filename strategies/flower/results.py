@@ -13,7 +13,7 @@ from flwr.serverapp.strategy import Result
 
 from ..combiners.outcomes import find_members
 from ..core.durable import atomic_write, store_errors
-from ..core.errors import OneShotError, printable
+from ..core.errors import OneShotError, one_line, printable
 from ..merging.card import write_card
 from ..merging.copies import maker_of
 from ..run import CARD_FILE
@@ -60,7 +60,7 @@ class NoArrays(ArrayRecord):
 def log_scores(what: str, scores: MetricRecord | None) -> None:
     """Log scores as Flower's strategies do."""
     log(INFO, "%s", what)
-    log(INFO, "    └──> MetricRecord: %s", printable(str(scores)))
+    log(INFO, "    └──> MetricRecord: %s", one_line(str(scores)))
 
 
 def how_to_load(folder: RunFolder, report: StageReport) -> str:
@@ -95,7 +95,8 @@ def show_result(folder: RunFolder, result: Result) -> None:
     """Log a finished run's scores as Flower's strategies do, and write them into the run folder."""
     log(INFO, "Final results:")
     for line in str(result).splitlines():
-        log(INFO, "    %s", printable(line.expandtabs(4)))
+        depth = len(line := line.expandtabs(4)) - len(line.lstrip())
+        log(INFO, "    %s%s", " " * depth, one_line(line))
     write_json(folder.path / SCORES_FILE, {part: getattr(result, part) for part in PARTS})
 
 

@@ -29,6 +29,7 @@ from ..core.checkpoints import (
     open_checkpoint,
     read_checkpoint,
     read_classes,
+    same_training_notes,
     scan_checkpoints,
     unwrap_state,
     write_tensors,
@@ -563,7 +564,8 @@ def merge(
     input_shape = None if input_shape is None else check_shape(input_shape)
     num_classes, input_shape = num_classes or 0, UNKNOWN_SHAPE if input_shape is None else input_shape
     named = name_models(models)
-    notes = _compare_classes(named)
+    files = [Path(one) for one in named.values() if isinstance(one, str | Path)]
+    notes = [*_compare_classes(named), *same_training_notes(files)]
     named = _as_adapters(named, chosen)
     adapters = open_adapters(named)
     if adapters:

@@ -14,7 +14,7 @@ from flwr.serverapp.strategy import Strategy
 from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 
 from ...core import refusals
-from ...core.errors import UploadError, printable
+from ...core.errors import UploadError, one_line, printable
 from ...core.names import match_names
 from ...core.scan import LOG
 from ...uploads.checks import check_arrays
@@ -28,6 +28,7 @@ from ..messages import (
     metrics_name,
     metrics_of,
     number_forms,
+    say_left_out_of_means,
 )
 from ..surroundings import within
 
@@ -131,6 +132,8 @@ def _numbers(strategy: Strategy, answers: Sequence[CheckedAnswer]) -> list[Metri
     records = [metrics_of(answer.content) for answer in answers]
     weight, forms = getattr(strategy, "weighted_by_key", EXAMPLES), [number_forms(record) for record in records]
     found = [MetricRecord() for _ in answers]
+    nodes = [f"node-{answer.message.metadata.src_node_id}" for answer in answers]
+    say_left_out_of_means(dict(zip(nodes, records, strict=True)))
     for number in sorted(common_to_most(forms)):
         key, has = number[0], [number in form for form in forms]
         mean = None if all(has) else _mean(list(compress(records, has)), key, weight)
@@ -239,5 +242,5 @@ def decode_record(
     names = match_names(record, signature)
     found = check_arrays(record, name, signature, array_form(name), names)
     for note in names.notes:
-        LOG.info("array record %r: %s", name, note)
+        LOG.info("array record %s: %s", one_line(repr(name)), one_line(note))
     return found

@@ -10,7 +10,7 @@ from flwr.app import Message, MetricRecord
 from flwr.common.logger import log
 from flwr.serverapp.exception import AggregationError, InconsistentMessageReplies
 
-from ...core.errors import QuorumError, printable
+from ...core.errors import QuorumError, one_line, printable
 from ..evaluation import average_scores, scores_check
 from ..run import log_info
 from .base import Base
@@ -43,7 +43,7 @@ class ClientScores:
         try:
             scores = self.average(server_round, self._ask(server_round, trip))
         except (AggregationError, InconsistentMessageReplies, QuorumError) as error:
-            log(WARNING, "round %d: no scores of the clients: %s", server_round, error)
+            log(WARNING, "round %d: no scores of the clients: %s", server_round, one_line(str(error)))
             return {}
         if scores is None:
             return {}
@@ -62,7 +62,7 @@ class ClientScores:
         try:
             return average_scores(self._base.strategy, server_round, replies)
         except (AggregationError, InconsistentMessageReplies) as error:
-            log(WARNING, "round %d: no scores of the clients: %s", server_round, error)
+            log(WARNING, "round %d: no scores of the clients: %s", server_round, one_line(str(error)))
             return None
 
     def _ask(self, server_round: int, trip: RoundTrip) -> list[Message]:

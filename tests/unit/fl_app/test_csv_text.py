@@ -123,7 +123,7 @@ def zipped(data: bytes, *names: str) -> bytes:
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
         for name in names:
-            archive.writestr(name, data)
+            archive.writestr(zipfile.ZipInfo(name), data)  # of one date, so that all workers name a test alike
     return file.getvalue()
 
 

@@ -42,6 +42,14 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def lines(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is logged once."""
+    found: list[str] = []
+    monkeypatch.setattr("strategies.core.scan.LOG.log", lambda level, form, line: found.append(form % line))
+    return found
+
+
 def config(folder: Path, name: str = "csv", **more: object) -> DataConfig:
     return DataConfig(name=name, root=str(folder), label="outcome", **more)  # type: ignore[arg-type]
 
@@ -56,12 +64,13 @@ def test_rows_become_features_by_the_schema_alone(folder: Path) -> None:
     assert open_data(config(folder), "test").take().images[:, :, 0, 0].tolist() == FEATURES[:3]
 
 
-def test_a_column_names_the_clients(folder: Path) -> None:
+def test_a_column_names_the_clients(folder: Path, lines: list[str]) -> None:
     data = config(folder, client="centre", partition="domains")
     split = open_data(data, "train")
 
     parts = [own_positions(split, AppConfig(data=data), partition_id=k, num_partitions=2).tolist() for k in (0, 1)]
     assert parts == [[1, 3], [0, 2]]  # north, south
+    assert f"{folder}/train.csv: client-000 is north, client-001 is south, by the order of the texts" in lines
     for changed, line in (
         (config(folder, client="centre"), "'data.partition' is 'dirichlet-classes': must be 'domains'"),
         (data, "3 clients where 'data.partition' is 'domains': must be 2"),
@@ -172,9 +181,7 @@ def test_a_table_may_have_any_case_be_packed_or_have_tabs(folder: Path, name: st
     assert open_data(config(folder), "train").take().images[:, :, 0, 0].tolist() == FEATURES
 
 
-def test_clients_tables_that_are_not_read_are_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines: list[str] = []
-    monkeypatch.setattr("strategies.core.scan.LOG.log", lambda level, form, line: lines.append(form % line))
+def test_clients_tables_that_are_not_read_are_said(folder: Path, lines: list[str]) -> None:
     (folder / "train").mkdir()
     (folder / "train.csv").rename(folder / "train" / "a.csv")
     (folder / "train" / "b.CSV").write_text("\n".join([HEAD, *TRAIN[:2]]).replace(",", ";"))
@@ -184,6 +191,7 @@ def test_clients_tables_that_are_not_read_are_said(folder: Path, monkeypatch: py
     assert lines == [
         f"{folder}/train: 2 tables of training rows; left out are 1 file (1 .xlsx): c.xlsx",
         f"{folder}/train/b.CSV: cells are divided by semicolons",
+        f"{folder}/train: client-000 is a, client-001 is b, by the order of the texts",
     ]
 
 
@@ -268,3 +276,32 @@ def test_spaces_around_cells_and_whole_numbers_with_a_point_mean_nothing(folder:
     assert split.take().images[:, :, 0, 0].tolist() == FEATURES
     parts = [own_positions(split, AppConfig(data=data), partition_id=k, num_partitions=2).tolist() for k in (0, 1)]
     assert parts == [[1, 3], [0, 2]]
+
+
+@pytest.mark.parametrize(
+    ("listed", "cells", "labels"),
+    [
+        ("[false, true]", ["TRUE", "False", "false", "true"], [1, 0, 0, 1]),
+        ('["false", "true"]', ["True", "FALSE", "False", "TRUE"], [1, 0, 0, 1]),
+        ("[0.5, 1.0]", ["1", "0.50", "0.5", "1.00"], [1, 0, 0, 1]),
+        ('["benign", 1]', ["1.0", "benign", "benign", "1"], [1, 0, 0, 1]),  # as pandas writes a column with a gap
+        ('["1", "1.0"]', ["1.0", "1", "1", "1.0"], [1, 0, 0, 1]),  # two codes
+        ("[2024-01-31, 2024-02-01]", ["2024-02-01", "2024-01-31", "2024-01-31", "2024-02-01"], [1, 0, 0, 1]),
+        ('["01", "10"]', ["10.0", "01", "1", "10"], "row 3: '1': must be one of 01, 10"),
+        ('["1", "1.0"]', ["1.00", "1", "1", "1.0"], "row 1: '1.00': must be one of 1, 1.0"),
+        ("[false, true]", ["yes", "False", "0", "true"], r"row 1 \(and 1 more\): 'yes': must be one of False, True"),
+        ("[false, true]", ["", "False", "NA", "true"], r"row 1 \(and 1 more\): no value: must be one of False, True"),
+    ],
+)
+def test_a_class_has_one_meaning_however_programs_write_it(
+    folder: Path, listed: str, cells: list[str], labels: list[int] | str
+) -> None:
+    text = (folder / "schema.toml").read_text()
+    (folder / "schema.toml").write_text(text.replace('["healthy", "ill"]', listed))
+    rows = [row.rpartition(",")[0] + "," + cell for row, cell in zip(TRAIN, cells, strict=True)]
+    (folder / "train.csv").write_text("\n".join([HEAD, *rows]))
+    if isinstance(labels, list):
+        assert open_data(config(folder), "train").labels.tolist() == labels
+    else:
+        with pytest.raises(DataError, match=labels):
+            open_data(config(folder), "train")

@@ -261,8 +261,10 @@ def test_models_that_name_other_classes_or_another_order_are_not_merged(tmp_path
         merge(tmp_path, method, model=net, **SHAPE)
     (tmp_path / "c.pt").unlink()
     lines = list[str]()
+    torch.save(trained(4).state_dict(), tmp_path / "b-last.pt")
     merge(tmp_path, method, model=net, log=lines.append, **SHAPE)
-    assert "b name no classes: taken to be those of the others, in their order" in lines
+    assert "b, b-last name no classes: taken to be those of the others, in their order" in lines
+    assert any(line.startswith("b-last.pt, b.pt are states of one training by their names") for line in lines)
 
 
 class Counted(nn.Module):

@@ -389,6 +389,10 @@ def test_checkpoints_that_name_other_classes_are_refused_and_numbers_of_the_data
 def test_files_with_the_weights_of_others_are_named(imported: Import, models: Path) -> None:
     torch.save(state_of("lenet5", 1), models / "b.pt")
     torch.save({"state_dict": state_of("lenet5", 1)}, models / "copy.ckpt")
+    torch.save(state_of("lenet5", 2), models / "b-last.pt")
     lines = list[str]()
     imported(lines=lines)
+    assert any(
+        line.startswith(f"checkpoints in {models}: b-last.pt, b.pt are states of one training") for line in lines
+    )
     assert "the uploads of b, copy are equal: must be of clients that train on examples of their own" in lines

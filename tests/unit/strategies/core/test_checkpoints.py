@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from strategies.core.checkpoints import read_checkpoint, read_classes
+from strategies.core.checkpoints import read_checkpoint, read_classes, same_training_notes
 from strategies.core.errors import UploadError
 from strategies.core.scan import LOG
 
@@ -34,6 +34,28 @@ def test_a_training_script_s_checkpoint_is_its_state_dict(tmp_path: Path, wrappe
     torch.save(state if wrapper is None else {"optimizer": optimizer, wrapper: state, "epoch": 3}, tmp_path / "a.pt")
 
     assert_state(read_checkpoint(tmp_path / "a.pt"))
+
+
+@pytest.mark.parametrize(
+    ("names", "of_one"),
+    [
+        (["best.pt", "last.pt"], "best.pt, last.pt"),
+        (["checkpoint-100", "checkpoint-200"], "checkpoint-100, checkpoint-200"),
+        (["epoch=3-val_loss=0.25.ckpt", "last-v1.ckpt"], "epoch=3-val_loss=0.25.ckpt, last-v1.ckpt"),
+        (["checkpoint.pth.tar", "model_best.pth.tar"], "checkpoint.pth.tar, model_best.pth.tar"),
+        (["a_best.pt", "a_last.pt", "b_best.pt"], "a_best.pt, a_last.pt"),
+        (["client-1.pt", "client-2.pt", "client-10.pt"], ""),
+        (["client1_best.pt", "client2_best.pt"], ""),
+        (["north_epoch_10.pth", "south_epoch_12.pth"], ""),
+        (["client=1-epoch=3.ckpt", "client=2-epoch=3.ckpt"], ""),
+        (["model.pt", "net.pt"], ""),
+        (["日本.pt", "中国.pt", "best.pt"], ""),
+    ],
+)
+def test_the_states_of_one_training_are_told_by_their_names(names: list[str], of_one: str) -> None:
+    notes = same_training_notes(Path("models") / name for name in names)
+    assert [note.partition(" are states of one training")[0] for note in notes] == [of_one] * bool(of_one)
+    assert not same_training_notes(Path(f"client-{number}") / name for number, name in enumerate(names))
 
 
 @pytest.mark.parametrize(

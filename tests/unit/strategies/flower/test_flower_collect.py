@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import errno
+import math
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from flower_fakes import CLASSES, SIGNATURES, FakeGrid, equal, failing, named, records, silent, weights
-from flwr.app import ArrayRecord, Message, RecordDict
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 
-from strategies.client import failure, held_digest
-from strategies.core.errors import QuorumError
+from strategies.client import failure, held_digest, upload_facts
+from strategies.core.durable import atomic_write
+from strategies.core.errors import QuorumError, StoreError
 from strategies.core.facts import Agreement
 from strategies.flower.asking import Exchange
 from strategies.flower.collect import ALONE_S, Collector
 from strategies.flower.messages import Request, count_bytes
 from strategies.flower.names import Names
 from strategies.flower.nodes import SETTLE_S
+from strategies.flower.results import log_scores
 from strategies.run.run_folder import RoundFolder, RunFolder
 
 REQUEST = Request(ArrayRecord(), {"lr": 0.1}, 1, "f00", 5)
@@ -119,6 +124,59 @@ def test_collect_when_answers_are_bad_refuses_each_and_goes_on(folder: RoundFold
         "carol": "the disk: is gone",
         "node-3": "the reply has 0 array records, must be one, named 'arrays'",
     }
+
+
+def test_collect_when_the_disk_refuses_an_upload_ends_and_a_resumed_run_takes_it(
+    folder: RoundFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grid = {1: named("alice", 1), 2: named("bob", 2)}
+    write = atomic_write
+
+    def full(path: Path, data: bytes) -> None:
+        if path.name == "bob.safetensors":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(path, data)
+
+    with monkeypatch.context() as disk:
+        disk.setattr("strategies.run.uploads.atomic_write", full)
+        with pytest.raises(StoreError, match="^bob: disk full, .*Make room there and resume: 1 uploads are kept"):
+            take(folder, FakeGrid(grid), min_uploads=1)
+    take(folder, FakeGrid(grid), min_uploads=1)
+    assert folder.held() == ["alice", "bob"]
+
+
+def test_a_mean_says_whose_number_it_leaves_out(folder: RoundFolder, said: list[str]) -> None:
+    def reports(seed: int, **metrics: float) -> Any:
+        return lambda message: Message(
+            records(weights(seed), facts=upload_facts(client=f"c{seed}"), **metrics), reply_to=message
+        )
+
+    ok = {"loss": 1.0, "epsilon": 2.0}
+    grid = {1: reports(1, **ok), 2: reports(2, **ok | {"loss": math.nan}), 3: reports(3, loss=4.0)}
+    phase, _ = take(folder, FakeGrid(grid))
+    assert phase.mean_metrics() == {"loss": 2.5}
+    assert "the mean of loss is of 2 of 3 clients: no finite number comes from c2" in said
+    assert "epsilon has no largest value: no finite number comes from c3" in said
+
+
+EVIL = "x\r\n\x1b[2J\x1b[31mERROR all is lost\u202e" + "a" * 10**4
+
+
+def test_names_that_a_client_chooses_stay_in_one_short_line_of_the_log(folder: RoundFolder, said: list[str]) -> None:
+    def evil(message: Message) -> Message:
+        content = records(weights(1), facts=upload_facts(client="eve"), **{EVIL: 1.0, f"{EVIL}nan": math.nan})
+        content[EVIL] = ArrayRecord(weights(2))
+        return Message(content, reply_to=message)
+
+    def other(message: Message) -> Message:
+        content = records(None)
+        content[EVIL] = ArrayRecord(weights(3) | {EVIL: weights(3)["4.bias"]})
+        return Message(content, reply_to=message)
+
+    phase, _ = take(folder, FakeGrid({1: evil, 2: other, 3: failing(EVIL)}))
+    log_scores("Metrics", MetricRecord(phase.mean_metrics()))
+    assert sum("aaaa" in line for line in said) == 4
+    assert all(line.isprintable() and len(line) < 4200 for line in said)
 
 
 def test_collect_when_the_deadline_passes_goes_on_with_the_quorum(folder: RoundFolder, clock: Any) -> None:
