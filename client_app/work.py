@@ -263,7 +263,8 @@ def _train_and_keep(
     except (OSError, SafetensorError) as error:  # the model is sent without a kept copy
         if config.privacy.on:  # unless privacy is on, because a second training would spend it again
             raise refusals.not_kept("the trained model", error, "it is not sent") from error
-        LOG.warning("%s: the trained model is sent but cannot be kept: %s", node.client, error)
+        place, why = state_root(node.state_dir), getattr(error, "strerror", "") or error
+        LOG.warning("%s: the trained model is sent but cannot be kept in %s: %s", node.client, place, why)
     return made
 
 
