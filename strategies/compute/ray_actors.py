@@ -24,7 +24,7 @@ from ..method import Job, Method, Outcome, Progress, Upload
 from ..uploads.needs import check_needs
 from .in_process import InProcess
 from .ray_shards import Loading, ShardActors, ShardLostError, ShardPlan, method_share, plan_shards
-from .ray_start import ActorTerms, NoRoomError, Session, start_ray
+from .ray_start import NoRoomError, Session, start_ray
 from .task import LIBRARY, ActorTask, SentParts, pack, unpack
 from .threads import steady_threads
 from .worker import Failure, Relay
@@ -60,18 +60,18 @@ class _Parcel:
 class KeptActor:
     """An actor that serves many runs, one at a time; the first run creates it."""
 
-    def __init__(self, session: Session, terms: ActorTerms) -> None:
-        self._session, self._terms = session, terms
+    def __init__(self, session: Session, place: RayActors) -> None:
+        self._session, self._place = session, place
         self._actor: Any = None
         self._granted: tuple[bool, float | None] = (False, None)
-        self._shards = ShardActors(session, terms.wait_s)
+        self._shards = ShardActors(session, place.wait_s)
         self._sent = SentParts()
 
     def run(self, method: Method, job: Job, relay: Relay) -> Outcome:
         """Run a method on a job; see :meth:`.ray_actors.RayActors.run`."""
         ray = self._session.ray
         parcel = self._parcel(method, job, relay)
-        deaths, most = 0, self._terms.max_restarts
+        deaths, most = 0, self._place.max_restarts
         while True:
             try:
                 return self._attempt(parcel, relay)
@@ -111,7 +111,7 @@ class KeptActor:
 
     def _parcel(self, method: Method, job: Job, relay: Relay) -> _Parcel:
         ray = self._session.ray
-        task, plan = ActorTask.of(method, job, ray.cloudpickle), plan_shards(ray, job, self._terms.shards)
+        task, plan = ActorTask.of(method, job, ray.cloudpickle), plan_shards(ray, job, self._place.shards)
         if plan.reason:
             where = f"in {plan.shards} shards" if plan.sharded else "on one device"
             relay.deliver("record", ({"note": f"the clients' models are held {where}: {plan.reason}"},))
@@ -165,7 +165,7 @@ class KeptActor:
     def _ready(self, parcel: _Parcel, relay: Relay) -> None:
         """Ensure an actor that answers and may use the device."""
         device = parcel.task.job.device
-        granted = (device != "cpu", method_share(parcel.plan, self._terms.num_gpus))
+        granted = (device != "cpu", method_share(parcel.plan, self._place.num_gpus))
         if self._actor is not None and (granted != self._granted or not self._answers(relay)):
             self.end()
         if self._actor is None:
@@ -175,7 +175,7 @@ class KeptActor:
     def _answers(self, relay: Relay) -> bool:
         exceptions = self._session.ray.exceptions
         try:
-            self._session.answer(self._actor.poll.remote(0.0), relay.tick, self._terms.wait_s)
+            self._session.answer(self._actor.poll.remote(0.0), relay.tick, self._place.wait_s)
         except (exceptions.RayActorError, TimeoutError):
             _log.warning("the Ray actor died since the last run: a new one replaces it")
             return False
@@ -203,7 +203,7 @@ class KeptActor:
         return actor.remote(LIBRARY, self._session.paths)
 
     def _check_code(self, relay: Relay) -> None:
-        wait_s = self._terms.wait_s
+        wait_s = self._place.wait_s
         try:
             code = self._session.answer(self._actor.open.remote(), relay.tick, wait_s)
         except TimeoutError as error:
@@ -217,9 +217,6 @@ def _raise(failure: Failure, *, method: str) -> NoReturn:
     if not failure.kind:
         _log.error("the traceback in the Ray actor:\n%s", failure.trace)
     raise failure.error(method) from RuntimeError(failure.trace)
-
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -367,7 +364,7 @@ class _KeptRay:
             _log.warning("Ray has ended since the last run: a new one replaces it")
         if self._actor is None:
             session = self._open.enter_context(place.session(tick))
-            self._actor = KeptActor(session, ActorTerms(place.num_gpus, place.max_restarts, place.wait_s, place.shards))
+            self._actor = KeptActor(session, place)
             self._open.callback(self._actor.end)
         return self._actor
 

@@ -177,16 +177,6 @@ class Session:
         return self.ray.get(reference)
 
 
-@dataclass(frozen=True)
-class ActorTerms:
-    """An actor's resources and limits; see :class:`.ray_actors.RayActors`."""
-
-    num_gpus: float | None
-    max_restarts: int
-    wait_s: float
-    shards: int = 0
-
-
 def _name_of(ray: Any) -> tuple[str, str]:
     context = ray.get_runtime_context()
     return context.gcs_address, context.get_job_id()

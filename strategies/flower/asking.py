@@ -12,7 +12,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from logging import INFO
 
 from flwr.app import Message, RecordDict
@@ -41,19 +40,6 @@ LOST_CODES = {
 }
 
 
-@dataclass(frozen=True)
-class PollPace:
-    """How often an exchange looks for answers and nodes.
-
-    Attributes:
-        poll_s: Seconds between two looks at the answers.
-        look_s: Seconds between two looks at the connected nodes.
-    """
-
-    poll_s: float
-    look_s: float = 0.0
-
-
 class Exchange:
     """One question to a set of nodes.
 
@@ -65,7 +51,8 @@ class Exchange:
         receive: Takes an answer and its question. Returns whether the client has met the request, or raises an
             UploadError.
         unneeded: Whether another node has already given a node's answer: the exchange then does not wait for it.
-        pace: How often answers and nodes are looked for; None for the pace of uploads.
+        poll_s: Seconds between two looks at the answers; None for those of uploads.
+        look_s: Seconds between two looks at the connected nodes.
 
     Attributes:
         questions: Node -> how often it was asked.
@@ -80,11 +67,13 @@ class Exchange:
         question: Callable[[int], Message | None],
         receive: Callable[[Message, SentQuestion], bool],
         unneeded: Callable[[int], bool] = lambda node: False,  # noqa: ARG005  no client runs two nodes as far as known
-        pace: PollPace | None = None,
+        poll_s: float | None = None,
+        look_s: float = 0.0,
     ) -> None:
         self._nodes, self._phase = nodes, phase
         self._question, self._receive, self._unneeded = question, receive, unneeded
-        self._pace = pace or PollPace(POLL_S if nodes.simulated else DEPLOYED_POLL_S)
+        usual = POLL_S if nodes.simulated else DEPLOYED_POLL_S
+        self._poll_s, self._look_s = usual if poll_s is None else poll_s, look_s
         self._pending: dict[str, SentQuestion] = {}
         self._asked: set[int] = set()
         self.questions: Counter[int] = Counter()
@@ -128,7 +117,7 @@ class Exchange:
             enough: Whether to stop; called after every look.
             progress: The line that is logged every few seconds.
         """
-        logged, pause = time.monotonic(), LOCAL_POLL_S if self._nodes.local else self._pace.poll_s
+        logged, pause = time.monotonic(), LOCAL_POLL_S if self._nodes.local else self._poll_s
         while True:
             self.poll()
             self.look()  # last: it repeats the question to a node that has just failed and is still connected
@@ -178,7 +167,7 @@ class Exchange:
 
     def look(self) -> None:
         """Ask the connected nodes that have no question yet, and again those that have connected again."""
-        if time.monotonic() - self._looked < self._pace.look_s:
+        if time.monotonic() - self._looked < self._look_s:
             return
         self._looked = time.monotonic()
         connected = self._nodes.connected()

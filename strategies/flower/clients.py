@@ -17,10 +17,9 @@ from ..core import refusals
 from ..core.clients import Answer, Question
 from ..core.errors import QuorumError, UploadError
 from ..core.facts import CLIENT_NAME
-from ..uploads.checks import check_size
-from .asking import DEPLOYED_POLL_S, Exchange, PollPace
+from .asking import DEPLOYED_POLL_S, Exchange
 from .messages import count_bytes, decode_array
-from .nodes import Limits, Nodes, SentQuestion, cause_of_failure
+from .nodes import Nodes, SentQuestion, cause_of_failure
 
 # In a deployment an answer takes seconds; in a simulation it comes within a tenth, and the rounds are many.
 SIMULATION_POLL_S = 0.005
@@ -35,6 +34,7 @@ class GridClients:
     """The :class:`strategies.core.clients.Clients` of a Flower grid.
 
     Args:
+        timeout: Seconds after which a question is given up.
         members: The clients whose answers count, those that have uploaded; None: all.
     """
 
@@ -43,13 +43,13 @@ class GridClients:
         nodes: Nodes,
         *,
         common: Mapping[str, Any],
-        limits: Limits,
+        timeout: float,
         left_out: Collection[str] = (),
         members: Collection[str] | None = None,
     ) -> None:
         self._nodes = nodes
         self._common = dict(common)
-        self._limits = limits
+        self._timeout = timeout
         self._left_out, self._members = set(left_out), members
         self._failures: Counter[int] = Counter()
         self._saved_phase = ""
@@ -85,7 +85,7 @@ class GridClients:
         Raises:
             QuorumError: Fewer usable answers than the quorum within the time limit.
         """
-        timeout = self._limits.timeout_s
+        timeout = self._timeout
         patience = timeout if patience_s is None else min(patience_s, timeout)
         answers: dict[str, Answer] = {}
         contents = _contents(questions, self._common)
@@ -97,7 +97,8 @@ class GridClients:
             question=self._question(contents),
             receive=lambda reply, sent: self._take(reply, sent, check, answers),
             unneeded=lambda node: self._nodes.names.name_of(node) in answers,
-            pace=PollPace(SIMULATION_POLL_S if self._nodes.simulated else DEPLOYED_POLL_S, JOIN_S),
+            poll_s=SIMULATION_POLL_S if self._nodes.simulated else DEPLOYED_POLL_S,
+            look_s=JOIN_S,
         )
 
         def enough() -> bool:
@@ -178,7 +179,6 @@ class GridClients:
             raise refusals.client_error(facts["error"]).of(self._nodes.names.name_of(sent.node) or client)
         record = reply.content.array_records.get("arrays", ArrayRecord())
         try:
-            check_size(sum(len(array.data) for array in record.values()), self._limits.max_bytes, "arrays")
             arrays = {key: _decode(array, f"arrays[{key[:80]!r}]") for key, array in record.items()}
         except UploadError as error:
             raise error.of(client) from error

@@ -44,18 +44,6 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @dataclass(frozen=True)
-class Limits:
-    """Bounds on an answer.
-
-    Attributes:
-        timeout_s: Seconds after which a question is given up.
-    """
-
-    timeout_s: float
-    max_bytes: int = MAX_BYTES
-
-
-@dataclass(frozen=True)
 class SentQuestion:
     """A question on its way.
 

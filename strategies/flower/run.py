@@ -57,7 +57,7 @@ from .clients import GridClients
 from .collect import Collector
 from .messages import Request, in_order, is_anonymous
 from .names import Names
-from .nodes import MAX_BYTES, Limits, Nodes, Refusals, SentQuestion, has_engine
+from .nodes import MAX_BYTES, Nodes, Refusals, SentQuestion, has_engine
 
 PROBE_S = 60.0  # that a client has to say whether its app answers a method's questions; then the run begins anyway
 
@@ -495,7 +495,7 @@ class Rounds:
         return GridClients(
             nodes,
             common=common,
-            limits=Limits(timeout, nodes.max_bytes),
+            timeout=timeout,
             left_out=(*forgotten, *quarantined_clients(round_folder)),
             members=None if not uploaded or any(map(is_anonymous, uploaded)) else uploaded,
         )

@@ -23,7 +23,7 @@ from strategies.client.fens import HoldoutRequest, Local, OwnModel, respond
 from strategies.distillation.generator_spec import GeneratorSpec
 from strategies.flower.clients import GridClients
 from strategies.flower.messages import read_reply
-from strategies.flower.nodes import Limits, Nodes, Refusals, SentQuestion
+from strategies.flower.nodes import Nodes, Refusals, SentQuestion
 from strategies.flower.rounds.algorithms import Stc
 from strategies.flower.rounds.answers import decode_record
 from strategies.run.round_folder import RoundFolder
@@ -150,9 +150,9 @@ def answers(draw: st.DrawFn) -> RecordDict:
 def _read_answer(content: RecordDict) -> Any:
     folder = Path(PLACES)
     clients = GridClients(
-        Nodes(object(), Refusals(RoundFolder(folder, None)), Traffic()),  # type: ignore[arg-type]
+        Nodes(object(), Refusals(RoundFolder(folder, None)), Traffic(), max_bytes=10**6),  # type: ignore[arg-type]
         common={},
-        limits=Limits(1.0, 10**6),
+        timeout=1.0,
     )
     reply: Any = SimpleNamespace(has_error=lambda: False, content=content)
     return clients._read(reply, SentQuestion(7, "fens", 10))

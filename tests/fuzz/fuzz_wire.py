@@ -45,17 +45,16 @@ from strategies.core.facts import UploadFacts
 from strategies.flower.asking import MOST_QUESTIONS, Exchange, to_each
 from strategies.flower.clients import GridClients
 from strategies.flower.messages import read_reply
-from strategies.flower.nodes import Limits, Nodes, Refusals, SentQuestion
+from strategies.flower.nodes import Nodes, Refusals, SentQuestion
 from strategies.flower.rounds.algorithms import FedNova, Stc
 from strategies.flower.rounds.answers import decode_record
-from strategies.flower.rounds.round_trip import RoundTerms, RoundTrip
+from strategies.flower.rounds.round_trip import RoundTrip
 from strategies.method import Job, Normalization, Upload
 from strategies.methods.fens import FensConfig
 from strategies.run.traffic import Traffic
 
 HONEST = 1  # the node whose answer arrives beside every hostile one
 MOST_BYTES = 10**6
-LIMITS = Limits(1.0, MOST_BYTES)
 Receive = Callable[[Message, SentQuestion], Any]
 
 
@@ -350,7 +349,7 @@ def reader(kind: str, nodes: Nodes) -> Receive:
     if kind == "upload":
         return lambda reply, sent: _upload(reply, nodes.names.describe(sent.node))
     if kind in FENS:
-        clients, dialogue = GridClients(nodes, common={}, limits=LIMITS), Dialogue(JOB, None)  # type: ignore[arg-type]
+        clients, dialogue = GridClients(nodes, common={}, timeout=1.0), Dialogue(JOB, None)  # type: ignore[arg-type]
         checks: dict[str, Any] = {
             "ensemble": dialogue._check_ensemble,
             "fens round": partial(dialogue._check_round, 3, LAMBDA),
@@ -358,9 +357,8 @@ def reader(kind: str, nodes: Nodes) -> Receive:
         }
         return lambda reply, sent: _answered(clients, dialogue, checks[kind], reply, sent)
     if kind in ("scaffold", "fednova", "stc"):
-        trip = RoundTrip(
-            nodes, run_id="ab", signatures={"net": SIGNATURES["net"]}, terms=RoundTerms(1, LIMITS, CLASSES)
-        )
+        signatures = {"net": SIGNATURES["net"]}
+        trip = RoundTrip(nodes, run_id="ab", signatures=signatures, quorum=1, timeout=1.0, num_classes=CLASSES)
         return lambda reply, sent: _trained(trip, _check_of(kind), reply, sent)
     return lambda reply, sent: _scored(nodes, reply, sent)
 

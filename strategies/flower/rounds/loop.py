@@ -37,7 +37,7 @@ from ...uploads.checks import Signatures
 from ...uploads.parts import find_part
 from ..arguments import EvaluateFn
 from ..messages import metrics_of
-from ..nodes import FOREIGN_APPS, Limits, Nodes, Refusals, has_engine
+from ..nodes import FOREIGN_APPS, Nodes, Refusals, has_engine
 from ..results import log_scores
 from ..run import Account, log_info, signature_of
 from .answers import CheckedAnswer, in_row, to_numpy, to_record
@@ -45,7 +45,7 @@ from .base import Base, configured_base
 from .client_scores import ClientScores
 from .global_model import GlobalModel
 from .refinement import Refinement, Refiner
-from .round_trip import RoundTerms, RoundTrip
+from .round_trip import RoundTrip
 
 # The round of each client's last accepted answer, which a request sends to clients that keep a state.
 #
@@ -293,11 +293,16 @@ class IterativeRounds:
             kept = folder.round(1)
             self.account.traffic = Traffic.read(kept.path / TRAFFIC_FILE)
             nodes = Nodes(grid, Refusals(kept), self.account.traffic, max_bytes=self._max_bytes)
-            limits = Limits(timeout, self._max_bytes)
-            terms = RoundTerms(
-                self._min_uploads, limits, self._job.num_classes, self._job.agreement, part=self._model.part
+            self._trip = RoundTrip(
+                nodes,
+                run_id=folder.id,
+                signatures=self._signatures,
+                quorum=self._min_uploads,
+                timeout=timeout,
+                num_classes=self._job.num_classes,
+                agreement=self._job.agreement,
+                part=self._model.part,
             )
-            self._trip = RoundTrip(nodes, run_id=folder.id, signatures=self._signatures, terms=terms)
         return self._trip
 
     def requests(self, server_round: int, trip: RoundTrip, config: Mapping[str, Any]) -> dict[int, RecordDict]:

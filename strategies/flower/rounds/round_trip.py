@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
@@ -20,10 +19,10 @@ from ...core.facts import UNNAMED, Agreed, Agreement
 from ...core.seeds import generator
 from ...uploads.checks import Signature
 from ...uploads.parts import Part
-from ..asking import POLL_S, Exchange, PollPace, to_each
+from ..asking import POLL_S, Exchange, to_each
 from ..evaluation import EVALUATION
 from ..messages import count_bytes, read_reply
-from ..nodes import Limits, Nodes, SentQuestion, cause_of_failure
+from ..nodes import Nodes, SentQuestion, cause_of_failure
 from .answers import CheckedAnswer, check_trained, drop_incomplete
 
 PHASE = "rounds"
@@ -33,33 +32,34 @@ LOOK_S = 1.0
 Check = Callable[[RecordDict], RecordDict]
 
 
-@dataclass(frozen=True)
-class RoundTerms:
-    """The limits of a round and of its answers.
+class RoundTrip:
+    """Asks the clients, round by round.
 
-    Attributes:
+    Args:
         quorum: Connected clients without which no round begins, and usable answers without which one is lost.
+        timeout: Seconds that the clients have for an answer.
         num_classes: C.
         agreement: The server's classes and preprocessing, which answers must share.
         part: The arrays that travel; None for all of the model's.
     """
 
-    quorum: int
-    limits: Limits
-    num_classes: int
-    agreement: Agreement = UNNAMED
-    part: Part | None = None
-
-
-class RoundTrip:
-    """Asks the clients, round by round."""
-
-    def __init__(self, nodes: Nodes, *, run_id: str, signatures: Mapping[str, Signature], terms: RoundTerms) -> None:
+    def __init__(  # noqa: PLR0913  what all rounds have in common
+        self,
+        nodes: Nodes,
+        *,
+        run_id: str,
+        signatures: Mapping[str, Signature],
+        quorum: int,
+        timeout: float,
+        num_classes: int,
+        agreement: Agreement = UNNAMED,
+        part: Part | None = None,
+    ) -> None:
         self.run_id = run_id
         self._nodes = nodes
         self._signatures = signatures
-        self._agreed = Agreed(terms.agreement)
-        self._terms = terms
+        self._quorum, self._timeout, self._num_classes, self._part = quorum, timeout, num_classes, part
+        self._agreed = Agreed(agreement)
         self._settled = False
         self._before, self._widest = 0, set[int]()
 
@@ -186,10 +186,10 @@ class RoundTrip:
         checked = read_reply(
             content,
             self._signatures,
-            num_classes=self._terms.num_classes,
-            max_bytes=self._terms.limits.max_bytes,
+            num_classes=self._num_classes,
+            max_bytes=self._nodes.max_bytes,
             sender=sender,
-            part=self._terms.part,
+            part=self._part,
             agreed=self._agreed,
         )
         check_trained(checked)
@@ -219,7 +219,7 @@ class RoundTrip:
 
         While the usable answers, if they are given, are fewer than the quorum, a lost node is waited for as well.
         """
-        needed = 0 if answers is None else min(self._terms.quorum, len(contents))
+        needed = 0 if answers is None else min(self._quorum, len(contents))
         found: Mapping[str, CheckedAnswer] = {} if answers is None else answers
         exchange = Exchange(
             self._nodes,
@@ -227,7 +227,8 @@ class RoundTrip:
             question=to_each(contents, message_type),
             receive=receive,
             unneeded=lambda node: self._nodes.names.name_of(node) in found,
-            pace=PollPace(POLL_S, LOOK_S),
+            poll_s=POLL_S,
+            look_s=LOOK_S,
         )
 
         def enough() -> bool:
@@ -237,9 +238,8 @@ class RoundTrip:
             waiting = len(exchange.waiting_for)
             return f"{what}: {exchange.asked - waiting} answers, waiting for {waiting}"
 
-        timeout = self._terms.limits.timeout_s
-        exchange.wait(timeout, enough, progress)
-        exchange.refuse_missing(timeout)
+        exchange.wait(self._timeout, enough, progress)
+        exchange.refuse_missing(self._timeout)
         for node in contents.keys() - exchange.questions.keys() - self._nodes.names.barred:
             self._nodes.refuse(node, refusals.node_left())
         exchange.close(_drop)
@@ -247,8 +247,8 @@ class RoundTrip:
 
     def _connected(self, least: int) -> list[int]:
         """Wait for a quorum of nodes; before the first round also until no more of them join."""
-        began, timeout = time.monotonic(), self._terms.limits.timeout_s
-        quorum = max(least, 0 if self._nodes.simulated else self._terms.quorum)
+        began = time.monotonic()
+        quorum = max(least, 0 if self._nodes.simulated else self._quorum)
         while True:
             nodes = self._nodes.present()
             enough = bool(nodes) and len(nodes) >= quorum
@@ -257,10 +257,10 @@ class RoundTrip:
                 self._widest = max(self._widest, nodes, key=self._clients)
                 self._nodes.names.rank(nodes, self._nodes.grid)
                 return sorted(nodes)
-            if time.monotonic() - began >= timeout:
-                wanted = f"min-uploads is {self._terms.quorum}" + (f", the strategy waits for {least}" if least else "")
+            if time.monotonic() - began >= self._timeout:
+                wanted = f"min-uploads is {self._quorum}" + (f", the strategy waits for {least}" if least else "")
                 raise QuorumError(
-                    f"{len(nodes)} clients are connected after {timeout:.0f} s, {wanted}. The run can be resumed"
+                    f"{len(nodes)} clients are connected after {self._timeout:.0f} s, {wanted}. The run can be resumed"
                 )
             time.sleep(POLL_S)
 

@@ -14,7 +14,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from strategies.core.clients import Answer, Question
 from strategies.core.errors import UploadError
 from strategies.flower.clients import GridClients
-from strategies.flower.nodes import Limits, Nodes, Refusals
+from strategies.flower.nodes import Nodes, Refusals
 from strategies.run.run_folder import RunFolder
 from strategies.run.traffic import Traffic
 
@@ -40,9 +40,9 @@ def talk(tmp_path: Path) -> Callable[..., GridClients]:
 
     def made(grid: FakeGrid, *, timeout: float = 100.0, **more: Any) -> GridClients:
         found = GridClients(
-            Nodes(grid, Refusals(folder.round(1)), Traffic()),  # type: ignore[arg-type]
+            Nodes(grid, Refusals(folder.round(1)), Traffic(), max_bytes=1000),  # type: ignore[arg-type]
             common={"run-id": "f00", "seed": 5},
-            limits=Limits(timeout, 1000),
+            timeout=timeout,
             **more,
         )
         found.folder = folder.round(1)  # type: ignore[attr-defined]
@@ -135,7 +135,7 @@ def test_an_answer_that_fails_the_check_is_refused_and_the_others_count(talk: An
     [
         (replies("../bob"), "answer.client is '../bob': must be a name that matches"),
         (replies(7), "answer.client is 7: must be a name that matches"),
-        (replies("bob", arrays={"w": np.zeros(500, np.float32)}), "must be"),
+        (replies("bob", arrays={"w": np.zeros(500, np.float32)}), "its answer is larger than"),
         (replies("bob", arrays={"w": np.zeros(3, np.float64)}), "arrays['w'] is 'float64': must be float32 or int64"),
         (replies("alice"), "two nodes answer under this name, the second is refused"),
     ],

@@ -36,9 +36,9 @@ from strategies.client import upload_facts
 from strategies.client.corrections import LocalUpdate, read_round
 from strategies.client.round_state import RoundState
 from strategies.core.errors import OptionError, QuorumError
-from strategies.flower.nodes import Limits, Nodes, Refusals
+from strategies.flower.nodes import Nodes, Refusals
 from strategies.flower.rounds.config import TITLES
-from strategies.flower.rounds.round_trip import RoundTerms, RoundTrip
+from strategies.flower.rounds.round_trip import RoundTrip
 from strategies.run.traffic import Traffic
 from strategies.teacher.average import weighted_mean
 
@@ -336,8 +336,8 @@ def test_wrong_settings_are_refused(tmp_path: Path, change: dict[str, Any], reas
 
 def test_a_client_whose_supernode_started_again_counts_once() -> None:
     grid = DeployedGrid({5: stock(1), 6: stock(2)})
-    nodes, terms = Nodes(grid, Refusals(None), Traffic()), RoundTerms(1, Limits(5.0), num_classes=10)
-    trip = RoundTrip(nodes, run_id="", signatures={"net": SIGNATURES["net"]}, terms=terms)
+    nodes, signatures = Nodes(grid, Refusals(None), Traffic()), {"net": SIGNATURES["net"]}
+    trip = RoundTrip(nodes, run_id="", signatures=signatures, quorum=1, timeout=5.0, num_classes=10)
     nodes.names.pin(5, "alice")
     nodes.names.pin(6, "bob")
     assert (trip.nodes(1, fraction=1.0, seed=0), trip.most) == ([5, 6], 2)
