@@ -116,11 +116,7 @@ def average_scores(strategy: Strategy, server_round: int, replies: Iterable[Mess
         server_round: From 1.
 
     Returns:
-        The scores; None without any.
-
-    Raises:
-        AggregationError: They cannot be averaged, for any reason.
-        InconsistentMessageReplies: They do not fit together.
+        The scores; None without any, and where they cannot be averaged, of which the log has the reason.
     """
     check, failed, usable = scores_check(strategy), list[Message](), list[Message]()
     for reply in replies:
@@ -135,11 +131,25 @@ def average_scores(strategy: Strategy, server_round: int, replies: Iterable[Mess
     contents = [reply.content for reply in usable]
     try:
         scores = strategy.aggregate_evaluate(server_round, [*usable, *failed])  # Flower logs the reasons of the failed
+    except (AggregationError, InconsistentMessageReplies) as error:
+        log(WARNING, "round %d: the clients' scores cannot be averaged: %s", server_round, one_line(str(error)))
+        return None
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # of a project's own average, say
-        raise AggregationError(f"{type(error).__name__}: {error}") from error
+        line = "round %d: the clients' scores cannot be averaged: %s: %s"
+        log(WARNING, line, server_round, type(error).__name__, one_line(str(error)))
+        return None
     if scores is not None and _averages_as_flower(strategy):
         scores = MetricRecord(with_largest_epsilon(scores, contents))
     return kept_scores(f"{type(strategy).__name__}.aggregate_evaluate", scores)
+
+
+def receive_scores(nodes: Nodes, strategy: Strategy, found: dict[int, Message], reply: Message, node: int) -> None:
+    """Take a node's answer with scores; one that cannot be used raises an UploadError."""
+    if reply.has_error():
+        raise refusals.client_error(f"scores: {cause_of_failure(reply)}")
+    nodes.traffic.add(EVALUATION, nodes.names.describe(node), up=count_bytes(reply.content))
+    scores_check(strategy)(reply.content)
+    found[node] = reply
 
 
 @dataclass(frozen=True)
@@ -162,11 +172,7 @@ class ClientEvaluation:
 
     def aggregate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Average the clients' scores by their examples, as Flower's FedAvg does; None if they do not fit together."""
-        try:
-            return average_scores(self._fedavg(), server_round, replies)
-        except (AggregationError, InconsistentMessageReplies) as error:
-            log(WARNING, "the clients' scores cannot be averaged: %s", one_line(str(error)))
-            return None
+        return average_scores(self._fedavg(), server_round, replies)
 
     def run(
         self, nodes: Nodes, server_round: int, arrays: ArrayRecord, config: ConfigRecord, timeout: float
@@ -184,22 +190,18 @@ class ClientEvaluation:
         with seeded_strategy(self.seed, "evaluate", server_round):
             messages = self.configure(server_round, arrays, ConfigRecord(dict(config)), shown)
         contents = {message.metadata.dst_node_id: message.content for message in messages}
-        replies, check = list[Message](), scores_check(self._fedavg())
+        found, strategy = dict[int, Message](), self._fedavg()
 
         def receive(reply: Message, sent: SentQuestion) -> bool:
-            if reply.has_error():
-                raise refusals.client_error(f"scores: {cause_of_failure(reply)}")
-            nodes.traffic.add(EVALUATION, nodes.names.describe(sent.node), up=count_bytes(reply.content))
-            check(reply.content)
-            replies.append(reply)
+            receive_scores(nodes, strategy, found, reply, sent.node)
             (scores,) = reply.content.metric_records.values()
             log(INFO, "scores of %s: %s", nodes.names.describe(sent.node), printable(str(dict(scores))))
             return True
 
         exchange = Exchange(nodes, EVALUATION, question=to_each(contents, MessageType.EVALUATE), receive=receive)
-        exchange.wait(timeout, lambda: not exchange.waiting_for, lambda: f"scores: {len(replies)} here")
+        exchange.wait(timeout, lambda: not exchange.waiting_for, lambda: f"scores: {len(found)} here")
         exchange.book()
-        return self.aggregate(server_round, replies)
+        return self.aggregate(server_round, found.values())
 
     def _fedavg(self) -> FedAvg:
         # Made on demand: Flower warns about a fraction that is 0.

@@ -34,6 +34,7 @@ from ..arguments import (
     keep_plain_scores,
     refuse_argument,
 )
+from ..evaluation import average_scores
 from ..messages import in_order
 from ..results import show_result
 from ..run import RunOptions, RunStrategy
@@ -271,7 +272,7 @@ class Iterative(RunStrategy):
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Average as the wrapped strategy does; None if the scores do not fit together."""
-        return self.rounds.client_scores.average(server_round, replies)
+        return average_scores(self.rounds.base.strategy, server_round, replies)
 
     def summary(self) -> None:
         """Log the strategy, its place, and the run folder."""

@@ -15,6 +15,7 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
+from flwr.serverapp.exception import AggregationError, InconsistentMessageReplies
 from flwr.serverapp.strategy import Strategy
 from torch import nn
 
@@ -23,7 +24,7 @@ from ...compute.in_process import torch_as_usual
 from ...compute.threads import steady_threads
 from ...core.bounds import Bound
 from ...core.durable import MIB
-from ...core.errors import OptionError, QuorumError, shorten_list
+from ...core.errors import OptionError, QuorumError, one_line, printable, shorten_list
 from ...core.facts import EXPECTED
 from ...core.gpu import resolve_device
 from ...core.names import is_adapter_state
@@ -36,13 +37,13 @@ from ...teacher.student import fresh_student, observe
 from ...uploads.checks import Signatures
 from ...uploads.parts import find_part
 from ..arguments import EvaluateFn
+from ..evaluation import average_scores
 from ..messages import metrics_of
 from ..nodes import FOREIGN_APPS, Nodes, Refusals, has_engine
 from ..results import log_scores
 from ..run import Account, log_info, signature_of
 from .answers import CheckedAnswer, in_row, to_numpy, to_record
 from .base import Base, configured_base
-from .client_scores import ClientScores
 from .global_model import GlobalModel
 from .refinement import Refinement, Refiner
 from .round_trip import RoundTrip
@@ -180,6 +181,51 @@ def _with_model(answer: CheckedAnswer, near: Mapping[str, np.ndarray[Any, Any]])
     return replace(answer, reply=replace(answer.reply, state={**answer.reply.state, **moved}))
 
 
+class RoundScores:
+    """Asks for scores of a round's final model as a strategy's ``configure_evaluate`` does; a failure costs them only.
+
+    Attributes:
+        found: Round -> scores, averaged by the strategy.
+    """
+
+    def __init__(self, base: Base, model: GlobalModel, config: Mapping[str, Any]) -> None:
+        self.found: dict[int, MetricRecord] = {}
+        self._base, self._model, self._config = base, model, config
+
+    def ask(self, server_round: int, trip: RoundTrip) -> dict[str, float]:
+        """Ask the clients that the strategy chooses, if it asks any.
+
+        Args:
+            server_round: From 1.
+
+        Returns:
+            The scores, with names that begin with ``clients_``; an empty dict if there are none.
+        """
+        strategy = self._base.strategy
+        if not self._base.evaluates or getattr(strategy, "fraction_evaluate", 1.0) == 0.0:
+            return {}
+        try:
+            replies = self._replies(server_round, trip)
+        except (AggregationError, InconsistentMessageReplies, QuorumError) as error:
+            log(WARNING, "round %d: no scores of the clients: %s", server_round, one_line(str(error)))
+            return {}
+        if (scores := average_scores(strategy, server_round, replies)) is None:
+            return {}
+        self.found[server_round] = scores
+        numbers = {key: float(value) for key, value in scores.items() if isinstance(value, int | float)}
+        values = {f"clients_{printable(key)}": value for key, value in numbers.items()}
+        log_info(f"round {server_round}: " + ", ".join(f"{name} {value:.4g}" for name, value in values.items()))
+        return values
+
+    def _replies(self, server_round: int, trip: RoundTrip) -> list[Message]:
+        nodes, strategy = trip.connected(), self._base.strategy
+        least = max(getattr(strategy, key, 1) for key in ("min_evaluate_nodes", "min_available_nodes"))
+        if len(nodes) < least:
+            raise QuorumError(f"{len(nodes)} clients are connected, the strategy waits for {least}")
+        contents, kind = self._model.evaluation_requests(server_round, self._config, nodes)
+        return trip.evaluate(trip.free(contents), strategy, f"scores of round {server_round}", kind)
+
+
 # A round's numbers that go to the metrics only.
 UNSAID = ("travel", "restarted", "arithmetic_s")
 # A run ends after this many rounds without a model in a row, and can be resumed.
@@ -219,7 +265,7 @@ class IterativeRounds:
         self._module = fresh_student(replace(job, device="cpu"))
         self._model = GlobalModel(self.base, job, self._module.state_dict())
         self._trip: RoundTrip | None = None
-        self.client_scores = ClientScores(self.base, self._model, {})
+        self.client_scores = RoundScores(self.base, self._model, {})
         self._lost = self._wanted = 0
         self._attendance = Attendance()
         self._bounds = RoundBounds.of(self._module, self.base.strategy)
@@ -259,7 +305,7 @@ class IterativeRounds:
         began, kept, rounds = time.monotonic(), folder.round(1), self._job.config.rounds
         job = replace(self._job, device=resolve_device(self._job.device))
         self._module.to(job.device)
-        self.client_scores = ClientScores(self.base, self._model, evaluate_config or {})
+        self.client_scores = RoundScores(self.base, self._model, evaluate_config or {})
         with (
             torch_as_usual(steady_threads(job)),
             Journal(kept, log_info, label=job.config.label, unit="round") as journal,

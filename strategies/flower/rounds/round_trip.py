@@ -20,7 +20,7 @@ from ...core.seeds import generator
 from ...uploads.checks import Signature
 from ...uploads.parts import Part
 from ..asking import POLL_S, Exchange, to_each
-from ..evaluation import EVALUATION
+from ..evaluation import EVALUATION, receive_scores
 from ..messages import count_bytes, read_reply
 from ..nodes import Nodes, SentQuestion, cause_of_failure
 from .answers import CheckedAnswer, check_trained, drop_incomplete
@@ -137,21 +137,13 @@ class RoundTrip:
         return [answers[name] for name in sorted(answers)]
 
     def evaluate(
-        self, contents: Mapping[int, RecordDict], check: Callable[[RecordDict], None], what: str, message_type: str
+        self, contents: Mapping[int, RecordDict], strategy: Strategy, what: str, message_type: str
     ) -> list[Message]:
-        """Send every node its request for scores, and return the usable answers in the order of client names.
-
-        Args:
-            check: Refuses scores that cannot be used, by an UploadError.
-        """
+        """Send every node its request for scores, and return the usable answers in the order of client names."""
         found: dict[int, Message] = {}
 
         def receive(reply: Message, sent: SentQuestion) -> bool:
-            if reply.has_error():
-                raise refusals.client_error(f"scores: {cause_of_failure(reply)}")
-            self._nodes.traffic.add(EVALUATION, self._nodes.names.describe(sent.node), up=count_bytes(reply.content))
-            check(reply.content)
-            found[sent.node] = reply
+            receive_scores(self._nodes, strategy, found, reply, sent.node)
             return True
 
         self._exchange(contents, message_type, what, EVALUATION, receive).book()

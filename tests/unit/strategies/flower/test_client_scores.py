@@ -39,7 +39,7 @@ def told(node: int, examples: Any, acc: Any) -> Message:
         ([(1, 5, 0.5), (2, 5, float("nan"))], 0.5, "refused node-2: scores: metrics['acc'] is nan"),
         ([(1, 5, 0.5), (2, 5, [0.5])], 0.5, "refused node-2: scores: they are not those of the others"),
         ([(1, 5, [0.5]), (2, 5, 0.5), (4, 5, 0.5)], 0.5, "refused node-1: scores: they are not those of the others"),
-        ([(1, 5, HUGE), (2, 5, HUGE)], None, "the clients' scores cannot be averaged: OverflowError: "),
+        ([(1, 5, HUGE), (2, 5, HUGE)], None, "round 1: the clients' scores cannot be averaged: OverflowError: "),
     ],
 )
 def test_average_is_that_of_the_usable_scores_and_never_an_error(
