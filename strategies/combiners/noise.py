@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..core.facts import holds_images, is_head
-from ..core.seeds import seeded_torch
 from ..method import Job, ModelBuilder, Normalization, Observer, State, Upload
+from ..teacher.copies import build_module
 
 EXPONENTS = (0.5, 3.0)  # drawn uniformly between them
 # Images whose spectra are in memory together: AT_ONCE of up to 3 x 32 x 32 values each, fewer larger ones.
@@ -147,9 +147,7 @@ def to_feature_space(job: Job) -> Job:
     """
     if job.shards is not None or not is_head(job.student) or {u.architecture for u in job.uploads} != {job.student}:
         return job
-    with seeded_torch(job.seed, "features"):
-        model: Any = job.builders[job.student]()
-    width = int(model.state_dict()[WEIGHT].shape[1])
+    width = int(build_module(job.builders[job.student]).state_dict()[WEIGHT].shape[1])
     return replace(
         job,
         uploads=tuple(replace(one, read=partial(_read, one, 1 / math.sqrt(width))) for one in job.uploads),

@@ -15,9 +15,10 @@ from ..core import refusals
 from ..core.errors import OptionError
 from ..core.facts import holds_images
 from ..core.options import option
-from ..core.seeds import generator, seeded_torch
+from ..core.seeds import generator
 from ..method import Job, ModelBuilder, Teacher, Upload
 from ..teacher.augment import Standardize
+from ..teacher.copies import build_module
 from ..teacher.ensemble import Ensemble
 from ..teacher.heads import head_keys
 from .combiners import Mean
@@ -267,8 +268,7 @@ def row_norms(uploads: Sequence[Upload], builders: Mapping[str, ModelBuilder], c
     norms = []
     for upload in uploads:
         if upload.architecture not in keys:
-            with seeded_torch(0, "row-norms"):
-                model = builders[upload.architecture]()
+            model = build_module(builders[upload.architecture])
             try:
                 keys[upload.architecture], _ = head_keys(model, classes)
             except OptionError as error:

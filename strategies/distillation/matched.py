@@ -14,6 +14,7 @@ from ..core.errors import OptionError
 from ..core.facts import holds_images
 from ..core.seeds import seeded_torch
 from ..method import TEACHERS, Job, Progress, State
+from ..teacher.copies import build_module
 from ..teacher.ensemble import Ensemble, load_member
 from ..teacher.heads import count_features, last_linear
 from ..teacher.student import fast_student
@@ -81,8 +82,7 @@ def check_level(job: Job, level: str, *, table: str) -> None:
             student does not end with a linear layer of C outputs.
     """
     if level == "features":
-        with seeded_torch(job.seed, "head"):
-            head = last_linear(job.builders[job.student]())[1]
+        head = last_linear(build_module(job.builders[job.student]))[1]
         count_features([head], job.num_classes, [job.student])
     elif not holds_images(job.input_shape) or any(side % 4 for side in job.input_shape[1:]):
         raise OptionError(

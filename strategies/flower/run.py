@@ -198,7 +198,7 @@ class Rounds:
         self.train_metrics: dict[int, dict[str, Any]] = {}
         self.compute = compute
         self._start: str | None = None
-        self._sent: str | None = None
+        self._sent: State = {}
         self._names = Names()
         self._test_share: dict[str, Any] = {}  # of the clients' examples, as the uploads were asked for
         self._method = method
@@ -424,7 +424,7 @@ class Rounds:
         start = self._student_start(arrays)
         if start is not None:
             folder.save_start(start)
-            self._sent = weights_sha256(start)
+            self._sent = start
         if Need.COMMON_START in self._method.needs:
             self._start = weights_sha256(common_start(replace(self._job, start=start)))
 
@@ -456,7 +456,7 @@ class Rounds:
     def _probe(self, facts: UploadFacts, state: State) -> str:
         if self._start is not None and facts.start not in (None, self._start):
             raise refusals.other_start(facts.start, self._start)
-        if self._sent is not None and self._sent == weights_sha256(weights_alone(state)):
+        if self._sent and _equal(self._sent, weights_alone(state)):
             return "its weights are those that it was sent: must be what its training ended with"
         if not self._job.num_classes:
             return ""
@@ -543,6 +543,11 @@ def _check_last_layer(method: Method, job: Job, options: RunOptions) -> None:
         if (rounds := method.plan(job.config).rounds) > 1:
             raise OptionError(f"setting {setting!r} is {how!r}: must be {NONE!r} in {rounds} rounds of uploads")
         check_solvable(job, setting, how)
+
+
+def _equal(one: State, other: State) -> bool:
+    same_names = one.keys() == other.keys()
+    return same_names and all(one[n].dtype == v.dtype and torch.equal(one[n], v) for n, v in other.items())
 
 
 def signature_of(arrays: ArrayRecord) -> Signature:

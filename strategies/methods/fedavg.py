@@ -22,9 +22,9 @@ from torch import Tensor
 from ..combiners.update_gate import merge_uploads
 from ..core.facts import weights_alone
 from ..core.options import check, option
-from ..core.seeds import seeded_torch
 from ..method import Job, Method, Need, Outcome, Progress, State
 from ..teacher.average import recorded_weights, weighted_mean
+from ..teacher.copies import build_module
 from ..teacher.weight_space import has_adapters, merge_uploaded_adapters, open_weights
 
 
@@ -84,8 +84,7 @@ def _averaged(job: Job, weights: Sequence[float], progress: Progress) -> Iterato
 
 
 def _buffers(job: Job) -> list[str]:
-    with seeded_torch(job.seed, "buffers"):
-        model = job.builders[job.student]()
+    model = build_module(job.builders[job.student])
     return [name for name, _ in model.named_buffers() if name in model.state_dict()]
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..combiners.combiners import name_of
 from ..combiners.noise import generate_noise, noise_batches, overlay_shapes, to_feature_space, to_image_space
@@ -29,7 +29,7 @@ from ..core.errors import OptionError
 from ..core.facts import holds_images
 from ..core.names import is_adapter_state
 from ..core.options import check, option
-from ..core.seeds import generator, seeded_torch
+from ..core.seeds import generator
 from ..distillation.epochs import copy_weights, sample_images
 from ..distillation.inverted import invert_images
 from ..distillation.learner import Learner, learn_from_table
@@ -231,7 +231,11 @@ def check_last_layer(job: Job) -> None:
     # The clients' architectures are not known yet if there are several.
     if job.config.counts in FROM_LAST_LAYER and set(job.builders) == {job.student}:
         _head_keys(job, "counts", "noise")
-    if job.config.start != "fresh" and not job.refines and is_adapter_state(_build_student(job).state_dict()):
+    if (
+        job.config.start != "fresh"
+        and not job.refines
+        and is_adapter_state(build_module(job.builders[job.student]).state_dict())
+    ):
         raise OptionError(
             f"setting 'tally.start' is {job.config.start!r}, and the models are adapters on one base, whose factors A "
             "and B have no average: must be 'fresh', with which the student starts as the base with a new adapter"
@@ -240,13 +244,8 @@ def check_last_layer(job: Job) -> None:
         _head_keys(job)
 
 
-def _build_student(job: Job) -> nn.Module:
-    with seeded_torch(job.seed, "head"):
-        return job.builders[job.student]()
-
-
 def _head_keys(job: Job, setting: str = "start", otherwise: str = "average") -> tuple[str, str]:
-    student = _build_student(job)
+    student = build_module(job.builders[job.student])
     try:
         return head_keys(student, job.num_classes)
     except OptionError as error:

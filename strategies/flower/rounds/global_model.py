@@ -22,7 +22,6 @@ from flwr.serverapp.exception import AggregationError, InconsistentMessageReplie
 from torch import nn
 
 from ...core.errors import OneShotError, shorten_list
-from ...core.seeds import seeded_torch
 from ...method import Job, State
 from ...teacher.average import weighted_mean
 from ...uploads.parts import Part
@@ -44,13 +43,12 @@ class GlobalModel:
 
     part: Part | None = None
 
-    def __init__(self, base: Base, job: Job, start: State) -> None:
+    def __init__(self, base: Base, job: Job, module: nn.Module) -> None:
+        start = module.state_dict()
         self._names = tuple(start)
         self.state = start
         self.message_type = MessageType.TRAIN
         self._base, self._seed, self._student = base, job.seed, job.student
-        with seeded_torch(job.seed, "parameters"):
-            module = job.builders[job.student]()
         seen, self._tied = {name for name, _ in module.named_parameters()}, tied_names(module)
         fractions = [name for name, value in start.items() if value.is_floating_point()]
         shown = {"parameters": seen, "numbers": seen.union(fractions), "everything": set(start)}[base.sees]

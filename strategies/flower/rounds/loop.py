@@ -263,7 +263,7 @@ class IterativeRounds:
         self._job, self._min_uploads, self._max_bytes = job, min_uploads, max_bytes
         self._signatures = Signatures({job.student: job.builders[job.student]})
         self._module = fresh_student(replace(job, device="cpu"))
-        self._model = GlobalModel(self.base, job, self._module.state_dict())
+        self._model = GlobalModel(self.base, job, self._module)
         self._trip: RoundTrip | None = None
         self.client_scores = RoundScores(self.base, self._model, {})
         self._lost = self._wanted = 0

@@ -46,7 +46,9 @@ LOSSES = (0.5, 1.5, 1.0)
 
 
 def model_of(base: Base, start: State | None = None) -> GlobalModel:
-    return GlobalModel(base, JOB, start or weights(5))
+    module = net()
+    module.load_state_dict(start or weights(5))
+    return GlobalModel(base, JOB, module)
 
 
 def answered(
