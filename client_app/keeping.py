@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
-from strategies.core.durable import atomic_write, read_facts, sha256_file, with_digest
+from strategies.core.durable import atomic_write, read_json, sha256_file, with_digest
 from strategies.core.errors import StoreError
 from strategies.core.facts import UploadFacts
 from strategies.core.places import check_round, forget_older_runs, is_ours, make_run_place, newest_first, run_place
@@ -84,7 +84,7 @@ class KeptModel:
         if not self.finished:
             return None
         try:
-            row = read_facts(self._facts)
+            row = read_json(self._facts)
             if sha256_file(self._weights) != row.pop(_WEIGHTS):
                 raise ValueError("its digest differs from that of its content")
             loss, accuracy = (math.nan if (value := row.pop(key)) is None else value for key in _MEASURED)

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from strategies.core import refusals
-from strategies.core.durable import make_folder, read_facts, write_facts
+from strategies.core.durable import make_folder, read_json, write_facts
 from strategies.core.errors import StoreError
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Ledger:
         """
         if not self.path.exists():
             return []
-        facts = read_facts(self.path)
+        facts = read_json(self.path)
         rows = facts.get("releases") if isinstance(facts, dict) else None
         if not isinstance(rows, list) or not all(_is_release(row) for row in rows):
             raise StoreError(f"{self.path}: damaged, it holds no list of releases")

@@ -16,7 +16,6 @@ new process, which would otherwise spend most of its time on that import.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -32,7 +31,7 @@ from ..core import refusals
 from ..core.clients import read_float, read_int, read_share
 from ..core.durable import MIB
 from ..core.errors import OneShotError, OptionError, UploadError
-from ..core.facts import EXPECTED, read_agreement
+from ..core.facts import DIGEST, EXPECTED, read_agreement
 from ..core.processor import flush_subnormals
 from ..core.seeds import derive_seed
 from ..uploads.packed import PackedMember, ensemble_digest, from_wire, pack_member, unpack_member
@@ -54,7 +53,6 @@ Said = tuple[dict[str, Any], Arrays]
 
 BATCH = 256
 MOST = 2**20  # local steps of a round, examples of a step, classes
-DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)

@@ -216,7 +216,7 @@ def write_facts(path: Path, facts: Any) -> None:
         atomic_write(path, text.encode() + b"\n")
 
 
-def read_facts(path: Path) -> Any:
+def read_json(path: Path) -> Any:
     """Read JSON, and compare an object with its digest.
 
     Raises:

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 State = dict[str, "torch.Tensor"]
 CLIENT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 # Layers whose ranges one client may send, and the letters of a layer's name.
 MAX_LAYERS = 4096
 MAX_LAYER_NAME = 256
@@ -261,7 +260,7 @@ class UploadFacts:
         layers, bounds = record.get("range-layers", []), record.get("ranges", [])
         ranges = None if layers == bounds == [] else read_ranges(layers, bounds, "ranges")
         start = record.get("start")
-        if start is not None and not (isinstance(start, str) and _SHA256.fullmatch(start)):
+        if start is not None and not (isinstance(start, str) and DIGEST.fullmatch(start)):
             raise refusals.bad_start(start)
         agreement = read_agreement(record)
         return cls(client, architecture, num_examples, label_counts, pretrained is True, ranges, agreement, start)

@@ -184,7 +184,7 @@ def likeness(vectors: Sequence[Tensor]) -> list[float]:
     return found
 
 
-def pair_agreement(predictions: Tensor, labels: Tensor, makers: Tensor, known: Tensor, *, least: int = 1) -> Tensor:
+def pair_agreement(predictions: Tensor, labels: Tensor, makers: Tensor, known: Tensor) -> Tensor:
     """Return the agreement of each pair of clients on the classes that both know [M, M]; NaN if they share none.
 
     ``a_kj`` is the mean of two shares. The first is over the images inverted from j for classes that both know: the
@@ -200,7 +200,7 @@ def pair_agreement(predictions: Tensor, labels: Tensor, makers: Tensor, known: T
     none = torch.zeros((count, count), dtype=torch.float64)
     measured = none.index_add(1, makers, shared.double())
     right = none.index_add(1, makers, (shared & (predictions == labels)).double())
-    one_way = torch.where(measured >= least, right / measured, NAN).fill_diagonal_(NAN)
+    one_way = torch.where(measured > 0, right / measured, NAN).fill_diagonal_(NAN)
     return torch.stack([one_way, one_way.T]).mean(0)
 
 

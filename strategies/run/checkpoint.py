@@ -24,7 +24,7 @@ import torch
 from ..core.durable import atomic_write, make_folder, store_errors, with_digest
 from ..core.errors import StoreError
 from ..method import Snapshot
-from .files import WrittenFile, read_json, read_weights, save_weights
+from .files import read_json, read_weights, save_weights
 
 # Trees of plain values and tensors as JSON beside a flat set of tensors, exact to the bit both ways.
 
@@ -189,8 +189,7 @@ class CheckpointFolder:
 
     def _write(self, kind: str, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
         name = f"{kind}-{uuid.uuid4().hex}.safetensors"
-        written: WrittenFile = save_weights(self.path / name, tensors)
-        return {"file": name, "sha256": written.sha256}
+        return {"file": name, "sha256": save_weights(self.path / name, tensors)}
 
     def _read(self, entry: dict[str, Any]) -> dict[str, torch.Tensor]:
         # The last part of the name alone: an index never points outside its folder.

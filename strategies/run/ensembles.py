@@ -53,7 +53,7 @@ def save_ensemble(
         sync_folder(fresh / "members")  # a link is a name alone
     combiner = save_weights(fresh / "combiner.safetensors", spec.weights)
     facts = {
-        "combiner": {"name": spec.combiner, "file": "combiner.safetensors", "sha256": combiner.sha256},
+        "combiner": {"name": spec.combiner, "file": "combiner.safetensors", "sha256": combiner},
         "precision": spec.precision,
         "members": members,
         "architectures": architectures or {},
@@ -127,7 +127,7 @@ def _save_member(folder: Path, upload: Upload) -> dict[str, Any]:
         _link_or_copy(upload.read.path, folder / name)
         verify(folder / name, sha256, f"upload of client {upload.client!r}")
     else:
-        sha256 = save_weights(folder / name, upload.read()).sha256
+        sha256 = save_weights(folder / name, upload.read())
     facts = upload.facts.as_row()
     del facts["pretrained"]  # an ensemble does not keep it
     return {"client": upload.client, "architecture": upload.architecture, "file": name, "sha256": sha256, **facts}

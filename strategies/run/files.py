@@ -20,27 +20,17 @@ import torch
 from ..core.durable import (
     DIGEST,
     atomic_write,
-    read_facts,
     store_errors,
     sync_folder,
     verify_digest,
     with_digest,
     write_facts,
 )
+from ..core.durable import (
+    read_json as read_json,
+)
 from ..core.errors import StoreError
 from ..uploads.tensors import Weights, dense, weights_sha256
-
-
-@dataclass(frozen=True)
-class WrittenFile:
-    """A file as it was written.
-
-    Attributes:
-        sha256: Digest of its bytes, in hex.
-    """
-
-    sha256: str
-    bytes: int
 
 
 def weights_bytes(state: Weights) -> bytes:
@@ -61,8 +51,8 @@ def weights_bytes(state: Weights) -> bytes:
         raise StoreError(f"tensors of {dtypes} cannot be stored as safetensors ({error})") from error
 
 
-def save_weights(path: Path, state: Weights) -> WrittenFile:
-    """Write tensors as safetensors, atomically.
+def save_weights(path: Path, state: Weights) -> str:
+    """Write tensors as safetensors, atomically, and return the sha256 of the file's bytes in hex.
 
     Args:
         path: The file; its folder must exist.
@@ -73,7 +63,7 @@ def save_weights(path: Path, state: Weights) -> WrittenFile:
     data = weights_bytes(state)
     with store_errors(path):
         atomic_write(path, data)
-    return WrittenFile(hashlib.sha256(data).hexdigest(), len(data))
+    return hashlib.sha256(data).hexdigest()
 
 
 def read_weights(path: Path, sha256: str | None = None) -> dict[str, torch.Tensor]:
@@ -132,15 +122,6 @@ def write_json(path: Path, value: Any) -> None:
         StoreError: The disk refuses, or a value has no form in JSON.
     """
     write_facts(path, plain(value))
-
-
-def read_json(path: Path) -> Any:
-    """Read a JSON file, and compare it with its digest.
-
-    Raises:
-        StoreError: It is absent, damaged, or differs from its digest.
-    """
-    return read_facts(path)
 
 
 # Files of one JSON object per line that only grow, and survive a writer killed inside a line.

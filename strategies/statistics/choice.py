@@ -58,21 +58,18 @@ def choose_penalty(clients: Mapping[str, Statistics], *, seed: int, grid: Sequen
     return _choose(clients, grid, losses, seed=seed, alone=0)
 
 
-def choose_shrinkage(
-    clients: Mapping[str, Statistics], *, seed: int, grid: Sequence[float] = SHRINKAGES
-) -> ChosenPenalty:
+def choose_shrinkage(clients: Mapping[str, Statistics], *, seed: int) -> ChosenPenalty:
     """Choose LDA's shrinkage by the negative log-likelihood of every fold under the others.
 
     Args:
         seed: Of the run; deals more than 20 clients to ten folds.
-        grid: Candidates, ascending.
     """
 
     def losses(others: Statistics, held_out: Statistics) -> list[float]:
         lda = Lda(others)
-        return [-lda.log_likelihood(held_out, shrinkage) for shrinkage in grid]
+        return [-lda.log_likelihood(held_out, shrinkage) for shrinkage in SHRINKAGES]
 
-    return _choose(clients, grid, losses, seed=seed, alone=1)
+    return _choose(clients, SHRINKAGES, losses, seed=seed, alone=1)
 
 
 def deal_folds(names: Sequence[str], seed: int) -> list[tuple[str, ...]]:

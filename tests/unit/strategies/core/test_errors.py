@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from strategies.core.bounds import MOST, shorten_changes, shorten_step
-from strategies.core.durable import read_facts, verify_digest, with_digest, write_facts
+from strategies.core.durable import read_json, verify_digest, with_digest, write_facts
 from strategies.core.errors import OneShotError, StoreError, UploadError, printable
 from strategies.core.fingerprint import (
     SIZE,
@@ -152,12 +152,12 @@ FACTS: dict[str, Any] = {"a": 1, "b": [0.1, 1e-300, None, True], "ü": {"c": "\u
 def test_facts_come_back_equal_through_json(facts: dict[str, Any], tmp_path: Path) -> None:
     assert verify_digest(json.loads(json.dumps(with_digest(facts)))) == facts
     write_facts(tmp_path / "a.json", facts)
-    assert read_facts(tmp_path / "a.json") == facts
+    assert read_json(tmp_path / "a.json") == facts
 
 
 def test_a_list_has_no_digest(tmp_path: Path) -> None:
     (tmp_path / "b.json").write_text("[1]")
-    assert read_facts(tmp_path / "b.json") == [1]
+    assert read_json(tmp_path / "b.json") == [1]
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_facts_that_are_not_those_of_their_digest_are_an_error_that_names_the_fi
 ) -> None:
     (tmp_path / "a.json").write_text(json.dumps(facts))
     with pytest.raises(StoreError, match=r"a\.json: damaged.*its digest differs"):
-        read_facts(tmp_path / "a.json")
+        read_json(tmp_path / "a.json")
 
 
 def test_facts_that_json_lacks_are_refused_before_the_file_is_touched(tmp_path: Path) -> None:
@@ -182,4 +182,4 @@ def test_facts_that_json_lacks_are_refused_before_the_file_is_touched(tmp_path: 
     for odd in (float("nan"), {1, 2}, b"bytes"):
         with pytest.raises(StoreError, match=r"a\.json: "):
             write_facts(tmp_path / "a.json", {"odd": odd})
-    assert read_facts(tmp_path / "a.json") == FACTS
+    assert read_json(tmp_path / "a.json") == FACTS
