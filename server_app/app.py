@@ -94,7 +94,9 @@ def _run(grid: Grid, given: dict[str, Any]) -> None:
                 found = strategy.score_on_clients(
                     grid, timeout=settings.app.deadline_s, classes=split.classes, averaging=settings.averaging
                 )
-                evaluation = evaluation_facts(found, where, settings.app.metric, split.classes)
+                evaluation = evaluation_facts(
+                    found, where, settings.app.metric, split.classes, grouped=bool(settings.app.data.group)
+                )
             with RunFolder.open(folder.path) as finished, store_errors(folder.path):
                 seconds = {**strategy.account.seconds, "app": time.monotonic() - began}
                 result = finish(
@@ -144,7 +146,7 @@ def _score_stored(
         reasons = refusal_lines([{"client": name, "reason": reason} for name, reason in found[0].refused.items()])
         raise OneShotError(f"no client of {run} has scored the results: {'; '.join(reasons)}")
     for each, evaluation in zip(stored, found, strict=True):
-        facts = evaluation_facts(evaluation, where, app.metric, split.classes)
+        facts = evaluation_facts(evaluation, where, app.metric, split.classes, grouped=bool(app.data.group))
         with RunFolder.open(each.folder) as folder, store_errors(each.folder):
             seconds, own = each.result["seconds"], each.settings
             result = finish(folder, own, each.report, images, seconds=seconds, log=log_info, evaluation=facts)

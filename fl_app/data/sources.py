@@ -12,6 +12,7 @@ import importlib.util
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from logging import WARNING
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from strategies.core.errors import DataError, OptionError
 from strategies.core.facts import Normalization
 from strategies.core.offline import wanted as offline
 from strategies.core.places import expand_user
+from strategies.core.scan import log_once
 
 from . import domains, folders, tables, text, torchvision_sets
 from .files import composed, disk_errors
@@ -145,6 +147,9 @@ def open_folders(root: Path, split: str, image_size: int, classes: Sequence[str]
     labels, names, read, files = folders.open_images(root, split, image_size, classes)
     opened = pixels(labels, read, num_classes=len(names), shape=(3, image_size))
     groups = folders.groups_of(files, group, fits_none=split == "test") if group else None
+    if group and groups is None:
+        place = root / split
+        log_once(WARNING, f"{place} has no name that {group!r} fits (data.group): intervals of scores count its images")
     return replace(opened, classes=names, files=files, groups=groups)
 
 

@@ -15,7 +15,7 @@ import zlib
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from logging import INFO
+from logging import INFO, WARNING
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -227,6 +227,8 @@ def open_tables(
     groups = None
     if group and (split == "train" or all(group in frame for frame in frames)):
         groups = torch.cat([_codes(frame, group, file, "group")[0] for frame, file in zip(frames, files, strict=True)])
+    elif group:
+        log_once(WARNING, f"{files[0]} has no column {group!r} (data.group): intervals of scores count its rows")
     return TableHalf(labels, rows, holders, by_client, groups)
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from server_app.report.drawing import COLOURS, legend_beside, row_figure
 from server_app.report.evaluation import Row
 from server_app.report.tables import Table, gain_text, places_of, scale_of, titled, unit_of
+from strategies.core.errors import shorten_list
 from strategies.scores.exchange import CHOICE, FEDAVG, OWN, RESULT, ClientScores, Evaluation
 from strategies.scores.values import LOWER_IS_BETTER, Score, as_json, describe, gain, mean_of, scores_of, verdict
 
@@ -21,12 +22,15 @@ Facts = Mapping[str, Any]
 _HALF = "Several results were scored together: one half of each client's test examples chooses, this one reports."
 
 
-def evaluation_facts(evaluation: Evaluation, where: str, metric: str, classes: Sequence[str] = ()) -> dict[str, Any]:
+def evaluation_facts(
+    evaluation: Evaluation, where: str, metric: str, classes: Sequence[str] = (), *, grouped: bool = False
+) -> dict[str, Any]:
     """Return the entry "evaluation" of a result.
 
     Args:
         where: ``"clients"`` or ``"both"``.
         metric: The headline score, which the gains are in.
+        grouped: Whether examples have groups, such as patients; a client that shares less than all sums sends none.
     """
     pooled = {}
     for model in (OWN, FEDAVG, RESULT, CHOICE):
@@ -37,16 +41,22 @@ def evaluation_facts(evaluation: Evaluation, where: str, metric: str, classes: S
         del pooled[OWN]["auroc"]
         if own := [score.value for score in each if score is not None]:  # no client may have two classes
             pooled[OWN]["auroc"] = round(fmean(own), 6)
+    clients = [_client_facts(client, metric, classes) for client in evaluation.clients]
+    described = {
+        model: describe(sums, classes) for model in (FEDAVG, RESULT) if (sums := evaluation.pooled(model)) is not None
+    }
+    lone = [client.client for client in evaluation.clients if grouped and client.sums[RESULT].groups is None]
+    line = "intervals count examples{}, not groups, which the answer lacks"
+    for facts in clients:
+        facts["notes"] += [line.format("")] * (facts["client"] in lone)
+    for found in described.values():
+        found["notes"] += [line.format(f" of {shorten_list(lone)}")] if lone else []
     return {
         "on": where,
         "metric": metric,
-        "clients": [_client_facts(client, metric, classes) for client in evaluation.clients],
+        "clients": clients,
         "pooled": pooled,
-        "described": {
-            model: describe(sums, classes)
-            for model in (FEDAVG, RESULT)
-            if (sums := evaluation.pooled(model)) is not None
-        },
+        "described": described,
         "refused": [{"client": name, "reason": reason} for name, reason in evaluation.refused.items()],
     }
 

@@ -344,7 +344,9 @@ def test_links_between_images_and_class_folders_alike_are_never_counted_twice(
         open_images(images, "train", 8, ("ant", "cat", "feline"))
 
 
-def test_images_of_one_patient_are_found_by_their_names(images: Path) -> None:
+def test_images_of_one_patient_are_found_by_their_names(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr("strategies.core.scan.LOG.log", lambda level, form, line: lines.append(form % line))
     (images / "train/cat/a.png").rename(images / "train/cat/b_2.png")
     data = DataConfig(name="imagefolder", image_size=8, root=str(images), group=r"^(.)")
 
@@ -354,6 +356,9 @@ def test_images_of_one_patient_are_found_by_their_names(images: Path) -> None:
     assert split.groups.tolist() == [0, 1, 2, 1, 1, 2]
     assert open_data(data, "test").groups.tolist() == [0, 0]
     assert open_data(replace(data, group="(.)_"), "test").groups is None  # a server may name its files otherwise
+    assert lines[-1] == (
+        f"{images}/test has no name that '(.)_' fits (data.group): intervals of scores count its images"
+    )
     (images / "test/cat/d.png").rename(images / "test/cat/d_2.png")
     with pytest.raises(DataError, match=r"'data.group' is '\(.\)_', which does not fit d.png"):
         open_data(replace(data, group="(.)_"), "test")

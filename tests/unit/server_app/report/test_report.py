@@ -255,17 +255,18 @@ def test_a_client_that_cannot_be_compared_is_said_to_be_so() -> None:
 
 def test_the_log_says_which_clients_share_less_and_what_the_scores_of_all_count() -> None:
     labels = torch.arange(40) % 2
-    whole = Answers.of(4.0 * torch.eye(2)[labels], labels).sums()
-    less = replace(whole, loss=None, calibration=None, histogram=None, within=None, ties=None)
+    whole = Answers.of(4.0 * torch.eye(2)[labels], labels).sums(np.arange(40) // 4)
+    less = replace(whole, loss=None, calibration=None, histogram=None, within=None, ties=None, groups=None)
     clients = tuple(ClientScores(name, {RESULT: sums}) for name, sums in (("north", whole), ("west", less)))
-    lines = client_lines(evaluation_facts(Evaluation(clients, {"east": "no"}), "clients", "auroc"))
+    lines = client_lines(evaluation_facts(Evaluation(clients, {"east": "no"}), "clients", "auroc", grouped=True))
 
     assert lines == [
         "north: AUROC on 40 own examples, %: result 100.0",
         "west: AUROC on 40 own examples, %: result -, only accuracy, balanced accuracy and macro F1 are known: nodes "
-        "share no more",
+        "share no more, intervals count examples, not groups, which the answer lacks",
         "AUROC, log loss and calibration error are of 40 of the 80 examples: the other answers hold NaN or Inf, or "
         "their nodes share less",
+        "intervals count examples of west, not groups, which the answer lacks",
         "not evaluated: east: no",
     ]
 
