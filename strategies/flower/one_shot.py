@@ -420,9 +420,15 @@ class OneShot(RunStrategy):
             held = {"holdout": asked.holdout, "per-class": asked.holdout_per_class}
             question = question_of(models, job, classes, jobs)
             question = replace(question, facts={**question.facts, **held})
-            wanted = [name for name in pinned_clients(folder) or () if not is_anonymous(name)]  # answers have names
+            pinned = pinned_clients(folder) or ()
+            wanted = [name for name in pinned if not is_anonymous(name)]  # answers have names
             found = ask(clients, question, wanted=wanted, why=lambda name: clients.refused.get(name, "no answer"))
-            return [found[result_name(number)] for number in range(len(reports))]
+            evaluations = [found[result_name(number)] for number in range(len(reports))]
+            if len(wanted) == len(pinned):
+                return evaluations
+            here = {client.client for client in evaluations[0].clients}
+            nodes = {name: reason for name, reason in clients.refused.items() if name not in here}
+            return [replace(each, refused={**nodes, **each.refused}) for each in evaluations]
         finally:
             self.rounds.account.spend("evaluation", began)
             self.close()

@@ -170,6 +170,8 @@ def test_clients_of_another_project_score_an_ensemble_and_their_own_models_by_on
         return int(context.node_config["partition-id"])
 
     def examples(context: Context) -> OwnExamples:
+        if place_of(context) == 2:
+            raise ZeroDivisionError("no examples")
         draw = torch.Generator().manual_seed(place_of(context))
         return OwnExamples(torch.randn(30, *SHAPE, generator=draw), torch.arange(30) % CLASSES, CLASSES)
 
@@ -192,9 +194,11 @@ def test_clients_of_another_project_score_an_ensemble_and_their_own_models_by_on
         kept.append(ours.outcome)
         found.append(ours.score_on_clients(grid, timeout=60))
 
-    run(trained, server, app=app)
+    run(trained, server, app=app, clients=3)
     [scored], [ensemble] = found, kept
-    assert not scored.refused
+    [(node, reason)] = scored.refused.items()
+    assert node.startswith("node-")
+    assert "no examples" in reason
     assert len(scored.clients) == 2
     for client in scored.clients:
         assert client.sums.keys() == {"own", "fedavg", "result"}
