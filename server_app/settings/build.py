@@ -182,15 +182,11 @@ def where_scored(settings: Settings, *, has_examples: bool) -> str:
             f"setting 'data.held-out' is {app.data.held_out!r}: must be 'all' where the server scores no result "
             f"('evaluate.on' {app.evaluate.on!r})"
         )
-    if on in ("clients", "both") and app.privacy.on:
+    beside = "'privacy.epsilon', because scores carry no noise" if app.privacy.on else "method 'iterative'"
+    if on in ("clients", "both") and (app.privacy.on or settings.method is None):
+        meant = f", which means {on!r} here" * (app.evaluate.on == "auto")
         raise OptionError(
-            f"setting 'evaluate.on' is {app.evaluate.on!r}, which means {on!r} here: must be 'server' or 'none' with "
-            "'privacy.epsilon', because scores carry no noise"
-        )
-    if on in ("clients", "both") and settings.method is None:
-        raise OptionError(
-            f"setting 'evaluate.on' is {app.evaluate.on!r}, which means {on!r} here: must be 'server' or 'none' with "
-            "method 'iterative'"
+            f"setting 'evaluate.on' is {app.evaluate.on!r}{meant}: must be 'server' or 'none' with {beside}"
         )
     return on
 
