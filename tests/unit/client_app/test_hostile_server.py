@@ -139,8 +139,10 @@ def test_no_run_keeps_more_features_on_the_disk_than_the_node_permits(
     assert caches == [(node.folder / "state" / "features", 0.5)]
 
 
-CHECKPOINTS = ("secret/model.safetensors", "secret/noise.safetensors", "secret/absent.safetensors", "secret",
-               "open/link/model.safetensors", "open/../secret/model.safetensors")  # fmt: skip
+CHECKPOINTS = (
+    "secret/model.safetensors", "secret/noise.safetensors", "secret/absent.safetensors", "secret",
+    "open/link/model.safetensors", "open/../secret/model.safetensors", "opened/model.safetensors",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("path", CHECKPOINTS)

@@ -20,7 +20,6 @@ from fl_app.models.client_nets import CUTS, cut
 from fl_app.models.uploaded import uploaded_builders
 from strategies.core.errors import OptionError
 from strategies.core.seeds import generator, seeded_torch
-from strategies.core.vision import torchvision
 
 Shape = tuple[int, int, int]
 
@@ -107,23 +106,6 @@ def test_state_keys_are_the_pinned_ones(name: str) -> None:
     shape = {"logistic": ROW, "mlp": ROW, "text-bag": TEXT}.get(name, (3, 32, 32))
     keys = "\n".join(skeleton(name, shape, 2).state_dict())
     assert hashlib.sha256(keys.encode()).hexdigest()[:8] == NAMES[name]
-
-
-@pytest.mark.parametrize(
-    ("name", "original"),
-    [
-        ("resnet18", "resnet18"),
-        ("resnet34", "resnet34"),
-        ("resnet18-imagenet", "resnet18"),
-        ("resnet34-imagenet", "resnet34"),
-        ("mobilenet", "mobilenet_v3_small"),
-        ("shufflenet", "shufflenet_v2_x1_0"),
-    ],
-)
-def test_state_keys_of_torchvisions_nets_are_torchvisions(name: str, original: str) -> None:
-    with torch.device("meta"):
-        keys = list(getattr(torchvision.models, original)().state_dict())
-    assert list(skeleton(name, (3, 32, 32)).state_dict()) == keys
 
 
 # What the nets compute and how they are drawn, against the published order of the layers.
@@ -305,13 +287,6 @@ def imported_with(stand_in: str, folder: Path) -> subprocess.CompletedProcess[st
     (folder / "torchvision.py").write_text(stand_in)
     path = f"import sys; sys.path[:0] = [{str(folder)!r}, {str(ROOT)!r}]\n"
     return subprocess.run([sys.executable, "-c", path + REPORT], capture_output=True, text=True, check=False)
-
-
-def test_torchvision_through_the_shim_has_models_and_datasets() -> None:
-    assert torchvision.__name__ == "torchvision"
-    assert torchvision.datasets.FashionMNIST
-    assert torchvision.transforms.functional.hflip(torch.tensor([[[1.0, 2.0]]])).tolist() == [[[2.0, 1.0]]]
-    assert torchvision.ops.box_area(torch.tensor([[0.0, 0.0, 2.0, 3.0]])).item() == 6.0
 
 
 @pytest.mark.slow

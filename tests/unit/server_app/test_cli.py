@@ -352,15 +352,6 @@ def test_methods_when_named_show_what_matters_first_and_the_values_of_their_pres
     assert "no options" in text
 
 
-@pytest.mark.parametrize("flag", ["-h", "--help"])
-def test_help_groups_the_commands(engine: Engine, flag: str) -> None:
-    text = oneshot(flag).stdout
-
-    assert [panel for panel in ("Run", "Reuse uploads", "Inspect", "Deploy") if f" {panel} " in text] == [
-        "Run", "Reuse uploads", "Inspect", "Deploy",
-    ]  # fmt: skip
-
-
 def test_latest_is_the_newest_run_that_is_no_replay(
     engine: Engine, run_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,4 @@
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -172,37 +172,6 @@ CO_OTHER: dict[str, Any] = OTHER | {
 @pytest.mark.parametrize("name", options_to_try(CoBoostingConfig))
 def test_every_option_changes_the_result(name: str) -> None:
     check_option(METHOD, SMALL, name, CO_OTHER[name], epochs=2)
-
-
-SHARED = {
-    "epochs": 500, "generator_steps": 30, "generator_lr": 1e-3, "latent": 256, "batch_size": 128,
-    "synthesis_batch_size": 128, "student_lr": 0.01, "kd_temperature": 4.0,
-    "perturbation_size": 8 / 255, "adversarial_weight": 1.0, "hard_exponent": 1.0, "reweighting": True,
-}  # fmt: skip
-CODE = {
-    "keep_images": "best", "optimize_noise": True, "generator_clip": 10.0, "adversarial_temperature": 3.0,
-    "perturbation": "sign", "reweighting_decay": 0.99, "reweighting_data": "earlier",
-    "weight_decay": 1e-4, "schedule": "cosine", "student_clip": 10.0,
-    "pool_precision": "uint8", "pool_cap": 0, "steps_per_epoch": 0, "generator_reset": "epoch",
-    "difficulty": "constant", "ensemble": "mean",
-}  # fmt: skip
-PUBLISHED: dict[str, dict[str, Any]] = {
-    "published": {**SHARED, **CODE, "reweighting_step": 0.0},
-    "published-code": {**SHARED, **CODE, "epochs": 200, "reweighting_step": 0.01, "pool_augmentation": "crop-flip"},
-    "paper": {
-        **SHARED, "keep_images": "last", "optimize_noise": False, "generator_clip": 0.0,
-        "adversarial_temperature": 1.0, "perturbation": "l2", "reweighting_step": 0.0, "reweighting_decay": 1.0,
-        "reweighting_data": "perturbed", "weight_decay": 0.0, "schedule": "constant", "student_clip": 0.0,
-        "ensemble": "sum",
-        "generator_reset": "never", "pool_precision": "float32", "difficulty": "differentiated",
-    },
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_preset_has_the_published_values(name: str) -> None:
-    values = asdict(CoBoostingConfig.preset(name))
-    assert {key: values[key] for key in PUBLISHED[name]} == PUBLISHED[name]
 
 
 MUTE = tuple(telling(upload, label_counts=None) for upload in UPLOADS)

@@ -95,10 +95,6 @@ def usual() -> Outcome:
     return fit(tiny_job(), Silent())
 
 
-def test_fit_does_not_depend_on_the_order_of_uploads(usual: Outcome) -> None:
-    assert same(fit(tiny_job(uploads=UPLOADS[::-1]), Silent()), usual)
-
-
 def test_fit_resumed_after_a_crash_ends_with_the_same_bits(usual: Outcome) -> None:
     kept = Book(keep=True)
     fit(tiny_job(), kept)

@@ -44,14 +44,6 @@ def test_vote_when_counted_one_by_one_is_the_same(voters: int) -> None:
     assert (combined.argmax(1).numpy() == wanted.argmax(1)).all()
 
 
-def test_vote_of_one_is_that_of_the_member_to_whom_the_sample_is_least_unknown() -> None:
-    sure, lost = [0.0, 5.0, -5.0], [9.0, 0.0, 12.0]  # two classes; the second member says "unknown"
-    logits = torch.tensor([[lost], [sure]])
-
-    assert OpenSet(1)(logits).argmax(1).tolist() == [1]
-    assert OpenSet(0)(logits)[0].exp().tolist() == pytest.approx(vote(logits.double().numpy(), 0)[0], rel=1e-5)
-
-
 def small() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(16, 4))  # three classes, and "unknown"
 

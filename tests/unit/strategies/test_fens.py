@@ -95,29 +95,6 @@ def test_clients_count_by_the_examples_they_have_seen_or_equally(form: str, move
     assert np.allclose(found, start, atol=1e-3) != moved
 
 
-def test_training_beats_the_mean_on_the_held_examples(tmp_path: Path) -> None:
-    job = fens_job(replace(TINY, rounds=60))
-    outcome = fitted(DirectClients(tmp_path), job)
-
-    def hits(weight: np.ndarray[Any, Any]) -> int:
-        found = 0
-        for client in ("c0", "c1", "c2"):
-            x, labels = examples(client)
-            found += int(((weight[:, None] * member_logits(job, x)).sum(0).argmax(1) == labels.numpy()).sum())
-        return found
-
-    assert hits(weights(outcome)["weight"]) > hits(np.full((3, CLASSES), 1 / 3))
-
-
-@pytest.mark.parametrize("aggregator", ["linear", "per-class", "nn"])
-def test_same_seed_gives_same_bits_and_another_seed_others(tmp_path: Path, aggregator: str) -> None:
-    config = replace(TINY, aggregator=aggregator, hidden=5)
-    first = fitted(DirectClients(tmp_path / "a"), fens_job(config))
-
-    assert same(first, fitted(DirectClients(tmp_path / "b"), fens_job(config)))
-    assert not same(first, fitted(DirectClients(tmp_path / "c"), fens_job(config, seed=1)))
-
-
 def test_a_run_cut_off_in_any_round_ends_with_the_same_bits(tmp_path: Path) -> None:
     whole = Book(keep=True)
     expected = fitted(DirectClients(tmp_path), progress=whole)

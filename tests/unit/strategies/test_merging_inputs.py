@@ -42,23 +42,6 @@ class Shifted(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "line"),
-    [
-        ({"num_classes": "4"}, "num_classes is '4': must be a whole number"),
-        ({"num_classes": True}, "num_classes is True: must be a whole number"),
-        ({"input_shape": (1, 8)}, r"input_shape is \(1, 8\): must be three whole numbers"),
-        ({"input_shape": 8}, "input_shape is 8: must be three whole numbers"),
-        ({"method": merge}, "method is function: must be a name, one of "),
-        ({"models": [net(4), net(4), net(3)]}, r"num_classes is 4, but model .* maps 2 images .* to \[2, 3\]"),
-        ({"models": [net(3), net(3)]}, r"num_classes is 4, but model .* maps 2 images .* to \[2, 3\]"),
-    ],
-)
-def test_arguments_that_cannot_be_are_refused_before_any_work(arguments: dict[str, Any], line: str) -> None:
-    with pytest.raises(OptionError, match=line):
-        merge(**{"models": [net(), net()], "method": "fedens", **SHAPE, **arguments})
-
-
-@pytest.mark.parametrize(
     "batch",
     [
         (IMAGES, LABELS),

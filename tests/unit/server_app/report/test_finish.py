@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -13,9 +13,7 @@ import yaml
 
 from server_app.replay.request import ReplayRequest
 from server_app.replay.stored import replay_run
-from server_app.report.finish import describe_failure, finish, table_lines
-from server_app.settings.read import read_settings
-from strategies.core.errors import QuorumError
+from server_app.report.finish import finish, table_lines
 from strategies.core.facts import HEADLINES
 from strategies.run.files import read_json
 from strategies.run.run_folder import RunFolder
@@ -130,13 +128,3 @@ def test_a_result_that_nobody_scores_has_a_page_and_a_card_that_say_so(run_folde
     assert "None: this result was scored on no examples." in card
     assert "held-out" not in card
     assert any(line.startswith("no scores: ") for line in table_lines(result))
-
-
-def test_a_failed_run_says_why_and_keeps_its_uploads(run_folder: Callable[..., Path], small: Mapping[str, Any]) -> None:
-    settings = read_settings(small)
-    with RunFolder.open(run_folder()) as folder:
-        result = describe_failure(folder, settings, QuorumError("3 uploads arrived, min-uploads is 4"))
-
-    assert result["status"] == "failed"
-    assert result["error"] == "3 uploads arrived, min-uploads is 4"
-    assert (result["uploads"], result["refusals"][0]["client"]) == (3, "node-7")

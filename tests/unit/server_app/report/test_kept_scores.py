@@ -10,9 +10,6 @@ import pytest
 from method_fakes import telling
 
 from fl_app.data import ImageData
-from server_app.compare import comparison
-from server_app.compare import comparison as comparing
-from server_app.compare.cell import Cell, work
 from server_app.compare.comparison import Comparison, compare_runs
 from server_app.replay.request import ReplayRequest
 from server_app.replay.stored import replay_run
@@ -27,16 +24,9 @@ MakeRun = Callable[..., Path]
 
 
 @pytest.fixture
-def passes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Let cells run in this process, and return the list of the passes over the held-out images."""
+def passes(ran: object, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the list of the passes over the held-out images."""
     found: list[str] = []
-
-    def here(cell: Cell, token: str, log: Callable[[str], None]) -> str:
-        work(cell, log)
-        return ""
-
-    monkeypatch.setattr(comparison, "run_cell", here)
-    monkeypatch.setattr(comparing, "jobs_for", lambda *_: 1)  # cells in one process take turns
     for name in ("scored", "member_scores"):
         whole = getattr(HeldOut, name)
 

@@ -176,27 +176,6 @@ def test_the_load_snippet_of_the_model_card_when_executed_gives_the_result(
             assert torch.equal(loaded[name](pixels), expected(pixels))
 
 
-def test_the_model_card_names_the_model_its_source_and_its_accuracy(tmp_path: Path, stage: Stage) -> None:
-    report, settings, images = stage("dense")
-
-    text = card(tmp_path, report, settings.choice, images)
-
-    for part in (
-        "# DENSE: one model",
-        "from 3 uploads, with DENSE (2 epochs of 200) (Zhang et al., NeurIPS 2022)",
-        "Architecture: lenet5.",
-        "images of shape (1, 16, 16)",
-        "mean (0.5,)",
-        "logits of 10 classes",
-        "Seed: 0",
-        "| client-000 | client | ",
-        "| DENSE (2 epochs of 200) | student | ",
-        "- `server.epochs` = 2",
-    ):
-        assert part in text
-    assert re.search(r"Weights \(sha256\): [0-9a-f]{64}\.", text)
-
-
 @pytest.mark.plots
 @pytest.mark.parametrize(
     ("metric", "own", "result", "gain", "expected"),

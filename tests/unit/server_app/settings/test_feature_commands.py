@@ -13,9 +13,7 @@ from feature_fakes import SETTINGS, Sent, replayed, sent_by_clients, stored
 from safetensors.torch import load_file, save_file
 
 from fl_app.data import normalize, open_split
-from server_app.compare import comparison
 from server_app.compare import comparison as comparing
-from server_app.compare.cell import Cell, work
 from server_app.replay.forget import adopt_uploads
 from server_app.replay.imports import ImportRequest, import_checkpoints
 from strategies.core.errors import UploadError
@@ -74,15 +72,8 @@ def test_the_choice_has_a_plot(finished: tuple[Path, dict[str, Any]]) -> None:
     assert (folder / "report" / "choice.png").stat().st_size > 1000
 
 
-def test_ridge_and_lda_are_compared_on_the_same_sums(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def here(cell: Cell, token: str, log: Any) -> str:
-        work(cell, log)
-        return ""
-
-    monkeypatch.setattr(comparison, "run_cell", here)
-    monkeypatch.setattr(comparing, "jobs_for", lambda *_: 1)  # cells in one process take turns
+@pytest.mark.usefixtures("ran")
+def test_ridge_and_lda_are_compared_on_the_same_sums(run: Path, tmp_path: Path) -> None:
     found = comparing.compare_runs(comparing.Comparison((run,), "ridge,lda", out=tmp_path / "out"), log=lambda _: None)
     assert [row["method"] for row in found["table"]] == ["ridge", "lda"]
     assert all(row["accuracy"] > 75.0 for row in found["table"])
@@ -126,21 +117,3 @@ def test_imported_sums_lead_to_the_head_of_the_run_and_pass_its_checks(
     save_file(wrong, folder / "client-000.safetensors")
     with pytest.raises(UploadError, match=r"client-000.safetensors: gram has trace"):
         import_checkpoints(ImportRequest(folder, "statistics", SETTINGS, out=tmp_path / "other"), log=lambda _: None)
-
-
-def test_imported_gaussians_lead_to_the_head_of_fedpft_and_pass_its_checks(tmp_path: Path) -> None:
-    given, folder = {**SETTINGS, "method": "fedpft", "server.epochs": 2}, tmp_path / "sums"
-    states, facts = sent_by_clients(given)
-    folder.mkdir()
-    for name, state in states.items():
-        save_file(state, folder / f"{name}.safetensors")
-    import_checkpoints(ImportRequest(folder, "statistics", given, out=tmp_path / "market"), log=lambda _: None)
-    for path, name in ((tmp_path / "market", "a"), (stored(tmp_path / "run", given, states, facts), "b")):
-        replayed(path, "fedpft", tmp_path / name)
-    assert equal(head_of(tmp_path / "a"), head_of(tmp_path / "b"))
-
-    save_file(
-        {**states["client-000"], "squares": states["client-000"]["squares"] * 2}, folder / "client-000.safetensors"
-    )
-    with pytest.raises(UploadError, match=r"client-000.safetensors: squares of class \d sum to"):
-        import_checkpoints(ImportRequest(folder, "statistics", given, out=tmp_path / "other"), log=lambda _: None)

@@ -51,16 +51,6 @@ def test_stored_sums_are_replayed_to_a_head(run: Path, tmp_path: Path, method: s
     assert "chosen_" in metrics
 
 
-def test_head_is_that_of_another_division_with_the_same_penalty(run: Path, tmp_path: Path) -> None:
-    other = {**SETTINGS, "data.partition": "iid"}
-    equal = stored(tmp_path / "iid", other, *sent_by_clients(other))
-    heads = []
-    for name, path in (("a", run), ("b", equal)):
-        replayed(path, "ridge", tmp_path / name, **{"ridge.penalty": 0.1})
-        heads.append(load_file(tmp_path / name / "student.safetensors"))
-    torch.testing.assert_close(heads[0]["head.weight"], heads[1]["head.weight"], rtol=1e-3, atol=1e-3)
-
-
 def test_the_head_of_a_whole_run_is_that_of_all_examples_in_one_place(oneshot: Any, tmp_path: Path) -> None:
     """Over the messages of a run, where every node permits the backbone."""
     backbone, nodes = "tiny_backbone:make", tmp_path / "nodes"
@@ -85,18 +75,6 @@ def test_the_head_of_a_whole_run_is_that_of_all_examples_in_one_place(oneshot: A
     sent = load_file(Path(result["run_dir"]) / "student.safetensors")
     torch.testing.assert_close(sent["head.weight"].double(), head.weight, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(sent["head.bias"].double(), head.bias, rtol=1e-4, atol=1e-4)
-
-
-def test_uploads_of_another_function_are_refused_with_the_part_that_differs(
-    sums: tuple[Sent, dict[str, UploadFacts]],
-) -> None:
-    state = sums[0]["client-000"]
-    other = FeatureFunction(FeaturesConfig(backbone="tiny_backbone:make", side=20), 0)
-    with pytest.raises(UploadError, match="another function: .*they differ in side: 16, expected is 20$"):
-        other.sums(10).check_upload(state)
-    kept = FeatureFunction(FeaturesConfig(backbone="tiny_backbone:make", side=20, dim=96), 0)
-    with pytest.raises(UploadError, match="in side: 16, expected is 20; dim: 0, expected is 96; dim-seed: nothing,"):
-        kept.sums(10).check_upload(state)
 
 
 def test_a_function_that_lies_about_its_fields_is_found_by_the_probe(

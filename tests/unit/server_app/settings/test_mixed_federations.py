@@ -105,17 +105,6 @@ def test_logits_of_a_group_have_the_size_of_a_net_s_on_its_examples(sent: tuple[
     assert float(total["counts"].sum()) == member.num_examples
 
 
-def test_equal_sums_under_another_division_lead_to_the_same_member(sent: tuple[Sent, Facts]) -> None:
-    job = with_heads(job_of(sent, *KEPT))
-    one = Upload(UploadFacts("together", "statistics", 1, None), lambda: merge_sums(sent[0][name] for name in KEPT))
-    alone = with_heads(type(job)(**{**vars(job), "uploads": (one,)}))
-    for key in ("head.weight", "head.bias"):  # a single client cannot be left out, so that lambda differs
-        cosine = torch.nn.functional.cosine_similarity(
-            job.uploads[0].read()[key].flatten(), alone.uploads[0].read()[key].flatten(), dim=0
-        )
-        assert float(cosine) > 0.9
-
-
 def test_sums_of_an_unknown_function_and_noisy_sums_are_refused(sent: tuple[Sent, Facts]) -> None:
     job = job_of(sent, *KEPT)
     heads = {name: build for name, build in job.builders.items() if name != "head+tiny_backbone:make"}
@@ -130,14 +119,6 @@ def test_sums_of_an_unknown_function_and_noisy_sums_are_refused(sent: tuple[Sent
     given = {**GIVEN, "method": "fedens", "privacy.epsilon": 1.0, "client.share-label-counts": False}
     with pytest.raises(OptionError, match="'model.per-client' names 'statistics': .*sums with noise"):
         check_needs_of_settings(read_settings(given))
-
-
-@pytest.mark.parametrize(
-    ("method", "message"), [("fedavg", "needs one architecture for all"), ("dense", "which makes images")]
-)
-def test_methods_that_need_one_kind_refuse_a_mix(method: str, message: str) -> None:
-    with pytest.raises(OptionError, match=message):
-        check_needs_of_settings(read_settings({**GIVEN, "method": method}))
 
 
 def test_the_gatekeeper_compares_sums_with_sums(sent: tuple[Sent, Facts]) -> None:

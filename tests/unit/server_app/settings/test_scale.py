@@ -58,12 +58,6 @@ def test_scale_when_it_is_one_is_logged_nowhere() -> None:
     assert read_settings({}).scaled == {}
 
 
-@pytest.mark.parametrize("value", [0.0, 1.5, -1.0])
-def test_scale_when_it_would_not_shorten_is_refused(value: float) -> None:
-    with pytest.raises(OptionError, match=f"'scale' is {value}: must be a number greater than 0.0 and at most 1.0"):
-        read_settings({"scale": value})
-
-
 def test_a_shortened_replay_says_so_while_it_runs_and_in_its_result(
     run_folder: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -47,10 +47,6 @@ def test_files_and_pairs_when_both_are_given_the_later_wins(tmp_path: Path) -> N
     assert last["seed"] == 1
 
 
-def test_no_settings_when_nothing_is_given() -> None:
-    assert merge_settings([], KINDS) == {}
-
-
 @pytest.mark.parametrize(
     ("source", "message"),
     [

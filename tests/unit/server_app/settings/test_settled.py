@@ -45,15 +45,10 @@ def seen_proxies(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
     ("key", "value"),
     [
         ("client.epochs", 3),
-        ("client.share-label-counts", False),
         ("data.partition", "iid"),
-        ("data.alpha", 0.1),
-        ("data.limit", 10),
         ("data.name", "mnist"),
-        ("data.image-size", 8),
         ("model.name", "cnn-torch"),
         ("compute", "ray"),
-        ("deadline-s", 1.0),
         ("run-dir", "elsewhere"),
     ],
 )

@@ -6,7 +6,6 @@ import shutil
 import signal
 import socket
 import sys
-import threading
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +17,7 @@ import torch
 
 from strategies.compute.in_process import InProcess
 from strategies.compute.ray_actors import RayActors
-from strategies.core.errors import ComputeError, OptionError
+from strategies.core.errors import ComputeError
 from strategies.core.facts import UploadFacts
 from strategies.method import Job, Method, Normalization, Outcome, Progress, Silent, Snapshot, Upload
 
@@ -90,10 +89,6 @@ def fit(job: Job, progress: Progress) -> Outcome:
 
 def observe(epoch: int, module: torch.nn.Module) -> dict[str, float]:
     return {"norm": sum(float(p.detach().norm()) for p in module.parameters())}
-
-
-def refuse(job: Job, progress: Progress) -> Outcome:
-    raise OptionError(f"setting 'toy.lr' is {job.config.lr}: must be 0")
 
 
 TOY = Method("toy", "Toy", "nowhere", ToyConfig, fit)
@@ -184,25 +179,6 @@ def test_run_with_a_dying_actor_resumes_from_the_checkpoint_and_ends_equal(
     assert [record.getMessage() for record in caplog.records if record.name.startswith("strategies")] == [
         "the Ray actor died; restart 1 of 2 from the last checkpoint"
     ]
-
-
-def test_run_with_an_error_of_ours_raises_the_same_class_and_text() -> None:
-    with pytest.raises(OptionError) as caught:
-        RayActors().run(replace(TOY, fit=refuse), job(), Silent())
-    assert str(caught.value) == "setting 'toy.lr' is 0.1: must be 0"
-    assert type(caught.value) is OptionError
-    assert "in refuse" in str(caught.value.__cause__)
-
-
-def test_run_with_an_unpicklable_builder_refuses_and_names_it() -> None:
-    lock = threading.Lock()
-
-    def builder() -> torch.nn.Module:
-        with lock:
-            return Net()
-
-    with pytest.raises(ComputeError, match=r"builder of architecture 'net' .*builder.* cannot be sent to a Ray actor"):
-        RayActors().run(TOY, job(builders={"net": builder}), Silent())
 
 
 def test_run_without_room_falls_back_in_one_line_or_refuses(caplog: pytest.LogCaptureFixture) -> None:

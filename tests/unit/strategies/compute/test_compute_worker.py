@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from ray import cloudpickle as ray_cloudpickle
@@ -163,12 +162,6 @@ def test_unpack_of_pack_returns_the_same_bits(dtype: torch.dtype) -> None:
     assert again.dtype == dtype
     assert again.shape == (2, 3)
     assert torch.equal(again.view(torch.uint8), tensor.view(torch.uint8))
-
-
-def test_pack_with_bfloat16_holds_integers_of_the_same_width() -> None:
-    packed = pack(torch.tensor([1.0, 2.0], dtype=torch.bfloat16))
-    assert packed.dtype == "bfloat16"
-    assert packed.array.dtype == np.int16
 
 
 def test_unpack_of_pack_with_outcome_and_snapshot_returns_them() -> None:

@@ -11,7 +11,6 @@ from strategies.core.errors import OneShotError
 from strategies.core.facts import UploadFacts
 from strategies.core.work import Work, count_work
 from strategies.distillation.distill import DistillRecipe
-from strategies.distillation.epochs import copy_weights
 from strategies.distillation.learner import Learner, build_teacher, learn_from_images, learn_from_table
 from strategies.distillation.losses import soft_kl
 from strategies.method import EnsembleSpec, Job, Normalization, Outcome, Silent, Upload
@@ -95,20 +94,6 @@ def test_learn_is_one_step_per_batch_with_the_clipped_gradient_of_the_distillati
         optimizer.step()
         assert one.learn({"images": IMAGES}, epoch) == pytest.approx(float(loss.detach()), rel=1e-5)
     torch.testing.assert_close(weight(one), weight(plain))
-
-
-@pytest.mark.parametrize("frozen", [False, True])
-def test_student_keeps_its_running_statistics_if_frozen(frozen: bool) -> None:
-    def normed() -> nn.Module:
-        return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(16), nn.Linear(16, 3))
-
-    job = replace(JOB, builders={"net": net, "normed": normed}, student="normed")
-    one = Learner(job, learner().teacher, SMALL, frozen_statistics=frozen)
-    before = copy_weights(one.student)
-    one.learn({"images": IMAGES}, 0)
-    after = copy_weights(one.student)
-    assert torch.equal(after["1.running_mean"], before["1.running_mean"]) is frozen
-    assert not torch.equal(after["2.weight"], before["2.weight"])
 
 
 def test_pass_reads_every_image_once_in_an_order_of_its_epoch_and_stops_at_the_limit() -> None:

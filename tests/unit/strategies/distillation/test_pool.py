@@ -1,18 +1,13 @@
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 import torch
-from method_fakes import tiny_job
 
 from strategies.core.errors import OptionError
 from strategies.core.options import check, presets
 from strategies.core.seeds import generator as rng
-from strategies.distillation.distill import DistillRecipe
-from strategies.distillation.learner import Learner
 from strategies.distillation.pool import Pool, quantize, shuffled_batches, shuffled_groups
 from strategies.distillation.settings import StudentOptions
-from strategies.method import METHODS, Job, Silent
 from strategies.teacher.augment import dequantize
 
 
@@ -70,34 +65,6 @@ def test_quantize_floors_to_eight_bits_and_dequantize_goes_back() -> None:
     assert quantize(pixels).tolist() == [0, 0, 254, 255, 255, 127]
     torch.testing.assert_close(dequantize(quantize(pixels))[-1], torch.tensor(127 / 255))
     assert dequantize(pixels) is pixels
-
-
-@pytest.mark.parametrize(
-    ("name", "fixed"),
-    [
-        ("tally", {"optimizer": "adam", "schedule": "one-cycle"}),
-        ("fedkd", {"optimizer": "adam"}),
-        ("fed-et", {"optimizer": "adam"}),
-        ("feddf", {"weight_decay": 1e-4, "schedule": "cosine", "student_clip": 10.0}),
-    ],
-)
-def test_a_method_trains_its_student_by_its_options_and_what_its_publication_fixes(
-    name: str, fixed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class StopError(Exception):
-        pass
-
-    def built(_: Learner, __: Job, ___: Any, recipe: DistillRecipe, *, asked_once: bool = False, **____: Any) -> None:
-        found.append((recipe, asked_once))
-        raise StopError
-
-    found: list[tuple[DistillRecipe, bool]] = []
-    monkeypatch.setattr(Learner, "__init__", built)
-    given: dict[str, Any] = {"epochs": 7, "batch_size": 8, "kd_temperature": 2.0, "student_lr": 0.5}
-    few = {"probes": 8} if name == "tally" else {}
-    with pytest.raises(StopError):
-        METHODS[name].fit(tiny_job(METHODS[name].config(**given, **few)), Silent())
-    assert found == [(DistillRecipe(**given, **fixed), name in ("fedkd", "fed-et"))]
 
 
 PRESETS = {"paper": {"epochs": 7, "schedule": "constant"}}

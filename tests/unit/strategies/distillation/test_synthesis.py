@@ -8,7 +8,7 @@ from strategies.combiners.combiners import Mean
 from strategies.core.errors import OptionError
 from strategies.core.seeds import generator
 from strategies.core.seeds import generator as rng
-from strategies.distillation.inverted import Pixels, invert_images
+from strategies.distillation.inverted import invert_images
 from strategies.distillation.losses import cross_entropy
 from strategies.distillation.synthesis import Batch, GeneratedImages, Recipe, Term, View, synthesize
 from strategies.method import Job, Normalization
@@ -174,38 +174,6 @@ def test_images_are_pixels_in_which_both_members_see_the_class() -> None:
     assert 0 <= float(images.min()) < float(images.max()) <= 1
     assert not images.requires_grad
     assert float(losses(images).mean()) < 0.75 * float(losses(made(steps=1)).mean())
-
-
-START = torch.randn(3, 2, 4, 5, generator=generator(0))
-
-
-def look_inverted(images: torch.Tensor) -> View:
-    return View(images, images, torch.zeros(3, dtype=torch.long), images.flatten(1))
-
-
-def invert(losses: list[float], **recipe: object) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Move pixels along a slope while the loss takes the values given; also return what every step saw."""
-    seen, values = list[torch.Tensor](), iter(losses)
-
-    def spy(view: View) -> torch.Tensor:
-        seen.append(view.images.detach().clone())
-        slope = view.images.sum()
-        return slope - slope.detach() + next(values)
-
-    steps = Recipe(steps=len(losses), lr=0.1, optimize_noise=False, **recipe)  # type: ignore[arg-type]
-    kept, _ = synthesize(Pixels(START), torch.empty(0), look_inverted, terms=[Term("spy", 1.0, spy)], recipe=steps)
-    return kept, seen
-
-
-@pytest.mark.parametrize(
-    ("losses", "best"), [([1.0, 2.0, 3.0], 0), ([3.0, 1.0, 2.0], 1), ([3.0, 2.0, 1.0], 2), ([1.0], 0)]
-)
-def test_images_kept_are_the_pixels_that_had_the_lowest_loss_and_not_those_after_the_step(
-    losses: list[float], best: int
-) -> None:
-    kept, seen = invert(losses)
-    assert torch.equal(kept, seen[best])
-    assert torch.equal(seen[0], START)
 
 
 def test_generator_that_is_never_reset_goes_on_where_the_last_epoch_left_it() -> None:

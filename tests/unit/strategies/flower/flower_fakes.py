@@ -17,7 +17,9 @@ from torch import nn
 from strategies import Dense, DenseConfig, OneShot, RunOptions
 from strategies.client import already_held, disagreement, upload_facts
 from strategies.flower import asking, evaluation, nodes
+from strategies.flower.collect import Collector
 from strategies.flower.rounds import round_trip
+from strategies.run.run_folder import RoundFolder
 from strategies.uploads.checks import Signatures
 
 State = dict[str, torch.Tensor]
@@ -283,3 +285,13 @@ def dense(run_dir: Path | None, **changes: Any) -> OneShot:
 
 def equal(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
+
+
+def collector(folder: RoundFolder) -> Collector:
+    """The upload phase of a round."""
+    return Collector(folder, SIGNATURES, num_classes=CLASSES, max_bytes=10**6)
+
+
+def reasons(folder: RoundFolder) -> dict[str, str]:
+    """Why each client was refused."""
+    return {row["client"]: row["reason"] for row in folder.refused()}

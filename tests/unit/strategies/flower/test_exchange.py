@@ -2,48 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from flower_fakes import (
-    CLASSES,
-    SIGNATURES,
     DeployedGrid,
     FakeGrid,
+    collector,
     crashing,
-    equal,
     failing,
     in_turn,
     named,
+    reasons,
     silent,
-    weights,
 )  # fmt: skip
 from flwr.app import ArrayRecord, Error, Message
 from flwr.common.constant import ErrorCode
 
 from strategies.core.errors import QuorumError
-from strategies.flower.collect import Collector
 from strategies.flower.messages import Request
-from strategies.flower.names import Names
-from strategies.run.run_folder import RoundFolder, RunFolder
+from strategies.run.run_folder import RoundFolder
 
 REQUEST = Request(ArrayRecord(), {}, 1, "f00", 5)
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Iterator[RoundFolder]:
-    with RunFolder.create(tmp_path / "run", {}) as run:
-        yield run.round(1)
-
-
-def collector(folder: RoundFolder, names: Names | None = None) -> Collector:
-    return Collector(folder, SIGNATURES, num_classes=CLASSES, max_bytes=10**6, names=names)
-
-
-def reasons(folder: RoundFolder) -> dict[str, str]:
-    return {row["client"]: row["reason"] for row in folder.refused()}
 
 
 def test_collect_when_a_client_app_dies_asks_the_node_again(folder: RoundFolder, said: list[str]) -> None:
@@ -115,13 +95,6 @@ def test_collect_when_an_upload_is_late_counts_it_until_the_server_stage_begins(
     found.poll()
     assert folder.held() == ["alice", "bob"]
     assert any(line.startswith("upload of bob") and line.endswith(fate) for line in said)
-
-
-def test_an_accepted_upload_is_never_replaced_by_another_of_its_name(folder: RoundFolder) -> None:
-    grid = DeployedGrid({1: named("alice", 1), 2: named("alice", 2)})
-    collector(folder).collect(grid, REQUEST, timeout=60.0, min_uploads=1)
-    assert equal(folder.uploads()[0].read(), weights(1))
-    assert reasons(folder) == {"alice": "its upload is already here, a second one is refused"}
 
 
 def test_collect_when_a_node_goes_and_comes_back_under_its_id_asks_it_again(folder: RoundFolder) -> None:

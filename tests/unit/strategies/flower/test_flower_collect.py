@@ -5,12 +5,23 @@ from __future__ import annotations
 import errno
 import math
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from flower_fakes import CLASSES, SIGNATURES, FakeGrid, equal, failing, named, records, silent, weights
+from flower_fakes import (
+    CLASSES,
+    SIGNATURES,
+    FakeGrid,
+    collector,
+    equal,
+    failing,
+    named,
+    reasons,
+    records,
+    silent,
+    weights,
+)
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 
 from strategies.client import failure, held_digest, upload_facts
@@ -23,19 +34,9 @@ from strategies.flower.messages import Request, count_bytes
 from strategies.flower.names import Names
 from strategies.flower.nodes import SETTLE_S
 from strategies.flower.results import log_scores
-from strategies.run.run_folder import RoundFolder, RunFolder
+from strategies.run.run_folder import RoundFolder
 
 REQUEST = Request(ArrayRecord(), {"lr": 0.1}, 1, "f00", 5)
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Iterator[RoundFolder]:
-    with RunFolder.create(tmp_path / "run", {}) as run:
-        yield run.round(1)
-
-
-def collector(folder: RoundFolder) -> Collector:
-    return Collector(folder, SIGNATURES, num_classes=CLASSES, max_bytes=10**6)
 
 
 def take(
@@ -43,10 +44,6 @@ def take(
 ) -> tuple[Collector, Exchange]:
     phase = collector(folder)
     return phase, phase.collect(grid, REQUEST, timeout=timeout, min_uploads=min_uploads)
-
-
-def reasons(folder: RoundFolder) -> dict[str, str]:
-    return {row["client"]: row["reason"] for row in folder.refused()}
 
 
 def test_collect_when_all_answer_stores_their_uploads(folder: RoundFolder, said: list[str]) -> None:

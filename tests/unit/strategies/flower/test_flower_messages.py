@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 from flower_fakes import CLASSES, SIGNATURES, equal, net, records, weights
-from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import Array, ArrayRecord, RecordDict
 
-from strategies.client import already_held, held_digest, upload_facts
+from strategies.client import already_held, upload_facts
 from strategies.core.errors import OptionError, UploadError
 from strategies.core.facts import UploadFacts
 from strategies.flower.messages import Reply, Request, is_anonymous, read_reply
@@ -174,17 +174,6 @@ def test_read_reply_of_a_stock_client_names_it_by_its_weights() -> None:
     assert is_anonymous(one.facts.client)
     assert one.facts.client == again.facts.client != other.facts.client
     assert (one.facts.architecture, one.facts.num_examples, one.facts.label_counts) == ("net", 3, None)
-
-
-def test_request_holds_all_settings_of_a_client() -> None:
-    start = ArrayRecord(weights(1))
-    request = Request(start, {"lr": 0.1, "server-round": 99}, 2, "f00", 5, ("alice", "bob"))
-    message = request.message(7)
-    assert (message.metadata.dst_node_id, message.metadata.message_type) == (7, "train")
-    assert message.content["arrays"] is start
-    held = [held_digest("alice", "f00"), held_digest("bob", "f00")]
-    facts = {"lr": 0.1, "server-round": 2, "run-id": "f00", "seed": 5, "held": held}
-    assert message.content["config"] == ConfigRecord(facts)
 
 
 def test_request_names_no_client_and_marks_of_another_run_are_no_ones() -> None:

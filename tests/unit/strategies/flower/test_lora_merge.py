@@ -95,6 +95,18 @@ def weight(state: dict[str, torch.Tensor]) -> torch.Tensor:
     return model.merge_and_unload().state_dict()[LAYER].double()
 
 
+def base_weight() -> torch.Tensor:
+    """Return the layer's weight without an adapter."""
+    state: dict[str, torch.Tensor] = get_model().get_base_model().state_dict()
+    return state[LAYER.replace("q_proj", "q_proj.base_layer")].double()
+
+
+def of_rank_two(update: torch.Tensor) -> torch.Tensor:
+    """Return the best approximation of the adapters' rank."""
+    u, s, vh = torch.linalg.svd(update)
+    return (u[:, :2] * s[:2]) @ vh[:2]
+
+
 def strategy(rule: str = "average", **given: Any) -> Callable[[], FedAvg]:
     return lambda: LoRAMerge(rule, fraction_evaluate=0.0, **given)
 
@@ -102,12 +114,11 @@ def strategy(rule: str = "average", **given: Any) -> Callable[[], FedAvg]:
 def test_average_of_a_fine_tuning_app_is_the_exact_one(tmp_path: Path) -> None:
     """In the folder exactly; in the round's arrays, whose rank the app's model fixes, the best of this rank."""
     result = run(strategy(folder=tmp_path, peft_config=LORA))
-    base = get_model().get_base_model().state_dict()[LAYER.replace("q_proj", "q_proj.base_layer")].double()
+    base = base_weight()
     wanted = sum(weight(seen[part]) * (part + 1) / 6 for part in seen)
     loaded = peft.PeftModel.from_pretrained(get_model().unload(), tmp_path)
     torch.testing.assert_close(loaded.merge_and_unload().state_dict()[LAYER].double(), wanted, atol=1e-6, rtol=0)
-    u, s, vh = torch.linalg.svd(wanted - base)
-    best = (u[:, :2] * s[:2]) @ vh[:2]
+    best = of_rank_two(wanted - base)
     found = weight(result.arrays.to_torch_state_dict()) - base
     torch.testing.assert_close(found, best, atol=1e-6, rtol=0)
     assert 0.0 < float(result.train_metrics_clientapp[1]["lost-share"]) < 1.0  # type: ignore[arg-type]
@@ -120,11 +131,10 @@ def test_average_of_a_fine_tuning_app_is_the_exact_one(tmp_path: Path) -> None:
 
 def test_other_rules_see_the_updates() -> None:
     result = run(strategy("ties", config=TiesConfig(density=0.5)))
-    base = get_model().get_base_model().state_dict()[LAYER.replace("q_proj", "q_proj.base_layer")].double()
+    base = base_weight()
     wanted = ties([weight(state) - base for state in seen.values()], 0.5)
-    u, s, vh = torch.linalg.svd(wanted)
     found = weight(result.arrays.to_torch_state_dict()) - base
-    torch.testing.assert_close(found, (u[:, :2] * s[:2]) @ vh[:2], atol=1e-5, rtol=0)
+    torch.testing.assert_close(found, of_rank_two(wanted), atol=1e-5, rtol=0)
 
 
 def test_rounds_continue_and_a_client_without_numbers_is_left_out() -> None:
@@ -134,19 +144,17 @@ def test_rounds_continue_and_a_client_without_numbers_is_left_out() -> None:
     assert {key: value.shape for key, value in state.items()} == shapes
     assert all(bool(value.isfinite().all()) for value in state.values())
     wanted = 0.25 * weight(seen[0]) + 0.75 * weight(seen[2])
-    base = get_model().get_base_model().state_dict()[LAYER.replace("q_proj", "q_proj.base_layer")].double()
-    u, s, vh = torch.linalg.svd(wanted - base)
-    torch.testing.assert_close(weight(state) - base, (u[:, :2] * s[:2]) @ vh[:2], atol=1e-6, rtol=0)
+    base = base_weight()
+    torch.testing.assert_close(weight(state) - base, of_rank_two(wanted - base), atol=1e-6, rtol=0)
 
 
 def test_lists_of_arrays_are_refused_because_factors_are_known_by_their_names(tmp_path: Path) -> None:
     """A file of safetensors has another order than a state dict, and A and B of many layers have one shape."""
     shared = SharedBase(get_model())
     result = run(lambda: OneShotFedAvg(shared, run_dir=tmp_path / "run", compute="in-process"), listed=1)  # type: ignore[arg-type]
-    base = get_model().get_base_model().state_dict()[LAYER.replace("q_proj", "q_proj.base_layer")].double()
-    u, s, vh = torch.linalg.svd(0.25 * weight(seen[0]) + 0.75 * weight(seen[2]) - base)
-    found = weight(result.arrays.to_torch_state_dict()) - base
-    torch.testing.assert_close(found, (u[:, :2] * s[:2]) @ vh[:2], atol=1e-5, rtol=0)
+    base = base_weight()
+    wanted = of_rank_two(0.25 * weight(seen[0]) + 0.75 * weight(seen[2]) - base)
+    torch.testing.assert_close(weight(result.arrays.to_torch_state_dict()) - base, wanted, atol=1e-5, rtol=0)
     with pytest.raises(InconsistentMessageReplies, match="same keys"):
         run(strategy(), listed=1)
     seen.clear()
@@ -160,15 +168,14 @@ def test_one_shot_strategies_merge_adapters_and_replay_them(tmp_path: Path) -> N
     """A run keeps the clients' adapters, which another rule merges later; results fit the model of the app."""
     shared = SharedBase(get_model())
     made = run(lambda: OneShotFedAvg(shared, run_dir=tmp_path / "run", compute="in-process"))  # type: ignore[arg-type]
-    base = get_model().get_base_model().state_dict()[LAYER.replace("q_proj", "q_proj.base_layer")].double()
+    base = base_weight()
     mean = sum(weight(seen[part]) * (part + 1) / 6 for part in seen) - base
     replayed = TIES(shared, config=TiesConfig(density=0.5), compute="in-process").replay(
         tmp_path / "run", target=tmp_path / "ties"
     )
     elected = ties([weight(state) - base for state in seen.values()], 0.5)
     for state, wanted in ((made.arrays.to_torch_state_dict(), mean), (dict(replayed.state_dict()), elected)):
-        u, s, vh = torch.linalg.svd(wanted)
-        torch.testing.assert_close(weight(state) - base, (u[:, :2] * s[:2]) @ vh[:2], atol=1e-5, rtol=0)
+        torch.testing.assert_close(weight(state) - base, of_rank_two(wanted), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize(

@@ -39,16 +39,6 @@ def mean_of_inputs(model: nn.Module) -> dict[str, float]:
         return {"mean": float(model(IMAGES).mean())}
 
 
-def test_start_with_fedavg_returns_the_average(tmp_path: Path) -> None:
-    found = strategy(OneShotFedAvg, tmp_path / "run")
-    result = found.start(FakeGrid(GRID), ArrayRecord(weights(5)))
-    one, other = weights(1), weights(2)
-    for key, value in result.arrays.to_torch_state_dict().items():
-        torch.testing.assert_close(value, (one[key] + other[key]) / 2, check_dtype=False)
-    assert equal(dict(found.outcome.state_dict()), dict(result.arrays.to_torch_state_dict()))
-    assert result.evaluate_metrics_serverapp == result.evaluate_metrics_clientapp == {}
-
-
 def test_start_with_dense_returns_a_student_that_loads_and_is_stored(tmp_path: Path) -> None:
     found = dense(tmp_path / "run")
     result = found.start(FakeGrid(GRID), ArrayRecord(weights(5)))

@@ -19,9 +19,11 @@ from flower_fakes import (
     linear,
     named,
     net,
+    records,
     stock,
     strategy,
 )
+from flwr.app import Message
 
 import strategies.flower.strategies as named_strategies
 from strategies import METHODS, Dense, DenseConfig, FedAvgConfig, FedENS, LabelCountEnsemble, Normalization, OneShot
@@ -102,3 +104,20 @@ def test_every_method_of_the_registry_has_its_strategy() -> None:
     assert METHODS["fedavg"].plan(METHODS["fedavg"].config()).rounds == 1
     assert METHODS["dense"].plan(DenseConfig(rounds=7)).rounds == 7
     assert METHODS["fens"].plan(METHODS["fens"].config()).rounds == 1  # its rounds follow one upload
+
+
+def test_finite_weights_whose_outputs_overflow_cost_their_client_alone(tmp_path: Path) -> None:
+    def eve(message: Message) -> Message:
+        state = {key: value.new_full(value.shape, 3e38) for key, value in linear().state_dict().items()}
+        return Message(records(state, facts={"client": "eve", "architecture": "linear"}), reply_to=message)
+
+    found = strategy(FedENS, tmp_path / "run", model={"linear": linear})
+
+    honest = {2: named("alice", 1, architecture="linear"), 3: named("bob", 2, architecture="linear")}
+    found.start(FakeGrid({1: eve, **honest}))
+
+    assert [upload.client for upload in found.report.job.uploads] == ["alice", "bob"]
+    [refused] = found.folder.round(1).refused()
+    found.close()
+    assert refused["client"] == "eve"
+    assert "outputs for normal noise are not (largest value 3e+38)" in refused["reason"]

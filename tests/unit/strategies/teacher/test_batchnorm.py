@@ -1,14 +1,8 @@
-from dataclasses import replace
-from typing import Any
-
 import pytest
 import torch
-from method_fakes import tiny_job
 from torch import nn
 
-from strategies.method import METHODS, Silent
 from strategies.teacher.batchnorm import batchnorm_loss, statistics_distance
-from strategies.teacher.ensemble import Ensemble
 
 
 def member(seed: int) -> nn.Module:
@@ -26,26 +20,6 @@ def member(seed: int) -> nn.Module:
 @pytest.fixture
 def images() -> torch.Tensor:
     return torch.rand(5, 1, 8, 8, generator=torch.Generator().manual_seed(0)).requires_grad_()
-
-
-@pytest.mark.parametrize("name", ["dense", "f-adi", "intactofl"])
-@pytest.mark.parametrize("teacher", [None, "dw-fedens"])
-@pytest.mark.parametrize("weight", [0.0, 2.0])
-def test_members_are_folded_only_where_no_loss_reads_their_statistics(
-    name: str, teacher: str | None, weight: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class StopError(Exception):
-        pass
-
-    def of_job(*_: Any, fold: bool = True, **__: Any) -> None:
-        folds.append(fold)
-        raise StopError
-
-    folds: list[bool] = []
-    monkeypatch.setattr(Ensemble, "of_job", of_job)
-    with pytest.raises(StopError):
-        METHODS[name].fit(replace(tiny_job(METHODS[name].config(bn_weight=weight)), teacher=teacher), Silent())
-    assert folds == [weight == 0]
 
 
 def test_distance_of_shifted_statistics_is_the_norm_of_the_shift_and_not_its_square() -> None:

@@ -435,11 +435,7 @@ def test_tied_weights_are_not_added_to(tmp_path: Path) -> None:
 
 def test_base_is_read_from_a_folder_and_written_to_one(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
-    config = transformers.BertConfig(
-        hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, vocab_size=13, num_labels=3
-    )
-    torch.manual_seed(0)
-    base = transformers.BertForSequenceClassification(config).eval()
+    base: Any = make_base(0, make_text_classifier)
     base.save_pretrained(tmp_path / "base")
     model = train(base, 0, r=2, target_modules=["query", "value"], task_type="SEQ_CLS")
     merged = merge_folders({"a": save(model, tmp_path / "a")}, start=tmp_path / "base")

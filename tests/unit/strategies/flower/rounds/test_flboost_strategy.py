@@ -13,12 +13,10 @@ import torch
 from flower_fakes import CLASSES, ONE_THREAD, SHAPE, Client, FakeGrid, equal, failing, net, stock, weights
 from flwr.app import ArrayRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, FedMedian, Result, Strategy
-from torch import nn
+from test_iterative import trainer
 
 from strategies import FLBoost, Refiner
-from strategies.client import upload_facts
-from strategies.client.corrections import LocalUpdate, read_round
-from strategies.client.round_state import RoundState
+from strategies.client.corrections import read_round
 from strategies.core.errors import OneShotError, OptionError
 from strategies.core.options import option
 from strategies.flower.rounds.algorithms import Scaffold
@@ -71,43 +69,22 @@ def rows_of(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def client(
-    name: str,
-    seed: int,
-    *,
-    named: bool = True,
-    asked: list[tuple[str, str, Any]] | None = None,
-    place: Path | None = None,
+    name: str, seed: int, *, asked: list[tuple[str, str, Any]] | None = None, place: Path | None = None
 ) -> Client:
-    """A client that trains a step from the model sent, and scores it; without a name, a stock one."""
-    inputs = torch.randn(8 + seed, *SHAPE, generator=torch.Generator().manual_seed(seed))
-    labels = torch.arange(8 + seed) % CLASSES
+    """A client that trains from the model sent, and scores it."""
+    train = trainer(name, seed, place=place, examples=8 + seed)
 
-    def answer(message: Message) -> Message:
+    def answer(message: Message) -> Message | None:
         kind = message.metadata.message_type
         if kind == MessageType.QUERY:
-            content = RecordDict({"upload": upload_facts(client=name)})
-            return Message(content, reply_to=message) if named else failing("ValueError: no query function")(message)  # type: ignore[return-value]
+            return train(message)
         said, sent = read_round(message)
         if asked is not None:
             asked.append((kind, name, said.get("server-round")))
-        model = net()
-        if kind == MessageType.EVALUATE:
-            model.load_state_dict(sent["arrays"])
-            score = float(model.state_dict()["4.bias"].mean())
-            return Message(
-                RecordDict({"metrics": MetricRecord({"num-examples": 8 + seed, "bias": score})}), reply_to=message
-            )
-        update = LocalUpdate(model, said, sent, memory=RoundState(place, name))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        (nn.functional.cross_entropy(model.train()(inputs), labels) + update.penalty(model)).backward()
-        optimizer.step()
-        update.step(0.1)
-        sent_back, metrics = update.finish(model)
-        content = RecordDict({key: ArrayRecord(state) for key, state in sent_back.items()})
-        content["metrics"] = MetricRecord({"num-examples": 8 + seed, **metrics})
-        if named:
-            content["upload"] = upload_facts(client=name)
-        return Message(content, reply_to=message)
+        if kind == MessageType.TRAIN:
+            return train(message)
+        score = MetricRecord({"num-examples": 8 + seed, "bias": float(sent["arrays"]["4.bias"].mean())})
+        return Message(RecordDict({"metrics": score}), reply_to=message)
 
     return answer
 
