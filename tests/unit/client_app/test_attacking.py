@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from flower_fakes import equal
 
 from client_app.attacking import exaggerate_claims, poison
 from client_app.keeping import Trained
@@ -36,10 +37,6 @@ def sent_by(partition_id: int, config: AppConfig, **asked: Any) -> tuple[Trained
         config, node, TrainRequest(**{"run_id": "", "server_round": 1, "seed": 0, **asked}), {}
     )
     return trained, {key: value.clone() for key, value in state.items()}
-
-
-def same(left: State, right: State) -> bool:
-    return left.keys() == right.keys() and all(torch.equal(left[key], right[key]) for key in left)
 
 
 def examples(count: int = 20) -> ImageData:
@@ -94,20 +91,20 @@ def test_the_attacks_of_one_upload_do_as_documented_and_report_honest_facts() ->
     def attacked(kind: str, **more: Any) -> State:
         trained, weights = sent_by(1, config_of(kind, "client-001", **more))
         assert replace(trained.facts, start=own.facts.start) == own.facts  # what "random" sends has no start
-        assert same(sent_by(0, config_of(kind, "client-001", **more))[1], honest[0][1])  # the others stay honest
+        assert equal(sent_by(0, config_of(kind, "client-001", **more))[1], honest[0][1])  # the others stay honest
         return weights
 
-    assert same(attacked("scale", attack__factor=4.0), {key: 4.0 * value for key, value in state.items()})
+    assert equal(attacked("scale", attack__factor=4.0), {key: 4.0 * value for key, value in state.items()})
     last = attacked("last-layer", attack__factor=4.0)
     assert [key for key in state if not torch.equal(last[key], state[key])] == list(state)[-2:]
-    assert same(attacked("copy"), following)
-    assert not same(attacked("label-flip"), state)
+    assert equal(attacked("copy"), following)
+    assert not equal(attacked("label-flip"), state)
     drawn = attacked("random")
-    assert same(drawn, attacked("random"))
+    assert equal(drawn, attacked("random"))
     assert drawn.keys() == state.keys()
-    assert not same(drawn, sent_by(1, config_of("random", "client-001"), seed=1)[1])
-    assert not same(drawn, sent_by(1, config_of("random", "client-001"), server_round=2)[1])
-    assert not same(drawn, sent_by(2, config_of("random", "client-001,client-002"))[1])
+    assert not equal(drawn, sent_by(1, config_of("random", "client-001"), seed=1)[1])
+    assert not equal(drawn, sent_by(1, config_of("random", "client-001"), server_round=2)[1])
+    assert not equal(drawn, sent_by(2, config_of("random", "client-001,client-002"))[1])
 
 
 def test_an_attacker_s_upload_is_sent_again_and_is_never_an_honest_model(tmp_path: Path) -> None:
@@ -118,7 +115,7 @@ def test_an_attacker_s_upload_is_sent_again_and_is_never_an_honest_model(tmp_pat
     again = sent_by(1, config, run_id=RUN)
     elsewhere = sent_by(1, config_of(client__state_dir=str(tmp_path)), run_id=RUN[::-1])
 
-    assert same(first[1], again[1])
+    assert equal(first[1], again[1])
     assert facts["num_examples"] == first[0].facts.num_examples
-    assert same(elsewhere[1], sent_by(1, config_of())[1])  # another run has nothing of it
-    assert not same(elsewhere[1], first[1])
+    assert equal(elsewhere[1], sent_by(1, config_of())[1])  # another run has nothing of it
+    assert not equal(elsewhere[1], first[1])

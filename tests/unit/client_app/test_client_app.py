@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flower_fakes import act_in_a_run
+from flower_fakes import act_in_a_run, equal
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
 from PIL import Image
 from safetensors.torch import save_file
@@ -80,10 +80,6 @@ def state_of(reply: Message) -> dict[str, torch.Tensor]:
     return dict(reply.content.array_records["arrays"].to_torch_state_dict())
 
 
-def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
-    return left.keys() == right.keys() and all(torch.equal(left[key], right[key]) for key in left)
-
-
 def own_labels(partition_id: int, **data: Any) -> np.ndarray[Any, Any]:
     labels = open_split("digits", "train").labels.numpy()
     parts = partition(labels, DataConfig(**data), num_clients=CLIENTS, num_classes=10, seed=0)
@@ -116,7 +112,7 @@ def test_what_is_measured_for_a_merge_travels_beside_the_weights(
     reply = ask(asks={"sums": sums})
 
     checked = read_reply(reply.content, SIGNATURES, num_classes=10, max_bytes=2**23, sender="node-9")
-    assert same(weights_alone(checked.state), state_of(ask(run_id="1" * 32)))
+    assert equal(weights_alone(checked.state), state_of(ask(run_id="1" * 32)))
     measured = checked.state.keys() - weights_alone(checked.state).keys()
     assert names & measured
     assert all(name.startswith(f"{sums}:") for name in measured)
@@ -250,10 +246,10 @@ def test_training_when_repeated_gives_the_same_bits_and_other_seeds_clients_and_
 
     first = fresh("a")
 
-    assert same(first, fresh("b"))
-    assert not same(first, fresh("c", seed=1))
-    assert not same(first, fresh("d", server_round=2))
-    assert not same(first, fresh("e", node={"partition-id": 2, "num-partitions": CLIENTS}))
+    assert equal(first, fresh("b"))
+    assert not equal(first, fresh("c", seed=1))
+    assert not equal(first, fresh("d", server_round=2))
+    assert not equal(first, fresh("e", node={"partition-id": 2, "num-partitions": CLIENTS}))
 
 
 def test_an_upload_that_the_server_holds_is_answered_at_once(
@@ -277,7 +273,7 @@ def test_a_client_when_asked_again_sends_its_kept_upload_and_trains_nothing(
 
     again = ask(held=("client-000",))
 
-    assert same(state_of(first), state_of(again))
+    assert equal(state_of(first), state_of(again))
     assert dict(facts_of(first)) == dict(facts_of(again))
     assert dict(first.content.metric_records["metrics"]) == dict(again.content.metric_records["metrics"])
 
@@ -345,8 +341,8 @@ def test_clients_of_one_architecture_start_from_the_same_weights_without_a_byte_
     with seeded_torch(0, "init", "lenet5"):
         expected = build("lenet5", num_classes=10, input_shape=(1, 16, 16)).state_dict()
     assert len(starts) == 2
-    assert same(starts[0], expected)
-    assert same(starts[1], expected)
+    assert equal(starts[0], expected)
+    assert equal(starts[1], expected)
 
 
 SIGNATURES_STATE = build("lenet5", num_classes=10, input_shape=(1, 16, 16)).state_dict()
@@ -380,7 +376,7 @@ def test_a_pretrained_client_in_simulation_uploads_its_file_and_trains_nothing(
     assert checked.facts.num_examples == len(own_labels(1))
     assert checked.facts.label_counts is not None
     assert checked.metrics == {}
-    assert same(state_of(reply), state)
+    assert equal(state_of(reply), state)
 
 
 def test_a_pretrained_client_whose_file_names_another_order_of_classes_sends_nothing(
@@ -391,3 +387,11 @@ def test_a_pretrained_client_whose_file_names_another_order_of_classes_sends_not
     reply = ask(client__checkpoint=str(tmp_path / "a.pt"), asks=Agreement.of(words).to_record(EXPECTED))
     assert "class 0 is '9' here and '0' there, the same names in another order" in str(facts_of(reply)["error"])
     assert not reply.content.array_records
+
+
+@pytest.mark.parametrize("value", [torch.ones(2).bfloat16(), torch.eye(3).to_sparse()], ids=["bfloat16", "sparse"])
+def test_a_tensor_that_no_upload_can_carry_is_refused_by_name(tmp_path: Path, value: torch.Tensor) -> None:
+    torch.save({"fine": torch.ones(2), "fc.weight": value}, tmp_path / "model.pt")
+
+    with pytest.raises(UploadError, match=r"model.pt, tensor 'fc.weight' is torch"):
+        work.load_checkpoint(tmp_path / "model.pt")

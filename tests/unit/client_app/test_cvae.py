@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from flower_fakes import equal
 
 from client_app.training.fedcvae_ens import divergence, reconstruction, train
 from client_app.training.local import Epoch, Training
@@ -82,5 +83,5 @@ def trained(seed: int = 0, count: int = 64, **changes: Any) -> tuple[Cvae, list[
 def test_training_with_the_same_seed_gives_the_same_bits_and_with_another_others() -> None:
     states = [trained(seed, epochs=1)[0].state_dict() for seed in (0, 0, 1)]
 
-    assert all(torch.equal(value, states[1][key]) for key, value in states[0].items())
-    assert not all(torch.equal(value, states[2][key]) for key, value in states[0].items())
+    assert equal(states[0], states[1])
+    assert not equal(states[0], states[2])

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from flower_fakes import FakeGrid
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from client_fakes import SIDE, app_clients, app_settings, app_strategy, failing
+from flower_fakes import FakeGrid, equal
+from flwr.app import Message
 
-from client_app import app as client_app
 from client_app import fusefl
 from client_app.keeping import KeptModel
 from client_app.node import Node, TrainRequest
@@ -21,52 +21,31 @@ from client_app.work import load_examples, prepare_upload
 from fl_app.data import Normalization, normalize, open_split
 from fl_app.models import build
 from fl_app.models.client_nets import cut
-from server_app.settings.build import build_job, build_strategy
-from server_app.settings.read import Settings, read_settings
+from server_app.settings.read import Settings
 from strategies.core.errors import QuorumError, UploadError
 from strategies.core.seeds import seeded_torch
 from strategies.run.run_folder import RunFolder
 
 pytestmark = pytest.mark.usefixtures("in_a_run")
 
-RUN, CLIENTS, SIDE = "a" * 32, 3, 16
+RUN, CLIENTS = "a" * 32, 3
 SETTINGS: dict[str, Any] = {
-    "method": "fusefl", "compute": "in-process", "device": "cpu", "threads": 1, "data.partition": "iid",
-    "data.limit": 150,
-    "model.name": "lenet5", "client.epochs": 2, "client.batch-size": 10, "client.optimizer": "adam",
-    "client.lr": 0.003, "fusefl.draws": 64, "deadline-s": 5.0,
+    "method": "fusefl", "data__partition": "iid", "data__limit": 150, "client__epochs": 2, "client__batch_size": 10,
+    "client__optimizer": "adam", "client__lr": 0.003, "fusefl__draws": 64,
 }  # fmt: skip
 
 
 def settings_of(**changes: Any) -> Settings:
-    return read_settings({**SETTINGS, **{key.replace("__", ".").replace("_", "-"): v for key, v in changes.items()}})
+    return app_settings(**{**SETTINGS, **changes})
 
 
-def clients(settings: Settings, **wrong: Callable[[Message], Message | None]) -> FakeGrid:
-    """The app's clients as nodes of a grid; ``client-001=...`` replaces one after its upload."""
-
-    def node(partition_id: int) -> Callable[[Message], Message | None]:
-        def answer(message: Message) -> Message | None:
-            other = wrong.get(f"c{partition_id}")
-            if other is not None and message.metadata.message_type == "train.fusefl":
-                return other(message)
-            facts = {"partition-id": partition_id, "num-partitions": CLIENTS}
-            state = RecordDict()
-            return client_app.app(message, Context(1, partition_id, facts, state, dict(settings.flat)))
-
-        return answer
-
-    return FakeGrid({number + 1: node(number) for number in range(CLIENTS)})
-
-
-def strategy_of(settings: Settings, folder: Path, side: int = SIDE) -> Any:
-    settings = replace(settings, app=replace(settings.app, run_dir=str(folder)))
-    return build_strategy(settings, build_job(settings, open_split("digits", "test", image_size=side), None))
+def clients(settings: Settings, wrong: Callable[[Message], Message | None] | None = None) -> FakeGrid:
+    return app_clients(settings, CLIENTS, wrong, kind="train.fusefl")
 
 
 def test_clients_train_block_by_block_and_the_result_is_the_fused_network_of_their_blocks(tmp_path: Path) -> None:
     settings = settings_of(client__epochs=8)
-    strategy, grid = strategy_of(settings, tmp_path / "run"), clients(settings)
+    strategy, grid = app_strategy(settings, tmp_path / "run"), clients(settings)
 
     strategy.start(grid, timeout=60.0)
 
@@ -98,33 +77,28 @@ def normalization() -> Normalization:
     return open_split("digits", "test", image_size=SIDE).normalization
 
 
-def failing(message: Message) -> Message:
-    answer = {"client": "client-001", "stage": 0, "error": "its disk is full"}
-    return Message(RecordDict({"answer": ConfigRecord(answer), "arrays": ArrayRecord()}), reply_to=message)
-
-
 def test_run_without_a_client_s_answer_stops_and_resumes_after_the_last_exchange_with_the_same_bits(
     tmp_path: Path,
 ) -> None:
     settings = settings_of(checkpoint_s=0.0, client__epochs=1)
-    whole = strategy_of(settings, tmp_path / "whole")
+    whole = app_strategy(settings, tmp_path / "whole")
     whole.start(clients(settings), timeout=60.0)
 
     def answered(message: Message) -> Message:
         return failing(message) if int(message.content["config"]["stage"]) == 3 else settled(message)
 
-    grid = clients(settings, c1=answered)
+    grid = clients(settings, answered)
     settled = clients(settings).nodes[2]
     with pytest.raises(QuorumError, match=r"calibration: 2 usable answers .*, needs 3.*The run can be resumed"):
-        strategy_of(settings, tmp_path / "run").start(grid, timeout=60.0)
+        app_strategy(settings, tmp_path / "run").start(grid, timeout=60.0)
     refusals = RunFolder.open(tmp_path / "run", write=False).round(1).refused()
-    again, honest = strategy_of(settings, tmp_path / "run"), clients(settings)
+    again, honest = app_strategy(settings, tmp_path / "run"), clients(settings)
     again.start(honest, timeout=60.0)
 
     assert any("its disk is full" in str(line) for line in refusals)
     assert [int(message.content["config"]["stage"]) for message in honest.asked] == [3] * CLIENTS
     found, wanted = again.report.outcome.ensemble.weights, whole.report.outcome.ensemble.weights
-    assert all(torch.equal(value, wanted[key]) for key, value in found.items())
+    assert equal(found, wanted)
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from flower_fakes import act_in_a_run
+from flower_fakes import act_in_a_run, equal
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
 
 from client_app import app as client_app
@@ -67,10 +67,6 @@ def arrays_of(reply: Message, name: str = "arrays") -> State:
     return dict(reply.content.array_records[name].to_torch_state_dict())
 
 
-def same(left: State, right: State) -> bool:
-    return left.keys() == right.keys() and all(torch.equal(left[key], right[key]) for key in left)
-
-
 def test_answer_is_one_that_the_server_accepts_and_tells_how_far_it_went(ask: Callable[..., Message]) -> None:
     reply = ask(client__momentum=0.0)
     checked = read_reply(reply.content, SIGNATURES, num_classes=10, max_bytes=2**20, sender="node-9")
@@ -82,7 +78,7 @@ def test_answer_is_one_that_the_server_accepts_and_tells_how_far_it_went(ask: Ca
     steps = checked.facts.num_examples // 64 + (checked.facts.num_examples % 64 > 1)
     assert checked.metrics["travel"] == pytest.approx(0.01 * steps)
     assert set(reply.content) == {"arrays", "metrics", "upload"}
-    assert not same(arrays_of(reply), START)
+    assert not equal(arrays_of(reply), START)
 
 
 def test_control_variate_of_the_server_steers_and_the_client_s_own_is_remembered(
@@ -90,7 +86,7 @@ def test_control_variate_of_the_server_steers_and_the_client_s_own_is_remembered
 ) -> None:
     zeros = {name: torch.zeros_like(value) for name, value in START.items()}
     first = ask(1, control=zeros, client__momentum=0.0)
-    assert same(arrays_of(first), arrays_of(ask(1, client__momentum=0.0)))
+    assert equal(arrays_of(first), arrays_of(ask(1, client__momentum=0.0)))
     change = arrays_of(first, "control")
     travel = first.content.metric_records["metrics"]["travel"]
     for name, value in arrays_of(first).items():
@@ -99,23 +95,23 @@ def test_control_variate_of_the_server_steers_and_the_client_s_own_is_remembered
     assert names == ["client-001-state-1.safetensors"]
     # c - c_i is now the other way: what it did in the first round is taken off.
     second = ask(2, control=zeros, client__momentum=0.0)
-    assert not same(arrays_of(second), arrays_of(ask(2, client__momentum=0.0)))
+    assert not equal(arrays_of(second), arrays_of(ask(2, client__momentum=0.0)))
 
 
 def test_feddyn_s_drift_is_remembered_and_pulls_in_the_next_round(ask: Callable[..., Message], tmp_path: Path) -> None:
     dyn = {"feddyn-alpha": 1.0}
     first = arrays_of(ask(1, said={**dyn, "last-round": 0}))
-    assert same(first, arrays_of(ask(1, said={"proximal-mu": 1.0})))  # h is 0
+    assert equal(first, arrays_of(ask(1, said={"proximal-mu": 1.0})))  # h is 0
     assert [path.name for path in (tmp_path / "state" / RUN).glob("*.safetensors")] == [
         "client-001-state-1.safetensors"
     ]
     second = ask(2, said={**dyn, "last-round": 1, "safe-round": 0})
     assert second.content.metric_records["metrics"]["restarted"] == 0.0
-    assert not same(arrays_of(second), arrays_of(ask(2, said={**dyn, "last-round": 0})))
+    assert not equal(arrays_of(second), arrays_of(ask(2, said={**dyn, "last-round": 0})))
     (tmp_path / "state" / RUN / "client-001-state-1.safetensors").unlink()
     lost = ask(2, said={**dyn, "last-round": 1, "safe-round": 0})
     assert lost.content.metric_records["metrics"]["restarted"] == 1.0
-    assert same(arrays_of(lost), arrays_of(ask(2, said={"proximal-mu": 1.0})))
+    assert equal(arrays_of(lost), arrays_of(ask(2, said={"proximal-mu": 1.0})))
 
 
 @pytest.mark.parametrize(

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from flower_fakes import FakeGrid
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from client_fakes import SIDE, app_clients, app_settings, app_strategy, failing
+from flower_fakes import FakeGrid, equal
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from sklearn.linear_model import Ridge
 from torch import nn
 
-from client_app import app as client_app
 from fl_app.data import clients_share, normalize, open_split
 from fl_app.models import build
-from server_app.settings.build import build_job, build_strategy
 from server_app.settings.checks import check_needs_of_settings
-from server_app.settings.read import Settings, read_settings
+from server_app.settings.read import Settings
 from strategies.client.measures import sum_inputs
 from strategies.core.errors import OptionError, QuorumError
 from strategies.flower.one_shot import OneShot
@@ -31,46 +29,24 @@ from strategies.statistics.heads import LAMBDAS
 
 pytestmark = pytest.mark.usefixtures("in_a_run")
 
-CLIENTS, SIDE = 4, 16
+CLIENTS = 4
 SETTINGS: dict[str, Any] = {
-    "method": "fedavg", "compute": "in-process", "device": "cpu", "threads": 1, "data.partition": "dirichlet-classes",
-    "data.alpha": 0.1, "data.limit": 400, "model.name": "lenet5", "client.epochs": 3, "client.batch-size": 10,
-    "client.lr": 0.01, "deadline-s": 5.0,
+    "method": "fedavg", "data__partition": "dirichlet-classes", "data__alpha": 0.1, "data__limit": 400,
+    "client__epochs": 3, "client__batch_size": 10, "client__lr": 0.01,
 }  # fmt: skip
 
 
 def settings_of(**changes: Any) -> Settings:
-    return read_settings({**SETTINGS, **{key.replace("__", ".").replace("_", "-"): v for key, v in changes.items()}})
+    return app_settings(**{**SETTINGS, **changes})
 
 
 def clients(settings: Settings, wrong: Callable[[Message], Message] | None = None, phase: int = 0) -> FakeGrid:
-    """The app's clients; ``wrong`` answers in place of client 1 to a question about the last layer, after a phase."""
-
-    def node(number: int) -> Callable[[Message], Message | None]:
-        seen = list[str]()
-
-        def answer(message: Message) -> Message | None:
-            seen.append(message.metadata.message_type)
-            if wrong and number == 1 and seen[-1] == "train.head" and seen.count("train") >= phase:
-                return wrong(message)
-            facts = {"partition-id": number, "num-partitions": CLIENTS}
-            return client_app.app(message, Context(1, number, facts, RecordDict(), dict(settings.flat)))
-
-        return answer
-
-    return FakeGrid({number + 1: node(number) for number in range(CLIENTS)})
-
-
-def strategy_of(settings: Settings, folder: Path) -> OneShot:
-    settings = replace(settings, app=replace(settings.app, run_dir=str(folder)))
-    found = build_strategy(settings, build_job(settings, open_split("digits", "test", image_size=SIDE), None))
-    assert isinstance(found, OneShot)
-    return found
+    return app_clients(settings, CLIENTS, wrong, kind="train.head", phase=phase)
 
 
 def run(folder: Path, **changes: Any) -> tuple[OneShot, list[str]]:
     settings = settings_of(**changes)
-    strategy, grid = strategy_of(settings, folder), clients(settings)
+    strategy, grid = app_strategy(settings, folder), clients(settings)
     strategy.start(grid, timeout=60.0)
     return strategy, [message.metadata.message_type for message in grid.asked]
 
@@ -132,19 +108,19 @@ def test_run_resumes_at_its_last_exchange_and_its_replays_need_no_client(tmp_pat
     whole, _ = run(tmp_path / "whole", start="ridge", finish="ridge")
     settings = settings_of(start="ridge", finish="ridge", min_uploads=CLIENTS)
     with pytest.raises(QuorumError, match="finish: 3 usable answers .*can be resumed"):
-        strategy_of(settings, tmp_path / "run").start(clients(settings, failing, phase=1), timeout=60.0)
-    again, grid = strategy_of(settings, tmp_path / "run"), clients(settings)
+        app_strategy(settings, tmp_path / "run").start(clients(settings, failing, phase=1), timeout=60.0)
+    again, grid = app_strategy(settings, tmp_path / "run"), clients(settings)
     again.start(grid, timeout=60.0)
     assert [message.metadata.message_type for message in grid.asked] == ["train.head"] * CLIENTS
-    assert all(torch.equal(value, student(whole)[name]) for name, value in student(again).items())
+    assert equal(student(again), student(whole))
 
-    replayed = strategy_of(settings, tmp_path / "unused").replay(tmp_path / "run", target=tmp_path / "replay")
-    assert all(torch.equal(value, student(whole)[name]) for name, value in replayed.state_dict().items())
+    replayed = app_strategy(settings, tmp_path / "unused").replay(tmp_path / "run", target=tmp_path / "replay")
+    assert equal(replayed.state_dict(), student(whole))
     ties = settings_of(method="ties", start="ridge", finish="ridge")
     with pytest.raises(OptionError, match="'finish' is 'ridge'.*other weights"):
-        strategy_of(ties, tmp_path / "unused").replay(tmp_path / "run", target=tmp_path / "ties")
+        app_strategy(ties, tmp_path / "unused").replay(tmp_path / "run", target=tmp_path / "ties")
     by_counts = settings_of(method="ties", start="ridge", finish="counts")
-    strategy_of(by_counts, tmp_path / "unused").replay(tmp_path / "run", target=tmp_path / "counts")
+    app_strategy(by_counts, tmp_path / "unused").replay(tmp_path / "run", target=tmp_path / "counts")
 
 
 def test_rows_by_counts_are_each_class_s_mean_over_the_clients_that_have_it(tmp_path: Path) -> None:
@@ -159,11 +135,6 @@ def test_rows_by_counts_are_each_class_s_mean_over_the_clients_that_have_it(tmp_
             if counts[:, label].sum():
                 wanted = np.average(rows[:, label], axis=0, weights=counts[:, label])
                 np.testing.assert_allclose(student(strategy)[name][label].numpy(), wanted, rtol=1e-5, atol=1e-7)
-
-
-def failing(message: Message) -> Message:
-    record = ConfigRecord({"client": "client-001", "error": "its disk is full"})
-    return Message(RecordDict({"answer": record, "arrays": ArrayRecord()}), reply_to=message)
 
 
 def lying(**arrays: np.ndarray[Any, Any]) -> Callable[[Message], Message]:
@@ -193,7 +164,7 @@ def test_sums_that_no_examples_have_are_refused_and_the_others_suffice(
     tmp_path: Path, arrays: dict[str, Any], reason: str
 ) -> None:
     settings = settings_of(start="ridge", client__epochs=1, data__limit=100)
-    strategy_of(settings, tmp_path / "run").start(clients(settings, lying(**arrays)), timeout=60.0)
+    app_strategy(settings, tmp_path / "run").start(clients(settings, lying(**arrays)), timeout=60.0)
 
     lines = RunFolder.open(tmp_path / "run", write=False).round(1).refused()
     assert [line["client"] for line in lines] == ["client-001"]
@@ -217,7 +188,7 @@ def test_settings_without_a_meaning_are_refused_before_a_client_works(
     def begin() -> None:
         settings = settings_of(**changes)
         check_needs_of_settings(settings)
-        strategy_of(settings, tmp_path / "run")
+        app_strategy(settings, tmp_path / "run")
 
     with pytest.raises(OptionError, match=reason):
         begin()

@@ -9,6 +9,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+from flower_fakes import equal
 from torch import nn
 
 from client_app.fens import FensClient
@@ -274,10 +275,6 @@ def sent_by(config: AppConfig, **asked: Any) -> tuple[Trained, State]:
     return trained, {key: value.clone() for key, value in state.items()}
 
 
-def same(left: State, right: State) -> bool:
-    return left.keys() == right.keys() and all(torch.equal(left[key], right[key]) for key in left)
-
-
 def test_a_private_client_reports_its_spent_budget_neither_loss_nor_accuracy_and_is_never_the_same_twice(
     tmp_path: Path,
 ) -> None:
@@ -290,7 +287,7 @@ def test_a_private_client_reports_its_spent_budget_neither_loss_nor_accuracy_and
     assert (trained.loss != trained.loss, trained.accuracy != trained.accuracy) == (True, True)
     assert state.keys() == build("lenet5", num_classes=10, input_shape=(1, 16, 16)).state_dict().keys()
     assert all(torch.isfinite(value).all() for value in state.values())
-    assert not same(state, other)  # the same seed, the same examples
+    assert not equal(state, other)  # the same seed, the same examples
 
 
 def test_an_upload_when_it_is_asked_for_again_is_sent_again_and_spends_nothing(
@@ -302,7 +299,7 @@ def test_an_upload_when_it_is_asked_for_again_is_sent_again_and_spends_nothing(
 
     again = sent_by(config)
 
-    assert same(again[1], first[1])
+    assert equal(again[1], first[1])
     assert again[0].epsilon == first[0].epsilon
     (file,) = tmp_path.rglob("*.safetensors")
     file.write_bytes(file.read_bytes()[:-10])
@@ -460,5 +457,5 @@ def test_an_upload_when_another_process_kept_one_meanwhile_is_that_one(
 
     second = sent_by(config)[1]
 
-    assert same(second, first[0])
-    assert same(sent_by(config)[1], first[0])
+    assert equal(second, first[0])
+    assert equal(sent_by(config)[1], first[0])

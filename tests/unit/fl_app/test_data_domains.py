@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 import scipy.io
 import torch
 from PIL import Image
-from whole_sets import load
+from whole_sets import load, write_idx
 
 from fl_app.data import open_split
 from fl_app.data.domains import DIGITS, GROUPS, THINGS
@@ -28,12 +27,6 @@ def write_folders(folder: Path, classes: tuple[str, ...], value: int, size: tupl
     for label, name in enumerate(classes):
         (folder / name).mkdir(parents=True)
         Image.fromarray(np.full(size, value + label, dtype=np.uint8)).save(folder / name / "a.png")
-
-
-def write_idx(file: Path, values: np.ndarray) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    head = struct.pack(">HBB", 0, 8, values.ndim) + struct.pack(f">{values.ndim}I", *values.shape)
-    file.write_bytes(head + values.tobytes())
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import pickle
 import re
-import struct
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,7 @@ import scipy.io
 import torch
 from PIL import Image
 from sklearn.datasets import load_digits
-from whole_sets import load
+from whole_sets import load, write_idx
 
 from fl_app.data import GROUPS, SOURCES, open_data, open_facts, open_split
 from fl_app.data.config import DataConfig
@@ -31,12 +30,6 @@ datasets = torchvision.datasets
 
 def random_pixels(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
-
-
-def write_idx(file: Path, values: np.ndarray) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    head = struct.pack(">HBB", 0, 8, values.ndim) + struct.pack(f">{values.ndim}I", *values.shape)
-    file.write_bytes(head + values.tobytes())
 
 
 def write_mnist(root: Path, folder: str = "MNIST") -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from foreign_runs import foreign_run
 from torch import nn
 
 from server_app.compare.comparison import Comparison, compare_runs
@@ -18,8 +19,6 @@ from server_app.compare.report import lines_of, table_of
 from server_app.replay.request import ReplayRequest
 from server_app.replay.stored import replay_run
 from strategies.core.errors import OptionError
-from strategies.core.facts import UploadFacts
-from strategies.run.run_folder import RunFolder
 
 CODE = """
 import torch
@@ -72,20 +71,12 @@ def _project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """A run folder as another project leaves it: client a knows the classes, client b confuses them."""
-    info = {
-        "method": "fedens",
-        "seed": 4,
-        "student": "model",
-        "num-classes": 2,
-        "input-shape": [1, 4, 4],
-        "normalization": [[0.5], [0.5]],
+    clear = torch.tensor([[1.0] * 8 + [-1.0] * 8, [-1.0] * 8 + [1.0] * 8])
+    uploads = {
+        client: ("model", {"1.weight": sign * clear, "1.bias": torch.zeros(2)})
+        for client, sign in (("a", 3.0), ("b", -1.0))
     }
-    with RunFolder.create(tmp_path / "runs" / "run", info) as folder:
-        for client, sign in (("a", 3.0), ("b", -1.0)):
-            weight = sign * torch.tensor([[1.0] * 8 + [-1.0] * 8, [-1.0] * 8 + [1.0] * 8])
-            state = {"1.weight": weight, "1.bias": torch.zeros(2)}
-            folder.round(1).accept(UploadFacts(client, "model", 5), state)
-    return tmp_path / "runs" / "run"
+    return foreign_run(tmp_path / "runs" / "run", uploads, **{"num-classes": 2})
 
 
 def replayed(run: Path, method: str, evaluate: str, **more: Any) -> dict[str, Any]:

@@ -4,35 +4,25 @@ import json
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from foreign_runs import foreign_run
 from torch import nn
 
 from server_app.replay.request import ReplayRequest
 from server_app.replay.stored import replay_run
 from strategies.core.errors import OptionError, StoreError
-from strategies.core.facts import UploadFacts
 from strategies.method import METHODS, Need, Snapshot
 from strategies.run.files import read_json
 from strategies.run.journal import Journal
 from strategies.run.run_folder import RunFolder
 
 MakeRun = Callable[..., Path]
-KEYS = {
-    "status", "run_dir", "method", "seed", "accuracy", "best_accuracy", "best_score", "table", "uploads", "refused",
-    "refusals",
-    "mib_up_per_client", "mib_down_per_client", "communication", "seconds", "weights_sha256", "resumed_at", "plots",
-    "work",
-    "threads",
-    "metric",
-    "scores",
-    "details",
-}  # fmt: skip
 
 
 def replayed(run: Path, method: str = "", resume: Path | None = None, **how: Any) -> dict[str, Any]:
@@ -75,7 +65,6 @@ def test_every_method_when_replayed_leaves_its_result_beside_the_run_and_the_run
     assert target.parent == run.parent
     assert f"-replay-{method}-" in target.name
     assert read_json(target / "result.json") == json.loads(json.dumps(result))
-    assert result.keys() - {"client_weights"} == KEYS
     assert (result["method"], result["uploads"], result["resumed_at"]) == (method, 3, 0)
     assert (result["mib_up_per_client"], result["refused"]) == (0.0, 0)
     info = json.loads((target / "run.json").read_text())
@@ -131,17 +120,6 @@ def test_a_folder_without_uploads_is_refused_by_name(run_folder: MakeRun, tmp_pa
         replayed(replay, "fedens")
     with pytest.raises(StoreError, match="no run folder"):
         replayed(tmp_path, "fedens")
-
-
-def test_an_upload_that_is_damaged_is_refused_with_both_digests(run_folder: MakeRun) -> None:
-    run = run_folder()
-    file = run / "uploads" / "client-001.safetensors"
-    torn = bytearray(file.read_bytes())
-    torn[-1] ^= 1
-    file.write_bytes(torn)
-
-    with pytest.raises(StoreError, match=r"client-001.safetensors: damaged upload of client 'client-001', expected"):
-        replayed(run, "fedens")
 
 
 class CutOffError(Exception):
@@ -237,10 +215,6 @@ class Net(nn.Module):
     def forward(self, x):
         return self.layers(x)
 
-def wide():
-    return nn.Sequential(nn.Flatten(), nn.Linear(16, 5), nn.ReLU(), nn.Linear(5, 3))
-
-MODELS = {"model": Net, "wide": wide}
 NUMBER = 3
 """
 
@@ -252,26 +226,13 @@ def foreign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeRun:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(sys.modules, "foreign_net", raising=False)
 
-    def make(*architectures: str, **facts: Any) -> Path:
-        info = {
-            "method": "fedens",
-            "seed": 4,
-            "student": "model",
-            "num-classes": 3,
-            "input-shape": [1, 4, 4],
-            "normalization": [[0.5], [0.5]],
-            **facts,
-        }
-        with RunFolder.create(tmp_path / "foreign-runs" / "run", info) as folder:
-            for number, architecture in enumerate(architectures or ("model", "model")):
-                torch.manual_seed(number)
-                net: Mapping[str, nn.Module] = {
-                    "model": nn.ModuleDict({"layers": nn.Sequential(nn.Flatten(), nn.Linear(16, 3))}),
-                    "wide": nn.Sequential(nn.Flatten(), nn.Linear(16, 5), nn.ReLU(), nn.Linear(5, 3)),
-                }
-                state = net[architecture].state_dict()
-                folder.round(1).accept(UploadFacts(f"c{number}", architecture, 5), state)
-        return tmp_path / "foreign-runs" / "run"
+    def make(**facts: Any) -> Path:
+        uploads = {}
+        for number in range(2):
+            torch.manual_seed(number)
+            net = nn.ModuleDict({"layers": nn.Sequential(nn.Flatten(), nn.Linear(16, 3))})
+            uploads[f"c{number}"] = "model", net.state_dict()
+        return foreign_run(tmp_path / "foreign-runs" / "run", uploads, **facts)
 
     return make
 
@@ -284,7 +245,7 @@ def test_a_run_of_another_project_when_its_model_is_named_is_replayed_without_sc
 
     result = replayed(foreign(), method, model="foreign_net:Net", **(options if method == "dense" else {}))
 
-    assert result.keys() - {"client_weights"} == KEYS - {"metric", "scores", "details"}
+    assert not result.keys() & {"metric", "scores", "details"}
     assert result.get("client_weights") == ({"c0": 0.5, "c1": 0.5} if method == "dw-fedens" else None)
     assert (result["status"], result["method"], result["seed"], result["uploads"]) == ("finished", method, 4, 2)
     assert (result["accuracy"], result["table"]) == (None, [])
@@ -308,12 +269,6 @@ def test_a_run_without_classes_is_replayed_by_methods_that_merge_weights_alone(f
     assert all(torch.allclose(student[name], second[name]) for name in second)
     with pytest.raises(OptionError, match="'dense' needs num_classes and input_shape"):
         replayed(run, "dense", model="foreign_net:Net")
-
-
-@pytest.mark.parametrize("method", ["fisher", "regmean"])
-def test_a_replay_that_weighs_by_what_no_client_measured_is_refused(run_folder: MakeRun, method: str) -> None:
-    with pytest.raises(OptionError, match=f"client-002 lack: must be of a run with method={method}"):
-        replayed(run_folder(), method)
 
 
 @pytest.mark.parametrize(

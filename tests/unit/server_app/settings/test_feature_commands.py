@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from feature_fakes import SETTINGS, Sent, replayed, sent_by_clients, stored
+from flower_fakes import equal
 from safetensors.torch import load_file, save_file
 
 from fl_app.data import normalize, open_split
@@ -41,10 +42,6 @@ def finished(run: Path) -> tuple[Path, dict[str, Any]]:
 
 def head_of(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "student.safetensors")
-
-
-def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(value, other[key]) for key, value in one.items())
 
 
 def test_the_card_s_code_loads_the_head_with_its_backbone(

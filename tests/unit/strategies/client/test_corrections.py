@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from flower_fakes import equal
 from torch import nn
 
 from strategies.client.corrections import (
@@ -108,10 +109,6 @@ def scaffold_round(memory: RoundState, number: int, seed: int) -> State:
     update.step(0.1)
     update.finish(moved(model, like(model, seed)))
     return found
-
-
-def equal(one: State, other: State) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 def test_control_variate_is_remembered_and_a_round_that_is_asked_again_is_answered_alike(tmp_path: Path) -> None:

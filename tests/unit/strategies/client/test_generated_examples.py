@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from flower_fakes import equal
 from torch import nn
 
 from strategies.client.corrections import LocalUpdate
@@ -111,17 +112,13 @@ def trained(sent: dict[str, State], said: dict[str, Any], *, client: str = "alic
     return update.finish(model)[0]["arrays"]
 
 
-def same(one: State, other: State) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
-
-
 @pytest.mark.parametrize("spec", [SPEC, IMAGES], ids=["features", "images"])
 def test_shared_generator_changes_local_training(spec: GeneratorSpec) -> None:
     said = {"server-round": 2, "seed": 1}
     plain = trained({}, said)
     with_it = trained({"generator": weights_of(spec)}, {**said, **spec.as_config()})
-    assert not same(plain, with_it)
-    assert same(with_it, trained({"generator": weights_of(spec)}, {**said, **spec.as_config()}))
+    assert not equal(plain, with_it)
+    assert equal(with_it, trained({"generator": weights_of(spec)}, {**said, **spec.as_config()}))
 
 
 def test_local_training_gives_the_pinned_value() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from flower_fakes import equal
 from torch import nn
 
 from strategies.client.corrections import LocalUpdate
@@ -37,10 +38,6 @@ def one_round(memory: RoundState, number: int, **told: int) -> tuple[State, dict
     return records["arrays"], metrics
 
 
-def same(one: State, other: State) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-
-
 def test_the_memory_is_the_sum_of_all_corrections(tmp_path: Path) -> None:
     memory = RoundState(tmp_path / "run", "alice")
     one_round(memory, 1)
@@ -67,7 +64,7 @@ def test_server_that_goes_back_to_its_checkpoint_meets_the_same_client(tmp_path:
     for number in (3, 4, 5):
         last, safe = told[number]
         found, metrics = one_round(memory, number, last_round=last, safe_round=safe)
-        assert same(found, first[number])
+        assert equal(found, first[number])
         assert metrics["restarted"] == 0.0
     one_round(memory, 6, last_round=5, safe_round=5)
     assert versions(tmp_path / "run") == [5, 6]
@@ -82,7 +79,7 @@ def test_lost_state_is_zero_one_warning_and_a_metric(tmp_path: Path, said: list[
         path.unlink() if damage == "gone" else path.write_bytes(b"torn")
     found, metrics = one_round(memory, 2, last_round=1, safe_round=1)
     zero, _ = one_round(RoundState(tmp_path / "other", "alice"), 2, last_round=0, safe_round=0)
-    assert same(found, zero)
+    assert equal(found, zero)
     assert metrics["restarted"] == 1.0
     zeros = [line for line in said if line.endswith("it continues from zero")]
     assert zeros == ["alice: its state of round 1 is not kept here: it continues from zero"]

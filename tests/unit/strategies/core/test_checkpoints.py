@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import pickle
 import zipfile
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from flower_fakes import equal
 from safetensors.torch import save_file
 from torch import nn
 
@@ -21,11 +23,6 @@ from strategies.core.scan import LOG
 STATE = {"fc.weight": torch.arange(6.0).reshape(2, 3), "fc.steps": torch.tensor(7)}
 
 
-def assert_state(found: dict[str, torch.Tensor]) -> None:
-    assert found.keys() == STATE.keys()
-    assert all(torch.equal(found[key], value) for key, value in STATE.items())
-
-
 @pytest.mark.parametrize("prefix", ["", "module.", "_orig_mod.", "module._orig_mod."])
 @pytest.mark.parametrize("wrapper", [None, "state_dict", "model", "model_state_dict", "net"])
 def test_a_training_script_s_checkpoint_is_its_state_dict(tmp_path: Path, wrapper: str | None, prefix: str) -> None:
@@ -33,7 +30,7 @@ def test_a_training_script_s_checkpoint_is_its_state_dict(tmp_path: Path, wrappe
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], 0.1).state_dict()
     torch.save(state if wrapper is None else {"optimizer": optimizer, wrapper: state, "epoch": 3}, tmp_path / "a.pt")
 
-    assert_state(read_checkpoint(tmp_path / "a.pt"))
+    assert equal(read_checkpoint(tmp_path / "a.pt"), STATE)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +75,7 @@ def test_the_one_model_of_a_checkpoint_is_found_and_what_is_left_out_is_said(
     monkeypatch.setattr(LOG, "propagate", True)
     torch.save(content, tmp_path / "a.pt")
     with caplog.at_level("WARNING"):
-        assert_state(read_checkpoint(tmp_path / "a.pt"))
+        assert equal(read_checkpoint(tmp_path / "a.pt"), STATE)
     assert (line in caplog.text) if line else not caplog.text
 
 
@@ -89,14 +86,14 @@ def test_a_checkpoint_of_two_models_is_refused_and_its_advice_works(tmp_path: Pa
     with pytest.raises(UploadError, match=rf"holds models under '{keys[0]}', '{keys[1]}': must be one model; save"):
         read_checkpoint(tmp_path / "a.pt")
     torch.save(content[keys[0]], tmp_path / "b.pt")
-    assert_state(read_checkpoint(tmp_path / "b.pt"))
+    assert equal(read_checkpoint(tmp_path / "b.pt"), STATE)
 
 
 def test_a_file_is_read_by_its_content(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", **{key: value.numpy() for key, value in STATE.items()})
     save_file(STATE, tmp_path / "a.bin")
     for name in ("a.npz", "a.bin"):
-        assert_state(read_checkpoint(tmp_path / name))
+        assert equal(read_checkpoint(tmp_path / name), STATE)
 
 
 def test_a_whole_module_is_refused_and_its_class_named(tmp_path: Path) -> None:
@@ -173,7 +170,7 @@ def test_names_of_classes_are_read_in_the_order_of_their_numbers(
 ) -> None:
     torch.save({"state_dict": STATE, **beside}, tmp_path / "a.pt")
     assert read_classes(tmp_path / "a.pt") == read_classes({"state_dict": STATE, **beside}) == found
-    assert_state(read_checkpoint(tmp_path / "a.pt"))
+    assert equal(read_checkpoint(tmp_path / "a.pt"), STATE)
 
 
 def test_names_of_classes_are_read_from_hugging_face_s_folders_from_metadata_and_from_modules(tmp_path: Path) -> None:
@@ -196,7 +193,7 @@ def test_an_index_names_its_files_as_any_system_writes_paths(tmp_path: Path, sep
         save_file({key: value}, tmp_path / f"model-{number}.safetensors")
     places = {key: f"{separator}model-{number}.safetensors" for number, key in enumerate(STATE)}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
-    assert_state(read_checkpoint(tmp_path))
+    assert equal(read_checkpoint(tmp_path), STATE)
     (tmp_path / "model-1.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
     with pytest.raises(UploadError, match="its index names model-1.safetensors: it is a pointer of Git LFS"):
         read_checkpoint(tmp_path)
@@ -216,3 +213,63 @@ def test_what_is_often_taken_for_weights_is_named(tmp_path: Path, name: str, con
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UploadError, match=f"{name} cannot be read as weights: it is {line}"):
         read_checkpoint(tmp_path / name)
+
+
+class Malicious:
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return os.mkdir, (str(self.target),)
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_malicious_pickle_is_refused_and_runs_nothing(tmp_path: Path, inside: bool) -> None:
+    path, target = tmp_path / "model.pt", tmp_path / "made-by-the-pickle"
+    evil = Malicious(target)
+    torch.save({**STATE, "evil": evil} if inside else evil, path)
+
+    with pytest.raises(UploadError, match=r"model.pt cannot be read as weights: it is a pickle that asks for '"):
+        read_checkpoint(path)
+
+    assert not target.exists()
+    torch.load(path, weights_only=False)
+    assert target.exists()  # the file is what it claims to be
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UploadError, match=r"absent.pt does not exist: must be a .safetensors file"):
+        read_checkpoint(tmp_path / "absent.pt")
+    with pytest.raises(UploadError, match="is a folder without a model"):
+        read_checkpoint(tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol:UserWarning")
+@pytest.mark.parametrize("name", ["model.safetensors", "model.pt"])
+@pytest.mark.parametrize("legacy", [False, True])
+def test_a_damaged_file_is_refused_in_one_line_whatever_is_wrong_with_it(
+    tmp_path: Path, name: str, legacy: bool
+) -> None:
+    path, rng = tmp_path / name, np.random.default_rng(0)
+    if name.endswith(".pt"):
+        torch.save({"state_dict": STATE}, path, _use_new_zipfile_serialization=not legacy)
+    else:
+        save_file(STATE, path)
+    whole, refused = path.read_bytes(), 0
+
+    for cut in (0, 1, 7, 8, 20, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:cut])
+        with pytest.raises(UploadError, match="cannot be read as weights") as error:
+            read_checkpoint(path)
+        assert len(str(error.value)) < 400 + len(str(path))
+    for _ in range(150):
+        torn = bytearray(whole)
+        for position in rng.integers(0, min(len(whole), 700), 3):
+            torn[position] = rng.integers(0, 256)
+        path.write_bytes(torn)
+        try:
+            read_checkpoint(path)  # anything but an UploadError fails the test
+        except UploadError as error:
+            refused += "\n" not in str(error)
+
+    assert refused > 10

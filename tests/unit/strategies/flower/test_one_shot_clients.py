@@ -62,8 +62,6 @@ MODELS = "must be a callable that returns an nn.Module, as its class does, or a 
         ({"model": BUILDERS, "student": "vgg"}, "student is 'vgg': must be one of net, linear"),
         ({"student": "vgg"}, "student is 'vgg': must be one of model"),
         ({"config": FedAvgConfig()}, "config is FedAvgConfig: must be DenseConfig"),
-        ({"min_uploads": 0}, "min_uploads is 0: must be a whole number at least 1"),
-        ({"fraction_evaluate": 1.5}, "fraction_evaluate is 1.5: must be a number from 0 to 1"),
         ({"fraction_evaluate": float("nan")}, "fraction_evaluate is nan: must be a number from 0 to 1"),
     ],
 )

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from statistics_fakes import CLASSES, FEATURES, divided, examples, of
+from statistics_fakes import CLASSES, FEATURES, examples, of
 
 from strategies.core.fingerprint import encode_fingerprint
 from strategies.statistics.gaussians import Gaussians
@@ -18,18 +18,6 @@ def test_of_in_any_batches_is_numpys_sums() -> None:
     np.testing.assert_allclose(found.gram, array.T @ array, rtol=1e-12)
     np.testing.assert_allclose(found.sums, onehot.T @ array, rtol=1e-12, atol=1e-14)
     assert found.counts.tolist() == onehot.sum(0).tolist()
-
-
-@pytest.mark.parametrize("alpha", [0.01, 0.1, 100.0])
-@pytest.mark.parametrize("clients", [1, 10, 1000])
-def test_total_of_any_division_in_any_order_is_that_of_all_examples(alpha: float, clients: int) -> None:
-    rows, labels = examples(1, 2000)
-    parts = list(divided(rows, labels, clients, alpha).values())
-    order = torch.randperm(clients, generator=torch.Generator().manual_seed(3)).tolist()
-    whole, found = of(rows, labels), Statistics.total(parts[k] for k in order)
-    assert torch.equal(found.counts, whole.counts)
-    torch.testing.assert_close(found.sums, whole.sums, rtol=0, atol=1e-11)
-    torch.testing.assert_close(found.gram, whole.gram, rtol=0, atol=1e-11)
 
 
 def test_scatter_is_numpys_covariance_times_n() -> None:
