@@ -53,7 +53,7 @@ bench: $(READY)  ## measure for minutes; ARGS=--quick for the short form
 	PYTHONPATH=tests/reference $(BIN)/python tests/bench $(ARGS)
 
 results: $(READY)  ## renew the pages' tables and plots from docs/results/
-	PYTHONPATH=tests/bench $(BIN)/python tests/bench/rivals.py --write
+	PYTHONPATH=tests/bench $(BIN)/python tests/bench/same_uploads.py
 	$(BIN)/python tests/bench/tally_plot.py
 	PYTHONPATH=tests/bench $(BIN)/python tests/bench/feature_tables.py --write
 	PYTHONPATH=tests/bench $(BIN)/python tests/bench/published_plot.py

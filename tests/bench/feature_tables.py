@@ -15,7 +15,7 @@ from typing import Any
 
 import pandas as pd
 import run_tables
-from rivals import GROUPS, accuracies, spread
+from same_uploads import GROUPS, accuracies, spread
 
 DOCS = Path(__file__).parents[2] / "docs"
 RESULTS = DOCS / "results"

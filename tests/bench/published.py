@@ -18,6 +18,7 @@ import argparse
 import json
 import math
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -31,8 +32,8 @@ from typing import Any
 
 from clients import missing, write_map
 from measure import keep, say, without_preset
-from rivals import RESULTS, OutOfTimeError, finish_run, oneshot, run_until
 from run_tables import ALPHAS, HEADLINE, HEADLINE_SEEDS, SEEDS
+from same_uploads import RESULTS
 
 from server_app.compare.report import WORK
 from server_app.launch.guard import TOKEN_KEY, guarded
@@ -69,6 +70,41 @@ RUNS = {
 }
 KEY = ("data", "alpha", "seed", "name")  # of a row
 CURVE = 10  # epochs from point to point of a stored curve
+
+
+class OutOfTimeError(Exception):
+    """A command was ended for lack of time."""
+
+
+def run_until(command: Sequence[str], *, root: str = "", until: float = math.inf) -> str:
+    """Run a command on one thread; return what it wrote to standard output."""
+    if time.monotonic() >= until:
+        raise OutOfTimeError
+    environment = os.environ | {"OMP_NUM_THREADS": "1", **({"ONESHOT_DATA": root} if root else {})}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment) as process:
+        try:
+            out, said = process.communicate(timeout=None if until == math.inf else max(0.0, until - time.monotonic()))
+        except subprocess.TimeoutExpired as error:
+            process.terminate()  # a server stage keeps its last checkpoint
+            process.communicate()
+            raise OutOfTimeError from error
+    if process.returncode:
+        raise RuntimeError(f"{' '.join(command)}: {(said or out).strip()[-2000:]}")
+    return out
+
+
+def oneshot(*words: str, root: str, until: float = math.inf) -> None:
+    """Run a command of the app, see :func:`run_until`."""
+    run_until([sys.executable, "-m", "server_app", *words, "--format", "json"], root=root, until=until)
+
+
+def finish_run(run: Path, *words: str, root: str, until: float = math.inf) -> None:
+    """Begin a run with the words of ``oneshot run``; resume one that was cut off, and leave a finished one alone."""
+    if not (run / "result.json").exists():
+        begun = (run / "run.json").exists()
+        command = ("resume", str(run)) if begun else ("run", *words, "--run-config", f"run-dir='{run}'")
+        oneshot(*command, root=root, until=until)
 
 
 @dataclass(frozen=True)

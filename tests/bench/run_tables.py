@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 import pandas as pd
-from rivals import ASKED, REPORTED, REPORTED_AND_ASKED, UNCHANGED, apart, spread
+from same_uploads import ASKED, REPORTED, REPORTED_AND_ASKED, UNCHANGED, apart, spread
 
 ALPHAS, SEEDS = (0.1, 0.05, 0.3), range(3)
 HEADLINE, HEADLINE_SEEDS = ("fashion-mnist", 0.1), range(10)  # the data set and the skew with more seeds
