@@ -7,7 +7,7 @@ import math
 import re
 import threading
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -463,11 +463,16 @@ def test_texts_come_as_tokens_or_in_a_dict_and_sequences_without_a_channel(
     assert sum(line in each for each in said if each.startswith("model ")) == 1
 
 
+def renamed(state: Mapping[str, Tensor], names: Callable[[str], str | None]) -> dict[str, Tensor]:
+    """Return the arrays that travel, under their names there."""
+    return {sent: value for name, value in state.items() if (sent := names(name)) is not None}
+
+
 def uploading(models: Sequence[nn.Module], names: Callable[[str], str | None] = str) -> FakeGrid:
     """A grid whose stock clients send these models; ``names`` says under which name an array travels, if any."""
 
     def client(model: nn.Module) -> Client:
-        state = {sent: value for name, value in model.state_dict().items() if (sent := names(name)) is not None}
+        state = renamed(model.state_dict(), names)
         return lambda message: Message(records(state), reply_to=message)
 
     return FakeGrid({number: client(model) for number, model in enumerate(models, 1)})
@@ -512,7 +517,7 @@ PARTS: dict[str, Callable[[str], str | None]] = {
 @pytest.mark.parametrize("kind", [OneShotFedAvg, FedENS])
 def test_a_part_of_the_arrays_is_an_upload(tmp_path: Path, kind: Any, names: Callable[[str], str | None]) -> None:
     models = [Pretrained(), Pretrained()]
-    start = {sent: value for name, value in Pretrained().state_dict().items() if (sent := names(name)) is not None}
+    start = renamed(Pretrained().state_dict(), names)
     scored: list[int] = []
     run = strategy(kind, tmp_path / "run", model=Pretrained, num_classes=3, input_shape=(6, 1, 1))
     result = run.start(
@@ -523,7 +528,7 @@ def test_a_part_of_the_arrays_is_an_upload(tmp_path: Path, kind: Any, names: Cal
     arrays = result.arrays.to_torch_state_dict()
     assert list(arrays) == list(start)
     mean = {name: (value + models[1].state_dict()[name]) / 2 for name, value in models[0].state_dict().items()}
-    torch.testing.assert_close(arrays, type(arrays)({sent: mean[n] for n in mean if (sent := names(n)) is not None}))
+    torch.testing.assert_close(arrays, type(arrays)(renamed(mean, names)))
     assert scored == [0, 1]
     rows = torch.randn(4, 6, 1, 1)
     expected = torch.stack([model(rows) for model in models]).mean(0)  # of linear heads: the mean model's, too
@@ -558,11 +563,8 @@ def test_rounds_train_a_part_of_the_arrays(tmp_path: Path, names: Callable[[str]
         found.body.requires_grad_(requires_grad=False)
         return found
 
-    def named(state: Any) -> dict[str, Tensor]:
-        return {sent: value for name, value in state.items() if (sent := names(name)) is not None}
-
     models, scored = [build(), build()], list[set[str]]()
-    start, grid = named(build().state_dict()), uploading(models, names)
+    start, grid = renamed(build().state_dict(), names), uploading(models, names)
     settings = {"num_classes": 3, "input_shape": (6, 1, 1), "run_dir": tmp_path / "run", "options": ONE_THREAD}
     run: Any = Iterative(build, config=IterativeConfig(rounds=2), **settings)
     if around:
@@ -580,7 +582,7 @@ def test_rounds_train_a_part_of_the_arrays(tmp_path: Path, names: Callable[[str]
     assert list(arrays) == list(start)
     if not around:
         mean = {name: (value + models[1].state_dict()[name]) / 2 for name, value in models[0].state_dict().items()}
-        torch.testing.assert_close(dict(arrays), named(mean))
+        torch.testing.assert_close(dict(arrays), renamed(mean, names))
     body = "body.weight"
     assert equal({body: run.outcome.state_dict()[body]}, {body: build().state_dict()[body]})
 
@@ -590,7 +592,7 @@ def test_a_refiner_that_would_train_what_no_client_gets_is_refused(tmp_path: Pat
     grid = uploading([Pretrained()] * 2, names)
     run = strategy(FLBoost, tmp_path / "run", model=Pretrained, base=FedAvg(), num_classes=3, input_shape=(6, 1, 1),
                    refiner=Refiner.of("feddf", epochs=1), proxy=torch.zeros(4, 6, 1, 1))  # fmt: skip
-    start = {sent: value for name, value in Pretrained().state_dict().items() if (sent := names(name)) is not None}
+    start = renamed(Pretrained().state_dict(), names)
     with pytest.raises(OptionError, match="the refiner would train others too: body.bias, body.weight.*requires_grad_"):
         run.start(grid, ArrayRecord(start))  # type: ignore[arg-type]
     assert grid.asked == []
@@ -681,10 +683,10 @@ def own_loop(base: Any) -> Any:
 def test_a_loop_of_the_project_s_own_asks_once_and_has_the_result(tmp_path: Path, said: list[str], kind: Any) -> None:
     names = PARTS["the state dict of a submodule"]
     models = [Pretrained() for _ in range(4)]
-    start = {sent: value for name, value in Pretrained().state_dict().items() if (sent := names(name)) is not None}
+    start = renamed(Pretrained().state_dict(), names)
 
     def client(model: nn.Module) -> Client:
-        state = {sent: value for name, value in model.state_dict().items() if (sent := names(name)) is not None}
+        state = renamed(model.state_dict(), names)
         return lambda message: Message(records(state, train_loss=0.5), reply_to=message)
 
     grid = FakeGrid({number: client(model) for number, model in enumerate(models)})
