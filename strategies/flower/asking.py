@@ -26,6 +26,9 @@ from .nodes import Nodes, SentQuestion
 POLL_S = 0.1
 DEPLOYED_POLL_S = 0.2
 LOCAL_POLL_S = 0.001
+# The longer real nodes are quiet, the later the next look: by this share of the time, up to a second. No answer is
+# delayed by more, and a SuperLink whose clients train for hours is asked once a second.
+QUIET_SHARE, LONGEST_POLL_S = 0.05, 1.0
 # Every id is a call of its own: of hundreds of silent nodes, some are looked at in turn.
 PULLS_PER_POLL = 16
 LOG_EVERY_S = 9.0
@@ -51,7 +54,7 @@ class Exchange:
         receive: Takes an answer and its question. Returns whether the client has met the request, or raises an
             UploadError.
         unneeded: Whether another node has already given a node's answer: the exchange then does not wait for it.
-        poll_s: Seconds between two looks at the answers; None for those of uploads.
+        poll_s: Seconds between two looks at the answers, as long as they come; None for those of uploads.
         look_s: Seconds between two looks at the connected nodes.
 
     Attributes:
@@ -81,6 +84,7 @@ class Exchange:
         self._failed: set[int] = set()
         self._began = time.monotonic()
         self._looked = float("-inf")
+        self._heard = self._began  # when a question was last sent or answered
         self._asking = True
         self.sent_bytes: Counter[int] = Counter()
 
@@ -117,7 +121,7 @@ class Exchange:
             enough: Whether to stop; called after every look.
             progress: The line that is logged every few seconds.
         """
-        logged, pause = time.monotonic(), LOCAL_POLL_S if self._nodes.local else self._poll_s
+        logged = time.monotonic()
         while True:
             self.poll()
             self.look()  # last: it repeats the question to a node that has just failed and is still connected
@@ -126,8 +130,16 @@ class Exchange:
             if time.monotonic() - logged >= LOG_EVERY_S:
                 logged = time.monotonic()
                 log(INFO, "%s", progress())
-            time.sleep(min(pause, max(0.0, timeout_s - self.waited)))
+            time.sleep(min(self._pause(), max(0.0, timeout_s - self.waited)))
         self._asking = False
+
+    def _pause(self) -> float:
+        if self._nodes.local:
+            return LOCAL_POLL_S
+        if self._nodes.simulated:
+            return self._poll_s
+        quiet = time.monotonic() - self._heard
+        return max(self._poll_s, min(QUIET_SHARE * quiet, LONGEST_POLL_S))
 
     def refuse_missing(self, timeout_s: float) -> None:
         """Record the nodes that have not answered in time, and those that have not connected again."""
@@ -187,6 +199,7 @@ class Exchange:
                 if reply is None:
                     self._pending[message_id] = sent  # behind the others
                     return False
+                self._heard = time.monotonic()
                 if lost := _lost(reply):
                     self._fail(sent.node, lost)
                 elif not self._receive(reply, sent):
@@ -211,6 +224,7 @@ class Exchange:
         if message is None:
             return
         self._asked.add(node)
+        self._heard = time.monotonic()
         self._away.pop(node, None)
         self.questions[node] += 1
         sent = SentQuestion(node, self._phase, count_bytes(message.content), activated)

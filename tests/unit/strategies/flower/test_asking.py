@@ -79,6 +79,16 @@ def test_every_node_is_asked_once_and_answers_are_pulled_one_at_a_time(talk: Any
     assert [ids[0] for ids in found.grid.pulls].count("message-1") == 1  # an answer is pulled only once
 
 
+def test_real_nodes_that_train_for_an_hour_are_asked_once_a_second_and_the_quick_ones_at_once(
+    talk: Any, clock: Any
+) -> None:
+    found = talk(DeployedGrid({1: stock(1), 2: lambda message: None}, delays={1: 3}))
+    heard: list[float] = []
+    found.ask(lambda reply, sent: not heard.append(clock.now), timeout_s=3600.0)
+    assert heard == [pytest.approx(0.8)]
+    assert 3600 <= len(found.grid.pulls) <= 3700
+
+
 # Answers that cannot be read.
 
 

@@ -49,7 +49,7 @@ def test_collect_when_a_client_itself_fails_does_not_ask_it_again(folder: RoundF
 def test_collect_when_a_node_comes_back_under_another_id_does_not_wait_for_the_old_one(
     folder: RoundFolder, clock: Any
 ) -> None:
-    grid = DeployedGrid({1: silent, 2: named("alice", 1), 3: named("bob", 2)}, joins={2: 100}, away={1: (200, 10**9)})
+    grid = DeployedGrid({1: silent, 2: named("alice", 1), 3: named("bob", 2)}, joins={2: 50}, away={1: (100, 10**9)})
     collector(folder).collect(grid, REQUEST, timeout=3600.0, min_uploads=2)
     assert folder.held() == ["alice", "bob"]
     assert clock.now < 60.0

@@ -86,7 +86,7 @@ def test_collect_when_a_node_joins_late_asks_it_once(
 
 
 def test_collect_in_deployment_waits_for_as_many_nodes_as_the_quorum(folder: RoundFolder) -> None:
-    grid = FakeGrid({1: named("alice", 1), 2: named("bob", 2)}, joins={2: 200}, simulation=False)
+    grid = FakeGrid({1: named("alice", 1), 2: named("bob", 2)}, joins={2: 50}, simulation=False)
     take(folder, grid, timeout=60.0, min_uploads=2)
     assert folder.held() == ["alice", "bob"]
 
