@@ -20,7 +20,7 @@ from flwr.serverapp.strategy import FedAvg, Strategy
 from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 
 from ..core import refusals
-from ..core.errors import UploadError, one_line, printable
+from ..core.errors import UploadError, one_line
 from .arguments import Participation, kept_scores
 from .asking import Exchange, to_each
 from .messages import count_bytes, is_epsilon, is_weight, mean_metrics, metrics_of
@@ -195,7 +195,7 @@ class ClientEvaluation:
         def receive(reply: Message, sent: SentQuestion) -> bool:
             receive_scores(nodes, strategy, found, reply, sent.node)
             (scores,) = reply.content.metric_records.values()
-            log(INFO, "scores of %s: %s", nodes.names.describe(sent.node), printable(str(dict(scores))))
+            log(INFO, "scores of %s: %s", nodes.names.describe(sent.node), one_line(str(dict(scores))))
             return True
 
         exchange = Exchange(nodes, EVALUATION, question=to_each(contents, MessageType.EVALUATE), receive=receive)

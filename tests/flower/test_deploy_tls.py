@@ -74,6 +74,7 @@ def test_a_deployment_with_tls_and_node_keys_ends_as_the_rehearsal_of_its_honest
         machine = here.machines[HOSTILE]
         machine.environment["PYTHONPATH"] = hostile.place(machine.folder / "hostile", "an absent chunk")
         here.server.environment["PYTHONPATH"] = plotless.partition(os.pathsep)[0]
+        here.server.environment["RAY_ADDRESS"] = "127.0.0.1:1"  # a cluster that is gone
         here.superlink()
         assert_control_commands_are_local(here)
         stranger = here.node("stranger")
@@ -91,6 +92,7 @@ def test_a_deployment_with_tls_and_node_keys_ends_as_the_rehearsal_of_its_honest
     unread = [reason for reason in refused if reason.startswith("its answer cannot be read: IndexError: ")]
     assert len(unread) == 1
     assert f"refused {HOSTILE}: {unread[0]}" in said
+    assert re.search(r"127\.0\.0\.1:1\b.*: the server stage runs in this process", said)
     deployed["refusals"] = [row for row in deployed["refusals"] if row[0] != HOSTILE]
     assert deployed == rehearse(tmp_path, nodes)
     assert [row["client"] for row in deployed["uploads"]] == CLIENTS
