@@ -250,17 +250,20 @@ def _check_layout(root: Path, split: str) -> None:
 def classes_in(folder: Path) -> dict[str, str]:
     """Return the composed name of each folder in a folder -> its own name, without hidden ones and those of tools.
 
+    A byte that is no UTF-8 is written out, because messages and files hold these names as text.
+
     Raises:
         DataError: Two names are one as composed names, or two folders are one by a link.
     """
     names = [entry.name for entry in folder.iterdir() if entry.is_dir() and not is_hidden(entry.name)]
-    found = {composed(name): name for name in names}
+    texts = {name: composed(name).encode(errors="backslashreplace").decode() for name in names}
+    found = {text: name for name, text in texts.items()}
     places = dict[tuple[int, int], str]()
     for name in sorted(names):
         status = (folder / name).stat()
         if (other := places.setdefault((status.st_dev, status.st_ino), name)) != name:
             raise DataError(f"{folder / other} and {folder / name} are one folder, by a link: must be one class")
     if len(found) < len(names):
-        twice = next(name for name in names if found[composed(name)] != name)
-        raise DataError(f"folder {folder} under data.root has two folders of the name {composed(twice)}: must have one")
+        twice = next(text for name, text in texts.items() if found[text] != name)
+        raise DataError(f"folder {folder} under data.root has two folders of the name {twice}: must have one")
     return found

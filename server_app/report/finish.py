@@ -209,7 +209,10 @@ def _reported(
         "setting": setting,
     }
     head = front_matter(settings.choice, report.job, folder.info, rows, where)
-    atomic_write(folder.path / CARD_FILE, f"{head}{model_card(settings.choice, report, rows, facts)}".encode())
+    atomic_write(
+        folder.path / CARD_FILE,
+        f"{head}{model_card(settings.choice, report, rows, facts)}".encode(errors="backslashreplace"),
+    )
     points = points_of(settings.choice, rows, metrics, cost, result["metric"]) if rows and cost is not None else []
     own = own_epochs(report.outcome, metrics)
     plots = run_plots(report, rows, own, points, classes=facts["classes"], metric=result["metric"], where=where)

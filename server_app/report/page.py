@@ -212,7 +212,8 @@ def write_page(path: Path, page: Page) -> None:
     Raises:
         StoreError: The disk refuses.
     """
-    atomic_write(path, _template().render(page=page).encode())
+    # Names of files and classes may be no UTF-8.
+    atomic_write(path, _template().render(page=page).encode(errors="backslashreplace"))
 
 
 @cache

@@ -354,6 +354,9 @@ def _check_value(key: str, value: Any, kind: type, facts: Mapping[str, Any]) -> 
     fits = (type(value) is kind or whole_float) and not (isinstance(value, float) and not math.isfinite(value))
     wide = type(value) is int and not -WHOLE <= value < WHOLE
     fits = fits and not wide
+    if isinstance(value, str) and value.encode(errors="replace").decode() != value:
+        # A path's bytes; the run folder, its page and messages to clients are UTF-8.
+        raise OptionError(f"setting {key!r} is {value!r:.200}, which is not UTF-8: must be a text")
     low, high, above = facts.get("low"), facts.get("high"), facts.get("above")
     choices = facts.get("choices", ())
     if fits and not isinstance(value, str):

@@ -218,7 +218,9 @@ def fits_no_architecture(fitting: Sequence[str], known: Iterable[str]) -> Upload
 
 def other_keys(what: str, missing: Sequence[str], extra: Sequence[str]) -> UploadError:
     """Arrays are missing, or too many; ``what`` says which arrays do not fit which architecture."""
-    return UploadError(f"{what}: missing {shorten_list(missing)}; not expected {shorten_list(extra)}")
+    unnamed = missing and extra and all(name.isdecimal() for name in extra)  # of a list of arrays
+    remedy = "; must have the model's names, as ArrayRecord(model.state_dict()) gives them" if unnamed else ""
+    return UploadError(f"{what}: missing {shorten_list(missing)}; not expected {shorten_list(extra)}{remedy}")
 
 
 def several_prefixes(prefixes: Sequence[str]) -> UploadError:

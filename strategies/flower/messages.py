@@ -36,6 +36,7 @@ from ..uploads.parts import Part
 V = TypeVar("V")
 H = TypeVar("H", bound=Hashable)
 FLOATS = {"float16", "float32", "float64"}
+WHOLES = {"uint8", "int8", "int16", "int32", "int64"}
 ANONYMOUS = re.compile(r"anonymous-[0-9a-f]{12}(-[0-9]+)?")
 EXAMPLES = "num-examples"  # Flower's name of the number of a client's training examples
 EPSILON = re.compile(r"(^|[^a-z])(eps|epsilon)([^a-z]|$)")
@@ -362,12 +363,19 @@ def decode_array(array: Array, shape: tuple[int, ...], dtype: str, where: str) -
 
 
 def array_form(record: str) -> Form:
-    """Return the form in which the arrays of a record come, for the checks of an upload; floats have any precision."""
+    """Return the form in which the arrays of a record come, for the checks of an upload.
+
+    Floats have any precision, and whole numbers any type that holds them, as a cast of a whole ``state_dict`` makes.
+    """
 
     def read(array: Array, shape: tuple[int, ...], dtype: str, where: str) -> np.ndarray[Any, Any]:
-        own = array.dtype if {array.dtype, dtype} <= FLOATS else dtype
-        with np.errstate(over="ignore"):  # what becomes infinite is refused
-            return decode_array(array, shape, own, where).astype(dtype, copy=False)
+        known = FLOATS if dtype in FLOATS else FLOATS | WHOLES if dtype in WHOLES else {dtype}
+        found = decode_array(array, shape, array.dtype if array.dtype in known else dtype, where)
+        with np.errstate(over="ignore", invalid="ignore"):  # what becomes infinite is refused
+            values = found.astype(dtype, copy=False)
+        if dtype in WHOLES and not np.array_equal(values, found):
+            raise refusals.other_form(where, f"{array.dtype}{list(shape)}", f"{dtype}{list(shape)}, whole numbers")
+        return values
 
     return Form(record, f"{record}[{{!r}}]", read)
 

@@ -57,8 +57,10 @@ def check_needs(method: Method, job: Job) -> None:
     if Need.IMAGE_GRADIENTS in missing:
         check_gradients(job, f"method {method.name!r}", f"Choose another method: {list_fitting_methods(job)}")
     if Need.SIDES_OF_FOUR in missing:
+        channels, height, width = job.input_shape
+        order = ", which must be (channels, height, width)" if width <= 4 < min(channels, height) else ""
         raise OptionError(
-            f"the images' shape is {tuple(job.input_shape)}: method {method.name!r} needs that "
+            f"the images' shape is {tuple(job.input_shape)}{order}: method {method.name!r} needs that "
             f"{Need.SIDES_OF_FOUR.value}. Choose another size or another method: {list_fitting_methods(job)}"
         )
     if Need.SAME_ARCHITECTURE in missing:

@@ -23,11 +23,12 @@ def tensor_form(what: str, *, exact: bool) -> Form:
     Args:
         what: The tensors' name in messages, a plural.
         exact: Whether their dtypes must equal the architecture's; else only the kind of number, and they are converted.
+            Floats that are whole numbers become such, as after a cast of a whole ``state_dict``.
     """
 
     def misfit(value: torch.Tensor, shape: Shape, dtype: str) -> str:
         wanted = _dtype(dtype)
-        alike = value.dtype == wanted if exact else _number(value.dtype) == _number(wanted)
+        alike = value.dtype == wanted if exact else _number(value.dtype) == _number(wanted) or _is_whole(value, wanted)
         return "" if _is_plain(value) and tuple(value.shape) == shape and alike else _describe(value)
 
     return Form(what, "tensor {!r}", _read, misfit)
@@ -54,6 +55,11 @@ def _number(dtype: torch.dtype) -> str:
     if dtype.is_floating_point:
         return "float"
     return str(dtype) if dtype.is_complex or str(dtype) == "torch.bool" else "whole"
+
+
+def _is_whole(value: torch.Tensor, wanted: torch.dtype) -> bool:
+    kinds = _is_plain(value) and _number(value.dtype) == "float" and _number(wanted) == "whole"
+    return kinds and torch.equal(value.to(wanted).to(value.dtype), value)
 
 
 def _describe(value: torch.Tensor) -> str:

@@ -44,6 +44,7 @@ def test_parse_of_flatten_returns_the_same_config() -> None:
         ({"inner.alpha": 0.0}, "'inner.alpha'", "greater than 0.0"),
         ({"inner.alpha": float("nan")}, "'inner.alpha'", "a number"),
         ({"inner.law": "zipf"}, "'inner.law'", "one of 'dirichlet', 'iid'"),
+        ({"inner.law": "caf\udce9"}, "'inner.law'", "not UTF-8: must be a text"),
     ],
 )
 def test_parse_of_a_bad_value_names_key_and_range(settings: dict[str, object], key: str, allowed: str) -> None:

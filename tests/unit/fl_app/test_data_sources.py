@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import pickle
 import re
 from collections.abc import Callable
@@ -196,6 +197,15 @@ def images(tmp_path: Path) -> Path:
             for name in names:
                 Image.fromarray(random_pixels_folders(seed)).save(folder / name)
     return tmp_path
+
+
+def test_a_class_folder_of_another_encoding_has_a_name_that_messages_can_hold(images: Path) -> None:
+    first = sorted((images / "train").iterdir())[0].name
+    for half in ("train", "test"):
+        (images / half / first).rename(images / half / os.fsdecode(b"caf\xe9"))
+    split = open_data(DataConfig(name="imagefolder", root=str(images), image_size=8), "train")
+    assert r"caf\udce9" in split.classes
+    assert len(split.take().images) == len(split.labels) > 0
 
 
 def test_imagefolder_is_read_in_the_order_of_names(images: Path) -> None:

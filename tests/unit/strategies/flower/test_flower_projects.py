@@ -610,6 +610,37 @@ def test_replies_of_another_precision_are_averaged(tmp_path: Path) -> None:
         torch.testing.assert_close(found[name].double(), mean, atol=1e-7, rtol=1e-6)
 
 
+@pytest.mark.parametrize("cast", [torch.Tensor.float, torch.Tensor.double, torch.Tensor.int])
+def test_counters_of_another_type_are_taken_where_they_are_whole(tmp_path: Path, cast: Any) -> None:
+    """As of a client that casts its whole state dict."""
+    start = nn.BatchNorm1d(3).state_dict()
+
+    def replies(counter: torch.Tensor) -> FakeGrid:
+        sent = {**start, "num_batches_tracked": counter}
+        return FakeGrid(dict.fromkeys((1, 2), lambda message: Message(records(sent), reply_to=message)))
+
+    run = OneShotFedAvg(partial(nn.BatchNorm1d, 3), run_dir=tmp_path / "run", compute="in-process")
+    result = run.start(replies(cast(torch.tensor(7))), ArrayRecord(start))
+    found = result.arrays.to_torch_state_dict()["num_batches_tracked"]
+    assert (found.dtype, found.item()) == (torch.int64, 7)
+    for wrong in (torch.tensor(7.5), torch.tensor(1e30)):
+        run = OneShotFedAvg(partial(nn.BatchNorm1d, 3), run_dir=tmp_path / f"run-{wrong}", compute="in-process")
+        with pytest.raises(QuorumError, match=r"is float32\[\], expected is int64\[\], whole numbers"):
+            run.start(replies(wrong), ArrayRecord(start))
+
+
+def test_arrays_without_names_are_told_how_to_get_them(tmp_path: Path) -> None:
+    arrays = ArrayRecord([value.numpy() for value in nn.Linear(6, 3).state_dict().values()])
+    grid = FakeGrid(
+        dict.fromkeys(
+            (1, 2), lambda message: Message(RecordDict({**records(None), "arrays": arrays}), reply_to=message)
+        )
+    )
+    run = OneShotFedAvg(partial(nn.Linear, 6, 3), run_dir=tmp_path / "run", compute="in-process")
+    with pytest.raises(QuorumError, match=r"not expected 0, 1; must have the model's names, as ArrayRecord\(model.sta"):
+        run.start(grid, ArrayRecord(nn.Linear(6, 3).state_dict()))
+
+
 def test_clients_that_did_not_train_or_sent_one_model_are_named(tmp_path: Path, said: list[str]) -> None:
     start, other = nn.Linear(6, 3), nn.Linear(6, 3)
     run = OneShotFedAvg(partial(nn.Linear, 6, 3), run_dir=tmp_path / "run", compute="in-process")

@@ -15,6 +15,7 @@ from fl_app.models import builders
 from strategies.core.errors import OptionError, UploadError
 from strategies.core.facts import UploadFacts
 from strategies.method import METHODS, Job, Need, Normalization, Silent, Upload
+from strategies.methods.dense import DenseConfig
 from strategies.methods.feddf import FedDfConfig
 from strategies.uploads.builders import check_student
 from strategies.uploads.checks import check_outputs
@@ -45,6 +46,11 @@ def job(shape: tuple[int, int, int] = ROW, config: object = None, proxy: torch.T
     uploads = tuple(Upload(UploadFacts(f"c{k}", "net", 3, (1, 2)), lambda k=k: dict(states[k])) for k in range(2))  # type: ignore[misc]
     same = Normalization((0.0,) * shape[0], (1.0,) * shape[0])
     return Job(uploads, {"net": builder}, "net", 2, shape, same, config, proxy=proxy)
+
+
+def test_a_shape_with_the_channels_last_is_told_their_place() -> None:
+    with pytest.raises(OptionError, match=r"shape is \(32, 32, 3\), which must be \(channels, height, width\): method"):
+        check_needs(METHODS["dense"], replace(job(), config=DenseConfig(), input_shape=(32, 32, 3)))
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if METHODS[name].needs & {Need.IMAGES, Need.SIDES_OF_FOUR}])
