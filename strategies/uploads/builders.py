@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
-from ..core.errors import OptionError
+from ..core.errors import OptionError, shorten_list
 from ..core.facts import CLASSIFIER, MODEL_ERRORS, STATISTICS, Agreement, base_of, kind_of, run_on_blanks
 from ..core.options import PRESET_NAMES, QUICK, listed, preset_of
 from ..core.seeds import seeded_torch
@@ -42,6 +43,12 @@ def named_builders(model: Model, input_shape: Any = None) -> dict[str, ModelBuil
             raise OptionError(
                 f"model is {kind}: must be a callable that returns an nn.Module, as its class does, or a dict of "
                 "architecture name -> callable"
+            )
+        if needed := _arguments(builder):
+            what = getattr(builder, "__name__", type(builder).__name__)
+            raise OptionError(
+                f"model is {what}, which needs {shorten_list(needed)}: must be a callable without arguments, such as "
+                f"lambda: {what}({needed[0]}=...)"
             )
     for name in [name for name, builder in builders.items() if _makes_lazy_layers(builder)]:
         if input_shape is None:
@@ -80,6 +87,16 @@ class SizedBuilder:
                     module = self.build()
             run_on_blanks(module.eval(), self.input_shape)
         return module.train(training)
+
+
+def _arguments(builder: Callable[..., Any]) -> list[str]:
+    """Return the names of the arguments that a callable needs, as far as it tells them."""
+    try:
+        known = inspect.signature(builder).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    further = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [each.name for each in known if each.default is each.empty and each.kind not in further]
 
 
 def _makes_lazy_layers(builder: ModelBuilder) -> bool:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ..core.errors import OptionError, shorten_list
-from ..core.names import is_adapter_state
+from ..core.errors import OptionError, UploadError, shorten_list
+from ..core.names import is_adapter_state, match_names
 from ..core.seeds import seeded_torch
 
 if TYPE_CHECKING:
@@ -111,6 +111,7 @@ def _are_floats(*dtypes: str) -> bool:
 def _namings(arrays: Signature, whole: Signature) -> Iterator[Mapping[str, str] | None]:
     """Yield the ways in which arrays may be named after those of a model: each array's name in the model."""
     yield {name: name for name in arrays}
+    yield _wrapped(arrays, whole)
     yield _renamed(arrays, whole, _without_adapter)
     prefixes = {name[: place + 1] for name in whole for place, sign in enumerate(name) if sign == "."}
     fitting = [names for prefix in sorted(prefixes)
@@ -119,6 +120,16 @@ def _namings(arrays: Signature, whole: Signature) -> Iterator[Mapping[str, str] 
     listed = len(arrays) == len(whole) and set(arrays) == {str(place) for place in range(len(whole))}
     if listed and not is_adapter_state(whole):  # many factors have one shape, in any order
         yield {str(place): name for place, name in enumerate(whole)}  # ArrayRecord of a list of arrays
+
+
+def _wrapped(arrays: Signature, whole: Signature) -> Mapping[str, str] | None:
+    """Return the names of all arrays of a model in a wrapper, such as opacus' or that of torch.compile."""
+    try:
+        names = match_names(arrays, whole)
+    except UploadError:
+        return None
+    found = {sent: name for name, sent in names.sources.items()}
+    return found if len(found) == len(arrays) == len(whole) else None
 
 
 def _renamed(arrays: Signature, whole: Signature, short: Callable[[str], str]) -> Mapping[str, str] | None:

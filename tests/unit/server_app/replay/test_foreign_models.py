@@ -74,7 +74,7 @@ wrong_member = {"model": net, "wide": other_shape}
 """
 WRONG = [
     ("instance", "--model 'their_nets:instance': model is a Sequential: must be a callable that returns an nn.Module"),
-    ("needs", "--model 'their_nets:needs' fails: TypeError: .*'num_classes'"),
+    ("needs", "--model 'their_nets:needs': model is needs, which needs num_classes: must be a callable without arg"),
     ("fails", "--model 'their_nets:fails' fails: ValueError: no file"),
     ("number", "--model 'their_nets:number': architecture 'model' builds int: must be an nn.Module"),
     ("Answers", "--model 'their_nets:Answers': .*model 'model'"),

@@ -509,6 +509,7 @@ class Pretrained(nn.Module):
 PARTS: dict[str, Callable[[str], str | None]] = {
     "a part by its own names": lambda name: name if name.startswith("heads") else None,
     "the state dict of a submodule": lambda name: name.removeprefix("heads.") if name.startswith("heads") else None,
+    "in what wraps the model": lambda name: f"_module.{name}",
     "a list of arrays": lambda name: str(list(Pretrained().state_dict()).index(name)),
 }
 

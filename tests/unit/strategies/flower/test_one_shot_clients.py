@@ -24,6 +24,7 @@ from flower_fakes import (
     strategy,
 )
 from flwr.app import Message
+from torch import nn
 
 import strategies.flower.strategies as named_strategies
 from strategies import METHODS, Dense, DenseConfig, FedAvgConfig, FedENS, LabelCountEnsemble, Normalization, OneShot
@@ -57,6 +58,11 @@ MODELS = "must be a callable that returns an nn.Module, as its class does, or a 
         ({"model": {}}, f"model is an empty dict: {MODELS}"),
         ({"model": None}, f"model is a NoneType: {MODELS}"),
         ({"model": linear()}, f"model is a Sequential: {MODELS}"),
+        (
+            {"model": nn.Linear},
+            "model is Linear, which needs in_features, out_features: must be a callable without arguments, such as "
+            "lambda: Linear(in_features=...)",
+        ),
         ({"model": {"net": "net"}}, f"model is a str: {MODELS}"),
         ({"model": BUILDERS}, "student is None: must be one of net, linear"),
         ({"model": BUILDERS, "student": "vgg"}, "student is 'vgg': must be one of net, linear"),
