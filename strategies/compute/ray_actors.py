@@ -428,29 +428,30 @@ def _shard_class() -> type:
             self.library = opened(library, paths)
 
         def open(self) -> tuple[str, str]:
-            worker = self.library("worker")
-            self.worker = worker.ShardWorker()
-            code: tuple[str, str] = worker.code_digest()
+            self.worker: Any = self.library("worker")
+            code: tuple[str, str] = self.worker.code_digest()
             return code
 
         def ping(self) -> None:
             pass
 
         def begin(self, builders: Any, **how: Any) -> Any:
-            return self.worker.begin(builders, **how)
+            self.shard: Any = None  # its members are freed before the next come
+            self.shard = self.worker.open_shard(builders, **how)
+            return self.shard if isinstance(self.shard, self.worker.Failure) else None
 
         def add(self, facts: Any, references: list[Any]) -> Any:
             import ray
 
-            return self.worker.add(facts, lambda: ray.get(references[0]))
+            return self.worker.add_member(self.shard, facts, ray.get(references[0]))
 
         def close(self) -> Any:
-            return self.worker.close()
+            return self.shard.close()
 
         def forward(self, images: Any, request: Any) -> Any:
-            return self.worker.forward(images, request)
+            return self.shard.forward(images, request)
 
         def backward(self, ticket: int, logits: Any, watched: Any) -> Any:
-            return self.worker.backward(ticket, logits, watched)
+            return self.shard.backward(ticket, logits, watched)
 
     return ShardActor

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ..core import errors
 from ..core.errors import ComputeError, OneShotError, UploadError
 from ..core.gpu import resolve_device
-from ..core.processor import flush_subnormals
 from ..method import Part, Progress, Snapshot, Upload
 from .in_process import InProcess
 from .task import ActorTask, loads, pack, unpack
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from ..core.facts import UploadFacts
     from ..method import State
     from ..teacher.shard import HeldShard
-    from ..teacher.sharded import Array, Shard, ShardAnswer, ShardedMembers, ShardRequest
+    from ..teacher.sharded import Shard, ShardedMembers
 
 
 # Kinds of events. A call on the driver's Progress: "report", "record", "checkpoint". A question that the driver answers
@@ -239,60 +238,34 @@ def code_digest() -> tuple[str, str]:
     return digest.hexdigest(), str(folder)
 
 
-class ShardWorker:
-    """Some members of an ensemble, replaced at every load."""
+def open_shard(
+    builders: Mapping[str, bytes], *, device: str, threads: int, fold: bool, precision: str
+) -> HeldShard | Failure:
+    """Return a shard without members in this process, or why there is none.
 
-    def __init__(self) -> None:
-        self._held: HeldShard | None = None
+    Args:
+        builders: Architecture -> the pickle of its builder.
+        device: ``"auto"``, or a torch device of this process.
+    """
+    import torch
 
-    def begin(
-        self, builders: Mapping[str, bytes], *, device: str, threads: int, fold: bool, precision: str
-    ) -> Failure | None:
-        """Drop the members of before, and start to load new ones.
+    from ..teacher.shard import HeldShard
 
-        Args:
-            device: ``"auto"``, or a torch device of this process.
-        """
-        import torch
+    torch.set_num_threads(threads)
+    opened = {name: loads(builder) for name, builder in builders.items()}
+    try:
+        return HeldShard(opened, device=resolve_device(device), fold=fold, precision=precision)
+    except OneShotError as error:
+        return Failure.of(error)
 
-        from ..teacher.shard import HeldShard
 
-        torch.set_num_threads(threads)
-        self._held = None  # free them before the next members come
-        opened = {name: loads(builder) for name, builder in builders.items()}
-        try:
-            self._held = HeldShard(opened, device=resolve_device(device), fold=fold, precision=precision)
-        except OneShotError as error:
-            return Failure.of(error)
-        return None
-
-    def add(self, facts: UploadFacts, read_packed: Callable[[], Any]) -> Failure | None:
-        """Load one member."""
-        try:
-            self._open.add(Upload(facts, lambda: unpack(read_packed())))
-        except (OneShotError, RuntimeError) as error:
-            return Failure.of(error)
-        return None
-
-    def close(self) -> bool:
-        """Finish loading; return whether a member keeps batch-normalisation statistics."""
-        return self._open.close()
-
-    @flush_subnormals()
-    def forward(self, images: Array, request: ShardRequest) -> ShardAnswer:
-        """Make a forward pass, see :class:`strategies.teacher.sharded.Shard`."""
-        return self._open.forward(images, request)
-
-    @flush_subnormals()
-    def backward(self, ticket: int, logits: Array, watched: Array | None) -> Array | None:
-        """Make a backward pass, see :class:`strategies.teacher.sharded.Shard`."""
-        return self._open.backward(ticket, logits, watched)
-
-    @property
-    def _open(self) -> HeldShard:
-        if self._held is None:
-            raise RuntimeError("a shard is begun before it is used")
-        return self._held
+def add_member(shard: HeldShard, facts: UploadFacts, packed: Any) -> Failure | None:
+    """Load a packed upload as one more member of a shard; return why it cannot be one."""
+    try:
+        shard.add(Upload(facts, lambda: unpack(packed)))
+    except (OneShotError, RuntimeError) as error:
+        return Failure.of(error)
+    return None
 
 
 class Relay:

@@ -29,35 +29,21 @@ EXPONENT = 2.0  # of the spectrum of the initial noise
 
 
 class Pixels(nn.Module):
-    """A batch of images as parameters, in place of a generator.
-
-    Args:
-        start: The images [B, ch, H, W], in the models' normalised input space.
-    """
-
-    def __init__(self, start: Tensor) -> None:
-        super().__init__()
-        self.images = nn.Parameter(start.clone(memory_format=torch.channels_last))
-
-    def forward(self, noise: Tensor) -> Tensor:  # noqa: ARG002  the signature of a generator
-        """Return a copy of the images [B, ch, H, W], because the optimiser changes the pixels in place."""
-        return self.images.clone()
-
-
-class SquashedPixels(nn.Module):
-    """A batch of images as parameters v, in place of a generator: pixels are ``(1 + tanh v) / 2``.
+    """A batch of images as parameters v, in place of a generator.
 
     Args:
         start: v [B, ch, H, W].
+        squashed: Whether the images are pixels in [0, 1], ``(1 + tanh v) / 2``; else they are v, in the models'
+            normalised input space.
     """
 
-    def __init__(self, start: Tensor) -> None:
+    def __init__(self, start: Tensor, *, squashed: bool = False) -> None:
         super().__init__()
-        self.values = nn.Parameter(start.clone(memory_format=torch.channels_last))
+        self.values, self._squashed = nn.Parameter(start.clone(memory_format=torch.channels_last)), squashed
 
     def forward(self, noise: Tensor) -> Tensor:  # noqa: ARG002  the signature of a generator
-        """Return pixels [B, ch, H, W] in [0, 1]."""
-        return (torch.tanh(self.values) + 1) / 2
+        """Return the images [B, ch, H, W], never v itself, which the optimiser changes in place."""
+        return (torch.tanh(self.values) + 1) / 2 if self._squashed else self.values.clone()
 
 
 def jitter(images: Tensor, most: int, rng: torch.Generator) -> Tensor:
@@ -107,7 +93,7 @@ def invert_images(
 
         terms = [Term("ce", 1.0, ce), Term("tv", SMOOTHNESS, lambda view: roughness(2 * view.images - 1))]
         images, _ = synthesize(
-            SquashedPixels(start.to(job.device)), start.new_empty(0), look, terms=terms, recipe=recipe, tick=tick
+            Pixels(start.to(job.device), squashed=True), start.new_empty(0), look, terms=terms, recipe=recipe, tick=tick
         )
         made.append(quantize(images).cpu())
     return torch.cat(made)

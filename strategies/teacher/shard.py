@@ -9,6 +9,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+from ..core.processor import flush_subnormals
 from ..method import ModelBuilder, Upload
 from .batchnorm import BatchNormLoss, keeps_statistics
 from .ensemble import Ensemble, MemberLoader
@@ -47,6 +48,7 @@ class HeldShard:
             self._ensemble, self._loader = self._loader.ensemble(nn.Identity()), None
         return keeps_statistics(self._members)
 
+    @flush_subnormals()
     def forward(self, images: Array, request: ShardRequest) -> ShardAnswer:
         """Run a forward pass, see :class:`.sharded.Shard`."""
         x = torch.tensor(images).to(self._device)
@@ -62,6 +64,7 @@ class HeldShard:
                 self._kept = (request.ticket, x, logits, watched, hooks.pop_all())
         return ShardAnswer(_array(logits), None if watched is None else _array(watched))
 
+    @flush_subnormals()
     def backward(self, ticket: int, logits: Array, watched: Array | None) -> Array | None:
         """Run the backward pass of the forward pass with this ticket and drop its graph; None if it is not kept."""
         if self._kept is None or self._kept[0] != ticket:
