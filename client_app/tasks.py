@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -11,11 +12,10 @@ from torch import nn
 from client_app.training import fafi, features, fedcvae_ens, fedov, local, private
 from fl_app.data import Normalization
 from fl_app.feature_cache import FeatureCache
-from fl_app.models import build
 from fl_app.models.client_nets import Cvae, cut
 from fl_app.models.feature_heads import of_backbone
 from fl_app.models.features import FeatureFunction
-from fl_app.models.uploaded import open_set_builder, prototype_builder
+from fl_app.models.uploaded import build_for
 from strategies.core import refusals
 from strategies.core.facts import STATISTICS, backbone_in, is_head, kind_of
 
@@ -41,10 +41,6 @@ class Wanted:
     normalization: Normalization
     config: AppConfig
     cache: FeatureCache | None = None
-
-    def built(self, builder_of: Callable[..., Callable[[], nn.Module]]) -> nn.Module:
-        """Return what a function of name, classes, shape and normalisation builds."""
-        return builder_of(self.name, self.num_classes, self.input_shape, self.normalization)()
 
 
 @dataclass(frozen=True)
@@ -78,13 +74,8 @@ def task_of(name: str, architecture: str = "") -> Task:
     return TASKS[STATISTICS if name == "classifier" and kind_of(architecture) == STATISTICS else name]
 
 
-def _classifier(wanted: Wanted) -> nn.Module:
-    return build(
-        wanted.name,
-        num_classes=wanted.num_classes,
-        input_shape=wanted.input_shape,
-        normalization=wanted.normalization,
-    )
+def _classifier(wanted: Wanted, task: str = "classifier") -> nn.Module:
+    return build_for(task, wanted.name, wanted.num_classes, wanted.input_shape, wanted.normalization)
 
 
 def _blocks(wanted: Wanted) -> nn.Module:
@@ -111,8 +102,8 @@ def _function(wanted: Wanted) -> FeatureFunction:
 
 TASKS: Mapping[str, Task] = {
     "classifier": Task(_classifier, local.train),
-    "open-set": Task(lambda wanted: wanted.built(open_set_builder), fedov.train),
-    "prototypes": Task(lambda wanted: wanted.built(prototype_builder), fafi.train),
+    "open-set": Task(partial(_classifier, task="open-set"), fedov.train),
+    "prototypes": Task(partial(_classifier, task="prototypes"), fafi.train),
     "block": Task(_blocks, local.train, sent="0.", calibrates=False),
     "cvae": Task(_cvae, fedcvae_ens.train, sent="decoder."),
     "statistics": Task(_sums, features.add_up, features.add_up_privately, calibrates=False),

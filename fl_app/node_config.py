@@ -127,6 +127,17 @@ def read_nodes(place: Path) -> list[dict[str, Any]]:
     return nodes
 
 
+def simulated_nodes(place: str, count: int) -> list[dict[str, Any]]:
+    """Return what the simulated nodes say of themselves: the first ``count`` of "client.nodes", else as Flower's do.
+
+    Raises:
+        OptionError: As :func:`read_nodes`.
+    """
+    if place:
+        return read_nodes(Path(place))[:count]
+    return [{"partition-id": number, "num-partitions": count} for number in range(count)]
+
+
 def checked_facts(facts: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Return a node's facts, with every key and value checked.
 

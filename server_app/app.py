@@ -133,10 +133,11 @@ def _score_stored(
             "'both'"
         )
     # Sorted, so that the same results are the same question: clients answer two of them.
-    stored = [read_stored(Path(name), run, images, split) for name in sorted(listed(app.evaluate.results))]
+    paths = map(Path, sorted(listed(app.evaluate.results)))
+    stored = {path: read_stored(path, run, images, split) for path in paths}
     found = strategy.score_stored(
         grid,
-        [each.report for each in stored],
+        [report for _, report, _ in stored.values()],
         timeout=app.deadline_s,
         classes=split.classes,
         averaging=settings.averaging,
@@ -145,15 +146,14 @@ def _score_stored(
     if not found[0].clients:
         reasons = refusal_lines([{"client": name, "reason": reason} for name, reason in found[0].refused.items()])
         raise OneShotError(f"no client of {run} has scored the results: {'; '.join(reasons)}")
-    for each, evaluation in zip(stored, found, strict=True):
+    for (path, (own, report, seconds)), evaluation in zip(stored.items(), found, strict=True):
         facts = evaluation_facts(evaluation, where, app.metric, split.classes, grouped=bool(app.data.group))
-        with RunFolder.open(each.folder) as folder, store_errors(each.folder):
-            seconds, own = each.result["seconds"], each.settings
-            result = finish(folder, own, each.report, images, seconds=seconds, log=log_info, evaluation=facts)
+        with RunFolder.open(path) as folder, store_errors(path):
+            result = finish(folder, own, report, images, seconds=seconds, log=log_info, evaluation=facts)
             result["seconds"] = seconds
             folder.write_result(result)
         if SUPERNODES_VARIABLE not in os.environ:  # `oneshot evaluate` prints them itself
-            for line in (f"{own.choice.name}, {each.folder}:", *client_lines(facts)):
+            for line in (f"{own.choice.name}, {path}:", *client_lines(facts)):
                 log_info(line)
 
 

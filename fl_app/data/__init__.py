@@ -9,40 +9,29 @@ A server reads a whole set. A client opens the training half and decodes its own
 
 from strategies.core.facts import Normalization
 
-from .domains import GROUPS, check_left_out
+from .domains import GROUPS
 from .opening import holds_test_half, open_data, open_facts
-from .partitions import PARTITIONERS, PartitionSpec, check_request, label_counts, partition
+from .partitions import PARTITIONERS, check_request, partition
 from .preprocessing import AUGMENTATIONS, augment, normalize
 from .proxy import clients_share, images_in, images_of, nobodys, server_share
 from .sources import (
-    DOMAINED,
-    IMAGELESS,
-    NORMALIZATIONS,
     SOURCES,
-    check_normalization,
     data_root,
     open_split,
 )
-from .split import HALVES, ImageData, Split, half_of
+from .split import ImageData, Split, half_of
 from .table_files import TABLE_FORMS
 
 __all__ = [
     "AUGMENTATIONS",
-    "DOMAINED",
     "GROUPS",
-    "HALVES",
-    "IMAGELESS",
-    "NORMALIZATIONS",
     "PARTITIONERS",
     "SOURCES",
     "TABLE_FORMS",
     "ImageData",
     "Normalization",
-    "PartitionSpec",
     "Split",
     "augment",
-    "check_left_out",
-    "check_normalization",
     "check_request",
     "clients_share",
     "data_root",
@@ -50,7 +39,6 @@ __all__ = [
     "holds_test_half",
     "images_in",
     "images_of",
-    "label_counts",
     "nobodys",
     "normalize",
     "open_data",

@@ -64,8 +64,8 @@ def uploaded_builders(  # noqa: PLR0913  what the models of six kinds of uploads
                 f"{CHANGED[task]} examples of shape {tuple(input_shape)}: must be images, (channels, height, "
                 f"width) with 1 or 3 channels, height = width, at least {LEAST_SIDE} pixels a side"
             )
-        builder_of = open_set_builder if task == "open-set" else prototype_builder
-        return {uploaded_name(task, name): builder_of(name, num_classes, input_shape, normalization) for name in names}
+        shared = num_classes, input_shape, normalization
+        return {uploaded_name(task, name): partial(build_for, task, name, *shared) for name in names}
     if task == "block":
         first = partial(_first_block, blocks=blocks, num_classes=num_classes, input_shape=input_shape)
         whole = [name for name in builders(num_classes, input_shape) if blocks in CUTS.get(name, {})]
@@ -102,25 +102,22 @@ def model_builders(
     return found | feature_builders(names, function or FeatureFunction(), num_classes, noise=noise)
 
 
-def open_set_builder(
-    name: str, num_classes: int, input_shape: tuple[int, int, int], normalization: tuple[Any, Any] | None = None
-) -> Callable[[], nn.Module]:
-    """Return the builder of a classifier of C + 1 outputs, the last of which means "unknown"."""
-    return partial(build, name, num_classes=num_classes + 1, input_shape=input_shape, normalization=normalization)
-
-
-def prototype_builder(
-    name: str, num_classes: int, input_shape: tuple[int, int, int], normalization: tuple[Any, Any] | None = None
-) -> Callable[[], nn.Module]:
-    """Return the builder of a classifier without its last layer, with prototypes of the classes."""
-    return partial(_prototypes, name, num_classes, input_shape, normalization)
-
-
-def _prototypes(
-    name: str, num_classes: int, input_shape: tuple[int, int, int], normalization: tuple[Any, Any] | None
+def build_for(
+    task: str,
+    name: str,
+    num_classes: int,
+    input_shape: tuple[int, int, int],
+    normalization: tuple[Any, Any] | None = None,
 ) -> nn.Module:
-    encoder = build(name, num_classes=num_classes, input_shape=input_shape, normalization=normalization)
-    return PrototypeNet(encoder, num_classes)
+    """Build the model that a client trains for a task.
+
+    Args:
+        task: ``"classifier"``; ``"open-set"``, with C + 1 outputs, the last of which means "unknown"; or
+            ``"prototypes"``, without its last layer and with prototypes of the classes.
+    """
+    outputs = num_classes + (task == "open-set")
+    model = build(name, num_classes=outputs, input_shape=input_shape, normalization=normalization)
+    return PrototypeNet(model, num_classes) if task == "prototypes" else model
 
 
 def _first_block(name: str, *, blocks: int, num_classes: int, input_shape: tuple[int, int, int]) -> nn.Module:

@@ -15,14 +15,7 @@ import pandas as pd
 from server_app.compare.sources import info_of
 from server_app.launch.console import TableFormat
 from server_app.report.client_scores import results_table, summary_line
-from server_app.report.communication import (
-    LEAST_SECONDS,
-    Curve,
-    Point,
-    differ_in_cost,
-    plot_communication,
-    plot_server_time,
-)
+from server_app.report.communication import LEAST_SECONDS, Curve, Point, differ_in_cost, plot_costs
 from server_app.report.drawing import COLOURS, legend_beside, row_figure, save_all
 from server_app.report.page import Page, known_facts, plots_of, software_facts
 from server_app.report.tables import (
@@ -469,8 +462,8 @@ def draw_comparison(
     scored, metric = any(line.scores for line in lines), lines[0].metric if lines else "accuracy"
     draw: list[Callable[[], Figure | None]] = [
         lambda: plot_comparison(lines, headline(facts)) if scored else None,
-        lambda: plot_communication(points, metric=metric) if differ_in_cost(points) else None,
-        lambda: plot_server_time(times, metric) if differ_in_cost(times, LEAST_SECONDS) else None,
+        lambda: plot_costs(points, metric=metric) if differ_in_cost(points) else None,
+        lambda: plot_costs(times, "time", metric=metric) if differ_in_cost(times, LEAST_SECONDS) else None,
     ]
     drawn = save_all(folder, dict(zip(PLOTS, draw, strict=True)), comparison_setting(facts), log)
     files = [file if (file := f"{name}.png") in drawn else "" for name in PLOTS]

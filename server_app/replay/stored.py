@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,12 +52,14 @@ def replay_run(
     """
     began = time.monotonic()
     info = _begun(request) or _source(request)
-    ready = _prepared(request, info)
-    settings, job = ready.settings, ready.job
+    (settings, job, scorer), foreign = _prepared(request, info), _is_foreign(info)
     method = _method(settings.choice.name, request, job)
-    least = LEAST_UPLOADS if ready.foreign else settings.app.min_uploads
-    gatekeeper = Gatekeeper(settings.gatekeeper, least, log)
-    with sigterm_as_interrupt(), _target(request, {**info, **_facts(ready, request)}) as target:
+    least = LEAST_UPLOADS if foreign else settings.app.min_uploads
+    gatekeeper = Gatekeeper(settings.app.gatekeeper, least, log)
+    with (
+        sigterm_as_interrupt(),
+        _target(request, {**info, **_facts(settings, job, request, foreign=foreign)}) as target,
+    ):
         if (done := target.result()) is not None and done["status"] == "finished":
             return done
         log(f"replay of {request.run}; its folder is {target.path}")
@@ -88,10 +90,10 @@ def replay_run(
             adapter.save(target.path / ADAPTER_FOLDER)
             log(f"the merged adapter: PeftModel.from_pretrained(base, {str(target.path / ADAPTER_FOLDER)!r})")
         seconds = {"server": report.seconds, "app": time.monotonic() - began}
-        if ready.scorer is None and ready.foreign:
+        if scorer is None and foreign:
             result = bare_result(target, settings.choice.name, report, seconds)
         else:
-            result = finish(target, settings, report, ready.scorer, seconds=seconds, log=log, kept=request.kept)
+            result = finish(target, settings, report, scorer, seconds=seconds, log=log, kept=request.kept)
         # No Flower starts before a replay: the time of this process is the total.
         result["seconds"]["total"] = result["seconds"].pop("app")
         target.write_result(result)
@@ -152,34 +154,25 @@ def _method(name: str, request: ReplayRequest, job: Job) -> Method:
     return method
 
 
-@dataclass(frozen=True)
-class _Prepared:
-    """What a replay works with.
+def _prepared(request: ReplayRequest, info: Mapping[str, Any]) -> tuple[Settings, Job, Scorer | None]:
+    """Return what a replay works with.
 
-    Attributes:
-        settings: The settings; of another project's run only those of the method and of the gatekeeper.
-        scorer: The held-out images, or the function of the user's own; None for another project's run without one.
+    Returns:
+        The settings, of another project's run only those of the method and of the gatekeeper; the job; the held-out
+        images, or the function of the user's own, None for another project's run without one.
     """
-
-    settings: Settings
-    scorer: Scorer | None
-    job: Job
-    foreign: bool
-
-
-def _prepared(request: ReplayRequest, info: Mapping[str, Any]) -> _Prepared:
     settings = _settings(request, info)
     if settings is not None:
         _check_own(request)
         images, split = held_out(settings)
-        return _Prepared(settings, images, _job(settings, split, images, info), foreign=False)
+        return settings, _job(settings, split, images, info), images
     settings, job = _foreign(request, info)
     name = request.evaluate or str(info.get("evaluate", ""))
     scorer = OwnScores.of(name) if name else None
     if scorer is not None:
         with seeded_torch(0, "check"):  # a function that fails is refused before the server stage, not after it
             scorer.asked(job.builders[job.student]())
-    return _Prepared(settings, scorer, replace(job, observer=scorer), foreign=True)
+    return settings, replace(job, observer=scorer), scorer
 
 
 def _check_own(request: ReplayRequest) -> None:
@@ -236,11 +229,16 @@ def _begun(request: ReplayRequest) -> dict[str, Any] | None:
     return info
 
 
+def _is_foreign(info: Mapping[str, Any]) -> bool:
+    """Return whether a run is another project's: its facts have no settings of this app."""
+    return not isinstance(info.get("settings"), dict)
+
+
 def _settings(request: ReplayRequest, info: Mapping[str, Any]) -> Settings | None:
     """Return the settings of a run of this app, or of its resumed replay; None for a run of another project."""
-    stored = info.get("settings")
-    if not isinstance(stored, dict):
+    if _is_foreign(info):
         return None
+    stored = info["settings"]
     wanted = {**({"method": request.method} if request.method else {}), **request.overrides}
     # The run's own method may have had a teacher that this method does not accept.
     if request.method in METHODS and stored.get("teacher") not in METHODS[request.method].teachers:
@@ -256,8 +254,7 @@ def _settings(request: ReplayRequest, info: Mapping[str, Any]) -> Settings | Non
     return settings
 
 
-def _facts(ready: _Prepared, request: ReplayRequest) -> dict[str, Any]:
-    settings, job = ready.settings, ready.job
+def _facts(settings: Settings, job: Job, request: ReplayRequest, *, foreign: bool) -> dict[str, Any]:
     facts = {
         "method": settings.choice.name,
         "seed": job.seed,
@@ -265,7 +262,7 @@ def _facts(ready: _Prepared, request: ReplayRequest) -> dict[str, Any]:
         "student": job.student,
         **commit_facts(),
     }
-    if not ready.foreign:
+    if not foreign:
         return {**facts, "settings": dict(settings.flat)}
     scored = {"evaluate": request.evaluate} if request.evaluate else {}
     options = {**flatten(job.config, settings.choice.name), **of_the_app(settings.app)}
@@ -287,22 +284,14 @@ def _remove_unbegun(target: RunFolder) -> None:
         shutil.rmtree(target.path)
 
 
-@dataclass(frozen=True)
-class StoredResult:
-    """A finished result.
-
-    Attributes:
-        settings: The settings that it was made with, without its tracker, which has had it already.
-    """
-
-    folder: Path
-    settings: Settings
-    report: StageReport
-    result: Mapping[str, Any]
-
-
-def read_stored(folder: Path, run: Path, images: HeldOut | None, split: Split) -> StoredResult:
+def read_stored(
+    folder: Path, run: Path, images: HeldOut | None, split: Split
+) -> tuple[Settings, StageReport, dict[str, float]]:
     """Read a result on the uploads of a run of this app.
+
+    Returns:
+        The settings that it was made with, without its tracker, which has had it already; what the server stage made;
+        its seconds per phase.
 
     Raises:
         OptionError: It is not finished, of another run, or of another project.
@@ -310,12 +299,11 @@ def read_stored(folder: Path, run: Path, images: HeldOut | None, split: Split) -
     """
     with RunFolder.open(folder, write=False) as opened:
         info, result = opened.info, opened.result()
-        source, stored = Path(info.get("replay-of", folder)).resolve(), info.get("settings")
-        if source != run.resolve() or not isinstance(stored, dict):
+        if Path(info.get("replay-of", folder)).resolve() != run.resolve() or _is_foreign(info):
             raise OptionError(f"setting 'evaluate.results' names {folder}: must be {run} or a replay of it")
         if result is None or result["status"] != "finished":
             raise OptionError(f"setting 'evaluate.results' names {folder}, which is not finished: must have a result")
-        settings = read_settings(overridden(stored, {"tracker": "none"}))
+        settings = read_settings(overridden(info["settings"], {"tracker": "none"}))
         job = build_job(settings, split, images, data_seed=info.get("data-seed"))
         report = load_report(opened, replace(job, uploads=stored_uploads(run)))
-    return StoredResult(folder, settings, report, result)
+    return settings, report, result["seconds"]

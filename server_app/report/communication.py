@@ -26,6 +26,11 @@ if TYPE_CHECKING:
 
 MARKERS = "osD^vP*X<>ph8"
 LEAST_SECONDS = 0.1  # lower end of the logarithmic axis; a method that trains nothing on the server takes less
+# What the costs are -> the label of their axis, their name, and the least that is drawn.
+_AXES = {
+    "communication": ("MiB per client: all messages, up and down; the result is not sent back", "communication", 0.0),
+    "time": ("CPU seconds of the server stage, all threads", "the server's time", LEAST_SECONDS),
+}
 Curve = tuple[tuple[float, float], ...]
 
 
@@ -54,59 +59,37 @@ def differ_in_cost(points: Sequence[Point], least: float = 0.0) -> bool:
     return len({f"{max(least, point.cost):.2g}" for point in points}) > 1 or any(point.curves for point in points)
 
 
-def plot_communication(points: Sequence[Point], where: str = "held-out examples", metric: str = "accuracy") -> Figure:
-    """Draw every result over its communication cost; results of many rounds have a curve.
+def plot_costs(
+    points: Sequence[Point], over: str = "communication", *, where: str = "held-out examples", metric: str = "accuracy"
+) -> Figure:
+    """Draw every result over its communication cost, or over the CPU time of its server stage.
 
     Args:
-        points: At least one; each has a positive cost.
+        points: At least one; each has a positive cost, or a time, of which those below ``LEAST_SECONDS`` are drawn
+            there, at the tick "≤ 0.1".
+        over: ``"communication"`` or ``"time"``.
         where: What the scores are counted on.
         metric: The headline score.
 
     Returns:
-        A figure whose horizontal axis is logarithmic, in MiB per client; bars are sample standard deviations.
+        A figure whose horizontal axis is logarithmic, in MiB per client or in seconds; bars are sample standard
+        deviations. Results of many rounds have a curve.
     """
-    figure, axes = _plot(points, metric, where=where)
-    axes.set_xlabel("MiB per client: all messages, up and down; the result is not sent back")
-    axes.set_title(f"{_name(metric)} against communication")
-    return figure
-
-
-def plot_server_time(points: Sequence[Point], metric: str = "accuracy") -> Figure:
-    """Draw every result over the CPU time of its server stage.
-
-    Args:
-        points: At least one; those below ``LEAST_SECONDS`` are drawn there, at the tick "≤ 0.1".
-
-    Returns:
-        A figure whose horizontal axis is logarithmic, in seconds; bars are sample standard deviations.
-    """
-    shown = [replace(point, cost=max(point.cost, LEAST_SECONDS)) for point in points]
-    figure, axes = _plot(shown, metric, least=LEAST_SECONDS)
-    axes.set_xlabel("CPU seconds of the server stage, all threads")
-    axes.set_title(f"{_name(metric)} against the server's time")
-    return figure
-
-
-def _name(metric: str) -> str:
-    words = worded(metric)
-    return words[:1].upper() + words[1:]
-
-
-def _plot(
-    points: Sequence[Point], metric: str, *, least: float = 0.0, where: str = "held-out examples"
-) -> tuple[Figure, Axes]:
+    label, name, least = _AXES[over]
     figure, axes = new_figure(8.0, max(4.0, 1.0 + 0.22 * len(points)))
     numbers = Counter[str]()
     # The best comes first, so the legend has the order of the figure.
     sign = 1 if metric in LOWER_IS_BETTER else -1
-    for point in sorted(points, key=lambda point: sign * point.score):
+    shown = [replace(point, cost=max(point.cost, least)) for point in points]
+    for point in sorted(shown, key=lambda point: sign * point.score):
         marker = MARKERS[numbers[point.kind] % len(MARKERS)]
         numbers[point.kind] += 1
         _draw(axes, point, marker, metric)
-    _scale(axes, points, least)
-    axes.set_ylabel(titled(metric, where))
+    _scale(axes, shown, least)
+    words = worded(metric)
+    axes.set(xlabel=label, ylabel=titled(metric, where), title=f"{words[:1].upper()}{words[1:]} against {name}")
     legend_beside(axes)
-    return figure, axes
+    return figure
 
 
 def _label(point: Point, metric: str) -> str:

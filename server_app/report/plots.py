@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from server_app.report.communication import Point, differ_in_cost, plot_communication, tested_rounds
+from server_app.report.communication import Point, differ_in_cost, plot_costs, tested_rounds
 from server_app.report.drawing import COLOURS, legend_beside, new_figure, row_figure, short
 from server_app.report.evaluation import Row
 from server_app.report.gatekeeping import card_section
@@ -64,7 +64,7 @@ def run_plots(
     if rows and len(curve) > 1:
         plots["server_curve"] = partial(plot_curve, curve, rows, rounds=rounds, metric=known)
     if differ_in_cost(points):
-        plots["communication"] = partial(plot_communication, points, where, metric)
+        plots["communication"] = partial(plot_costs, points, where=where, metric=metric)
     if weights := client_weights(report.outcome):
         plots["client_weights"] = partial(plot_client_weights, weights)
     plots["choice"] = partial(plot_choice, metrics)

@@ -16,7 +16,14 @@ from fl_app.models.feature_heads import feature_builders, of_backbone
 from fl_app.models.features import FeatureFunction
 from fl_app.models.huggingface import folder_digest, is_folder
 from fl_app.models.uploaded import model_builders, uploaded_builders
-from fl_app.node_config import SUPERNODES_VARIABLE, checkpoint_path, client_name, read_nodes, refused_in_deployment
+from fl_app.node_config import (
+    SUPERNODES_VARIABLE,
+    checkpoint_path,
+    client_name,
+    read_nodes,
+    refused_in_deployment,
+    simulated_nodes,
+)
 from server_app.settings.checks import (
     check_attackers,
     check_halves,
@@ -69,8 +76,19 @@ def check_division(app: AppConfig, train: Split, num_supernodes: int) -> None:
         OptionError: The training set cannot be divided so, "client.nodes" has fewer nodes, or one of them is invalid.
     """
     app.data.check_holders(by_client=train.by_client)
+    shared = clients_share(train, seed=app.seed, limit=app.data.limit, proxy=app.data.proxy)
     for num_clients in sorted(_divisions(app, num_supernodes)):
-        _check_clients(app, train, num_clients)
+        if num_clients > len(shared):
+            raise OptionError(
+                f"--num-supernodes is {num_clients}: must be at most {len(shared)}, one training image per client"
+            )
+        check_request(
+            train.labels[shared].numpy(),
+            app.data,
+            num_clients=num_clients,
+            num_classes=train.num_classes,
+            domains=None if train.domains is None else train.domains[shared].numpy(),
+        )
 
 
 def check_checkpoints(app: AppConfig, num_supernodes: int) -> None:
@@ -84,7 +102,15 @@ def check_checkpoints(app: AppConfig, num_supernodes: int) -> None:
     """
     if app.resume or app.uploads:
         return
-    missing = [path for path in _checkpoints(app, num_supernodes) if not path.is_file()]
+    paths = [  # None: of a client that trains
+        checkpoint_path(
+            facts.get("checkpoint") or app.client.checkpoint,
+            client=client_name(facts),
+            partition_id=facts.get("partition-id", 0),
+        )
+        for facts in simulated_nodes(app.client.nodes, num_supernodes)
+    ]
+    missing = [file for path in paths if path is not None and not (file := expand_user(path)).is_file()]
     if num_supernodes - len(missing) < app.min_uploads:
         raise OptionError(
             f"{len(missing)} of the {num_supernodes} clients' checkpoints are missing, {missing[0]} is the first "
@@ -92,32 +118,14 @@ def check_checkpoints(app: AppConfig, num_supernodes: int) -> None:
         )
 
 
-def _checkpoints(app: AppConfig, num_supernodes: int) -> list[Path]:
-    """Return the files that the clients would upload; a client that trains has no file."""
-    nodes: list[dict[str, Any]] = [{"partition-id": number} for number in range(num_supernodes)]
-    if app.client.nodes:
-        nodes = read_nodes(Path(app.client.nodes))[:num_supernodes]
-    named = [
-        checkpoint_path(
-            facts.get("checkpoint") or app.client.checkpoint,
-            client=client_name(facts),
-            partition_id=facts.get("partition-id", 0),
-        )
-        for facts in nodes
-    ]
-    return [expand_user(path) for path in named if path is not None]
-
-
 def _divisions(app: AppConfig, num_supernodes: int) -> set[int]:
-    if not app.client.nodes:
-        return {num_supernodes}
-    nodes = read_nodes(Path(app.client.nodes))
+    nodes = simulated_nodes(app.client.nodes, num_supernodes)
     if num_supernodes > len(nodes):
         raise OptionError(
             f"--num-supernodes is {num_supernodes}: must be at most {len(nodes)}, the nodes of {app.client.nodes}"
         )
     found = set()
-    for number, facts in enumerate(nodes[:num_supernodes]):
+    for number, facts in enumerate(nodes):
         where = f"client.nodes: node {facts.get('client', number)}"
         name, part, parts = (facts.get(key) for key in ("architecture", "partition-id", "num-partitions"))
         if name and not known_name(name, sums=True):
@@ -128,21 +136,6 @@ def _divisions(app: AppConfig, num_supernodes: int) -> set[int]:
         if part is not None and "data-root" not in facts:
             found.add(parts or 1)
     return found
-
-
-def _check_clients(app: AppConfig, train: Split, num_clients: int) -> None:
-    shared = clients_share(train, seed=app.seed, limit=app.data.limit, proxy=app.data.proxy)
-    if num_clients > len(shared):
-        raise OptionError(
-            f"--num-supernodes is {num_clients}: must be at most {len(shared)}, one training image per client"
-        )
-    check_request(
-        train.labels[shared].numpy(),
-        app.data,
-        num_clients=num_clients,
-        num_classes=train.num_classes,
-        domains=None if train.domains is None else train.domains[shared].numpy(),
-    )
 
 
 def held_out(settings: Settings) -> tuple[HeldOut | None, Split]:
@@ -318,10 +311,9 @@ def check_before_start(settings: Settings, num_supernodes: int) -> None:
         _check_simulated_device(app.client.device)
     test = open_half(settings, "test")
     where_scored(settings, has_examples=bool(len(test.labels)))
-    nodes = read_nodes(Path(app.client.nodes)) if app.client.nodes else [{}]
-    if len(test.labels) or not all(
-        "data-root" in facts for facts in nodes
-    ):  # else the server may lack training examples, too
+    nodes = simulated_nodes(app.client.nodes, num_supernodes)
+    # Else the server may lack training examples, too.
+    if len(test.labels) or not all("data-root" in facts for facts in nodes):
         train = open_half(settings, "train")
         check_division(app, train, num_supernodes)
         check_halves(app.data.name, train, test)

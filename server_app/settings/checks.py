@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-from pathlib import Path
-from typing import Any
 
 from fl_app.attacks import POISONING, AttackConfig
 from fl_app.config import NO_TRACKER, AppConfig
 from fl_app.data import Split
-from fl_app.node_config import client_name, read_nodes
+from fl_app.node_config import client_name, simulated_nodes
 from fl_app.node_policy import NodePolicy
 from fl_app.privacy import check_architecture
 from server_app.settings.choices import Choice
@@ -18,7 +16,7 @@ from strategies.compute import place_name
 from strategies.core.errors import DataError, OptionError, UploadError
 from strategies.core.facts import CLASSIFIER, STATISTICS, kind_of
 from strategies.core.gpu import resolve_device
-from strategies.core.stage_options import NONE, OFF, GatekeeperConfig
+from strategies.core.stage_options import NONE, OFF
 from strategies.flower.rounds.config import IterativeConfig
 from strategies.method import METHODS, TEACHERS, Method, Need
 
@@ -51,12 +49,15 @@ def check_needs_of_settings(settings: Settings) -> None:
             f"{Need.LABEL_COUNTS.value}"
         )
     _check_counts_of_sums(app, method)
-    if app.uploads:
-        _check_gatekeeper_of_stored(settings.gatekeeper, app.uploads)
+    if app.uploads and app.gatekeeper.policy != OFF:
+        raise OptionError(
+            f"setting 'gatekeeper.policy' is {app.gatekeeper.policy!r} and 'uploads' {app.uploads!r}: must be {OFF!r}; "
+            "clients quarantined in that run stay left out, and 'forget' leaves out others"
+        )
     if app.teacher == "run":
         raise OptionError("setting 'teacher' is 'run': needs a replay, of a run that ended with an ensemble")
     if settings.method is None:
-        _check_rounds(app, settings.method_config, settings.gatekeeper)
+        _check_rounds(app, settings.method_config)
     if place_name(app.compute, app.shards) == "in-process":
         resolve_device(app.device)
 
@@ -118,8 +119,7 @@ def check_attackers(attack: AttackConfig, num_supernodes: int, nodes: str = "") 
     Raises:
         OptionError: The error names the unknown attackers and the clients, or the attacker.
     """
-    parts: list[dict[str, Any]] = [{"partition-id": number} for number in range(num_supernodes)]
-    played = read_nodes(Path(nodes))[:num_supernodes] if nodes else parts
+    played = simulated_nodes(nodes, num_supernodes)
     attack.check_clients([client_name(facts) for facts in played])
     for facts in played:
         try:
@@ -158,31 +158,17 @@ def check_private_models(settings: Settings, split: Split) -> None:
             check_architecture(name, split.num_classes, split.input_shape)
 
 
-def _check_gatekeeper_of_stored(config: GatekeeperConfig, uploads: str) -> None:
-    """Refuse a gatekeeper where the uploads are those of another run."""
-    if config.policy != OFF:
-        raise OptionError(
-            f"setting 'gatekeeper.policy' is {config.policy!r} and 'uploads' {uploads!r}: must be {OFF!r}; clients "
-            "quarantined in that run stay left out, and 'forget' leaves out others"
-        )
-
-
-def _check_private_sums(app: AppConfig) -> None:
-    """Refuse noisy sums in an ensemble, before a client spends its budget on them."""
-    if sums := [name for name in app.model.mix() if kind_of(name) == STATISTICS]:
-        raise OptionError(
-            f"setting 'model.per-client' names {sums[0]!r}: must be other architectures with 'privacy.epsilon': "
-            "sums with noise do not join an ensemble; all clients can send them, by method 'ridge'"
-        )
-
-
 def _check_privacy(settings: Settings) -> None:
     """Refuse a method that asks clients for more than one private upload of a classifier."""
     if not settings.app.privacy.on:
         return
     choice = settings.choice
-    if choice.uploads == CLASSIFIER:
-        _check_private_sums(settings.app)
+    sums = [name for name in settings.app.model.mix() if kind_of(name) == STATISTICS]
+    if choice.uploads == CLASSIFIER and sums:
+        raise OptionError(
+            f"setting 'model.per-client' names {sums[0]!r}: must be other architectures with 'privacy.epsilon': "
+            "sums with noise do not join an ensemble; all clients can send them, by method 'ridge'"
+        )
     if choice.method is None or not _asks_once(choice.method):
         allowed = ", ".join(name for name in METHODS if _asks_once(METHODS[name]))
         raise OptionError(
@@ -201,16 +187,16 @@ def _asks_once(method: Method) -> bool:
     return once and not method.needs & {Need.LABEL_COUNTS, Need.EXACT_SUMS}
 
 
-def _check_rounds(app: AppConfig, config: IterativeConfig, gatekeeper: GatekeeperConfig) -> None:
+def _check_rounds(app: AppConfig, config: IterativeConfig) -> None:
     """Refuse what does not fit federated learning in rounds, before any client is asked."""
     if app.attack.kind not in ("none", *POISONING):
         raise OptionError(
             f"setting 'attack.kind' is {app.attack.kind!r}: must be one of none, {', '.join(POISONING)} with method "
             "'iterative', whose clients train in rounds"
         )
-    if gatekeeper.policy != OFF:
+    if app.gatekeeper.policy != OFF:
         raise OptionError(
-            f"setting 'gatekeeper.policy' is {gatekeeper.policy!r}: must be {OFF!r} with method 'iterative', whose "
+            f"setting 'gatekeeper.policy' is {app.gatekeeper.policy!r}: must be {OFF!r} with method 'iterative', whose "
             "clients answer in every round; the gatekeeper only judges models that are uploaded once"
         )
     if app.client.checkpoint:

@@ -54,11 +54,6 @@ class Settings:
     scaled: Mapping[str, list[Scalar]] = field(default_factory=dict)
 
     @property
-    def gatekeeper(self) -> GatekeeperConfig:
-        """The options of the gatekeeper."""
-        return self.app.gatekeeper
-
-    @property
     def method(self) -> Method | None:
         """The server method; None for federated learning in rounds."""
         return self.choice.method

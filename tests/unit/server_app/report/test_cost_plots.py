@@ -8,7 +8,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from server_app.compare.report import AMOUNTS, Line
-from server_app.report.communication import Point, plot_communication, plot_server_time
+from server_app.report.communication import Point, plot_costs
 from server_app.report.drawing import COLOURS
 
 pytestmark = pytest.mark.plots
@@ -44,7 +44,7 @@ def assert_readable(figure: Figure) -> None:
 
 
 def test_the_plot_names_every_result_with_the_best_first_and_tells_them_apart() -> None:
-    figure = plot_communication(points(), "all the clients' own examples")
+    figure = plot_costs(points(), where="all the clients' own examples")
 
     axes = figure.axes[0]
     assert axes.get_ylabel() == "accuracy on all the clients' own examples, %"
@@ -60,8 +60,8 @@ def test_the_plot_names_every_result_with_the_best_first_and_tells_them_apart() 
 def test_a_log_loss_is_drawn_with_the_least_first() -> None:
     places = [Point("worse", "student", 1.0, 0.81, 0.02), Point("better", "ensemble", 2.0, 0.375)]
     for figure, title in (
-        (plot_communication(places, metric="log-loss"), "Log loss against communication"),
-        (plot_server_time(places, "log-loss"), "Log loss against the server's time"),
+        (plot_costs(places, metric="log-loss"), "Log loss against communication"),
+        (plot_costs(places, "time", metric="log-loss"), "Log loss against the server's time"),
     ):
         axes = figure.axes[0]
         assert texts_of(figure) == ["better, 0.38 nats", "worse, 0.81 ± 0.02 nats"]
@@ -71,7 +71,7 @@ def test_a_log_loss_is_drawn_with_the_least_first() -> None:
 
 def test_rounds_when_drawn_are_a_curve_in_the_colour_of_their_result() -> None:
     curve = ((5.0, 30.0), (6.0, 50.0), (7.0, 55.0))
-    figure = plot_communication([*points(2), Point("FENS", "ensemble", 7.0, 56.0, 2.0, (curve, curve[:2]))])
+    figure = plot_costs([*points(2), Point("FENS", "ensemble", 7.0, 56.0, 2.0, (curve, curve[:2]))])
 
     axes = figure.axes[0]
     drawn = [line for line in axes.lines if line.get_linewidth() == 1.0 and line.get_marker() == "None"]
