@@ -152,11 +152,6 @@ class WholeHead(nn.Module):
         return logits
 
 
-def head_of(function: FeatureFunction, num_classes: int) -> nn.Module:
-    """Return an untrained :class:`FeatureHead`."""
-    return FeatureHead(function, num_classes)
-
-
 def of_backbone(function: FeatureFunction, backbone: str) -> FeatureFunction:
     """Return the feature function of another backbone under the same settings; an empty name changes nothing."""
     return replace(function, config=replace(function.config, backbone=backbone or function.config.backbone))
@@ -176,7 +171,7 @@ def feature_builders(
     for name in names:
         own = of_backbone(function, backbone_in(name))
         if is_head(name):
-            found[name] = functools.partial(head_of, own, num_classes)
+            found[name] = functools.partial(FeatureHead, own, num_classes)
         elif kind_of(name) == STATISTICS:
             found[name] = functools.partial(own.sums, num_classes, noise)
     return found

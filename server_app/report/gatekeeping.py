@@ -14,6 +14,7 @@ from torch import nn
 from fl_app.attacks import KINDS, AttackConfig, triggered
 from fl_app.data import ImageData
 from server_app.report.drawing import new_figure, short
+from server_app.report.tables import Table
 from strategies.combiners.outcomes import load_model
 from strategies.core.stage_options import EXCLUDE
 from strategies.gatekeeper.verdicts import MEASURES, SUSPECT, Inspection
@@ -53,23 +54,21 @@ def verdict_lines(verdict: Mapping[str, Any]) -> list[str]:
     return lines or [f"gatekeeper: no upload of {len(inspection.rows)} looks harmful"]
 
 
-def card_section(verdict: Mapping[str, Any]) -> str:
-    """Return the model card's section on the verdict; empty without a verdict."""
+def verdict_table(verdict: Mapping[str, Any]) -> list[Table]:
+    """Return the table of the verdicts; none where the gatekeeper did not judge."""
     if not verdict:
-        return ""
+        return []
     inspection = Inspection.from_json(verdict)
-    rows = "\n".join(f"| {row.client} | {row.verdict} | {row.reason or '-'} |" for row in inspection.rows)
-    done = "Suspects were left out." if verdict["policy"] == EXCLUDE else "Suspects took part."
-    notes = "".join(f"{note[0].upper()}{note[1:]}.\n" for note in inspection.notes)
-    return f"""
-## Gatekeeper
-
-Every upload was compared with the others before the server stage. {done} An upload that looks harmless may still harm.
-{notes}
-| client | verdict | why |
-|---|---|---|
-{rows}
-"""
+    rows = [(row.client, row.verdict, row.reason or "-") for row in inspection.rows]
+    suspects = frozenset(place for place, row in enumerate(inspection.rows) if row.verdict == SUSPECT)
+    done = "left out" if verdict["policy"] == EXCLUDE else "took part"
+    notes = [
+        "Every upload was compared with the others before the server stage.",
+        f"Suspects {done}." if suspects else "No upload looks harmful.",
+        "An upload that looks harmless may still harm.",
+        *(f"{note[0].upper()}{note[1:]}." for note in inspection.notes),
+    ]
+    return [Table("Gatekeeper", ("client", "verdict", "why"), rows, texts=3, strong=suspects, notes=notes)]
 
 
 def plot_verdict(verdict: Mapping[str, Any]) -> Figure | None:

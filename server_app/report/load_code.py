@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from fl_app.models import ARCHITECTURES, is_users
 from fl_app.models.feature_heads import FeatureHead
@@ -66,32 +66,6 @@ def _described(function: FeatureFunction) -> str:
 """
 
 
-def load_head(function: FeatureFunction, num_classes: int, *, name: str) -> str:
-    """Return the code that loads a head under a variable's name; the backbone comes from its own package or file."""
-    texts = function.backbone.texts
-    use = f"\ntokens = {name}.function.backbone.texts.tokens  # {name}(tokens(texts)): their logits" if texts else ""
-    return f"""from safetensors.torch import load_file
-
-from oneshot_fl.fl_app.models.feature_heads import head_of
-from oneshot_fl.fl_app.models.features import FeatureFunction
-from oneshot_fl.fl_app.models.features_config import FeaturesConfig
-
-{name} = head_of({function!r}, {num_classes})
-{name}.load_state_dict(load_file("student.safetensors"))
-{name}.eval(){use}"""
-
-
-def load_members(job: Job, names: Iterable[str], function: FeatureFunction, *, name: str) -> str:
-    """Return the code that loads an ensemble with heads under a variable's name."""
-    return f"""from oneshot_fl import load_ensemble_module
-from oneshot_fl.fl_app.models.features import FeatureFunction
-from oneshot_fl.fl_app.models.features_config import FeaturesConfig
-from oneshot_fl.fl_app.models.uploaded import model_builders
-
-builders = model_builders({job.num_classes}, {job.input_shape}, {sorted(set(names))}, {function!r})
-{name} = load_ensemble_module(".", builders)"""
-
-
 def plot_choice(metrics: Metrics) -> Figure | None:
     """Draw the left-out error over the penalty, and of every client at the chosen one; None where none was left out."""
     curve = [(row[name], row[LEFT_OUT]) for row in metrics for name in PENALTIES if name in row and LEFT_OUT in row]
@@ -121,11 +95,10 @@ def _draw_curve(axes: Axes, curve: Sequence[tuple[float, float]], name: str) -> 
     axes.set_title("Choice by leaving clients out")
 
 
-class _Project(NamedTuple):
-    """The builders of another project: the lines that import them, and architecture -> the builder's name."""
-
-    imports: str
-    names: Mapping[str, str]
+_OF_FEATURES = (
+    "from oneshot_fl.fl_app.models.features import FeatureFunction",
+    "from oneshot_fl.fl_app.models.features_config import FeaturesConfig",
+)
 
 
 def load_code(report: StageReport) -> str:
@@ -137,49 +110,49 @@ def load_code(report: StageReport) -> str:
 
 
 def _load_student(job: Job) -> str:
-    name = "model"
-    if functions := functions_in(job, [job.student]):
-        return load_head(functions[0], job.num_classes, name=name)
-    if (project := _of_project(job, {job.student})) is not None:
-        return f"""{project.imports}
-from safetensors.torch import load_file
+    name, use = job.student, ""
+    imports: Sequence[str] = ["from oneshot_fl.fl_app.models import build"]
+    shape = f"num_classes={job.num_classes}, input_shape={job.input_shape}{_pixels_of(job, [name])}"
+    built = f"build({name!r}, {shape})"
+    if functions := functions_in(job, [name]):
+        imports = ["from oneshot_fl.fl_app.models.feature_heads import FeatureHead", *_OF_FEATURES]
+        built = f"FeatureHead({functions[0]!r}, {job.num_classes})"
+        if functions[0].backbone.texts is not None:
+            use = "\ntokens = model.function.backbone.texts.tokens  # model(tokens(texts)): their logits"
+    elif (project := _of_project(job, {name})) is not None:
+        imports, built = project[0], f"{project[1][name]}()"
+    return f"""{_lines(["from safetensors.torch import load_file", "", *imports])}
 
-{name} = {project.names[job.student]}()
-{name}.load_state_dict(load_file("student.safetensors"))
-{name}.eval()"""
-    given = f"num_classes={job.num_classes}, input_shape={job.input_shape}{_pixels_of(job, [job.student])}"
-    return f"""from safetensors.torch import load_file
-
-from oneshot_fl.fl_app.models import build
-
-{name} = build({job.student!r}, {given})
-{name}.load_state_dict(load_file("student.safetensors"))
-{name}.eval()"""
+model = {built}
+model.load_state_dict(load_file("student.safetensors"))
+model.eval(){use}"""
 
 
 def _load_ensemble(job: Job, *, name: str) -> str:
-    names = {upload.architecture.partition("+")[0] for upload in job.uploads}
-    if (project := _of_project(job, names)) is not None:
-        models = ", ".join(f"{each!r}: {project.names[each]}" for each in sorted(names))
-        return f"""{project.imports}
-from oneshot_fl import load_ensemble_module
-
-{name} = load_ensemble_module(".", {{{models}}})"""
+    members = [upload.architecture for upload in job.uploads]
+    names, kind = {member.partition("+")[0] for member in members}, kind_of(members[0])
+    of_zoo = f"{job.num_classes}, {job.input_shape}"
     own = ", own=[" + ", ".join(map(repr, found)) + "]" if (found := sorted(filter(is_users, names))) else ""
     own += _pixels_of(job, names)
-    if (kind := kind_of(first := job.uploads[0].architecture)) in SUFFIXES:
-        own += f", blocks={len(later)}" if (later := getattr(build_module(job.builders[first]), "later", ())) else ""
-        return f"""from oneshot_fl import load_ensemble_module
-from oneshot_fl.fl_app.models.uploaded import uploaded_builders
+    imports: Sequence[str] = ["from oneshot_fl.fl_app.models import builders"]
+    built = f"builders({of_zoo}{own})"
+    if (project := _of_project(job, names)) is not None:
+        imports = project[0]
+        built = "{" + ", ".join(f"{each!r}: {project[1][each]}" for each in sorted(names)) + "}"
+    elif kind in SUFFIXES:
+        later = getattr(build_module(job.builders[members[0]]), "later", ())
+        imports = ["from oneshot_fl.fl_app.models.uploaded import uploaded_builders"]
+        built = f"uploaded_builders({kind!r}, {of_zoo}{own}{f', blocks={len(later)}' if later else ''})"
+    elif functions := functions_in(job, members):
+        imports = [*_OF_FEATURES, "from oneshot_fl.fl_app.models.uploaded import model_builders"]
+        built = f"model_builders({of_zoo}, {sorted(set(members))}, {functions[0]!r})"
+    return f"""{_lines(["from oneshot_fl import load_ensemble_module", *imports])}
 
-{name} = load_ensemble_module(".", uploaded_builders({kind!r}, {job.num_classes}, {job.input_shape}{own}))"""
-    members = [upload.architecture for upload in job.uploads]
-    if functions := functions_in(job, members):
-        return load_members(job, members, functions[0], name=name)
-    return f"""from oneshot_fl import load_ensemble_module
-from oneshot_fl.fl_app.models import builders
+{name} = load_ensemble_module(".", {built})"""
 
-{name} = load_ensemble_module(".", builders({job.num_classes}, {job.input_shape}{own}))"""
+
+def _lines(lines: Sequence[str]) -> str:
+    return "\n".join(lines)
 
 
 def _pixels_of(job: Job, names: Iterable[str]) -> str:
@@ -188,12 +161,15 @@ def _pixels_of(job: Job, names: Iterable[str]) -> str:
     return f", normalization={pixels}" if holds_images(job.input_shape) and any(map(is_folder, names)) else ""
 
 
-def _of_project(job: Job, names: Collection[str]) -> _Project | None:
-    """Return the code of another project's builders; None for architectures of this app and of settings."""
+def _of_project(job: Job, names: Collection[str]) -> tuple[list[str], Mapping[str, str]] | None:
+    """Return the lines that import another project's builders, and architecture -> its builder's name.
+
+    None for architectures of this app and of settings.
+    """
     if any(name in ARCHITECTURES or is_users(name) or kind_of(name) != CLASSIFIER for name in names):
         return None
     found = {name: getattr(job.builders.get(name), "__qualname__", "") for name in sorted(names)}
     if not all(found.values()):  # a head of features, or a builder without a name
         return None
     modules = [(job.builders[name].__module__, known.partition(".")[0]) for name, known in found.items()]
-    return _Project("\n".join(sorted({f"from {module} import {known}" for module, known in modules})), found)
+    return sorted({f"from {module} import {known}" for module, known in modules}), found

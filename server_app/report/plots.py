@@ -11,9 +11,9 @@ import numpy as np
 from server_app.report.communication import Point, differ_in_cost, plot_costs, tested_rounds
 from server_app.report.drawing import COLOURS, legend_beside, new_figure, row_figure, short
 from server_app.report.evaluation import Row
-from server_app.report.gatekeeping import card_section
+from server_app.report.gatekeeping import verdict_table
 from server_app.report.load_code import features_section, load_code, plot_choice
-from server_app.report.tables import headline, headline_cells, places_of, scale_of, titled
+from server_app.report.tables import Table, headline, headline_cells, places_of, scale_of, titled
 from server_app.settings.choices import Choice
 from strategies.core.facts import HEADLINES, Normalization, holds_images
 from strategies.method import Job, Outcome
@@ -264,6 +264,7 @@ def model_card(method: Choice, report: StageReport, rows: Sequence[Row], facts: 
     own |= {upload.architecture for upload in job.uploads} if outcome.ensemble is not None else set()
     options = "\n".join(f"- `{key}` = {value!r}" for key, value in sorted(facts.get("options", {}).items()))
     notes = "".join(f"{note[0].upper()}{note[1:]}.\n" for note in facts.get("notes", ()))
+    verdicts = "".join(f"\n## {table.markdown()}" for table in verdict_table(facts.get("gatekeeper", {})))
     how = f"one-shot federated learning from {len(job.uploads)} uploads" if job.uploads else "rounds of training"
     return f"""# {method.title}: {", and ".join(results)}
 
@@ -276,7 +277,7 @@ Weights (sha256): {facts["weights_sha256"]}. Seed: {job.seed}.
 ## Scores{f" on {facts.get('where', 'held-out examples')}" if rows else ""}
 
 {_score_table(rows)}
-{_intervals(rows)}{features_section(job, own, facts.get("metrics", ()))}{card_section(facts.get("gatekeeper", {}))}
+{_intervals(rows)}{features_section(job, own, facts.get("metrics", ()))}{verdicts}
 ## Load
 
 After `pip install oneshot-fl`, in this folder:
@@ -300,12 +301,9 @@ def _score_table(rows: Sequence[Row]) -> str:
     """Return the scores of all rows as a table in Markdown; without rows a sentence."""
     if not rows:
         return "None: this result was scored on no examples."
-    names = list(rows[-1].scores)
-    lines = [f"| name | kind | {' | '.join(map(titled, names))} |", f"|---|---|{'---|' * len(names)}"]
-    for row in rows:
-        cells = [headline_cells(row.as_json(), name)[0] for name in row.scores]
-        lines.append(f"| {row.name} | {row.kind} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    cells = [[headline_cells(row.as_json(), name)[0] for name in row.scores] for row in rows]
+    lines = [(row.name, row.kind, *texts) for row, texts in zip(rows, cells, strict=True)]
+    return Table("", ("name", "kind", *map(titled, rows[-1].scores)), lines, texts=2).markdown().strip()
 
 
 def _intervals(rows: Sequence[Row]) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from server_app.report.client_scores import client_table, confusion_tables
 from server_app.report.communication import size_text
-from server_app.report.gatekeeping import attack_lines, verdict_lines
+from server_app.report.gatekeeping import attack_lines, verdict_lines, verdict_table
 from server_app.report.page import Page, known_facts, plots_of, software_facts
 from server_app.report.tables import (
     Table,
@@ -31,7 +31,6 @@ from server_app.settings.choices import CHOICES
 from server_app.settings.read import default_settings, scaled_line
 from server_app.settings.text import to_toml
 from strategies.core.facts import HEADLINES
-from strategies.gatekeeper.verdicts import SUSPECT
 from strategies.run.journal import duration
 from strategies.run.run_folder import RunFolder
 from strategies.run.stage import last_round
@@ -58,7 +57,7 @@ def run_page(folder: RunFolder, result: Mapping[str, Any], code: str, fitting: S
             *_scores(result),
             *_classes(folder, result.get("classes", ())),
             *_bytes(result),
-            *_verdict(result),
+            *verdict_table(result.get("gatekeeper", {})),
         ],
         plots=plots_of(folder.path / "report", result["plots"]),
         code=code,
@@ -192,21 +191,6 @@ def _bytes(result: Mapping[str, Any]) -> list[Table]:
         "sizes": "The uploads count by the size of their files.",
     }
     return [Table("What moved", columns, rows, notes=[counted[cost["counted"]]] if cost["counted"] in counted else [])]
-
-
-def _verdict(result: Mapping[str, Any]) -> list[Table]:
-    """Return the table of the gatekeeper's verdicts; none where it did not judge."""
-    clients = result.get("gatekeeper", {}).get("clients", ())
-    if not clients:
-        return []
-    rows = [
-        (row["client"], row["verdict"], "; ".join(f"{each['kind']}: {each['text']}" for each in row["findings"]) or "-")
-        for row in clients
-    ]
-    suspects = frozenset(place for place, row in enumerate(clients) if row["verdict"] == SUSPECT)
-    done = "left out" if result["gatekeeper"]["policy"] == "exclude" else "took part"
-    note = f"Suspects {done}. An upload that looks harmless may still harm." if suspects else "No upload looks harmful."
-    return [Table("Gatekeeper", ("client", "verdict", "why"), rows, texts=3, strong=suspects, notes=[note])]
 
 
 def _commands(

@@ -11,7 +11,7 @@ from torch import nn
 from fl_app.data import ImageData
 from fl_app.models import feature_heads
 from fl_app.models.backbones import Backbone
-from fl_app.models.feature_heads import head_of, recalled
+from fl_app.models.feature_heads import FeatureHead, recalled
 from fl_app.models.features import FeatureFunction
 from fl_app.models.features_config import FeaturesConfig
 from server_app.settings.server_data import HeldOut
@@ -55,7 +55,7 @@ def test_held_out_features_are_read_from_the_disk_by_the_next_process(
     function: FeatureFunction, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ONESHOT_CLIENT_STATE", str(tmp_path))
-    data, model = ImageData(IMAGES, torch.arange(30) % 3), head_of(function, 3)
+    data, model = ImageData(IMAGES, torch.arange(30) % 3), FeatureHead(function, 3)
     scores = []
     for _ in range(2):
         feature_heads._memory.cache_clear()  # as in a new process

@@ -9,7 +9,7 @@ import pytest
 
 from server_app.replay.request import ReplayRequest
 from server_app.replay.stored import replay_run
-from server_app.report.gatekeeping import card_section, verdict_lines
+from server_app.report.gatekeeping import verdict_lines, verdict_table
 from strategies.core.durable import sha256_file, with_digest
 from strategies.gatekeeper.verdicts import Finding, Inspection, VerdictRow
 from strategies.run.files import save_weights
@@ -68,6 +68,7 @@ def test_lines_and_card_name_the_suspect_the_action_and_skipped_tests() -> None:
     assert verdict_lines(verdict(rows=ROWS[1:])) == ["gatekeeper: no upload of 1 looks harmful"]
     assert verdict_lines(verdict(rows=ROWS[1:], notes=("2 uploads cannot",))) == ["gatekeeper: 2 uploads cannot"]
     assert verdict_lines({}) == []
-    assert "| b | ok | - |" in card_section(verdict())
-    assert "Suspects took part." in card_section(verdict("warn"))
-    assert card_section({}) == ""
+    (table,) = verdict_table(verdict("warn"))
+    assert "| b | ok | - |" in table.markdown()
+    assert "Suspects took part." in table.notes
+    assert verdict_table({}) == []

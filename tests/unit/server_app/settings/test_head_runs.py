@@ -11,7 +11,7 @@ from feature_fakes import SETTINGS, Sent, replayed, sent_by_clients, stored
 from safetensors.torch import load_file
 
 from fl_app.data import normalize, open_split
-from fl_app.models.feature_heads import FeatureHead, head_of
+from fl_app.models.feature_heads import FeatureHead
 from fl_app.models.features import FeatureFunction
 from fl_app.models.features_config import FeaturesConfig
 from server_app.export.exporting import write_programs
@@ -104,7 +104,9 @@ def test_a_head_of_another_function_is_refused_at_the_door_and_where_it_is_loade
     with pytest.raises(UploadError, match="another function: .*they differ in side: 16, expected is 20$"):
         check_outputs(HEAD, state, job.builders[HEAD], job.input_shape)
     with pytest.raises(UploadError, match="another function"):
-        head_of(FeatureFunction(FeaturesConfig(backbone="tiny_backbone:make", dim=96), 0), 10).load_state_dict(state)
+        FeatureHead(FeatureFunction(FeaturesConfig(backbone="tiny_backbone:make", dim=96), 0), 10).load_state_dict(
+            state
+        )
 
 
 def test_a_head_s_own_form_on_features_gives_the_same_logits(heads: tuple[Sent, Facts]) -> None:
