@@ -12,8 +12,7 @@ from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 from flwr.common.logger import log
 
-from client_app.label_counts import reported_counts, reports_counts
-from client_app.node import Node, TrainRequest
+from client_app.node import Node, TrainRequest, reported_counts, reports_counts
 from fl_app.node_config import client_name, is_deployed, node_facts, node_policy
 from fl_app.project import FAILURES
 from strategies.client import TORN, already_held, answer_question, failure, read_arrays, upload_facts

@@ -24,8 +24,7 @@ from torch import nn
 
 from client_app.attacking import poison
 from client_app.keeping import KeptModel
-from client_app.label_counts import check_shares_counts
-from client_app.node import Node, TrainRequest, refuse
+from client_app.node import Node, TrainRequest, check_shares_counts, refuse
 from client_app.training.local import Epoch, Training, train
 from client_app.work import LocalExamples, State, augmentation_of, load_examples, reporter
 from fl_app.data import ImageData, normalize

@@ -11,8 +11,7 @@ import torch
 from client_app.attacking import poison
 from client_app.evaluating import holdout_of
 from client_app.fens import FensClient
-from client_app.label_counts import check_shares_counts
-from client_app.node import refuse
+from client_app.node import check_shares_counts, refuse
 from client_app.training.features import check_enough
 from fl_app.data import normalize
 from strategies.client.measures import sum_inputs

@@ -18,8 +18,7 @@ from torch import nn
 
 from client_app.attacking import check_trains, choose_victim, exaggerate_claims, poison, scale_last_layer, scale_weights
 from client_app.keeping import KeptModel, Trained
-from client_app.label_counts import check_shares_counts, reports_counts
-from client_app.node import Node, TrainRequest, check_question, refuse
+from client_app.node import Node, TrainRequest, check_question, check_shares_counts, refuse, reports_counts
 from client_app.tasks import Wanted, task_of
 from client_app.training.features import ClientSums, check_enough
 from client_app.training.local import Epoch, Training, epoch_lengths

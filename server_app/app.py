@@ -26,9 +26,8 @@ from server_app.report.finish import describe_failure, finish, table_lines
 from server_app.report.gatekeeping import attack_line
 from server_app.report.tables import refusal_lines
 from server_app.settings.build import build_job, build_strategy, folder_digests, held_out, where_scored
-from server_app.settings.checks import check_needs_of_settings
+from server_app.settings.checks import check_adopted, check_needs_of_settings, check_same_run
 from server_app.settings.read import Settings, read_settings, scaled_line
-from server_app.settings.settled import check_adopted, check_same_run
 from strategies.core.clients import TEST_SHARE
 from strategies.core.durable import store_errors
 from strategies.core.errors import (

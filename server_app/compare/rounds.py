@@ -19,9 +19,9 @@ from server_app.report.communication import tested_rounds
 from server_app.report.drawing import new_figure, save_all
 from server_app.report.page import PAGE_FILE, Page, known_facts, plots_of, report_folder, software_facts, write_page
 from server_app.report.tables import Table, places_of, setting_line, titled, unit_of, worded, write_out
+from server_app.settings.checks import free_on
 from server_app.settings.choices import CHOICES, options_of
 from server_app.settings.read import listed_settings
-from server_app.settings.settled import free_on
 from strategies.core.durable import make_folder, store_errors
 from strategies.core.errors import OptionError
 from strategies.core.options import RESUME, Scalar

@@ -12,7 +12,7 @@ from server_app.launch.console import Format, errors
 
 if TYPE_CHECKING:
     from server_app.doctor import DoctorFinding
-    from server_app.doctor.node import NodeConfig
+    from server_app.doctor.data import NodeConfig
     from server_app.settings.read import Settings
 
     Checks = dict[str, Iterable[DoctorFinding]]
@@ -79,7 +79,7 @@ def node(
 ) -> None:
     """Check the machine of a SuperNode."""
     from server_app.doctor import data, network
-    from server_app.doctor.node import NodeConfig
+    from server_app.doctor.data import NodeConfig
 
     with errors(format):
         settings, own = _settings(run_config), NodeConfig.of(node_config)

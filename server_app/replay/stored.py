@@ -13,15 +13,14 @@ from fl_app.data import Split
 from fl_app.project import FAILURES
 from server_app.launch.console import oneshot
 from server_app.launch.guard import sigterm_as_interrupt
-from server_app.replay.foreign_models import foreign_job, of_the_app
-from server_app.replay.request import ReplayRequest, stored_uploads, taught
+from server_app.replay.request import ReplayRequest, foreign_job, of_the_app, stored_uploads, taught
 from server_app.report.finish import bare_result, finish
 from server_app.settings.build import build_job, held_out
+from server_app.settings.checks import check_same_run, check_settled
 from server_app.settings.choices import CHOICES
 from server_app.settings.commit import commit_facts
 from server_app.settings.read import Settings, overridden, read_settings, scaled_line
 from server_app.settings.server_data import HeldOut, OwnScores, Scorer, open_half
-from server_app.settings.settled import check_same_run, check_settled
 from strategies.compute import ServerCompute, choose, place_name
 from strategies.core.errors import OneShotError, OptionError, StoreError
 from strategies.core.options import flatten

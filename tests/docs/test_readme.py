@@ -26,8 +26,7 @@ from typer.testing import CliRunner
 from fl_app.data import Normalization as Pixels
 from fl_app.models import build
 from server_app import cli
-from server_app.export.exporting import write_programs
-from server_app.export.stored_models import Begun, StoredModels
+from server_app.export.exporting import Begun, StoredModels, write_programs
 from server_app.launch import arguments
 from server_app.launch.result import print_result
 from server_app.settings.choices import CHOICES

@@ -23,8 +23,8 @@ from PIL import Image
 from client_app.keeping import KeptModel
 from fl_app.data import open_split
 from fl_app.node_config import read_nodes
+from server_app.doctor.data import NodeConfig
 from server_app.doctor.network import ServerFiles, node_key, root_certificate, server_certificate
-from server_app.doctor.node import NodeConfig
 from server_app.replay.imports import ServerModels, list_checkpoints
 from server_app.settings.text import merge_settings
 from strategies.client.logits import LogitCache, Logits

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from client_app.label_counts import check_shares_counts, equal_parts, reported_counts
+from client_app.node import check_shares_counts, equal_parts, reported_counts
 from fl_app.config import ClientConfig
 from fl_app.node_policy import FREE, NodePolicy
 from strategies.core.errors import UploadError

@@ -8,7 +8,7 @@ import torch
 
 from fl_app.models import build
 from server_app.doctor import DoctorFinding, data
-from server_app.doctor.node import NodeConfig
+from server_app.doctor.data import NodeConfig
 from server_app.settings.read import Settings, read_settings
 from strategies.core.errors import OptionError
 

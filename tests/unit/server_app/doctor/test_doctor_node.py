@@ -10,7 +10,7 @@ from fl_app.config import AppConfig
 from fl_app.ledger import Ledger
 from fl_app.node_policy import FREE
 from fl_app.privacy import PrivacyConfig
-from server_app.doctor.node import NodeConfig
+from server_app.doctor.data import NodeConfig
 from strategies.core.errors import UploadError
 
 

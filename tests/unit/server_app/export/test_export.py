@@ -18,8 +18,7 @@ from torch import nn
 from fl_app.data import Normalization
 from fl_app.models import build, builders
 from server_app.export import exporting
-from server_app.export.exporting import export_run, write_programs
-from server_app.export.stored_models import Begun, StoredModels, stored_models
+from server_app.export.exporting import Begun, StoredModels, export_run, stored_models, write_programs
 from server_app.replay.request import ReplayRequest
 from server_app.replay.stored import replay_run
 from strategies.combiners.combiners import COMBINERS

@@ -11,10 +11,9 @@ from PIL import Image
 
 from fl_app.data import clients_share
 from server_app.settings.build import build_job, build_strategy, check_before_start, held_out, open_half
-from server_app.settings.checks import check_needs_of_settings
+from server_app.settings.checks import check_needs_of_settings, check_same_run, free_on
 from server_app.settings.choices import CHOICES
 from server_app.settings.read import default_settings, listed_settings, overridden, read_settings
-from server_app.settings.settled import check_same_run, free_on
 from strategies.core.errors import ComputeError, DataError, OneShotError, OptionError
 from strategies.core.options import PRESET_NAMES, QUICK
 from strategies.method import Normalization

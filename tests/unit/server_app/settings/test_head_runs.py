@@ -14,8 +14,7 @@ from fl_app.data import normalize, open_split
 from fl_app.models.feature_heads import FeatureHead
 from fl_app.models.features import FeatureFunction
 from fl_app.models.features_config import FeaturesConfig
-from server_app.export.exporting import write_programs
-from server_app.export.stored_models import stored_models
+from server_app.export.exporting import stored_models, write_programs
 from server_app.settings.build import build_job
 from server_app.settings.checks import check_needs_of_settings
 from server_app.settings.read import read_settings

@@ -15,8 +15,8 @@ from fl_app.data import open_split, server_share
 from server_app.launch.run_command import stored_settings
 from server_app.replay.request import ReplayRequest
 from server_app.replay.stored import replay_run
+from server_app.settings.checks import check_same_run
 from server_app.settings.read import default_settings, read_settings
-from server_app.settings.settled import check_same_run
 from strategies.core.errors import OneShotError, OptionError, StoreError
 from strategies.method import METHODS
 from strategies.run.files import read_json, write_json
