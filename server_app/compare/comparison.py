@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from server_app.compare.cell import Cell, facts_of, run_cell
 from server_app.compare.report import Line, best_of, comparison_page, differing_line, draw_comparison, lines_of
-from server_app.compare.sources import data_of, differing, info_of, own_results, scored_alike, with_rows, with_uploads
+from server_app.compare.sources import data_of, differing, own_results, scored_alike, with_rows, with_uploads
 from server_app.launch.console import oneshot
 from server_app.launch.guard import guarded, sigterm_as_interrupt
 from server_app.replay.stored import check_replay, unmet_need
@@ -32,7 +32,7 @@ from strategies.core.processor import all_cores
 from strategies.run.files import read_json, write_json
 from strategies.run.journal import ProgressFile
 from strategies.run.results import COMPARISON_FILE
-from strategies.run.run_folder import default_run_dir
+from strategies.run.run_folder import default_run_dir, info_of
 from strategies.scores.values import as_json, compared_scores, differences
 
 Log = Callable[[str], None]

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from server_app.compare.sources import info_of
 from server_app.launch.console import TableFormat
 from server_app.report.client_scores import results_table, summary_line
 from server_app.report.communication import LEAST_SECONDS, Curve, Point, differ_in_cost, plot_costs
@@ -35,6 +34,7 @@ from server_app.settings.read import default_settings, scaled_line
 from server_app.settings.text import to_toml
 from strategies.core.facts import HEADLINES, in_percent
 from strategies.run.results import COMPARISON_FILE
+from strategies.run.run_folder import info_of
 from strategies.scores.values import LOWER_IS_BETTER
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from server_app.compare.sources import data_of, info_of
+from server_app.compare.sources import data_of
 from server_app.launch.console import TableFormat
 from server_app.report.communication import tested_rounds
 from server_app.report.drawing import new_figure, save_all
@@ -27,7 +27,7 @@ from strategies.core.errors import OptionError
 from strategies.core.options import RESUME, Scalar
 from strategies.flower.rounds.config import OWN_LR, IterativeConfig
 from strategies.run.files import write_json
-from strategies.run.run_folder import RunFolder
+from strategies.run.run_folder import RunFolder, info_of
 from strategies.run.stage import last_round
 from strategies.scores.values import LOWER_IS_BETTER
 

@@ -12,7 +12,7 @@ from server_app.settings.choices import CHOICES, options_of
 from server_app.settings.read import default_settings, known_settings
 from strategies.core.errors import OptionError
 from strategies.core.options import Scalar
-from strategies.run.run_folder import RunFolder
+from strategies.run.run_folder import RunFolder, info_of
 from strategies.run.stage import last_round
 from strategies.run.traffic import UPLOAD_PHASE
 from strategies.scores.exchange import PHASE as EVALUATION
@@ -22,16 +22,6 @@ _HELD_OUT = "data.held-out"
 # Settings that determine uploads, scores and schedules, with whole tables of them, and the exceptions in these.
 _OF_RESULTS = ("data.", "model.", "client.", "attack.", "privacy.", "scale", "teacher")
 _WHERE = ("data.root", "client.state-dir", "client.device")
-
-
-def info_of(run: Path) -> dict[str, Any]:
-    """Return the content of run.json.
-
-    Raises:
-        StoreError: The folder is no run folder.
-    """
-    with RunFolder.open(run, write=False) as folder:
-        return folder.info
 
 
 def data_of(runs: Sequence[Path]) -> str | None:

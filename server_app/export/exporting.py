@@ -21,7 +21,7 @@ from fl_app.models.feature_heads import FeatureHead, WholeHead
 from fl_app.models.features import FeatureFunction
 from fl_app.project import FAILURES, one_line
 from server_app.launch.guard import sigterm_as_interrupt
-from server_app.replay.request import answering_of, check_models, foreign_models
+from server_app.replay.request import answering_of, check_models, foreign_models, is_foreign
 from server_app.report.plots import as_given
 from server_app.settings.build import architectures
 from server_app.settings.choices import CHOICES
@@ -116,7 +116,7 @@ def stored_models(run: Path, model: str = "") -> StoredModels:
     split = Split(torch.zeros(0, dtype=torch.int64), classes, shape, normalization, "none", _no_examples)
     builders, student = _builders(run, info, model, split)
     spec, members = load_ensemble(run, builders) if (run / FOLDER_NAME).is_dir() else (None, ())
-    if _of_another_project(info):
+    if is_foreign(info):
         job = Job((), builders, student, classes, shape, normalization, config=None)
         _check_foreign(model, job, info, weights, members)
     found: dict[str, nn.Module] = {}
@@ -159,7 +159,7 @@ def _whole(module: nn.Module) -> nn.Module:
 
 
 def _builders(run: Path, info: Mapping[str, Any], model: str, split: Split) -> tuple[Mapping[str, ModelBuilder], str]:
-    if not _of_another_project(info):
+    if not is_foreign(info):
         settings = read_settings({**known_settings(info["settings"]), "resume": "", "run-dir": ""})
         seed = int(info.get("data-seed", settings.app.seed))
         return architectures(settings, split, FeatureFunction(settings.app.features, seed, *split.normalization))
@@ -168,10 +168,6 @@ def _builders(run: Path, info: Mapping[str, Any], model: str, split: Split) -> t
             f"{run} is a run of another project: needs --model, as module:attribute that returns its nn.Module"
         )
     return foreign_models(model, info), info["student"]
-
-
-def _of_another_project(info: Mapping[str, Any]) -> bool:
-    return not isinstance(info.get("settings"), dict)
 
 
 def _no_examples(positions: Tensor) -> Tensor:

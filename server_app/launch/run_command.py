@@ -41,7 +41,7 @@ from strategies.core.facts import CLASSIFIER, is_head, kind_of
 from strategies.core.options import Scalar
 from strategies.core.processor import flush_subnormals
 from strategies.run import FACTS_FILE, RESULT_FILE, is_run_folder, runs_folder
-from strategies.run.run_folder import RunFolder, default_run_dir
+from strategies.run.run_folder import RunFolder, default_run_dir, info_of
 from strategies.run.stage import pinned_clients
 
 if TYPE_CHECKING:
@@ -235,9 +235,7 @@ def plan_evaluation(folders: Sequence[Path], given: Mapping[str, Scalar]) -> Pla
     _refuse_replay(run)
     named = ",".join(str(folder.resolve()) for folder in folders)
     asked = {"resume": str(run), "evaluate.results": named}
-    with RunFolder.open(run, write=False) as source:
-        deployed = source.info.get("num-supernodes") == 0
-    if not deployed:
+    if info_of(run).get("num-supernodes") != 0:  # 0: deployed
         return plan_run({**given, **asked})
     text = toml_table({**listed_settings(stored_settings(run)), "run-dir": "", **asked})
     with store_errors(run / EVALUATE_FILE):
@@ -284,8 +282,7 @@ def launch_evaluation(
 
 def _source_of(folder: Path) -> Path:
     """Return the run whose uploads a result was made of: the run itself, or that of a replay."""
-    with RunFolder.open(folder, write=False) as run_folder:
-        return Path(run_folder.info.get("replay-of", folder)).resolve()
+    return Path(info_of(folder).get("replay-of", folder)).resolve()
 
 
 def _finished(folder: Path) -> dict[str, Any] | None:
@@ -337,8 +334,7 @@ def stored_settings(folder: Path) -> dict[str, Scalar]:
         OptionError: The run is not of this app.
         StoreError: The folder is no run folder.
     """
-    with RunFolder.open(folder, write=False) as run_folder:
-        stored = run_folder.info.get("settings")
+    stored = info_of(folder).get("settings")
     if not isinstance(stored, dict):
         raise OptionError(
             f"{folder} is not a run of this app ({FACTS_FILE} has no settings): resume it with its own project"
@@ -348,8 +344,7 @@ def stored_settings(folder: Path) -> dict[str, Scalar]:
 
 def stored_supernodes(folder: Path) -> int:
     """Return the number of clients with which a run began."""
-    with RunFolder.open(folder, write=False) as run_folder:
-        return int(run_folder.info.get("num-supernodes") or DEFAULT_SUPERNODES)
+    return int(info_of(folder).get("num-supernodes") or DEFAULT_SUPERNODES)
 
 
 def resumed_supernodes(folder: Path) -> int:
@@ -371,8 +366,7 @@ def resumed_supernodes(folder: Path) -> int:
 def _refuse_replay(folder: Path) -> None:
     if not is_run_folder(folder):
         return
-    with RunFolder.open(folder, write=False) as run_folder:
-        source, imported = (run_folder.info.get(key) for key in ("replay-of", "imported-from"))
+    source, imported = (info_of(folder).get(key) for key in ("replay-of", "imported-from"))
     if source is None and imported is not None:
         raise OptionError(f"{folder} was imported, so it has no clients. To replay: {oneshot('replay', folder)}")
     if source is not None:

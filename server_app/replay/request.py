@@ -55,6 +55,11 @@ class ReplayRequest:
     kept: Path | None = None
 
 
+def is_foreign(info: Mapping[str, Any]) -> bool:
+    """Return whether a run is another project's: its run.json has no settings of this app."""
+    return not isinstance(info.get("settings"), dict)
+
+
 def stored_uploads(run: Path) -> tuple[Upload, ...]:
     """Return the uploads that a replay of a run works with.
 

@@ -13,7 +13,7 @@ from fl_app.data import Split
 from fl_app.project import FAILURES
 from server_app.launch.console import oneshot
 from server_app.launch.guard import sigterm_as_interrupt
-from server_app.replay.request import ReplayRequest, foreign_job, of_the_app, stored_uploads, taught
+from server_app.replay.request import ReplayRequest, foreign_job, is_foreign, of_the_app, stored_uploads, taught
 from server_app.report.finish import bare_result, finish
 from server_app.settings.build import build_job, held_out
 from server_app.settings.checks import check_same_run, check_settled
@@ -31,7 +31,7 @@ from strategies.flower.rounds.config import NEEDS_CLIENTS
 from strategies.merging.adapters import describe_merge
 from strategies.method import METHODS, Job, Method
 from strategies.run.quarantine import Gatekeeper, guarded_replay
-from strategies.run.run_folder import RunFolder, default_run_dir
+from strategies.run.run_folder import RunFolder, default_run_dir, info_of
 from strategies.run.stage import StageReport, join_sums, last_finished_round, last_round, load_report, with_start
 from strategies.uploads.needs import check_alone, list_fitting_methods
 
@@ -51,7 +51,7 @@ def replay_run(
     """
     began = time.monotonic()
     info = _begun(request) or _source(request)
-    (settings, job, scorer), foreign = _prepared(request, info), _is_foreign(info)
+    (settings, job, scorer), foreign = _prepared(request, info), is_foreign(info)
     method = _method(settings.choice.name, request, job)
     least = LEAST_UPLOADS if foreign else settings.app.min_uploads
     gatekeeper = Gatekeeper(settings.app.gatekeeper, least, log)
@@ -217,8 +217,7 @@ def _begun(request: ReplayRequest) -> dict[str, Any] | None:
     """Return the facts of the replay to resume, None for a new one."""
     if request.resume is None:
         return None
-    with RunFolder.open(request.resume, write=False) as target:
-        info = target.info
+    info = info_of(request.resume)
     source, method, run = info.get("replay-of"), info.get("method"), request.run.resolve()
     if source != str(run) or request.method not in ("", method):
         wanted = f" with method {request.method!r}" if request.method else ""
@@ -228,14 +227,9 @@ def _begun(request: ReplayRequest) -> dict[str, Any] | None:
     return info
 
 
-def _is_foreign(info: Mapping[str, Any]) -> bool:
-    """Return whether a run is another project's: its facts have no settings of this app."""
-    return not isinstance(info.get("settings"), dict)
-
-
 def _settings(request: ReplayRequest, info: Mapping[str, Any]) -> Settings | None:
     """Return the settings of a run of this app, or of its resumed replay; None for a run of another project."""
-    if _is_foreign(info):
+    if is_foreign(info):
         return None
     stored = info["settings"]
     wanted = {**({"method": request.method} if request.method else {}), **request.overrides}
@@ -298,7 +292,7 @@ def read_stored(
     """
     with RunFolder.open(folder, write=False) as opened:
         info, result = opened.info, opened.result()
-        if Path(info.get("replay-of", folder)).resolve() != run.resolve() or _is_foreign(info):
+        if Path(info.get("replay-of", folder)).resolve() != run.resolve() or is_foreign(info):
             raise OptionError(f"setting 'evaluate.results' names {folder}: must be {run} or a replay of it")
         if result is None or result["status"] != "finished":
             raise OptionError(f"setting 'evaluate.results' names {folder}, which is not finished: must have a result")

@@ -24,7 +24,7 @@ from strategies.core.options import ADOPTION, REPLAY, RESUME, Scalar, parse
 from strategies.core.stage_options import NONE, OFF
 from strategies.flower.rounds.config import IterativeConfig
 from strategies.method import METHODS, TEACHERS, Method, Need
-from strategies.run.run_folder import RunFolder
+from strategies.run.run_folder import info_of
 
 # They divide by the length of the clients' steps, which is known for SGD.
 BY_TRAVEL = ("fednova", "scaffold")
@@ -273,9 +273,8 @@ def check_adopted(settings: Settings, num_supernodes: int) -> None:
     """
     if not settings.app.uploads:
         return
-    with RunFolder.open(Path(settings.app.uploads), write=False) as source:
-        info = source.info
-    stored, method = info.get("settings"), settings.choice
+    info, method = info_of(Path(settings.app.uploads)), settings.choice
+    stored = info.get("settings")
     if not isinstance(stored, dict):
         raise OptionError(f"setting 'uploads' is {settings.app.uploads!r}: must be the folder of a run of this app")
     stored = listed_settings(stored)

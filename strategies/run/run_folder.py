@@ -239,6 +239,16 @@ class RunFolder:
             raise StoreError(f"{self.path}: run folder is open for reading only")
 
 
+def info_of(path: Path) -> dict[str, Any]:
+    """Return the content of a run's run.json.
+
+    Raises:
+        StoreError: The folder is no run folder.
+    """
+    with RunFolder.open(path, write=False) as folder:
+        return folder.info
+
+
 def default_run_dir(run_dir: str, name: str, *, parent: Path | None = None) -> Path:
     """Return the folder of a new run; nothing is made yet.
 
