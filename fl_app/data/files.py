@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http.client import HTTPException
@@ -44,27 +44,46 @@ def obtain(name: str, folder: Path, files: Mapping[str, Remote], *, download: bo
         DataError: A file is missing and cannot be downloaded, or the download has another md5.
     """
     missing = {file: remote for file, remote in files.items() if not (folder / file).exists()}
-    reason = "downloading is switched off"
-    if missing and download:
-        try:
-            return _download(folder, missing)
-        except (OSError, RuntimeError, HTTPException) as error:
-            reason = f"it could not be downloaded: {error}"
-    if missing:
+
+    def fetch(aside: Path) -> None:
+        from strategies.core.vision import torchvision
+
+        for file, remote in missing.items():
+            torchvision.datasets.utils.download_url(remote.url, str(aside), filename=file, md5=remote.md5)
+
+    if missing and (reason := why_missing(folder, [*missing], fetch, download=download)):
         raise DataError(
             f"data set {name!r} lacks {', '.join(missing)} in {folder} (in data.root) and {reason}. Get "
             f"{', '.join(remote.url for remote in missing.values())} where there is a network and copy it to {folder}, "
             f"or set data.root to the folder that holds {folder.name}"
         )
-    return None
 
 
-def _download(folder: Path, files: Mapping[str, Remote]) -> None:
-    """Download beside the targets and move each file there whole, because other processes may download it too."""
-    from strategies.core.vision import torchvision
+def why_missing(folder: Path, places: Sequence[str], fetch: Callable[[Path], None], *, download: bool) -> str:
+    """Download what a folder lacks.
 
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".download-") as aside:
-        for file, remote in files.items():
-            torchvision.datasets.utils.download_url(remote.url, aside, filename=file, md5=remote.md5)
-            (Path(aside) / file).replace(folder / file)
+    It is downloaded beside its place and moved there whole, because other processes may download it too.
+
+    Args:
+        places: The files, or folders, that are missing.
+        fetch: Downloads them into a folder.
+
+    Returns:
+        Why they are still missing; empty if they are there.
+    """
+    if not download:
+        return "downloading is switched off"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".download-") as aside:
+            fetch(Path(aside))
+            for place in places:
+                try:
+                    (Path(aside) / place).replace(folder / place)
+                except OSError:
+                    # A folder cannot replace a non-empty one, which another process put there meanwhile.
+                    if not (folder / place).exists():
+                        raise
+    except (OSError, RuntimeError, HTTPException) as error:
+        return f"it could not be downloaded: {error}"
+    return ""

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pickle
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from http.client import HTTPException
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,8 @@ import torch
 
 from strategies.core.errors import DataError
 from strategies.core.facts import PIXELS
+
+from .files import why_missing
 
 # Errors of reading a damaged file, in torchvision, numpy, scipy and pickle.
 DAMAGE = (RuntimeError, OSError, ValueError, TypeError, AssertionError, EOFError, LookupError, pickle.UnpicklingError)
@@ -83,9 +84,16 @@ def open_set(
         DataError: The set is missing and cannot be downloaded, or it is incomplete or damaged.
     """
     known = KNOWN[name]
-    target = root / known.place.format(split=split)
-    if not target.exists():
-        _obtain(name, split, root, download=download)
+    place = known.place.format(split=split)
+    target = root / place
+    fetch = partial(_construct, known, split, download=True)
+    if not target.exists() and (reason := why_missing(root, [place], fetch, download=download)):
+        half = f", split={split!r}" if known.factory == "SVHN" else ""
+        raise DataError(
+            f"data set {name!r} is not in {root} (data.root) and {reason}. Get it where there is a network, "
+            f"with torchvision.datasets.{known.factory}(root{half}, download=True), and copy it to "
+            f"{target}, or set data.root to the folder that holds {target.name}"
+        )
     try:
         images, labels = _read(known, split, root)
     except DAMAGE as error:
@@ -94,37 +102,6 @@ def open_set(
             "to download it again, or put an intact copy there"
         ) from error
     return labels, images.__getitem__
-
-
-def _obtain(name: str, split: str, root: Path, *, download: bool) -> None:
-    """Download a missing set, or raise an error that names its source."""
-    known = KNOWN[name]
-    reason = "downloading is switched off"
-    if download:
-        try:
-            return _download(known, split, root)
-        except (OSError, RuntimeError, HTTPException) as error:
-            reason = f"it could not be downloaded: {error}"
-    target, half = root / known.place.format(split=split), f", split={split!r}" if known.factory == "SVHN" else ""
-    raise DataError(
-        f"data set {name!r} is not in {root} (data.root) and {reason}. Get it where there is a network, "
-        f"with torchvision.datasets.{known.factory}(root{half}, download=True), and copy it to "
-        f"{target}, or set data.root to the folder that holds {target.name}"
-    )
-
-
-def _download(known: TorchvisionSet, split: str, root: Path) -> None:
-    """Download beside the target and move it there whole, so that no other process sees half a set."""
-    place = known.place.format(split=split)
-    root.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=root, prefix=".download-") as aside:
-        _construct(known, split, Path(aside), download=True)
-        try:
-            (Path(aside) / place).replace(root / place)
-        except OSError:
-            # A folder cannot replace a non-empty one, which another process put there meanwhile.
-            if not (root / place).exists():
-                raise
 
 
 def _read(known: TorchvisionSet, split: str, root: Path) -> tuple[torch.Tensor, torch.Tensor]:
