@@ -80,16 +80,8 @@ class Entry:
     keys: Mapping[str, str | bool] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class ServerModels:
-    """The server's architectures and classes, which the map file has to fit."""
-
-    architectures: Collection[str]
-    num_classes: int
-
-
 def list_checkpoints(
-    folder: Path, map_file: Path | None, *, architecture: str, known: ServerModels
+    folder: Path, map_file: Path | None, *, architecture: str, known: Collection[str], num_classes: int
 ) -> tuple[list[Entry], Scan]:
     """List the checkpoints of a folder by file name, and what else it holds; of subfolders only saved models are taken.
 
@@ -98,6 +90,7 @@ def list_checkpoints(
             ``label-counts`` and ``keys``, all optional. A table ``keys`` holds for the files without their own. None
             for no map.
         architecture: The architecture of files without one in the map.
+        known: The server's architectures, which the map has to fit, as its ``num_classes``.
 
     Raises:
         OptionError: There are no checkpoints, the map is invalid, or two files give the same client name.
@@ -122,6 +115,7 @@ def list_checkpoints(
             path,
             {"architecture": architecture, _KEYS: shared, **tables.get(path.name, {})},
             known,
+            num_classes,
             where=f"{path}:" if map_file is None else _where(map_file, path.name),
         )
         for path in files
@@ -143,15 +137,13 @@ def _read_map(map_file: Path, names: Sequence[str]) -> dict[str, dict[str, Any]]
     return tables
 
 
-def _entry(path: Path, facts: Mapping[str, Any], known: ServerModels, *, where: str) -> Entry:
-    if facts["architecture"] not in known.architectures:
-        raise OptionError(
-            f"{where} architecture is {facts['architecture']!r}: must be {', '.join(known.architectures)}"
-        )
+def _entry(path: Path, facts: Mapping[str, Any], known: Collection[str], num_classes: int, *, where: str) -> Entry:
+    if facts["architecture"] not in known:
+        raise OptionError(f"{where} architecture is {facts['architecture']!r}: must be {', '.join(known)}")
     client = _client_name(path, facts.get("name"), where)
     with blaming(where.removesuffix(":")):
         found = UploadFacts.from_record(
-            {**facts, "pretrained": True}, known.num_classes, client=client, architecture=facts["architecture"]
+            {**facts, "pretrained": True}, num_classes, client=client, architecture=facts["architecture"]
         ).sized()
     return Entry(path, found, _prefixes(facts[_KEYS], where))
 
@@ -230,8 +222,10 @@ def import_checkpoints(request: ImportRequest, *, log: Callable[[str], None]) ->
     settings = _settings(request)
     images, split = held_out(settings)
     job = build_job(settings, split, images)
-    known = ServerModels(tuple(job.builders), job.num_classes)
-    entries, found = list_checkpoints(request.folder, request.map_file, architecture=request.architecture, known=known)
+    entries, found = list_checkpoints(
+        request.folder, request.map_file, architecture=request.architecture, known=job.builders,
+        num_classes=job.num_classes,
+    )  # fmt: skip
     target = _target(request, settings.app.run_dir)
     facts = {"settings": {**settings.flat, "resume": "", "run-dir": ""}, **_origin(request, entries)}
     return _fill(
@@ -243,7 +237,7 @@ def import_checkpoints(request: ImportRequest, *, log: Callable[[str], None]) ->
 
 def _import_adapters(request: ImportRequest, log: Callable[[str], None]) -> dict[str, Any]:
     """Import PEFT's folders of LoRA adapters, which a replay merges without their base."""
-    folder, known = request.folder, ServerModels((ADAPTER,), 0)
+    folder = request.folder
     with store_errors(folder):
         inside = list(folder.iterdir()) if folder.is_dir() else []
     if inside and not any(map(is_adapter, inside)):
@@ -261,7 +255,7 @@ def _import_adapters(request: ImportRequest, log: Callable[[str], None]) -> dict
     method = str(request.settings.get("method", "fedavg"))
     app = AppConfig.from_settings({key: value for key, value in request.settings.items() if key != "method"})
     check_described(METHODS[method], None, None)
-    entries, found = list_checkpoints(request.folder, request.map_file, architecture=ADAPTER, known=known)
+    entries, found = list_checkpoints(folder, request.map_file, architecture=ADAPTER, known=(ADAPTER,), num_classes=0)
     if keyed := [entry.path.name for entry in entries if entry.keys]:
         raise OptionError(f"map {request.map_file} has keys for {keyed[0]!r}: must have none, PEFT names the tensors")
     facts = {

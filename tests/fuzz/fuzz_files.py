@@ -25,7 +25,7 @@ from fl_app.data import open_split
 from fl_app.node_config import read_nodes
 from server_app.doctor.data import NodeConfig
 from server_app.doctor.network import ServerFiles, node_key, root_certificate, server_certificate
-from server_app.replay.imports import ServerModels, list_checkpoints
+from server_app.replay.imports import list_checkpoints
 from server_app.settings.text import merge_settings
 from strategies.client.logits import LogitCache, Logits
 from strategies.client.round_state import RoundState
@@ -228,7 +228,7 @@ def toml(good: bytes) -> st.SearchStrategy[bytes]:
 
 def _map(path: Path) -> Any:
     (path.parent / "a.pt").touch()
-    return list_checkpoints(path.parent, path, architecture="net", known=ServerModels(("net",), 4))[0]
+    return list_checkpoints(path.parent, path, architecture="net", known=("net",), num_classes=4)[0]
 
 
 # Data sets.
