@@ -22,7 +22,7 @@ from fl_app.models.features import FeatureFunction
 from fl_app.project import FAILURES, one_line
 from server_app.launch.guard import sigterm_as_interrupt
 from server_app.replay.request import answering_of, check_models, foreign_models, is_foreign
-from server_app.report.plots import as_given
+from server_app.report.card import as_given
 from server_app.settings.build import architectures
 from server_app.settings.choices import CHOICES
 from server_app.settings.read import known_settings, read_settings

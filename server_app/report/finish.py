@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from fl_app.data import TABLE_FORMS
+from server_app.report.card import front_matter, load_code, model_card
 from server_app.report.client_scores import client_lines, client_plots, client_rows
 from server_app.report.communication import Cost, cost_of, moved_in, moved_lines, points_of, rounds_in
 from server_app.report.drawing import save_all
 from server_app.report.evaluation import Row, best_score, evaluate, write_answers
 from server_app.report.gatekeeping import attack_facts, attack_lines, plot_verdict, verdict_facts, verdict_lines
-from server_app.report.load_code import load_code
 from server_app.report.page import PAGE_FILE, write_page
-from server_app.report.plots import client_weights, model_card, run_plots, score_plots
+from server_app.report.plots import client_weights, run_plots, score_plots
 from server_app.report.run_page import run_page, run_setting
 from server_app.report.tables import (
     headline,
@@ -31,81 +28,15 @@ from server_app.report.tables import (
     worded,
 )
 from server_app.report.tracking import track
-from server_app.settings.choices import Choice
 from server_app.settings.read import Settings, scaled_line
 from server_app.settings.server_data import HeldOut, Scorer
 from strategies.core.durable import atomic_write
-from strategies.core.facts import STATISTICS, holds_images
-from strategies.core.options import is_own
-from strategies.method import Job, Outcome
+from strategies.core.facts import STATISTICS
+from strategies.method import Outcome
 from strategies.run import CARD_FILE
 from strategies.run.run_folder import RunFolder
 from strategies.run.stage import StageReport, last_round, pinned_clients, result_digest
 from strategies.uploads.needs import find_fitting_methods
-
-# The head of a model card as the Hugging Face Hub reads it: YAML between two lines of dashes.
-
-
-# The data sets that the Hub has, by its names.
-ON_HUB = {
-    "mnist": "ylecun/mnist",
-    "fashion-mnist": "zalando-datasets/fashion_mnist",
-    "cifar10": "uoft-cs/cifar10",
-    "cifar100": "uoft-cs/cifar100",
-    "svhn": "ufldl-stanford/svhn",
-    "ag-news": "fancyzhx/ag_news",
-}
-_NO_NAMES = (*TABLE_FORMS, "imagefolder")  # forms of data, which name no data set
-
-
-def front_matter(method: Choice, job: Job, info: Mapping[str, Any], rows: Sequence[Row], where: str) -> str:
-    """Return the lines before a model card.
-
-    Args:
-        where: What the scores are counted on, :func:`.tables.scored_on`.
-
-    Returns:
-        ``---``, one entry per line with its value in JSON, which YAML contains, and ``---``.
-    """
-    data = str(info.get("settings", {}).get("data.name", ""))
-    named = bool(data) and data not in _NO_NAMES and not is_own(data)
-    task = _task(job.input_shape)
-    scores = [
-        {"type": name, "name": f"{name} on {where}", "value": score["value"]}
-        for name, score in (rows[-1].scores.items() if rows else ())
-    ]
-    of_data = (
-        {"type": ON_HUB.get(data, data), "name": data} if named else {"type": "own", "name": "the clients' own data"}
-    )
-    facts: dict[str, Any] = {
-        "license": "other",
-        "license_name": "chosen-by-the-owners-of-the-data",
-        "library_name": "oneshot-fl",
-        "pipeline_tag": task,
-        "tags": ["federated-learning", "one-shot-federated-learning", "flower", method.name],
-        **({"datasets": [ON_HUB[data]]} if data in ON_HUB else {}),
-        "metrics": list(rows[-1].scores) if rows else [],
-        "version": _version(),
-        "date": str(info.get("created", ""))[:10],
-        "model-index": [
-            {"name": method.title, "results": [{"task": {"type": task}, "dataset": of_data, "metrics": scores}]}
-        ],
-    }
-    lines = [f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in facts.items() if value]
-    return "\n".join(["---", *lines, "---", "", ""])
-
-
-def _task(input_shape: tuple[int, int, int]) -> str:
-    if holds_images(input_shape):
-        return "image-classification"
-    return "text-classification" if input_shape[2] > 1 else "tabular-classification"
-
-
-def _version() -> str:
-    try:
-        return metadata.version("oneshot-fl")
-    except metadata.PackageNotFoundError:  # a node may have the app from Flower alone
-        return ""
 
 
 def finish(  # noqa: PLR0913  everything that a result consists of

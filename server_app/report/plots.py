@@ -1,4 +1,4 @@
-"""The model card and the plots of a finished run."""
+"""The plots of a finished run."""
 
 from __future__ import annotations
 
@@ -11,11 +11,8 @@ import numpy as np
 from server_app.report.communication import Point, differ_in_cost, plot_costs, tested_rounds
 from server_app.report.drawing import COLOURS, legend_beside, new_figure, row_figure, short
 from server_app.report.evaluation import Row
-from server_app.report.gatekeeping import verdict_table
-from server_app.report.load_code import features_section, load_code, plot_choice
-from server_app.report.tables import Table, headline, headline_cells, places_of, scale_of, titled
-from server_app.settings.choices import Choice
-from strategies.core.facts import HEADLINES, Normalization, holds_images
+from server_app.report.tables import headline, places_of, scale_of, titled
+from strategies.core.facts import HEADLINES
 from strategies.method import Job, Outcome
 from strategies.run.stage import StageReport
 
@@ -24,19 +21,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def as_given(input_shape: tuple[int, int, int], normalization: Normalization | None) -> str:
-    """Say how models take examples that nothing normalises; empty where images are normalised.
-
-    Args:
-        input_shape: Of one example.
-        normalization: Of images; None for rows and texts.
-    """
-    if not holds_images(input_shape):
-        return "as the data set gives them"
-    same = normalization == Normalization.identity(input_shape[0])
-    return "as the data set gives them, bytes divided by 255" if same else ""
-
-
+PENALTIES = ("lambda", "shrinkage")  # of a head on a frozen backbone
+LEFT_OUT = "left_out_error"
 LEGEND_MOST = 20  # classes in a legend; more classes have a colour bar
 
 
@@ -255,83 +241,33 @@ def plot_images(images: np.ndarray[Any, Any]) -> Figure:
     return figure
 
 
-def model_card(method: Choice, report: StageReport, rows: Sequence[Row], facts: Mapping[str, Any]) -> str:
-    """Return the model card: the weights, their origin, and the code that loads them."""
-    outcome, job = report.outcome, report.job
-    results = ["one model"] if outcome.student is not None else []
-    results += [f"an ensemble of {len(outcome.ensemble.clients)} models"] if outcome.ensemble is not None else []
-    own = {job.student} if outcome.student is not None else set()
-    own |= {upload.architecture for upload in job.uploads} if outcome.ensemble is not None else set()
-    options = "\n".join(f"- `{key}` = {value!r}" for key, value in sorted(facts.get("options", {}).items()))
-    notes = "".join(f"{note[0].upper()}{note[1:]}.\n" for note in facts.get("notes", ()))
-    verdicts = "".join(f"\n## {table.markdown()}" for table in verdict_table(facts.get("gatekeeper", {})))
-    how = f"one-shot federated learning from {len(job.uploads)} uploads" if job.uploads else "rounds of training"
-    return f"""# {method.title}: {", and ".join(results)}
-
-Made by {how}, with {method.titled(job.config)} ({method.source}).
-Data: {facts.get("setting") or "unknown"}.
-Architecture: {", ".join(sorted(own))}.
-Input: {_input_of(job)}. Output: logits of {job.num_classes} classes{_names_of(facts.get("classes", ()))}.
-Weights (sha256): {facts["weights_sha256"]}. Seed: {job.seed}.
-
-## Scores{f" on {facts.get('where', 'held-out examples')}" if rows else ""}
-
-{_score_table(rows)}
-{_intervals(rows)}{features_section(job, own, facts.get("metrics", ()))}{verdicts}
-## Load
-
-After `pip install oneshot-fl`, in this folder:
-
-```python
-{load_code(report)}
-```
-
-## Options
-
-{options}
-
-## Limits
-
-The server never saw a client's data. This model may still contain what a client's model learned from its data.
-{"The scores hold for examples like those that they are counted on." if rows else "Nobody knows yet how good it is."}
-{notes}"""
+def plot_choice(metrics: Sequence[Mapping[str, Any]]) -> Figure | None:
+    """Draw the left-out error over the penalty, and of every client at the chosen one; None where none was left out."""
+    curve = [(row[name], row[LEFT_OUT]) for row in metrics for name in PENALTIES if name in row and LEFT_OUT in row]
+    clients = [(row["client"], row[LEFT_OUT]) for row in metrics if "client" in row and LEFT_OUT in row]
+    if not curve or not clients:
+        return None
+    figure, over = new_figure(8.0, max(4.0, 1.2 + 0.2 * len(clients)))
+    over.remove()
+    over, by_client = figure.subplots(1, 2)
+    _draw_curve(over, curve, next(name for row in metrics for name in PENALTIES if name in row))
+    by_client.barh(range(len(clients)), [error for _, error in clients], color=COLOURS["client"])
+    names = [short(name) for name, _ in clients]
+    by_client.set_yticks(range(len(clients)), names, fontsize="small")
+    by_client.invert_yaxis()
+    by_client.set_xlabel("left-out error per example")
+    by_client.set_title("Each client under the head of the others")
+    return figure
 
 
-def _score_table(rows: Sequence[Row]) -> str:
-    """Return the scores of all rows as a table in Markdown; without rows a sentence."""
-    if not rows:
-        return "None: this result was scored on no examples."
-    cells = [[headline_cells(row.as_json(), name)[0] for name in row.scores] for row in rows]
-    lines = [(row.name, row.kind, *texts) for row, texts in zip(rows, cells, strict=True)]
-    return Table("", ("name", "kind", *map(titled, rows[-1].scores)), lines, texts=2).markdown().strip()
-
-
-def _intervals(rows: Sequence[Row]) -> str:
-    """Return the intervals of the result's scores, its calibration and its notes, as lines of a card."""
-    if not rows:
-        return ""
-    found = [(name, headline_cells(rows[-1].as_json(), name)[1]) for name in rows[-1].scores]
-    known = ", ".join(f"{titled(name)} {interval}" for name, interval in found if interval != "-")
-    lines = [f"95 % intervals of the result: {known}."] if known else []
-    if errors := rows[-1].details.get("calibration-error"):
-        lines.append(
-            f"Calibration error {errors['value']:.3f}; a calibrated model would show {errors['calibrated']:.3f}."
-        )
-    lines += [f"{note[0].upper()}{note[1:]}." for note in rows[-1].details.get("notes", ())]
-    return "".join(f"\n{line}\n" for line in lines)
-
-
-def _names_of(classes: Sequence[str]) -> str:
-    """Return the classes in the order of the logits; empty if they have no names."""
-    return f": {', '.join(f'{number} {name}' for number, name in enumerate(classes))}" if classes else ""
-
-
-def _input_of(job: Job) -> str:
-    if given := as_given(job.input_shape, job.normalization):
-        return f"{'images' if holds_images(job.input_shape) else 'examples'} of shape {job.input_shape}, {given}"
-    mean, std = job.normalization.mean, job.normalization.std
-    return f"""images of shape {job.input_shape} with pixels in [0, 1], normalised with mean {mean} and
-standard deviation {std}"""
+def _draw_curve(axes: Axes, curve: Sequence[tuple[float, float]], name: str) -> None:
+    axes.plot(*zip(*curve, strict=True), marker="o", color=COLOURS["student"])
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter("")
+    axes.set_xlabel(name)
+    axes.set_ylabel("left-out error per example")
+    axes.set_title("Choice by leaving clients out")
 
 
 def _colour_bar(figure: Figure, axes: Axes, classes: int) -> None:

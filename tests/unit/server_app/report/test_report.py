@@ -14,6 +14,7 @@ from figure_checks import assert_inside_and_apart, drawn
 from matplotlib.image import imread
 from method_fakes import telling
 
+from server_app.report.card import model_card
 from server_app.report.client_scores import (
     client_lines,
     client_table,
@@ -26,7 +27,6 @@ from server_app.report.communication import Point
 from server_app.report.drawing import DPI, save, save_all
 from server_app.report.evaluation import Row, result_table
 from server_app.report.plots import (
-    model_card,
     plot_curve,
     plot_images,
     plot_labels,
