@@ -90,7 +90,7 @@ def node(
         "node config": own.look(),
         "data": data.node_data(settings, own),
         "model": _node_model(settings, own),
-        "root certificate": network.root_certificate(root_certificates) if root_certificates else (),
+        "root certificate": [network.certificate(root_certificates)] if root_certificates else (),
         "node key": network.node_key(key) if key else _not_given("node key", needs_key),
         "SuperLink": network.superlink(place, root_certificates) if place else _not_given("SuperLink", needs_place),
     }

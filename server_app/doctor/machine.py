@@ -80,13 +80,12 @@ _STUDENT_COPIES = 8
 _LEAST_FREE_MIB = 256
 
 
-def run_folder(run_dir: str, uploads: int, student: int, free: int | None = None) -> Iterator[DoctorFinding]:
+def run_folder(run_dir: str, uploads: int, student: int) -> Iterator[DoctorFinding]:
     """Check the folder of runs: whether it can be written, and whether the uploads fit.
 
     Args:
         uploads: Bytes of all expected uploads.
         student: Bytes of the largest model.
-        free: Free bytes; None to read the disk's.
     """
     folder = app_runs_folder(run_dir)
     fix = f"create it, and give it to the user who starts the server; or name another by {RUNS_VARIABLE}"
@@ -97,20 +96,15 @@ def run_folder(run_dir: str, uploads: int, student: int, free: int | None = None
         yield DoctorFinding("warning", "run folder's place", found, "an absolute path", fix)
     # Flower's SuperLink also stores every upload until the server has pulled it.
     needed = 2 * uploads + _STUDENT_COPIES * student + _LEAST_FREE_MIB * MIB
-    yield _space(folder, "disk of the run folder", needed, uploads + student, free)
+    yield _space(folder, "disk of the run folder", needed, uploads + student)
 
 
-def client_state(state_dir: str, model: int, free: int | None = None) -> Iterator[DoctorFinding]:
-    """Check the folder of a node's trained models.
-
-    Args:
-        model: Bytes of its model.
-        free: Free bytes; None to read the disk's.
-    """
+def client_state(state_dir: str, model: int) -> Iterator[DoctorFinding]:
+    """Check the folder of a node's trained models, each of so many bytes."""
     folder = state_root(state_dir).absolute()
     fix = "give it to the user who starts flower-supernode, or name another by ONESHOT_CLIENT_STATE"
     yield _writable(folder, "state folder", fix)
-    yield _space(folder, "disk of the state folder", RUNS_KEPT * model + _LEAST_FREE_MIB * MIB, 2 * model, free)
+    yield _space(folder, "disk of the state folder", RUNS_KEPT * model + _LEAST_FREE_MIB * MIB, 2 * model)
 
 
 def upload_limit(models: Mapping[str, int], most_mib: float) -> DoctorFinding:
@@ -134,9 +128,9 @@ def _writable(folder: Path, what: str, fix: str) -> DoctorFinding:
     return DoctorFinding("ok", what, f"{folder} can be written")
 
 
-def _space(folder: Path, name: str, needed: int, least: int, free: int | None) -> DoctorFinding:
+def _space(folder: Path, name: str, needed: int, least: int) -> DoctorFinding:
     """Compare the free bytes with the comfortable and the least amount."""
-    found = shutil.disk_usage(nearest_existing(folder)).free if free is None else free
+    found = shutil.disk_usage(nearest_existing(folder)).free
     level: Level = "ok" if found >= needed else "error" if found < least else "warning"
     shown, fix = f"{found / MIB:,.0f} MiB free for {folder}", "free space on this disk, or choose a folder on another"
     return DoctorFinding(level, name, shown, f"about {needed / MIB:,.0f} MiB", fix)

@@ -65,7 +65,7 @@ def server_certificate(
     files: ServerFiles, names: tuple[str, ...], now: datetime | None = None
 ) -> Iterator[DoctorFinding]:
     """Check the server's certificate: its dates and key, and whether a node that trusts the CA accepts it."""
-    dates = [_certificate(path, now) for path in (files.ca, files.certificate)]
+    dates = [certificate(path, now) for path in (files.ca, files.certificate)]
     yield from dates
     if any(finding.level == "error" for finding in dates):
         return
@@ -87,11 +87,6 @@ def server_certificate(
     if not names:
         needed = "the host that nodes connect to"
         yield DoctorFinding("skipped", "certificate's names", "not given", needed, "give --address HOST:PORT")
-
-
-def root_certificate(path: Path) -> Iterator[DoctorFinding]:
-    """Check a node's copy of the CA's certificate, its --root-certificates."""
-    yield _certificate(path, None)
 
 
 def node_key(path: Path) -> Iterator[DoctorFinding]:
@@ -135,7 +130,7 @@ def _refusal(server: ssl.SSLContext, ca: Path, host: str) -> str:
     return ""
 
 
-def _certificate(path: Path, now: datetime | None) -> DoctorFinding:
+def certificate(path: Path, now: datetime | None = None) -> DoctorFinding:
     """Read a certificate and compare its dates with the time."""
     name, now = f"certificate {path.name}", now or datetime.now(UTC)
     try:

@@ -24,7 +24,7 @@ from client_app.keeping import KeptModel
 from fl_app.data import open_split
 from fl_app.node_config import read_nodes
 from server_app.doctor.data import NodeConfig
-from server_app.doctor.network import ServerFiles, node_key, root_certificate, server_certificate
+from server_app.doctor.network import ServerFiles, certificate, node_key, server_certificate
 from server_app.replay.imports import list_checkpoints
 from server_app.settings.text import merge_settings
 from strategies.client.logits import LogitCache, Logits
@@ -328,7 +328,7 @@ def _findings(read: Callable[[Path], Any]) -> Callable[[Path], Any]:
 
 def _certificates(path: Path) -> Any:
     (path.parent / "server.key").write_bytes(SERVER_KEY)
-    yield from root_certificate(path)
+    yield certificate(path)
     yield from server_certificate(ServerFiles(path, path, path.parent / "server.key"), ("localhost",))
 
 
