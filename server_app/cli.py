@@ -27,10 +27,10 @@ from server_app.launch.arguments import (
     SeveralRunsArgument,
     StateArgument,
     TableOption,
+    print_runs,
     settings_of,
 )
 from server_app.launch.console import Format, errors, progress_bar, say
-from server_app.launch.runs import print_runs
 from strategies.core.errors import OptionError
 from strategies.core.options import Scalar
 from strategies.run import check_run_folder, runs_folder

@@ -21,9 +21,9 @@ from server_app.replay.stored import check_replay, unmet_need
 from server_app.report.client_scores import chosen_of
 from server_app.report.evaluation import StoredAnswers, read_answers
 from server_app.report.page import PAGE_FILE, report_folder, write_page
+from server_app.settings.catalogue import to_toml
 from server_app.settings.choices import CHOICES, options_of
 from server_app.settings.read import default_settings, overridden
-from server_app.settings.text import to_toml
 from strategies.core.durable import make_folder, store_errors
 from strategies.core.errors import OptionError
 from strategies.core.gpu import resolve_device

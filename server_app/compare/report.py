@@ -30,8 +30,8 @@ from server_app.report.tables import (
     write_out,
 )
 from server_app.report.tables import headline as headline_score
+from server_app.settings.catalogue import to_toml
 from server_app.settings.read import default_settings, scaled_line
-from server_app.settings.text import to_toml
 from strategies.core.facts import HEADLINES, in_percent
 from strategies.run.results import COMPARISON_FILE
 from strategies.run.run_folder import info_of

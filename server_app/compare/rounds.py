@@ -512,7 +512,7 @@ def report_rounds(
 
     Args:
         runs: Their folders, of one data set.
-        targets: Scores in % or nats; empty: :func:`server_app.compare.rounds_table.default_targets`.
+        targets: Scores in % or nats; empty: :func:`default_targets`.
         out: A folder for rounds.json, the plot of the learning curves and a page, new or of an earlier report; None
             to write nothing.
 

@@ -30,9 +30,9 @@ from server_app.launch.run_command import PlannedRun, trains_elsewhere
 from server_app.report.communication import size_text
 from server_app.report.tables import setting_line
 from server_app.settings.build import build_job, held_out
+from server_app.settings.catalogue import to_toml
 from server_app.settings.read import Settings, default_settings
 from server_app.settings.server_data import open_half
-from server_app.settings.text import to_toml
 from strategies.compute.in_process import torch_as_usual
 from strategies.core.durable import MIB
 from strategies.core.facts import CLASSIFIER

@@ -22,6 +22,7 @@ from fl_app.node_config import SUPERNODES_VARIABLE
 from server_app.launch.console import INTERRUPTED, echo_to, errors, oneshot, progress_bar
 from server_app.launch.result import print_result
 from server_app.settings.build import DEFAULT_SUPERNODES, build_job, check_before_start, number_of_clients
+from server_app.settings.catalogue import toml_table
 from server_app.settings.checks import check_adopted, check_same_run
 from server_app.settings.commit import COMMIT_VARIABLE, commit_of
 from server_app.settings.read import (
@@ -33,7 +34,6 @@ from server_app.settings.read import (
     read_settings,
 )
 from server_app.settings.server_data import open_half
-from server_app.settings.text import toml_table
 from strategies.compute.threads import multiplications
 from strategies.core.durable import atomic_write, store_errors
 from strategies.core.errors import OneShotError, OptionError, StoreError

@@ -27,9 +27,9 @@ from server_app.report.tables import (
     unscored_lines,
     worded,
 )
+from server_app.settings.catalogue import to_toml
 from server_app.settings.choices import CHOICES
 from server_app.settings.read import default_settings, scaled_line
-from server_app.settings.text import to_toml
 from strategies.core.facts import HEADLINES
 from strategies.run.journal import duration
 from strategies.run.run_folder import RunFolder

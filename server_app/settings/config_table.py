@@ -11,10 +11,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from server_app.settings.catalogue import CATALOGUE, RULES
+from server_app.settings.catalogue import CATALOGUE, RULES, to_toml
 from server_app.settings.choices import ASSUMPTIONS, CHOICES, Choice
 from server_app.settings.read import default_settings, known_options
-from server_app.settings.text import to_toml
 from strategies.core.options import (
     FIXED,
     PUBLISHED,

@@ -19,8 +19,8 @@ from measure import say
 from client_app.node import Node, TrainRequest
 from client_app.work import prepare_upload
 from fl_app.config import AppConfig
+from server_app.settings.catalogue import merge_settings
 from server_app.settings.read import Settings, known_options, read_settings
-from server_app.settings.text import merge_settings
 from strategies.run.files import save_weights
 
 SUFFIX = ".safetensors"

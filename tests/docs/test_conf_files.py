@@ -18,9 +18,9 @@ from fl_app.data.tables import FEATURES
 from fl_app.data.text import CLASSES, LENGTH
 from fl_app.data.torchvision_sets import KNOWN
 from fl_app.models import builders
+from server_app.settings.catalogue import merge_settings
 from server_app.settings.choices import CHOICES
 from server_app.settings.read import Settings, known_options, overridden, read_settings
-from server_app.settings.text import merge_settings
 from strategies.core.options import flatten
 from strategies.methods.co_boosting import CoBoostingConfig
 

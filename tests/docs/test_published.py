@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from doc_pages import ROOT
 
+from server_app.settings.catalogue import merge_settings
 from server_app.settings.read import known_options, read_settings
-from server_app.settings.text import merge_settings
 from strategies.core.options import flatten, parse
 from strategies.method import METHODS
 from strategies.run.files import read_json

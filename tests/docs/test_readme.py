@@ -29,9 +29,9 @@ from server_app import cli
 from server_app.export.exporting import Begun, StoredModels, write_programs
 from server_app.launch import arguments
 from server_app.launch.result import print_result
+from server_app.settings.catalogue import merge_settings
 from server_app.settings.choices import CHOICES
 from server_app.settings.read import known_options, read_settings
-from server_app.settings.text import merge_settings
 from strategies.core.errors import OneShotError
 from strategies.core.facts import UploadFacts
 from strategies.flower.messages import Request, read_reply

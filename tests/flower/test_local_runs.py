@@ -15,8 +15,8 @@ from app_copy import pyproject
 from client_app.app import app as client_app
 from fl_app.node_config import SUPERNODES_VARIABLE
 from server_app.launch.superlink import Scalar, launch
+from server_app.settings.catalogue import toml_table
 from server_app.settings.read import default_settings
-from server_app.settings.text import toml_table
 from strategies import simulate
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray]

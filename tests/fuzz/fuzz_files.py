@@ -26,7 +26,7 @@ from fl_app.node_config import read_nodes
 from server_app.doctor.data import NodeConfig
 from server_app.doctor.network import ServerFiles, certificate, node_key, server_certificate
 from server_app.replay.imports import list_checkpoints
-from server_app.settings.text import merge_settings
+from server_app.settings.catalogue import merge_settings
 from strategies.client.logits import LogitCache, Logits
 from strategies.client.round_state import RoundState
 from strategies.core.checkpoints import read_checkpoint

@@ -21,9 +21,9 @@ from server_app import cli as command_line
 from server_app.compare import comparison
 from server_app.compare.cell import Cell, work
 from server_app.settings.build import build_job, held_out
+from server_app.settings.catalogue import toml_table
 from server_app.settings.read import Settings, default_settings, read_settings
 from server_app.settings.server_data import HeldOut
-from server_app.settings.text import toml_table
 from strategies.core.facts import UploadFacts
 from strategies.core.options import Scalar, options_of
 from strategies.core.seeds import seeded_torch

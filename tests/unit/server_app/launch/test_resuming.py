@@ -17,9 +17,9 @@ from flwr.supercore.run import RunNotRunningException
 from fl_app.node_config import SUPERNODES_VARIABLE
 from server_app import app as server_app
 from server_app.launch.run_command import RESUME_FILE, leave_resume_file
+from server_app.settings.catalogue import merge_settings
 from server_app.settings.checks import check_same_run, free_on
 from server_app.settings.read import default_settings
-from server_app.settings.text import merge_settings
 from strategies.core.errors import ComputeError, OptionError, QuorumError, StoreError
 from strategies.flower.one_shot import OneShot
 from strategies.run.files import write_json

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from server_app.settings.catalogue import merge_settings, to_toml, with_absolute_paths
 from server_app.settings.read import known_options
-from server_app.settings.text import merge_settings, to_toml, with_absolute_paths
 from strategies.core.errors import OptionError
 
 KINDS = {option.key: option.kind for option in known_options()}
