@@ -100,9 +100,9 @@ def test_the_reply_is_one_that_the_server_accepts(ask: Callable[..., Message]) -
     assert 0.0 <= checked.metrics["train-accuracy"] <= 1.0
     assert set(reply.content) == {"arrays", "metrics", "upload"}
     with seeded_torch(0, "init", "lenet5"):
-        assert checked.facts.start == start_digest(
-            build("lenet5", num_classes=10, input_shape=(1, 16, 16)).state_dict()
-        )
+        start = start_digest(build("lenet5", num_classes=10, input_shape=(1, 16, 16)).state_dict())
+    other = facts_of(ask(node={"partition-id": 3, "num-partitions": CLIENTS}))
+    assert checked.facts.start == other["start"] == start
 
 
 @pytest.mark.parametrize(("sums", "names"), [("fisher", {"fisher:conv1.weight"}), ("gram", {"gram:fc1"})])
@@ -330,34 +330,7 @@ def test_label_counts_when_they_are_private_stay_with_the_client(ask: Callable[.
     assert reply.content.metric_records["metrics"]["num-examples"] == len(own_labels(1))
 
 
-def test_clients_of_one_architecture_start_from_the_same_weights_without_a_byte_sent(
-    ask: Callable[..., Message], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    starts = spy_on_starts(monkeypatch)
-
-    ask()
-    ask(node={"partition-id": 3, "num-partitions": CLIENTS})
-
-    with seeded_torch(0, "init", "lenet5"):
-        expected = build("lenet5", num_classes=10, input_shape=(1, 16, 16)).state_dict()
-    assert len(starts) == 2
-    assert equal(starts[0], expected)
-    assert equal(starts[1], expected)
-
-
 SIGNATURES_STATE = build("lenet5", num_classes=10, input_shape=(1, 16, 16)).state_dict()
-
-
-def spy_on_starts(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, torch.Tensor]]:
-    starts: list[dict[str, torch.Tensor]] = []
-    train = TASKS["classifier"].train
-
-    def watched(model: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        starts.append({key: value.clone() for key, value in model.state_dict().items()})
-        return train(model, *args, **kwargs)
-
-    replace_training(monkeypatch, watched)
-    return starts
 
 
 @pytest.mark.parametrize("ending", [".safetensors", ".pt"])
