@@ -17,6 +17,7 @@ from strategies.method import Job, Method, Normalization, Outcome, Silent, Snaps
 from strategies.teacher.augment import Standardize
 from strategies.teacher.student import fresh_student
 
+Array = np.ndarray[Any, Any]
 SHAPE = (2, 8, 8)
 # Of the methods with a generator: as small as they get, in the same arithmetic on every processor.
 TINY: dict[str, Any] = {
@@ -116,6 +117,13 @@ def weights(outcome: Outcome) -> dict[str, torch.Tensor]:
     if outcome.ensemble is not None:
         found |= {f"ensemble.{name}": value for name, value in outcome.ensemble.weights.items()}
     return found if outcome.images is None else {**found, "images": outcome.images}
+
+
+def softmax(logits: Array) -> Array:
+    """Return probabilities over the last dimension, by numpy."""
+    powers: Array = np.exp(logits - logits.max(-1, keepdims=True))
+    powers /= powers.sum(-1, keepdims=True)
+    return powers
 
 
 def same(one: Outcome, other: Outcome) -> bool:

@@ -4,7 +4,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from method_fakes import OTHER, Book, check_option, check_resume, logits_of, options_to_try, tiny_job
+from method_fakes import OTHER, Array, Book, check_option, check_resume, logits_of, options_to_try, softmax, tiny_job
 
 from strategies.methods.fed_et import METHOD, FedEtConfig, Judgement, fit, transfer_loss
 
@@ -12,13 +12,6 @@ SMALL = FedEtConfig(epochs=3, batch_size=5, student_lr=0.01)
 RNG = torch.Generator().manual_seed(4)
 MEMBERS = 2 * torch.randn(1, 40, 3, generator=RNG) + torch.randn(5, 40, 3, generator=RNG)  # M, B, C
 STUDENT = torch.randn(40, 3, generator=RNG)
-Array = np.ndarray[Any, Any]
-
-
-def softmax(logits: Array) -> Array:
-    powers: Array = np.exp(logits - logits.max(-1, keepdims=True))
-    powers /= powers.sum(-1, keepdims=True)
-    return powers
 
 
 def judged(logits: Array, temperature: float = 1.0) -> tuple[Array, Array, int]:

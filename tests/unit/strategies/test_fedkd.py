@@ -6,11 +6,13 @@ import pytest
 from method_fakes import (
     OTHER,
     UPLOADS,
+    Array,
     Book,
     check_option,
     check_resume,
     logits_of,
     options_to_try,
+    softmax,
     tiny_job,
 )
 
@@ -20,7 +22,6 @@ from strategies.methods.fedkd import METHOD, FedKdConfig, fit
 SMALL = FedKdConfig(epochs=3, batch_size=5, student_lr=0.01)
 # One step on all images; the student, which has no dropout, hardly moves.
 STILL = replace(SMALL, epochs=1, batch_size=11, student_lr=1e-12)
-Array = np.ndarray[Any, Any]
 
 
 def still_job(**changes: Any) -> Job:
@@ -38,12 +39,6 @@ def weighted(members: Array) -> Array:
     share = counts / counts.sum(0)
     combined: Array = np.einsum("mc,mbc->bc", share, members)
     return combined
-
-
-def softmax(logits: Array) -> Array:
-    powers: Array = np.exp(logits - logits.max(1, keepdims=True))
-    powers /= powers.sum(1, keepdims=True)
-    return powers
 
 
 def test_loss_is_the_mean_distance_from_the_label_count_ensembles_logits() -> None:

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from method_fakes import softmax
 from torch import nn
 
 from strategies.combiners.aggregator_steps import Sgd, round_steps
@@ -102,12 +103,6 @@ GATE_MEMBERS, BATCH, GATE_CLASSES = 3, 7, 4
 GATE_LOGITS = RNG.normal(size=(GATE_MEMBERS, BATCH, GATE_CLASSES)).astype(np.float32) * 3
 WEIGHT = RNG.normal(size=(GATE_MEMBERS, GATE_MEMBERS * GATE_CLASSES)).astype(np.float32)
 BIAS = RNG.normal(size=GATE_MEMBERS).astype(np.float32)
-
-
-def softmax(values: np.ndarray) -> np.ndarray:
-    exponentials = np.exp(values - values.max(-1, keepdims=True))
-    result: np.ndarray = exponentials / exponentials.sum(-1, keepdims=True)
-    return result
 
 
 def test_the_mixture_is_the_gate_s_mean_of_predictions_as_numpy_has_it() -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from method_fakes import BUILDERS, SHAPE, UPLOADS, tiny_job
+from method_fakes import BUILDERS, SHAPE, UPLOADS, softmax, tiny_job
 from torch import nn
 
 from strategies.distillation.losses import draw_directions
@@ -14,12 +14,6 @@ from strategies.teacher.ensemble import Ensemble
 IMAGES = torch.rand(4, *SHAPE, generator=torch.Generator().manual_seed(0)) * 2 - 1
 LABELS = torch.tensor([0, 2, 1, 1])
 NOTHING = torch.zeros(())
-
-
-def softmax(values: np.ndarray) -> np.ndarray:
-    exponentials = np.exp(values - values.max(-1, keepdims=True))
-    result: np.ndarray = exponentials / exponentials.sum(-1, keepdims=True)
-    return result
 
 
 def directions(images: torch.Tensor, seed: int) -> torch.Tensor:
