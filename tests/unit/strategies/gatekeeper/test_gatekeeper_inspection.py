@@ -3,16 +3,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import ClassVar
 
 import pytest
 import torch
 from gatekeeper_fakes import QUICK, State, backdoored, cohort, drawn, flipped, honest, job_of, times, upload, with_first
+from method_fakes import Book
 
 from strategies.core.facts import UploadFacts
 from strategies.gatekeeper.inspection import inspect
 from strategies.gatekeeper.verdicts import Inspection
-from strategies.method import Silent, Upload
+from strategies.method import Upload
 
 WITHOUT_TRIGGERS = replace(QUICK, trigger_steps=0)
 
@@ -84,19 +84,15 @@ def test_weights_are_compared_among_equal_architectures_and_behaviour_among_all(
 
 
 def test_the_verdict_survives_json_and_progress_is_reported() -> None:
-    class Counter(Silent):
-        steps: ClassVar[list[int]] = []
-
-        def report(self, step: int, total: int, values: object = None, *_: object) -> None:  # noqa: ARG002
-            self.steps.append(step)
-
-    found = inspect(job_of(with_first(flipped(0))), WITHOUT_TRIGGERS, progress=Counter())
+    book = Book()
+    found = inspect(job_of(with_first(flipped(0))), WITHOUT_TRIGGERS, progress=book)
 
     again = Inspection.from_json(found.as_json())
     assert again.as_json() == found.as_json()
     assert again.table() == Inspection.from_json(again.as_json()).table()
-    assert Counter.steps == sorted(Counter.steps)
-    assert Counter.steps[-1] == 100
+    steps = [step for step, _ in book.reports]
+    assert steps == sorted(steps)
+    assert steps[-1] == 100
 
 
 # The gatekeeper names flipped, random, copied and boasting uploads of feature sums, and no honest one.
