@@ -26,6 +26,7 @@ from strategies.core.checkpoints import (
     checkpoint_bytes,
     client_name_of,
     is_adapter,
+    no_checkpoints,
     read_checkpoint,
     read_classes,
     same_training_notes,
@@ -106,8 +107,7 @@ def list_checkpoints(
         found = replace(found, taken=adapters, others=(*found.others, *sorted(set(found.taken) - set(adapters))))
     files = found.taken
     if not files:
-        left = f"; left out are {found.left_out}" if found.left_out else ""
-        raise OptionError(f"{folder} holds no checkpoints: must be files that end in {', '.join(SUFFIXES)}{left}")
+        raise OptionError(no_checkpoints(found))
     tables = {} if map_file is None else _read_map(map_file, [path.name for path in files])
     shared = tables.get(_KEYS, {})
     entries = [

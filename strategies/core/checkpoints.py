@@ -91,6 +91,17 @@ def scan_checkpoints(folder: Path) -> Scan:
     return replace(found, taken=taken, others=tuple(path for path in found.others if path not in models))
 
 
+def no_checkpoints(found: Scan) -> str:
+    """Return why a folder has no checkpoints, for an error: what else it holds, and where some lie below it."""
+    left = f"; left out are {found.left_out}" if found.left_out else ""
+    folders = (path for path in found.others if path.is_dir())
+    deeper = (file for folder in folders for file in scan(folder, lambda path: has_suffix(path, SUFFIXES)).taken)
+    if (first := next(deeper, None)) is not None:
+        below = first.relative_to(found.folder)
+        left = f"; {below} lies in a folder below: must be directly in {found.folder}, as {below.parent}{first.suffix}"
+    return f"{found.folder} holds no checkpoints: must be files that end in {', '.join(SUFFIXES)}{left}"
+
+
 def model_file(folder: Path) -> Path | None:
     """Return the file of the one model that a folder of Hugging Face's holds, or its index of shards; None if none."""
     return next((path for name in _OF_FOLDER if (path := folder / name).is_file()), None)

@@ -42,7 +42,7 @@ class Scan:
         """How many files are left out, with the first names, as a clause; empty if none are."""
         parts = []
         if self.others:
-            kinds = Counter(path.suffix.lower() or "no suffix" for path in self.others)
+            kinds = Counter("folder" if p.is_dir() else p.suffix.lower() or "no suffix" for p in self.others)
             shown = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(4))
             parts.append(f"{_files(self.others)} ({shown}): {self._names(self.others)}")
         if self.hidden:

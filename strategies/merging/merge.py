@@ -21,10 +21,10 @@ from ..combiners.outcomes import build_ensemble, load_model
 from ..compute.in_process import InProcess
 from ..core import refusals
 from ..core.checkpoints import (
-    SUFFIXES,
     OpenFile,
     client_name_of,
     model_file,
+    no_checkpoints,
     odd_form,
     open_checkpoint,
     read_checkpoint,
@@ -160,8 +160,7 @@ def _models_in(folder: Path) -> dict[str, Path]:
             )
         named[client] = path
     if not named:
-        left = f"; left out are {found.left_out}" if found.left_out else ""
-        raise OptionError(f"{folder} holds no checkpoints: must be files that end in {', '.join(SUFFIXES)}{left}")
+        raise OptionError(no_checkpoints(found))
     found.report("models")
     return named
 
@@ -565,7 +564,7 @@ def merge(
     num_classes, input_shape = num_classes or 0, UNKNOWN_SHAPE if input_shape is None else input_shape
     named = name_models(models)
     files = [Path(one) for one in named.values() if isinstance(one, str | Path)]
-    notes = [*_compare_classes(named), *same_training_notes(files)]
+    notes = [*_compare_classes(named), *same_training_notes(files), *_shared_notes(named)]
     named = _as_adapters(named, chosen)
     adapters = open_adapters(named)
     if adapters:
@@ -576,7 +575,6 @@ def merge(
     config = choose_config(further.get("config"), chosen)
     facts = _facts(named, label_counts, sizes, num_classes)
     kept = {client: keep_weights(client, one) for client, one in named.items()}
-    notes += _shared_notes(named)
     start, folder = further.pop("start", None), further.pop("folder", None)
     if start is not None:
         _check_form("start", start)
@@ -627,9 +625,12 @@ def merge(
 
 
 def _shared_notes(named: Mapping[str, Trained]) -> list[str]:
-    """Return a line for models that lie at one place of the memory, as a list of one module does."""
-    places = dict[Any, list[str]]()
+    """Return a line for models that lie at one place of the memory or the disk, as a list of one module does."""
+    places, files = dict[Any, list[str]](), dict[Any, list[str]]()
     for client, one in named.items():
+        if isinstance(one, str | Path) and expand_user(one).exists():
+            status = expand_user(one).stat()
+            files.setdefault((status.st_dev, status.st_ino), []).append(client)
         state = one.state_dict() if isinstance(one, nn.Module) else one if isinstance(one, Mapping) else {}
         places.setdefault(
             tuple(_place(*item) for item in state.items() if isinstance(item[1], torch.Tensor)), []
@@ -638,6 +639,10 @@ def _shared_notes(named: Mapping[str, Trained]) -> list[str]:
         f"models {shorten_list(clients)} are one and the same: must be copies, as copy.deepcopy(model)"
         for place, clients in places.items()
         if place and len(clients) > 1
+    ] + [
+        f"models {shorten_list(clients)} are one file: must be a file of each client"
+        for clients in files.values()
+        if len(clients) > 1
     ]
 
 

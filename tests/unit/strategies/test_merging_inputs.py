@@ -139,6 +139,23 @@ def test_a_list_of_one_module_is_named() -> None:
     assert not any("are one and the same" in line for line in said)
 
 
+def test_a_file_that_is_given_twice_is_named_and_files_below_a_folder_are_found(tmp_path: Path) -> None:
+    said = list[str]()
+    (tmp_path / "north").mkdir()
+    file = tmp_path / "north" / "best.pt"
+    torch.save(trained(1).state_dict(), file)
+    (tmp_path / "link.pt").symlink_to(file)
+    merge({"a": file, "b": tmp_path / "link.pt", "c": trained(2)}, "fedavg", model=net, log=said.append, **SHAPE)
+    assert "models a, b are one file: must be a file of each client" in said
+    (tmp_path / "link.pt").unlink()
+    line = rf"north/best.pt lies in a folder below: must be directly in {tmp_path}, as north.pt"
+    with pytest.raises(OptionError, match=line):
+        merge(tmp_path, "fedavg", model=net, **SHAPE)
+    file.rename(tmp_path / "north.pt")
+    (tmp_path / "north").rmdir()
+    assert merge(tmp_path, "fedavg", model=net, log=said.append, **SHAPE).clients == ("north",)
+
+
 def test_one_model_is_the_same_through_every_door(tmp_path: Path) -> None:
     own = trained(2).state_dict()
     expected = merge([trained(1), trained(2)], "fedavg", **SHAPE).student
