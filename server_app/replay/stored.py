@@ -253,6 +253,7 @@ def _facts(settings: Settings, job: Job, request: ReplayRequest, *, foreign: boo
         "seed": job.seed,
         "threads": job.threads,
         "student": job.student,
+        "config": flatten(job.config),
         **commit_facts(),
     }
     if not foreign:

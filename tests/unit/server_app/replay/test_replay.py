@@ -17,6 +17,7 @@ from torch import nn
 from server_app.replay.request import ReplayRequest
 from server_app.replay.stored import replay_run
 from strategies.core.errors import OptionError, StoreError
+from strategies.core.options import flatten
 from strategies.method import METHODS, Need, Snapshot
 from strategies.run.files import read_json
 from strategies.run.journal import Journal
@@ -70,7 +71,17 @@ def test_every_method_when_replayed_leaves_its_result_beside_the_run_and_the_run
     info = json.loads((target / "run.json").read_text())
     assert (info["method"], info["replay-of"], info["settings"]["method"]) == (method, str(run), method)
     assert info["id"] != json.loads((run / "run.json").read_text())["id"]
+    assert info["config"].keys() == flatten(METHODS[method].config()).keys()
     assert (target / ("student.safetensors" if METHODS[method].kind != "ensemble" else "ensemble")).exists()
+
+
+def test_a_replay_stores_the_config_that_it_works_with_and_not_its_run_s(run_folder: MakeRun) -> None:
+    run = run_folder(method="fedens")
+
+    result = replayed(run, "dense", preset="fedsyn", server__epochs=1, dense__bn_weight=0.0)
+
+    stored = read_json(Path(result["run_dir"]) / "run.json")["config"]
+    assert stored == flatten(METHODS["dense"].config.preset("fedsyn", epochs=1, bn_weight=0.0))
 
 
 def test_a_replay_without_a_method_runs_the_run_s_own_and_gives_the_same_bits_each_time(run_folder: MakeRun) -> None:
