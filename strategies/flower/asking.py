@@ -136,7 +136,7 @@ class Exchange:
     def _pause(self) -> float:
         if self._nodes.local:
             return LOCAL_POLL_S
-        if self._nodes.simulated:
+        if self._nodes.simulated or len(self._pending) > PULLS_PER_POLL:  # in turn: longer pauses would add up
             return self._poll_s
         quiet = time.monotonic() - self._heard
         return max(self._poll_s, min(QUIET_SHARE * quiet, LONGEST_POLL_S))

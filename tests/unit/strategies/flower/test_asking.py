@@ -20,7 +20,7 @@ from flwr.app import Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
 
 from strategies.core.errors import StoreError, UploadError
-from strategies.flower.asking import Exchange
+from strategies.flower.asking import PULLS_PER_POLL, Exchange
 from strategies.flower.nodes import Nodes, Refusals, SentQuestion, cause_of_failure
 from strategies.run.run_folder import RunFolder
 from strategies.run.traffic import Traffic
@@ -87,6 +87,13 @@ def test_real_nodes_that_train_for_an_hour_are_asked_once_a_second_and_the_quick
     found.ask(lambda reply, sent: not heard.append(clock.now), timeout_s=3600.0)
     assert heard == [pytest.approx(0.8)]
     assert 3600 <= len(found.grid.pulls) <= 3700
+
+
+def test_real_nodes_that_are_looked_at_in_turn_are_asked_as_often_as_at_first(talk: Any, clock: Any) -> None:
+    silent: dict[int, Any] = dict.fromkeys(range(1, 20), lambda message: None)
+    found = talk(DeployedGrid(silent))
+    found.ask(timeout_s=100.0)
+    assert len(found.grid.pulls) / PULLS_PER_POLL == pytest.approx(500, abs=3)
 
 
 # Answers that cannot be read.
