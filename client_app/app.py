@@ -18,6 +18,7 @@ from fl_app.project import FAILURES
 from strategies.client import TORN, already_held, answer_question, failure, read_arrays, upload_facts
 from strategies.core.errors import OneShotError
 from strategies.core.facts import State
+from strategies.core.processor import without_collections
 
 if TYPE_CHECKING:
     from client_app.keeping import Trained
@@ -57,10 +58,11 @@ def upload(msg: Message, context: Context) -> Message:
     if msg.content.config_records.get("config", ConfigRecord()).get("iterative"):
         return _one_round(msg, context, facts, policy)
     # Imported here, so that a process loads only the modules that its message needs.
-    import torch
+    with without_collections():
+        import torch
 
-    from client_app.work import prepare_upload
-    from fl_app.config import AppConfig
+        from client_app.work import prepare_upload
+        from fl_app.config import AppConfig
 
     try:
         config = AppConfig.from_settings(context.run_config)

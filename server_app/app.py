@@ -82,8 +82,7 @@ def _run(grid: Grid, given: dict[str, Any]) -> None:
         with _resumable(strategy, settings):
             adopt_uploads(folder, settings.app.uploads, settings.app.forget, min_uploads=settings.app.min_uploads)
             where = where_scored(settings, has_examples=images is not None or bool(len(split.labels)))
-            # Imports what draws plots while the clients work: half a second of a core, which the result would wait for.
-            threading.Thread(target=new_figure, args=(1.0, 1.0), daemon=True).start()
+            threading.Thread(target=_load_for_the_report, daemon=True).start()
             asked: dict[str, Any] = {TEST_SHARE: settings.app.client.test_share} if where in ("clients", "both") else {}
             strategy.start(
                 grid, timeout=settings.app.deadline_s, train_config=ConfigRecord({**asked, **folder_digests(settings)})
@@ -104,6 +103,13 @@ def _run(grid: Grid, given: dict[str, Any]) -> None:
     if SUPERNODES_VARIABLE not in os.environ:  # `oneshot run` prints the table itself
         for line in table_lines(result):
             log_info(line)
+
+
+def _load_for_the_report() -> None:
+    """Import what draws plots and finds intervals while the clients work: a second, which the result would wait for."""
+    import scipy.optimize  # noqa: F401
+
+    new_figure(1.0, 1.0)
 
 
 def _read(given: dict[str, Any]) -> Settings:

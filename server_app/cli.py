@@ -33,6 +33,7 @@ from server_app.launch.arguments import (
 from server_app.launch.console import Format, errors, progress_bar, say
 from strategies.core.errors import OptionError
 from strategies.core.options import Scalar
+from strategies.core.processor import without_collections
 from strategies.run import check_run_folder, runs_folder
 
 if TYPE_CHECKING:
@@ -90,7 +91,8 @@ def run(
         if local and app is not None:
             raise OptionError("--local runs the installed app: must be given without APP")
         with _runtime(local or dry_run) as runtime:
-            from server_app.launch.run_command import plan_run
+            with without_collections():
+                from server_app.launch.run_command import plan_run
 
             planned = plan_run(_in_process(given, local), num_supernodes)
             if dry_run:

@@ -25,8 +25,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import psutil
-
 from fl_app.environment import RUN_VARIABLE
 from fl_app.node_config import SUPERNODES_VARIABLE
 from fl_app.project import FOLDER_VARIABLE, project_folder
@@ -55,8 +53,6 @@ def run_environment(folder: Path, token: str) -> dict[str, str]:
     # Flower would join the cluster with arguments that a cluster refuses; its nodes lack the app and this folder.
     given.pop(CLUSTER, None)
     return {
-        # Flower polls for a run to start at this interval, in seconds; its default is 1.
-        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25",
         # Ray would prestart a worker per CPU, and none could serve Flower's actors, which have another environment.
         "RAY_prestart_worker_first_driver": "0",
         # Ray takes lines of different clients for duplicates, and would drop most of them.
@@ -103,18 +99,56 @@ def gpu_share(device: str, clients: int) -> float:
 
 
 COMPLETED = "finished:completed"
+# Imports make many objects and no garbage: without the search for it they take up to a fifth less time.
+#
 # Flower's own command on a free port, which it chooses after its imports and writes into a file.
 _SUPERLINK = """
-import os, pathlib, socket, sys
+import gc, os, pathlib, socket, sys
 from importlib.metadata import entry_points
+gc.disable()
 (command,) = entry_points(group="console_scripts", name="flower-superlink")
 serve, place = command.load(), pathlib.Path(sys.argv[1])
+gc.freeze()
+gc.enable()
 with socket.create_server(("127.0.0.1", 0)) as probe:
     port = str(probe.getsockname()[1])
 place.with_suffix(".new").write_text(port)
 place.with_suffix(".new").rename(place)
-sys.argv = ["flower-superlink", "--insecure", "--simulation", "--host", "127.0.0.1", "--port", port]
+sys.argv = ["flower-superlink", "--insecure", "--simulation", "--isolation", "process", "--host", "127.0.0.1"]
+sys.argv += ["--port", port]
 sys.exit(serve())
+"""
+# Flower's SuperExec and the command that it starts, in one process that imports while the SuperLink starts.
+_SIMULATION = """
+import gc, pathlib, sys, sysconfig, time
+gc.disable()
+import httpx, ray._private.node, torch
+from flwr.proto.runtime_pb2 import AcquireTaskRequest
+from flwr.server.superlink.fleet.vce.backend import raybackend
+from flwr.simulation.app import flwr_simulation
+from flwr.supercore.constant import TaskType
+from flwr.supercore.runtime import RuntimeHttpClient
+gc.freeze()
+gc.enable()
+
+# A Ray of one run needs neither its dashboard, for which it would wait, nor its autoscaler.
+ray._private.services.start_api_server = lambda *_, **__: (None, None)
+ray._private.node.Node.start_monitor = lambda _: None
+place, superlink = pathlib.Path(sys.argv[1]), sys.argv[2]
+while not place.exists():
+    time.sleep(0.02)
+address, token = f"127.0.0.1:{place.read_text()}", ""
+client = RuntimeHttpClient.from_server_address(address, True, None, [])
+while not token:
+    time.sleep(0.05)
+    try:
+        token = client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.SIMULATION])).token
+    except httpx.TransportError:  # the SuperLink does not listen yet
+        pass
+client.close()
+sys.argv = [str(pathlib.Path(sysconfig.get_path("scripts"), "flwr-simulation")), "--insecure"]
+sys.argv += ["--runtime-api-address", address, "--token", token, "--parent-pid", superlink]
+sys.exit(flwr_simulation())
 """
 _LAST = (SUPERNODES_VARIABLE, COMMIT_VARIABLE)  # known once the settings are
 _PORT, _LOG, _RUN = "port", "superlink.log", "run.json"
@@ -183,7 +217,7 @@ def launch(
             with prepare_runtime() if runtime is None else contextlib.closing(runtime) as own:
                 last = {name: os.environ[name] for name in _LAST if name in os.environ}
                 (own.folder / _RUN).write_text(json.dumps(last), encoding="utf-8")
-                control, superlink = Control(_await_superlink(own)), psutil.Process(own.superlink.pid)
+                control = Control(_await_superlink(own))
                 # Flower starts one client actor per CPU of Ray, each with its own imports.
                 cpus = max(1, min(all_cores(), num_supernodes, at_once or num_supernodes))
                 run_id = _submit(control, app_dir, settings, num_supernodes, cpus)
@@ -194,10 +228,10 @@ def launch(
                     tail.append(ACTOR.sub("", ANSI.sub("", line)))
                     echo(line)
 
-                own.ends_behind = _stream_log(control.lines(run_id), superlink, show, is_finished)
+                own.ends_behind = _stream_log(control.lines(run_id), own.is_over, show, is_finished)
                 if own.ends_behind:
                     return Launched(0, COMPLETED, "")
-                return _verdict(control, run_id, superlink, [*own.log(), *tail])
+                return _verdict(control, run_id, own.is_over, [*own.log(), *tail])
         except (ComputeError, OSError) as error:
             return Launched(1, stage, with_remedy(str(error)))
 
@@ -210,12 +244,14 @@ class Runtime:
         folder: Flower's home.
         close: Ends the runtime; may be called again.
         superlink: Flower's SuperLink, which serves or will.
+        simulation: The process that takes the SuperLink's only run.
         ends_behind: Whether the guardian ends them after the runtime's end, which does not wait.
     """
 
     folder: Path
     close: Callable[[], None]
     superlink: subprocess.Popen[bytes] = field(init=False)
+    simulation: subprocess.Popen[bytes] = field(init=False)
     ends_behind: bool = False
 
     def port(self) -> int:
@@ -223,8 +259,12 @@ class Runtime:
         place = self.folder / _PORT
         return int(place.read_text()) if place.exists() else 0
 
+    def is_over(self) -> bool:
+        """Return whether the simulation, or the SuperLink that it needs, has ended."""
+        return self.simulation.poll() is not None or self.superlink.poll() is not None
+
     def log(self) -> list[str]:
-        """Return the last lines of the SuperLink's own log."""
+        """Return the last lines that the processes wrote."""
         return (self.folder / _LOG).read_text(encoding="utf-8", errors="replace").splitlines()[-_TAIL:]
 
 
@@ -232,7 +272,7 @@ class Runtime:
 def prepare_runtime() -> Iterator[Runtime]:
     """Provide the processes of a run; at the block's end all have ended.
 
-    Flower's SuperLink takes seconds to start, in which the caller can read and check its settings.
+    They take seconds to start, in which the caller can read and check its settings.
     """
     with contextlib.ExitStack() as stack:
         started = list[subprocess.Popen[bytes]]()
@@ -241,18 +281,24 @@ def prepare_runtime() -> Iterator[Runtime]:
         runtime = Runtime(folder, stack.close)
         for name in ("cwd", "tmp"):
             (folder / name).mkdir()
-        with (folder / _LOG).open("w", encoding="utf-8") as output:
-            runtime.superlink = subprocess.Popen(  # noqa: S603  this interpreter, and Flower's own command
-                [sys.executable, "-P", "-c", _SUPERLINK, str(folder / _PORT)],
-                env=run_environment(folder, token),
-                cwd=folder / "cwd",
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # a terminal's Ctrl-C reaches this process only
-            )
+        runtime.superlink = _start(folder, token, _SUPERLINK)
         started.append(runtime.superlink)
+        runtime.simulation = _start(folder, token, _SIMULATION, str(runtime.superlink.pid))
+        started.append(runtime.simulation)
         yield runtime
+
+
+def _start(folder: Path, token: str, script: str, *arguments: str) -> subprocess.Popen[bytes]:
+    with (folder / _LOG).open("a", encoding="utf-8") as output:
+        return subprocess.Popen(  # noqa: S603  this interpreter, and Flower's own commands
+            [sys.executable, "-P", "-c", script, str(folder / _PORT), *arguments],
+            env=run_environment(folder, token),
+            cwd=folder / "cwd",
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # a terminal's Ctrl-C reaches this process only
+        )
 
 
 def _collect(started: Sequence[subprocess.Popen[bytes]]) -> None:
@@ -299,7 +345,10 @@ def _submit(control: Control, app_dir: Path, settings: Mapping[str, Scalar], num
 
 
 def _stream_log(
-    lines_of_run: Iterator[str], superlink: psutil.Process, echo: Callable[[str], None], is_finished: Callable[[], bool]
+    lines_of_run: Iterator[str],
+    is_over: Callable[[], bool],
+    echo: Callable[[str], None],
+    is_finished: Callable[[], bool],
 ) -> bool:
     """Echo the run's log until it ends, or for a few seconds after the simulation's process has ended.
 
@@ -327,7 +376,7 @@ def _stream_log(
         try:
             line = lines.get(timeout=_POLL_S)
         except queue.Empty:
-            if deadline == float("inf") and _is_over(superlink):
+            if deadline == float("inf") and is_over():
                 deadline = time.monotonic() + _GRACE_S
             continue
         if line is None:
@@ -337,11 +386,11 @@ def _stream_log(
     return False
 
 
-def _verdict(control: Control, run_id: str, superlink: psutil.Process, log: Sequence[str]) -> Launched:
+def _verdict(control: Control, run_id: str, is_over: Callable[[], bool], log: Sequence[str]) -> Launched:
     """Wait until Flower reports an end or the run's process has ended, and return how the run ended."""
     cause = causing_error(log)
     while True:
-        over = _is_over(superlink)  # read first, because the process reports its status before it ends
+        over = is_over()  # read first, because the process reports its status before it ends
         name, details = control.status(run_id)
         if name == COMPLETED:
             return Launched(0, COMPLETED, "")
@@ -353,20 +402,3 @@ def _verdict(control: Control, run_id: str, superlink: psutil.Process, log: Sequ
             killed = "the simulation's process was killed, by hand or for lack of memory"
             return Launched(1, "killed", with_remedy(f"the simulation's process ended: {cause}") if cause else killed)
         time.sleep(_POLL_S)
-
-
-def _is_over(superlink: psutil.Process) -> bool:
-    """Return whether the simulation's process, started by the SuperLink's only child, has existed and ended."""
-    try:
-        executors = [child for child in superlink.children() if _is_alive(child)]
-        simulations = [child for executor in executors for child in executor.children()]
-    except psutil.NoSuchProcess:
-        return True
-    return not executors or (bool(simulations) and not any(map(_is_alive, simulations)))
-
-
-def _is_alive(process: psutil.Process) -> bool:
-    try:
-        return bool(process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False

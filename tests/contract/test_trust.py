@@ -40,7 +40,7 @@ TRUSTED = {
 # Every program that is started: (file, function) -> the code that switches off the telemetry of Flower and Ray.
 STARTED = {
     ("server_app/launch/guard.py", "_start_guardian"): "",  # it loads neither of them
-    ("server_app/launch/superlink.py", "prepare_runtime"): "env=run_environment(folder, token)",
+    ("server_app/launch/superlink.py", "_start"): "env=run_environment(folder, token)",
     ("server_app/compare/cell.py", "run_cell"): "**QUIET",
     ("server_app/settings/commit.py", "_ask"): '[git, "-C", ',  # git loads neither
 }

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import textwrap
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from strategies.core import processor
-from strategies.core.processor import flush_subnormals
+from strategies.core.processor import flush_subnormals, without_collections
 
 ROOT = Path(__file__).resolve().parents[4]
 SMALLEST_NORMAL = 1.1754943508222875e-38
@@ -76,7 +77,7 @@ def test_a_block_restores_what_was_set_before_it_also_after_an_error(before: boo
 def test_all_threads_of_a_process_that_begins_with_it_take_subnormal_numbers_for_zero() -> None:
     code = textwrap.dedent("""
         import torch
-        from strategies.core.processor import flush_subnormals
+        from strategies.core.processor import flush_subnormals, without_collections
 
         with flush_subnormals():
             torch.set_num_threads(2)
@@ -86,3 +87,19 @@ def test_all_threads_of_a_process_that_begins_with_it_take_subnormal_numbers_for
     """)
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["2", "0"]
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_block_without_collections_restores_what_was_set_before_it_also_after_an_error(before: bool) -> None:
+    (gc.enable if before else gc.disable)()
+
+    def fail() -> None:
+        assert not gc.isenabled()
+        raise ImportError
+
+    try:
+        with pytest.raises(ImportError), without_collections():
+            fail()
+        assert gc.isenabled() == before
+    finally:
+        gc.enable()
