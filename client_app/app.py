@@ -189,6 +189,8 @@ def _one_round(msg: Message, context: Context, facts: Mapping[str, Any], policy:
 
 def _reply(msg: Message, config: AppConfig, node: Node, trained: Trained, state: State) -> Message:
     facts = trained.facts
+    if config.model.train:  # only weights are merged
+        facts = replace(facts, label_counts=None)
     if facts.label_counts is not None:
         facts = replace(facts, label_counts=reported_counts(facts.label_counts, config.client, node.policy))
     if not reports_counts(config.client, node.policy):  # the names of a node's class folders tell which classes it has

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from client_app.fens import FensClient
 from client_app.node import refuse
 from fl_app.node_config import client_name
+from fl_app.project import own_scores, scores_in
 from strategies.client.evaluation import Local, OwnExamples
 from strategies.client.holdout import HoldoutRequest
 from strategies.core import refusals
 from strategies.core.clients import read_float, read_int, read_share
 from strategies.core.errors import UploadError
-from strategies.core.facts import CLASSIFIER, EXPECTED, kind_of, read_agreement
+from strategies.core.facts import CLASSIFIER, EXPECTED, in_percent, kind_of, read_agreement
+from strategies.core.scan import LOG
 
 if TYPE_CHECKING:
     import torch
@@ -32,6 +34,10 @@ class EvaluatingClient(FensClient):
             asked.append(holdout_of(facts))
             return self._test_examples(asked[-1])
 
+        def scorer(facts: Mapping[str, Any]) -> tuple[int, Callable[[torch.nn.Module], Mapping[str, float]]]:
+            asked.append(holdout_of(facts))
+            return self._scorer(asked[-1])
+
         return Local(
             client=client_name(self.facts),
             examples=examples,
@@ -42,6 +48,7 @@ class EvaluatingClient(FensClient):
             min_examples=self.policy.min_test_examples,
             share=self.policy.share,
             refusal=self._refused(),
+            scorer=scorer if self._config().model.evaluate else None,
         )
 
     def _refused(self) -> str:
@@ -69,6 +76,22 @@ class EvaluatingClient(FensClient):
             own.split.classes,
             None if groups is None else groups[own.test].numpy(),
         )
+
+    def _scorer(self, holdout: HoldoutRequest) -> tuple[int, Callable[[torch.nn.Module], Mapping[str, float]]]:
+        """Return the number of test examples, and the user's own function on them."""
+        node, own = self._load_examples(holdout)
+        self._check_unchanged(holdout, own)
+        name = self._config().model.evaluate
+        self.policy.check_code("model.evaluate", name)
+        with self.policy.reading(f"model.evaluate {name!r}"):
+            function, data = own_scores(name), own.tested.pairs(own.test)
+
+        def score(model: torch.nn.Module) -> Mapping[str, float]:
+            with self.policy.reading(f"model.evaluate {name!r}"):
+                found = scores_in(function(model, data), f"model.evaluate {name!r}", LOG.warning)
+            return {key: value / 100 if in_percent(key) else value for key, value in found.items()}
+
+        return len(data) if node.has_data else 0, score
 
     def _own(self, holdout: HoldoutRequest) -> torch.nn.Module | None:
         own = self._load_own_model(holdout)

@@ -75,10 +75,11 @@ class FensClient:
 
         self.policy.check_architecture(architecture)
         _, own = self._load_examples(holdout)
-        if holdout.num_classes != own.split.num_classes:
-            raise refusals.bad_request("num-classes", holdout.num_classes, str(own.split.num_classes))
+        classes = own.split.num_classes
+        if holdout.num_classes != (known := 0 if self._config().model.train else classes):
+            raise refusals.bad_request("num-classes", holdout.num_classes, str(known))
         if not is_head(architecture):
-            return build(architecture, num_classes=holdout.num_classes, input_shape=own.split.input_shape)
+            return build(architecture, num_classes=classes, input_shape=own.split.input_shape)
         config = self._config()
         self.policy.check_backbone(backbone_in(architecture), config.features.weights)
         function = FeatureFunction(config.features, config.seed, *own.split.normalization)

@@ -10,7 +10,8 @@ import hashlib
 import json
 import math
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 from safetensors import SafetensorError
@@ -39,17 +40,20 @@ class Trained:
         loss: Mean training loss of the last epoch; NaN if it was not measured.
         accuracy: Training accuracy of the last epoch, in [0, 1]; NaN if it was not measured.
         epsilon: Privacy budget spent; None without differential privacy.
+        reported: What a training of the user's own reports, by name.
     """
 
     facts: UploadFacts
     loss: float = math.nan
     accuracy: float = math.nan
     epsilon: float | None = None
+    reported: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def metrics(self) -> dict[str, float]:
         """The measured numbers, as the client reports them beside the number of examples."""
         known = {"train-loss": self.loss, "train-accuracy": self.accuracy, "epsilon": self.epsilon}
+        known |= {f"train-{name}": value for name, value in self.reported.items()}
         return {key: value for key, value in known.items() if value is not None and not math.isnan(value)}
 
 
@@ -88,8 +92,8 @@ class KeptModel:
             if sha256_file(self._weights) != row.pop(_WEIGHTS):
                 raise ValueError("its digest differs from that of its content")
             loss, accuracy = (math.nan if (value := row.pop(key)) is None else value for key in _MEASURED)
-            epsilon = row.pop("epsilon")
-            return Trained(UploadFacts.from_row(row), loss, accuracy, epsilon), load_file(self._weights)
+            epsilon, reported = row.pop("epsilon"), row.pop("reported", {})
+            return Trained(UploadFacts.from_row(row), loss, accuracy, epsilon, reported), load_file(self._weights)
         except (OSError, ValueError, TypeError, AttributeError, KeyError, SafetensorError, StoreError) as error:
             LOG.warning("the kept model %s cannot be read: %s", self._weights, error)
             return None
@@ -107,7 +111,7 @@ class KeptModel:
         data = save({key: value.clone(memory_format=torch.contiguous_format) for key, value in state.items()})
         measured = {key: getattr(trained, key) for key in _MEASURED}
         measured |= {key: None for key in _MEASURED if not math.isfinite(measured[key])}  # JSON has no NaN or infinity
-        row = {**trained.facts.as_row(), **measured, "epsilon": trained.epsilon}
+        row = {**trained.facts.as_row(), **measured, "epsilon": trained.epsilon, "reported": dict(trained.reported)}
         atomic_write(self._weights, data)
         atomic_write(self._facts, json.dumps(with_digest({**row, _WEIGHTS: hashlib.sha256(data).hexdigest()})).encode())
         pattern = re.compile(rf"{re.escape(self._client)}-\d+\.safetensors")

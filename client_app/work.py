@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from client_app.keeping import KeptModel, Trained
 from client_app.node import Node, TrainRequest, check_question, check_shares_counts, refuse, reports_counts
 from client_app.tasks import Wanted, task_of
 from client_app.training.features import ClientSums, check_enough
-from client_app.training.local import Epoch, Training, epoch_lengths
+from client_app.training.local import Epoch, Training, epoch_lengths, train_by
 from fl_app.config import AppConfig
 from fl_app.data import ImageData, Normalization, Split, holds_test_half, normalize, open_data
 from fl_app.data.folders import Read, groups_of
@@ -117,7 +117,7 @@ def load_examples(config: AppConfig, node: Node, request: TrainRequest) -> Local
 
     def opened(half: str) -> Split:
         with node.policy.reading(what):
-            split = cached_split(data, half, root=node.data_root)
+            split = cached_split(data, half, root=node.data_root, targets=bool(config.model.train))
         split = replace(split, read=functools.partial(_read, node.policy, what, split.read))
         if split.texts is None:
             return split
@@ -288,6 +288,7 @@ def _train_as(node: Node, config: AppConfig, request: TrainRequest, start: State
     _say_tests(node, own, data)
     data = poison(data, config.attack, client=node.client, num_classes=classes, seed=request.seed)
     model, last, epsilon = _build_untrained(config, node, request, split), NO_METRICS, None
+    reported: Mapping[str, float] = {}
     training = Training(
         data,
         node.training(config.client),
@@ -301,7 +302,12 @@ def _train_as(node: Node, config: AppConfig, request: TrainRequest, start: State
         _load_start(model, start)
         if request.task == CLASSIFIER and not isinstance(model, ClientSums):
             began = start_digest(model.state_dict())
-        if config.privacy.on:
+        if by := config.model.train:
+            node.policy.check_code("model.train", by)
+            with node.policy.reading(f"model.train {by!r}"):
+                reported = train_by(by, model, split.pairs(own.train), training.config, seed=training.seed)
+            LOG.info("%s: trained by %s%s", node.client, by, "".join(f", {k} {v:g}" for k, v in reported.items()))
+        elif config.privacy.on:
             epsilon = task.train_privately(model, training, config.privacy)
         else:
             last = task.train(model, training)
@@ -320,7 +326,7 @@ def _train_as(node: Node, config: AppConfig, request: TrainRequest, start: State
     state = model.state_dict()
     if request.sums:
         state |= measure(model, data, split.normalization, request)
-    return Trained(facts, last.loss, last.accuracy, epsilon), state
+    return Trained(facts, last.loss, last.accuracy, epsilon, reported), state
 
 
 def _sends_sums(node: Node, request: TrainRequest) -> bool:

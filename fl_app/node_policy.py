@@ -168,6 +168,17 @@ class NodePolicy:
                 "among this node's 'data-sources', because it is a module of the run's choice",
             )
 
+    def check_code(self, key: str, name: str) -> None:
+        """Refuse a function of the run's choice that trains or scores models, which a deployed node does not run.
+
+        Raises:
+            UploadError: Names the setting.
+        """
+        if self.deployed and name not in self.architectures:
+            raise refusals.not_permitted(
+                key, repr(name[:80]), "among this node's 'architectures', because it is a module of the run's choice"
+            )
+
     def check_backbone(self, name: str, weights: str) -> None:
         """Refuse a backbone that is code or a file of the run's choice, which a deployed node does not run or read.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -95,6 +96,52 @@ def called(function: Callable[..., Any], given: Mapping[str, Any], what: str) ->
             return function(**chosen)
     except FAILURES as error:
         raise OptionError(f"{what} fails: {one_line(error)}") from error
+
+
+def own_scores(name: str) -> Callable[..., Any]:
+    """Return the function that asks the user's own, of the setting ``model.evaluate``, for a model's scores.
+
+    Returns:
+        Takes ``model``, in eval mode, and ``data``, and returns what the user's function does.
+
+    Raises:
+        OptionError: It cannot be imported, or is none; when it is called, it needs other arguments, or fails.
+    """
+    function = function_of(name, "setting 'model.evaluate'")
+
+    def scored(model: Any, data: Any) -> Any:
+        return called(function, {"model": model, "data": data}, f"model.evaluate {name!r}")
+
+    return scored
+
+
+def scores_in(found: Any, what: str, left_out: Callable[[str], None] | None = None) -> dict[str, float]:
+    """Return the scores that a user's function returned, by name.
+
+    Args:
+        found: The accuracy in %, or a dict of numbers by name.
+        what: The function, for the errors.
+        left_out: Told in one line of scores that are no finite numbers, which are left out; None: they are an error.
+
+    Raises:
+        OptionError: They are no finite numbers by name, or an accuracy is not from 0 to 100.
+    """
+    named = found if isinstance(found, Mapping) else {"accuracy": found}
+    try:
+        scores = {str(name): round(float(value), 6) for name, value in named.items()}
+    except (TypeError, ValueError):
+        scores = {}
+    finite = {name: value for name, value in scores.items() if math.isfinite(value)}
+    odd = [f"{name} {value}" for name, value in scores.items() if name not in finite]
+    if odd and left_out is not None:
+        left_out(f"{what} returns {', '.join(odd)}: left out of the scores, which must be finite numbers")
+        odd = []
+    if odd or not scores or not 0 <= finite.get("accuracy", 0.0) <= 100:
+        raise OptionError(
+            f"{what} returns {str(found)[:80]}: must return the accuracy in %, 0 to 100, or a dict of numbers by name, "
+            "with 'accuracy' or other names"
+        )
+    return finite
 
 
 def _module(name: str, what: str) -> ModuleType:

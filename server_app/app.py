@@ -47,7 +47,7 @@ from strategies.run.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from fl_app.data import Split
-    from server_app.settings.server_data import HeldOut
+    from server_app.settings.server_data import Scorer
     from strategies.flower.rounds.iterative import Iterative
 
 app = ServerApp()
@@ -127,7 +127,7 @@ def _read(given: dict[str, Any]) -> Settings:
 
 
 def _score_stored(
-    grid: Grid, settings: Settings, strategy: OneShot | Iterative, images: HeldOut | None, split: Split
+    grid: Grid, settings: Settings, strategy: OneShot | Iterative, images: Scorer | None, split: Split
 ) -> None:
     """Have the clients of a finished run score results on its uploads, and write these results anew."""
     run, app = strategy.folder.path, settings.app

@@ -8,21 +8,24 @@ last epoch. LDAM's loss is in :mod:`client_app.training.losses`, SAM in :mod:`cl
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 from torch import nn
+from torch.utils.data import TensorDataset
 
 from client_app.training.losses import loss_of, sharpen
 from client_app.training.widened import widen
 from fl_app.config import ClientConfig
 from fl_app.data import ImageData, Normalization, augment, normalize
-from strategies.core.errors import DataError
+from fl_app.project import called, function_of, scores_in
+from strategies.core.errors import DataError, OptionError
 from strategies.core.gpu import Graphed, adam, has_hooks, resolve_device, sgd
 from strategies.core.layout import fast_layout, tensors_of
 from strategies.core.processor import keep_freed_memory
+from strategies.core.scan import LOG
 from strategies.core.seeds import derive_seed, seeded_torch
 
 
@@ -84,6 +87,27 @@ def train(model: nn.Module, training: Training) -> Epoch:
     finally:
         if device != "cpu":
             torch.cuda.empty_cache()  # the server stage may need what this process would keep
+
+
+def train_by(name: str, model: nn.Module, data: TensorDataset, config: ClientConfig, *, seed: int) -> dict[str, float]:
+    """Train a model in place by the function that ``model.train`` names, and return the numbers that it reports.
+
+    It gets those of ``model`` (on the CPU), ``data``, ``config`` (the settings of the table ``client``), ``device`` and
+    ``seed`` that its signature names. Torch's global generator is seeded around it.
+
+    Raises:
+        ComputeError: This process does not see the GPU that the config names.
+        OptionError: It cannot be imported, needs other arguments, fails, or returns something else.
+    """
+    what, least = f"model.train {name!r}", seed % 2**32  # what numpy and scikit-learn take as a seed
+    device = resolve_device(config.device, "'client.device', or the node's own 'device',")
+    given = {"model": model, "data": data, "config": config, "device": device, "seed": least}
+    with seeded_torch(seed, "own training"):
+        found = called(function_of(name, "setting 'model.train'"), given, what)
+    model.to("cpu")
+    if not (found is None or isinstance(found, Mapping)):
+        raise OptionError(f"{what} returns {type(found).__name__}: must return None or a dict of numbers by name")
+    return scores_in(found, what, LOG.warning) if found else {}
 
 
 # Takes prepared images [B, ch, H, W] and labels [B]. Returns two scalars: the loss, and the number of images that the

@@ -11,6 +11,8 @@ The test half may have no examples, [0, ...], on a server without any.
 - labels: whole numbers [N], in 0 .. C - 1.
 - holders: whole numbers [N], in 0 .. K - 1: the client that holds each training example, of K clients; or None.
 - classes: a list of the names of the classes [C], in the order of their numbers, which all parties must share.
+
+For a user's own training the second value is its targets, numbers [N, ...] of any kind, and there are no classes.
 """
 
 from __future__ import annotations
@@ -42,16 +44,18 @@ class OwnHalf(NamedTuple):
         labels: int64 [N].
         holders: The client of each example, int64 [N]; None if the function does not say.
         classes: The names of the classes; empty if the function does not say.
+        targets: Of a user's own training [N, ...]; None where the labels are classes.
     """
 
     examples: torch.Tensor
     labels: torch.Tensor
     holders: torch.Tensor | None
     classes: tuple[str, ...] = ()
+    targets: torch.Tensor | None = None
 
 
 @functools.lru_cache(maxsize=2)
-def open_own(name: str, split: str, root: str) -> OwnHalf:
+def open_own(name: str, split: str, root: str, *, targets: bool = False) -> OwnHalf:
     """Call the user's function; a process calls it once per half.
 
     Raises:
@@ -71,9 +75,14 @@ def open_own(name: str, split: str, root: str) -> OwnHalf:
             f"{what} returns {type(found).__name__}{size}: must return examples and labels, and perhaps holders and "
             "class names"
         )
-    examples, labels = _examples(found[0], what, least=split == "train"), _whole(found[1], f"{what} returns labels")
+    examples, learned = _examples(found[0], what, least=split == "train"), None
+    if targets:
+        learned = _targets(found[1], what, len(examples))
+        labels = torch.zeros(len(learned), dtype=torch.int64)  # of one kind, for the division
+    else:
+        labels = _whole(found[1], f"{what} returns labels")
     holders = _whole(found[2], f"{what} returns holders") if len(found) > 2 and found[2] is not None else None
-    classes = tuple(map(str, found[3])) if len(found) == 4 and found[3] is not None else ()
+    classes = tuple(map(str, found[3])) if len(found) == 4 and found[3] is not None and not targets else ()
     if len(set(classes)) < len(classes) or (classes and _largest(labels) >= len(classes)):
         raise DataError(
             f"{what} returns {len(classes)} class names, {str(classes)[:80]}, and labels up to {_largest(labels)}: "
@@ -86,7 +95,7 @@ def open_own(name: str, split: str, root: str) -> OwnHalf:
     named = sorted(set(holders.tolist())) if holders is not None else []
     if gaps := [number for number, holder in enumerate(named) if number != holder]:
         raise DataError(f"{what} returns holders without {gaps[0]}: must be 0 to K - 1, each with an example")
-    return OwnHalf(examples, labels, holders, classes)
+    return OwnHalf(examples, labels, holders, classes, learned)
 
 
 def num_classes_of(half: OwnHalf, stated: int, what: str) -> int:
@@ -132,6 +141,15 @@ def _examples(found: Any, what: str, *, least: int) -> torch.Tensor:
     return tensor
 
 
+def _targets(found: Any, what: str, count: int) -> torch.Tensor:
+    tensor = _tensor(found, f"{what} returns targets")
+    if tensor.dim() < 1 or len(tensor) != count:
+        raise DataError(f"{what} returns {count} examples and targets {list(tensor.shape)}: must be [{count}, ...]")
+    if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+        raise DataError(f"{what} returns targets with NaN or Inf: must be finite numbers")
+    return tensor.float() if tensor.dtype == torch.float64 else tensor
+
+
 def _whole(found: Any, what: str) -> torch.Tensor:
     tensor = _tensor(found, what)
     if tensor.dim() != 1 or tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
@@ -157,8 +175,13 @@ def _tensor(found: Any, what: str) -> torch.Tensor:
 
 
 @disk_errors()
-def open_data(data: DataConfig, half: str, *, root: str | None = None, download: bool = True) -> Split:
+def open_data(
+    data: DataConfig, half: str, *, root: str | None = None, download: bool = True, targets: bool = False
+) -> Split:
     """Open the training or the test half of the configured data set.
+
+    Args:
+        targets: Whether a function of the user's own returns targets of the user's own training, and no classes.
 
     Raises:
         OptionError: A setting does not fit the data set.
@@ -166,7 +189,7 @@ def open_data(data: DataConfig, half: str, *, root: str | None = None, download:
     """
     place = data.root if root is None else root
     if data.own:
-        return _own(data, half, place)
+        return _own(data, half, place, targets=targets)
     if data.tables:
         folder = data_root(place)
         schema = schema_of(folder, label=data.label, sha256=data.schema_sha256)
@@ -236,9 +259,13 @@ def holds_test_half(data: DataConfig, root: str) -> bool:
     )
 
 
-def _own(data: DataConfig, half: str, root: str) -> Split:
-    found, what = open_own(data.name, half, root), f"data source {data.name!r}, {half} half,"
-    classes = num_classes_of(found, data.num_classes, what)
+def _own(data: DataConfig, half: str, root: str, *, targets: bool) -> Split:
+    found = open_own(data.name, half, root, targets=targets)
+    what = f"data source {data.name!r}, {half} half,"
+    if found.targets is None:
+        classes = num_classes_of(found, data.num_classes, what)
+    else:  # the outputs of a model of the zoo: a number each of a row [N, C]
+        classes = found.targets.shape[1] if found.targets.dim() == 2 else 1
     channels, height, width = found.examples.shape[1:]
     read = found.examples.__getitem__
     if found.examples.dtype != torch.uint8:
@@ -246,6 +273,8 @@ def _own(data: DataConfig, half: str, root: str) -> Split:
             raise DataError(f"setting 'data.image-size' is {data.image_size}: must be 0 for {what} which has no pixels")
         opened = unchanged(found.labels, read, num_classes=classes, shape=(channels, height, width))
     else:
+        if found.targets is not None and data.image_size:
+            raise DataError(f"setting 'data.image-size' is {data.image_size}: must be 0 with 'model.train'")
         if height != width and not data.image_size:
             raise DataError(
                 f"{what} returns images of {height} x {width} pixels: must be squares, or set 'data.image-size'"
@@ -257,4 +286,5 @@ def _own(data: DataConfig, half: str, root: str) -> Split:
         by_client=found.holders is not None,
         classes=found.classes,
         named=bool(found.classes),
+        targets=found.targets,
     )

@@ -12,11 +12,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.utils.data import TensorDataset
 
 from strategies.core.facts import Agreement, Normalization, holds_images
 from strategies.core.seeds import generator
 
-from .preprocessing import check_pixels, resize
+from .preprocessing import check_pixels, normalize, resize
 
 CHECKED = 256  # examples whose values are checked at a time
 
@@ -52,6 +53,7 @@ class Split:
         groups: The group of each example, such as its patient, int64 [N]; None if each example is its own.
         files: The name of each example's file [N]; empty where examples have none of their own.
         named: Whether the classes are known to all parties by name or number; not those of a user's own code.
+        targets: What a user's own training learns in place of classes [N, ...]; None: the labels.
     """
 
     labels: torch.Tensor
@@ -68,6 +70,7 @@ class Split:
     files: Sequence[str] = ()
     columns: tuple[str, ...] = ()
     named: bool = True
+    targets: torch.Tensor | None = None
 
     @property
     def agreement(self) -> Agreement:
@@ -113,6 +116,19 @@ class Split:
         every = torch.arange(len(self.labels))
         chosen = every if positions is None else torch.as_tensor(positions, dtype=torch.int64)
         return ImageData(resize(self.read(chosen), self.input_shape[1]), self.labels[chosen])
+
+    def pairs(self, positions: torch.Tensor) -> TensorDataset:
+        """Return the examples at these positions [B] as a user's own training takes them, with their targets.
+
+        Returns:
+            Normalised images [B, ch, H, W], rows [B, F] or texts [B, L], and targets [B, ...] or labels [B].
+
+        Raises:
+            DataError: An image cannot be decoded; names its file.
+        """
+        inputs = normalize(self.take(positions).images, *self.normalization)
+        inputs = inputs if holds_images(self.input_shape) else inputs.flatten(1)
+        return TensorDataset(inputs, (self.labels if self.targets is None else self.targets)[positions])
 
 
 def pixels(

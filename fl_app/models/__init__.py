@@ -147,13 +147,19 @@ def build(
 
 
 def builders(
-    num_classes: int, input_shape: Shape, own: Iterable[str] = (), normalization: tuple[Any, Any] | None = None
+    num_classes: int,
+    input_shape: Shape,
+    own: Iterable[str] = (),
+    normalization: tuple[Any, Any] | None = None,
+    *,
+    logits: bool = True,
 ) -> dict[str, Callable[[], nn.Module]]:
     """Return a picklable builder of every architecture that fits these examples, by name.
 
     Args:
         input_shape: As in :func:`build`.
         normalization: As in :func:`build`.
+        logits: Whether the outputs of the user's own must be logits.
 
     Raises:
         OptionError: No architecture fits the examples' shape or number of classes, or one of the user's own is wrong.
@@ -166,7 +172,7 @@ def builders(
     }
     for name in dict.fromkeys(own):
         found[name] = made = _own(name, num_classes, input_shape, normalization)
-        made.check()
+        made.check(logits=logits)
     if not found:
         allowed = "; ".join(examples.what for examples in (_images(_SMALLEST), _ROWS, _TEXTS))
         raise OptionError(f"the model zoo cannot take examples of shape {tuple(input_shape)}: must be {allowed}")
@@ -220,8 +226,8 @@ class OwnArchitecture:
             raise OptionError(f"{what} returns {type(found).__name__}: must return an nn.Module")
         return found
 
-    def check(self) -> None:
-        """Build one model, and pass two examples through it.
+    def check(self, *, logits: bool = True) -> None:
+        """Build one model, and pass two examples through it if its outputs must be logits.
 
         Raises:
             OptionError: It does not take the examples, or its outputs are not C float32 logits for each.
@@ -229,6 +235,8 @@ class OwnArchitecture:
         what = f"architecture {self.name!r}"
         with seeded_torch(0, "check"), torch.no_grad():
             model = self().eval()
+            if not logits:
+                return
             try:
                 found = run_on_blanks(model, self.input_shape)
             except FAILURES as error:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from strategies.core.errors import OptionError
 from strategies.core.facts import HEAD, STATISTICS, backbone_in, is_head, kind_of
-from strategies.core.options import REPLAY, check, listed, meant, option
+from strategies.core.options import ANYWHERE, OWN_FORM, REPLAY, check, is_own, listed, meant, option
 
 from . import ARCHITECTURES, HEAD_FORM, USERS_FORM, is_users, known_name
 
@@ -26,9 +26,21 @@ class ModelConfig:
         "", "comma-separated architectures that uploads may have; empty: the zoo and those that these settings name"
     )
 
+    train: str = option(
+        "", f"{OWN_FORM} that trains a client's model of any kind, in place of the app's training of classifiers"
+    )
+    evaluate: str = option(
+        "", f"with model.train: {OWN_FORM} that scores a model of any kind; empty: no scores", free=ANYWHERE
+    )
+
     def __post_init__(self) -> None:
         """Check every value, the listed names too."""
         check(self, "model")
+        for key, name in (("model.train", self.train), ("model.evaluate", self.evaluate)):
+            if name and not is_own(name):
+                raise OptionError(f"setting {key!r} is {name[:200]!r}: must be {OWN_FORM}")
+        if self.evaluate and not self.train:
+            raise OptionError(f"setting 'model.evaluate' is {self.evaluate!r}: must be '' unless 'model.train' is set")
         accepted = listed(self.accepted)
         if accepted and (missing := sorted(set(self.mix()) - set(accepted))):
             raise OptionError(

@@ -84,6 +84,7 @@ def model_builders(
     function: FeatureFunction | None = None,
     *,
     noise: float = 0.0,
+    logits: bool = True,
 ) -> dict[str, Callable[[], nn.Module]]:
     """Return a picklable builder of every architecture of the zoo that fits, and of others that are named.
 
@@ -92,13 +93,14 @@ def model_builders(
         names: Architectures. The user's own among them are tried out; backbones of heads and sums are built later.
         function: The run's feature function; None for the default one.
         noise: The deviation of the noise that a privacy budget demands of sums.
+        logits: Whether the outputs of the user's own must be logits.
 
     Raises:
         OptionError: No architecture of the zoo fits the examples' shape or number of classes, or the user's own fails.
     """
     names = tuple(names)
     pixels = None if function is None else (function.mean, function.std)
-    found = builders(num_classes, input_shape, filter(is_users, names), pixels)
+    found = builders(num_classes, input_shape, filter(is_users, names), pixels, logits=logits)
     return found | feature_builders(names, function or FeatureFunction(), num_classes, noise=noise)
 
 

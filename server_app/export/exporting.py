@@ -29,7 +29,7 @@ from server_app.settings.read import known_settings, read_settings
 from strategies.combiners.combiners import build_combiner
 from strategies.core.durable import MIB, locked, make_folder, sha256_file, staged, store_errors
 from strategies.core.errors import ComputeError, OptionError, StoreError
-from strategies.core.facts import holds_images
+from strategies.core.facts import ADAPTER, holds_images
 from strategies.core.offline import QUIET
 from strategies.core.places import expand_user
 from strategies.core.seeds import generator, seeded_torch
@@ -111,7 +111,9 @@ def stored_models(run: Path, model: str = "") -> StoredModels:
     if outcome is None:
         raise StoreError(f"{run}: has no result: must be a finished run")
     shape: Shape = tuple(info["input-shape"])
-    classes = int(info["num-classes"])
+    if not (classes := int(info["num-classes"])):
+        how = "adapter/ by PeftModel.from_pretrained" if info["student"] == ADAPTER else "student.safetensors in Python"
+        raise OptionError(f"{run}: its models map to no logits of classes, which an export needs: load {how}")
     normalization = stored_normalization(info)
     split = Split(torch.zeros(0, dtype=torch.int64), classes, shape, normalization, "none", _no_examples)
     builders, student = _builders(run, info, model, split)

@@ -169,6 +169,7 @@ def trains_elsewhere(settings: Settings) -> bool:
     elsewhere = app.client.nodes or app.client.checkpoint or app.resume or app.uploads or app.privacy.on
     on_gpu = app.client.device not in ("auto", "cpu")
     other = any(is_head(name) or kind_of(name) != CLASSIFIER for name in names)
+    elsewhere = elsewhere or app.model.train  # as long as the user's function takes
     return bool(elsewhere) or on_gpu or other or settings.choice.uploads != CLASSIFIER
 
 

@@ -20,7 +20,7 @@ from server_app.settings.checks import check_same_run, check_settled
 from server_app.settings.choices import CHOICES
 from server_app.settings.commit import commit_facts
 from server_app.settings.read import Settings, overridden, read_settings, scaled_line
-from server_app.settings.server_data import HeldOut, OwnScores, Scorer, open_half
+from server_app.settings.server_data import OwnScores, Scorer, open_half
 from strategies.compute import ServerCompute, choose, place_name
 from strategies.core.errors import OneShotError, OptionError, StoreError
 from strategies.core.options import flatten
@@ -192,7 +192,7 @@ def _foreign(request: ReplayRequest, info: Mapping[str, Any]) -> tuple[Settings,
     return settings, taught(job, settings.app, info)
 
 
-def _job(settings: Settings, split: Split, images: HeldOut | None, info: Mapping[str, Any]) -> Job:
+def _job(settings: Settings, split: Split, images: Scorer | None, info: Mapping[str, Any]) -> Job:
     # A replay may have another seed, but the clients' images are those of the run.
     job = build_job(settings, split, images, data_seed=info.get("data-seed"))
     return taught(job, settings.app, info)
@@ -279,7 +279,7 @@ def _remove_unbegun(target: RunFolder) -> None:
 
 
 def read_stored(
-    folder: Path, run: Path, images: HeldOut | None, split: Split
+    folder: Path, run: Path, images: Scorer | None, split: Split
 ) -> tuple[Settings, StageReport, dict[str, float]]:
     """Read a result on the uploads of a run of this app.
 

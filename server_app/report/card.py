@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
 from importlib import metadata
 from typing import Any
 
@@ -41,7 +42,7 @@ def model_card(method: Choice, report: StageReport, rows: Sequence[Row], facts: 
 Made by {how}, with {method.titled(job.config)} ({method.source}).
 Data: {facts.get("setting") or "unknown"}.
 Architecture: {", ".join(sorted(own))}.
-Input: {_input_of(job)}. Output: logits of {job.num_classes} classes{_names_of(facts.get("classes", ()))}.
+{_form_of(job, facts.get("classes", ()))}
 Weights (sha256): {facts["weights_sha256"]}. Seed: {job.seed}.
 
 ## Scores{f" on {facts.get('where', 'held-out examples')}" if rows else ""}
@@ -89,6 +90,12 @@ def _intervals(rows: Sequence[Row]) -> str:
         )
     lines += [f"{note[0].upper()}{note[1:]}." for note in rows[-1].details.get("notes", ())]
     return "".join(f"\n{line}\n" for line in lines)
+
+
+def _form_of(job: Job, classes: Sequence[str]) -> str:
+    if not job.num_classes:  # a model of any kind
+        return "Input and output: those of the clients' own training."
+    return f"Input: {_input_of(job)}. Output: logits of {job.num_classes} classes{_names_of(classes)}."
 
 
 def _names_of(classes: Sequence[str]) -> str:
@@ -143,7 +150,7 @@ def front_matter(method: Choice, job: Job, info: Mapping[str, Any], rows: Sequen
     """
     data = str(info.get("settings", {}).get("data.name", ""))
     named = bool(data) and data not in _NO_NAMES and not is_own(data)
-    task = _task(job.input_shape)
+    task = _task(job.input_shape) if job.num_classes else "other"
     scores = [
         {"type": name, "name": f"{name} on {where}", "value": score["value"]}
         for name, score in (rows[-1].scores.items() if rows else ())
@@ -236,7 +243,12 @@ def load_code(report: StageReport) -> str:
 def _load_student(job: Job) -> str:
     name, use = job.student, ""
     imports: Sequence[str] = ["from oneshot_fl.fl_app.models import build"]
-    shape = f"num_classes={job.num_classes}, input_shape={job.input_shape}{_pixels_of(job, [name])}"
+    classes, builder = job.num_classes, job.builders[name]
+    if not classes:  # the job of a model of any kind has none, its builder has
+        classes = (
+            builder.keywords["num_classes"] if isinstance(builder, partial) else getattr(builder, "num_classes", 0)
+        )
+    shape = f"num_classes={classes}, input_shape={job.input_shape}{_pixels_of(job, [name])}"
     built = f"build({name!r}, {shape})"
     if functions := functions_in(job, [name]):
         imports = ["from oneshot_fl.fl_app.models.feature_heads import FeatureHead", *_OF_FEATURES]

@@ -33,6 +33,8 @@ def evaluation_facts(
         grouped: Whether examples have groups, such as patients; a client that shares less than all sums sends none.
     """
     pooled = {}
+    if any(client.count for client in evaluation.clients):  # scores by a function of the user's own
+        return _facts_of_values(evaluation, where)
     for model in (OWN, FEDAVG, RESULT, CHOICE):
         if (sums := evaluation.pooled(model)) is not None:
             pooled[model] = {name: round(score.value, 6) for name, score in scores_of(sums).items()}
@@ -59,6 +61,45 @@ def evaluation_facts(
         "described": described,
         "refused": [{"client": name, "reason": reason} for name, reason in evaluation.refused.items()],
     }
+
+
+def _facts_of_values(evaluation: Evaluation, where: str) -> dict[str, Any]:
+    """Return the entry of scores by a function of the user's own, as means over the clients, weighted by examples."""
+    pooled = {
+        model: {name: round(value, 6) for name, value in found.items()}
+        for model in (OWN, FEDAVG, RESULT)
+        if (found := evaluation.mean(model))
+    }
+    clients = [
+        {
+            "client": client.client,
+            "examples": client.examples,
+            **{model: dict(client.values[model]) if model in client.values else None for model in (OWN, FEDAVG)},
+            "result": dict(client.values[RESULT]),
+            "scores": _bare(client.values[RESULT]),
+            "gain": None,
+        }
+        for client in evaluation.clients
+    ]
+    described = {
+        model: {"accuracy": round(100 * found["accuracy"], 2) if "accuracy" in found else None, "scores": _bare(found)}
+        for model, found in pooled.items()
+        if model != OWN
+    }
+    return {
+        "on": where,
+        "metric": next(iter(pooled.get(RESULT, {})), "accuracy"),
+        "clients": clients,
+        "pooled": pooled,
+        "described": described,
+        "mean-of": "clients",
+        "refused": [{"client": name, "reason": reason} for name, reason in evaluation.refused.items()],
+    }
+
+
+def _bare(values: Mapping[str, float]) -> dict[str, Any]:
+    """Return scores without intervals."""
+    return {name: {"value": round(value, 6), "low": None, "high": None} for name, value in values.items()}
 
 
 def client_rows(facts: Facts, title: str, kind: str) -> list[Row]:
@@ -145,6 +186,8 @@ def results_table(results: Sequence[Facts]) -> Table:
         figures = [_number(facts["pooled"].get(RESULT), metric)]
         figures += [_over(clients, RESULT, metric, choose) for choose in (fmean, worst)]
         counts = [str(verdicts.count(word)) for word in ("gains", "ties", "loses")]
+        if "mean-of" in facts:  # whether more of such a score is better is not known
+            figures[2], counts = "-", ["-"] * 3
         mark = ", chosen" if result["run_dir"] == chosen else ""
         rows.append((f"{result['method']}, seed {result['seed']}{mark}", *figures, *counts))
     columns = ("result", "all examples", "mean of clients", "worst client", "gain", "tie", "lose")
@@ -178,11 +221,16 @@ def client_table(facts: Facts) -> list[Table]:
     pooled = facts["pooled"]
     together = [_number(pooled.get(model), metric) for model in (OWN, FEDAVG, RESULT)]
     rows.append(("all examples", str(sum(client["examples"] for client in clients)), *together, "-"))
-    for name, choose in (("mean of clients", fmean), ("worst client", max if metric == "log-loss" else min)):
+    ends: list[tuple[str, Callable[[list[float]], float]]] = [("mean of clients", fmean)]
+    if not (own := "mean-of" in facts):  # whether more of such a score is better is not known
+        ends.append(("worst client", max if metric == "log-loss" else min))
+    for name, choose in ends:
         cells = [_over(clients, model, metric, choose) for model in (OWN, FEDAVG, RESULT)]
         rows.append((name, "", *cells, _mean_gain(clients) if choose is fmean else "-"))
     notes = [
-        "Gains have 95 % intervals of the same examples under both models; the mean's is for these clients.",
+        "The row of all examples has the clients' mean, weighted by their examples."
+        if own
+        else "Gains have 95 % intervals of the same examples under both models; the mean's is for these clients.",
         "The server cannot verify what a client reports; an attacker moves the row of all examples by its share of "
         "them, and the mean of clients is not the score of all examples.",
     ]

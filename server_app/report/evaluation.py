@@ -219,10 +219,7 @@ def evaluate(
     # Trained models are seldom so bad.
     known = [row.accuracy for row in rows if row.accuracy is not None]
     if isinstance(held_out, OwnScores) and 0 < max(known, default=0.0) <= 1:
-        log(
-            f"warning: every accuracy is from 0 to 1 %: --evaluate {held_out.name!r} must return per cent, 0 to 100; "
-            "is it a share?"
-        )
+        log(f"warning: every accuracy is from 0 to 1 %: {held_out.what} must return per cent, 0 to 100; is it a share?")
     return rows
 
 

@@ -24,16 +24,18 @@ from fl_app.node_config import (
     refused_in_deployment,
     simulated_nodes,
 )
+from fl_app.project import function_of, own_scores
 from server_app.settings.checks import (
     check_attackers,
     check_halves,
     check_needs_of_settings,
+    check_own_training,
     check_private_models,
     check_tracker,
 )
 from server_app.settings.commit import commit_facts
 from server_app.settings.read import Settings, forgotten
-from server_app.settings.server_data import HeldOut, labelled_images, open_half, proxy_images
+from server_app.settings.server_data import HeldOut, OwnScores, Scorer, labelled_images, open_half, proxy_images
 from strategies.compute import place_name
 from strategies.core.clients import FOLDER_KEY
 from strategies.core.errors import OptionError
@@ -41,6 +43,8 @@ from strategies.core.facts import CVAE, HEAD, PROTOTYPES, STATISTICS, backbone_i
 from strategies.core.gpu import resolve_device
 from strategies.core.options import listed
 from strategies.core.places import expand_user
+from strategies.core.scan import LOG
+from strategies.core.seeds import seeded_torch
 from strategies.core.stage_options import StageOptions
 from strategies.method import TEACHERS, Job
 from strategies.run import FACTS_FILE, is_run_folder
@@ -138,11 +142,12 @@ def _divisions(app: AppConfig, num_supernodes: int) -> set[int]:
     return found
 
 
-def held_out(settings: Settings) -> tuple[HeldOut | None, Split]:
+def held_out(settings: Settings) -> tuple[Scorer | None, Split]:
     """Open the held-out images, which no client holds, and the facts of their data set.
 
     Returns:
-        None in place of the images where the server has none, or where results are not scored on them.
+        None in place of the images where the server has none, or where results are not scored on them; the user's own
+        function on these examples where ``model.evaluate`` names one.
 
     Raises:
         DataError: The data set is missing; the error names the remedy.
@@ -150,7 +155,11 @@ def held_out(settings: Settings) -> tuple[HeldOut | None, Split]:
     split = open_half(settings, "test")
     if where_scored(settings, has_examples=bool(len(split.labels))) in ("clients", "none"):
         return None, split
-    half, functions = half_of(split.labels, settings.app.data.held_out, split.groups), functions_of(settings, split)
+    half = half_of(split.labels, settings.app.data.held_out, split.groups)
+    if name := settings.app.model.evaluate:
+        scored = partial(own_scores(name), data=split.pairs(half))
+        return OwnScores(name, scored, option="model.evaluate", left_out=LOG.warning), split
+    functions = functions_of(settings, split)
     groups = None if split.groups is None else split.groups[half].numpy()
     data = split.take(half)
     found = HeldOut(data, split.normalization, None, functions, split.classes, groups, settings.app.metric)
@@ -164,6 +173,13 @@ def where_scored(settings: Settings, *, has_examples: bool) -> str:
         OptionError: The setting needs examples that the server lacks, or clients that are not asked.
     """
     on, app = settings.app.evaluate.on, settings.app
+    if app.model.train and not app.model.evaluate:
+        if on not in ("auto", "none"):
+            raise OptionError(
+                f"setting 'evaluate.on' is {on!r}: must be 'none' or 'auto' with 'model.train', or 'model.evaluate' "
+                "must name a function that scores such models"
+            )
+        on = "none"
     if on == "auto":
         on = "server" if has_examples else "clients"
     if on in ("server", "both") and not has_examples:
@@ -193,7 +209,7 @@ def functions_of(settings: Settings, split: Split) -> tuple[FeatureFunction, ...
     return tuple(of_backbone(function.whole, name) for name in {**own, **names})
 
 
-def build_job(settings: Settings, split: Split, observer: HeldOut | None, *, data_seed: int | None = None) -> Job:
+def build_job(settings: Settings, split: Split, observer: Scorer | None, *, data_seed: int | None = None) -> Job:
     """Return the server's job, without uploads.
 
     Args:
@@ -205,6 +221,7 @@ def build_job(settings: Settings, split: Split, observer: HeldOut | None, *, dat
     """
     app = settings.app
     check_tracker(app.tracker)
+    check_own_training(settings)
     of_sums = settings.choice.uploads == STATISTICS
     seed = app.seed if data_seed is None else data_seed
     function = FeatureFunction(app.features, seed, *split.normalization)
@@ -223,7 +240,7 @@ def build_job(settings: Settings, split: Split, observer: HeldOut | None, *, dat
         uploads=(),
         builders=models,
         student=student,
-        num_classes=split.num_classes,
+        num_classes=0 if app.model.train else split.num_classes,  # only weights are merged
         input_shape=split.input_shape,
         normalization=split.normalization,
         config=settings.method_config,
@@ -250,6 +267,8 @@ def architectures(
     """
     app, of_sums = settings.app, settings.choice.uploads == STATISTICS
     models = _models_of(app, split, function, used=not of_sums)
+    if app.model.train:  # its outputs may be anything
+        return models, app.model.of_student()
     sent = uploaded_builders(
         settings.choice.uploads,
         split.num_classes,
@@ -267,7 +286,9 @@ def architectures(
 def _models_of(app: AppConfig, split: Split, function: FeatureFunction, *, used: bool) -> Mapping[str, ModelBuilder]:
     """Return the architectures that take the data set's images; refuse settings that name and use others."""
     named, noise = (*app.model.own(), *app.model.heads(app.features.backbone)), app.privacy.noise
-    models = model_builders(split.num_classes, split.input_shape, named, function, noise=noise)
+    models = model_builders(
+        split.num_classes, split.input_shape, named, function, noise=noise, logits=not app.model.train
+    )
     for key, name in app.model.named() if used else ():
         if name not in models:
             raise OptionError(
@@ -323,6 +344,12 @@ def check_before_start(settings: Settings, num_supernodes: int) -> None:
         check_needs(settings.method, job)
     if settings.refiner is not None:
         settings.refiner.check(job)
+    if app.model.train:
+        function_of(app.model.train, "setting 'model.train'")
+    scorer, _ = held_out(settings) if app.model.evaluate else (None, test)
+    if isinstance(scorer, OwnScores):  # a function that fails is refused before a client trains
+        with seeded_torch(0, "check"):
+            scorer.asked(job.builders[job.student]())
 
 
 def folder_digests(settings: Settings) -> dict[str, str]:

@@ -46,6 +46,7 @@ def check_needs_of_settings(settings: Settings) -> None:
             f"{method.name!r} needs one architecture for all"
         )
     _check_heads(app, method)
+    check_own_training(settings)
     _check_privacy(settings)
     _check_last_layer(app, method)
     needs = method.needs | settings.plan.needs
@@ -82,6 +83,36 @@ def _check_last_layer(app: AppConfig, method: Choice) -> None:
     for key, value in (("start", app.start), ("finish", app.finish)):
         if value != NONE and method.method is None:
             raise OptionError(f"setting {key!r} is {value!r}: must be {NONE!r} with method {method.name!r}")
+
+
+def check_own_training(settings: Settings) -> None:
+    """Refuse what needs classes or the app's own training where the user's function trains models of any kind.
+
+    Raises:
+        OptionError: The error names the setting, its value and the possible values.
+    """
+    app, method = settings.app, settings.method
+    if not app.model.train:
+        return
+    if method is None or not _merges_alone(method):
+        allowed = ", ".join(name for name in METHODS if _merges_alone(METHODS[name]))
+        raise OptionError(
+            f"setting 'method' is {settings.choice.name!r}: must be one of {allowed} with 'model.train', because these "
+            "methods merge the weights of any model"
+        )
+    needs = {
+        "attack.kind": (app.attack.kind, "none"), "gatekeeper.policy": (settings.gatekeeper.policy, OFF),
+        "start": (app.start, NONE), "finish": (app.finish, NONE), "privacy.epsilon": (app.privacy.epsilon, 0.0),
+    }  # fmt: skip
+    for key, (value, needed) in needs.items():
+        if value != needed:
+            raise OptionError(f"setting {key!r} is {value!r}: must be {needed!r} with 'model.train'")
+    if heads := app.model.on_features():
+        raise OptionError(f"setting 'model.name' names {heads[0]!r}: must be another architecture with 'model.train'")
+
+
+def _merges_alone(method: Method) -> bool:
+    return method.any_model and not method.plan(method.config()).asks.sums
 
 
 def _check_heads(app: AppConfig, method: Choice) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -21,7 +20,7 @@ from fl_app.data import Normalization as FromData
 from fl_app.feature_cache import PASS, FeatureCache, FeatureSource
 from fl_app.models.feature_heads import memory_of
 from fl_app.models.features import FeatureFunction, as_read
-from fl_app.project import FAILURES, function_of, one_line
+from fl_app.project import FAILURES, function_of, one_line, scores_in
 from strategies.core.durable import MIB
 from strategies.core.errors import OptionError
 from strategies.core.facts import STATISTICS, in_percent
@@ -48,7 +47,8 @@ def open_half(settings: Settings, half: str) -> Split:
     data, unscored = settings.app.data, settings.app.evaluate.on in ("clients", "none")
     facts = open_facts(data, absent=unscored) if half == "test" else None
     models = () if settings.choice.uploads == STATISTICS else settings.app.model.all_named()
-    return as_read(open_data(data, half) if facts is None else facts, settings.app.features, models)
+    found = open_data(data, half, targets=bool(settings.app.model.train)) if facts is None else facts
+    return as_read(found, settings.app.features, models)
 
 
 def proxy_images(settings: Settings, input_shape: tuple[int, int, int], seed: int) -> torch.Tensor | None:
@@ -245,11 +245,15 @@ class OwnScores:
             numbers by name, whose first heads the tables where ``"accuracy"`` is not among them. Names of
             :data:`.HEADLINES` are in per cent, a log loss in nats, and others as they are.
         passed: Called after each call with the number of models that it has seen; None for no call.
+        option: What names it.
+        left_out: Told in one line of scores that are no finite numbers; None: they are an error.
     """
 
     name: str
     function: Callable[[nn.Module], Any]
     passed: Callable[[int], None] | None = None
+    option: str = "--evaluate"
+    left_out: Callable[[str], None] | None = None
     num_batches = 1
     member_passes = 2  # alone and in the ensemble
     classes = ()  # which only the project knows
@@ -262,6 +266,11 @@ class OwnScores:
             OptionError: It cannot be imported, or is none.
         """
         return cls(name, function_of(name, "--evaluate"))
+
+    @property
+    def what(self) -> str:
+        """What it is called in errors."""
+        return f"{self.option} {self.name!r}"
 
     def __call__(self, epoch: int, model: nn.Module) -> dict[str, float]:  # noqa: ARG002  an Observer gets both
         """Return the function's scores of a model, as :meth:`asked` does: the observer of a server stage."""
@@ -279,19 +288,10 @@ class OwnScores:
             with torch.no_grad():
                 found = self.function(model)
         except FAILURES as error:
-            raise OptionError(f"--evaluate {self.name!r} fails: {one_line(error)}") from error
+            raise OptionError(f"{self.what} fails: {one_line(error)}") from error
         finally:
             model.train(was_training)
-        named = found if isinstance(found, Mapping) else {"accuracy": found}
-        try:
-            scores = {str(name): round(float(value), 6) for name, value in named.items()}
-        except (TypeError, ValueError):
-            scores = {}
-        if not scores or not all(map(math.isfinite, scores.values())) or not 0 <= scores.get("accuracy", 0.0) <= 100:
-            raise OptionError(
-                f"--evaluate {self.name!r} returns {str(found)[:80]}: must return the accuracy in %, 0 to 100, or a "
-                "dict of numbers by name, with 'accuracy' or other names"
-            )
+        scores = scores_in(found, self.what, self.left_out)
         if self.passed is not None:
             self.passed(len(model.members) if isinstance(model, Ensemble) else 1)
         return scores

@@ -71,6 +71,8 @@ class Local:
         min_examples: Fewer test examples are not evaluated; of several results, in either half.
         share: What it sends, one of :data:`strategies.scores.sums.SHARES`.
         refusal: The line with which it answers every question; empty if it answers.
+        scorer: Facts of the question -> the number of test examples, and a function from a module in eval mode to its
+            scores on them by name, for models that are no classifiers; None: models map examples to logits.
     """
 
     client: str
@@ -82,6 +84,7 @@ class Local:
     min_examples: int = 1
     share: str = "sums"
     refusal: str = ""
+    scorer: Callable[[Mapping[str, Any]], tuple[int, Callable[[torch.nn.Module], Mapping[str, float]]]] | None = None
 
 
 def answer(msg: Message, local: Local) -> Message:
@@ -136,13 +139,13 @@ def _digest(facts: Mapping[str, Any], arrays: Arrays) -> str:
 
 @flush_subnormals()
 def _scored(facts: Mapping[str, Any], arrays: Arrays, local: Local) -> tuple[dict[str, Any], dict[str, Any]]:
+    if local.scorer is not None:
+        return _scored_by(local.scorer, facts, arrays, local), {}
     data = local.examples(facts)
     digest = classes_digest(data.num_classes, data.classes)
     if facts.get("num-classes") != data.num_classes or facts.get("classes") != digest:
         raise refusals.bad_request("classes", facts.get("num-classes"), f"this client's {data.num_classes}")
-    results = results_in(facts.get("models"))
-    if RESULT not in results or len(set(results)) < len(results) or len(results) > MOST_RESULTS:
-        raise refusals.bad_request("models", facts.get("models"), f"a list with 'result', and at most {MOST_RESULTS}")
+    results = _results(facts)
     labels, least = data.labels.numpy(), max(1, local.min_examples)
     parts: list[Any] = [np.arange(len(labels))]
     if len(results) > 1:  # what chooses among them does not report how good the chosen one is
@@ -167,6 +170,32 @@ def _scored(facts: Mapping[str, Any], arrays: Arrays, local: Local) -> tuple[dic
         pair = reported[name].against(reported[result], data.num_classes)
         made |= {f"{result}-{name}/{key}": value for key, value in pack_pair(pair, local.share).items()}
     return {"classes": digest, "share": local.share}, made
+
+
+def _results(facts: Mapping[str, Any]) -> list[str]:
+    results = results_in(facts.get("models"))
+    if RESULT not in results or len(set(results)) < len(results) or len(results) > MOST_RESULTS:
+        raise refusals.bad_request("models", facts.get("models"), f"a list with 'result', and at most {MOST_RESULTS}")
+    return results
+
+
+def _scored_by(scorer: Callable[..., Any], facts: Mapping[str, Any], arrays: Arrays, local: Local) -> dict[str, Any]:
+    """Return the facts of an answer: the scores of each model by a function of the client's own, all examples' each."""
+    count, score = scorer(facts)
+    results = _results(facts)
+    if facts.get("num-classes") != 0:
+        raise refusals.bad_request("classes", facts.get("num-classes"), "0, as this client's models are no classifiers")
+    if local.share != "sums":
+        raise refusals.not_permitted("share", repr(local.share), "'sums' for scores by 'model.evaluate'")
+    if count < max(1, local.min_examples):
+        raise refusals.too_few_test_examples(max(1, local.min_examples))
+    said: dict[str, Any] = {"classes": facts.get("classes"), "share": local.share, "examples": count}
+    for name in [OWN, *([FEDAVG] if FEDAVG in facts["models"] else []), *results]:
+        model = local.own(facts) if name == OWN else _model(name, facts, arrays, local)
+        if model is not None:
+            with torch.no_grad():
+                said |= {f"{name}/{key}": float(value) for key, value in score(model.eval()).items()}
+    return said
 
 
 def _model(name: str, facts: Mapping[str, Any], arrays: Arrays, local: Local) -> torch.nn.Module:

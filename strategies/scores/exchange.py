@@ -7,6 +7,7 @@ Each client gets one result or several, and one-shot FedAvg if there is one, and
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,6 +30,7 @@ PHASE = "evaluation"
 OWN, FEDAVG, RESULT = "own", "fedavg", "result"
 CHOICE = "choice"  # a result on the half of the examples that chooses among several results
 MOST_RESULTS = 64  # of one question
+MOST_SCORES, MOST_LETTERS = 64, 80  # of a function of the client's own: scores of a model, letters of a name
 _RESULT = re.compile(rf"{RESULT}(\.[1-9]\d?)?")
 
 
@@ -40,16 +42,20 @@ class ClientScores:
         sums: The sums by model; always of the result. Of several results asked about together they count one half of
             the examples, and those of ``choice`` the result's other half.
         pairs: The result compared with the other models, by their names.
+        values: In place of sums the scores of each model by a function of the client's own, by name.
+        count: The test examples of these scores; 0 where there are sums.
     """
 
     client: str
     sums: Mapping[str, Sums]
     pairs: Mapping[str, PairSums] = field(default_factory=dict)
+    values: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    count: int = 0
 
     @property
     def examples(self) -> int:
         """The client's test examples."""
-        return self.sums[RESULT].examples
+        return self.count or self.sums[RESULT].examples
 
 
 @dataclass(frozen=True)
@@ -68,6 +74,13 @@ class Evaluation:
         """Return the sums of a model over the examples of all clients that have it; None if none has."""
         found = [client.sums[model] for client in self.clients if model in client.sums]
         return reduce(add, found) if found else None
+
+    def mean(self, model: str) -> dict[str, float]:
+        """Return the means of a model's :attr:`ClientScores.values`, weighted by the clients' examples."""
+        held = [(client.values[model], client.count) for client in self.clients if model in client.values]
+        names = dict.fromkeys(name for values, _ in held for name in values)
+        known = {name: [(values[name], count) for values, count in held if name in values] for name in names}
+        return {name: sum(v * n for v, n in each) / sum(n for _, n in each) for name, each in known.items()}
 
 
 def result_name(number: int) -> str:
@@ -176,6 +189,8 @@ def read_answer(answer: Answer, question: Question) -> dict[str, ClientScores]:
         raise refusals.contradicting_sums("all models", "is about other classes")
     if facts.get("share") not in SHARES:
         raise refusals.contradicting_sums("all models", f"shares {str(facts.get('share'))[:40]!r}")
+    if not classes:
+        return _read_values(answer, list(question.facts["models"]))
     arrays: dict[str, dict[str, np.ndarray[Any, Any]]] = {}
     for key, value in answer.arrays.items():
         arrays.setdefault(key.rpartition("/")[0], {})[key.rpartition("/")[2]] = value
@@ -207,3 +222,26 @@ def read_answer(answer: Answer, question: Question) -> dict[str, ClientScores]:
         own |= {CHOICE: chooses[result]} if chooses else {}
         found[result] = ClientScores(answer.client, own, pairs)
     return found
+
+
+def _read_values(answer: Answer, asked: Sequence[str]) -> dict[str, ClientScores]:
+    """Read an answer of scores by a function of the client's own; the errors are those of :func:`read_answer`."""
+    count, values = answer.facts.get("examples"), dict[str, dict[str, float]]()
+    if isinstance(count, bool) or not isinstance(count, int) or not 0 < count < 2**31:
+        raise refusals.contradicting_sums("all models", f"has {str(count)[:40]} examples")
+    for key, value in answer.facts.items():
+        model, found, name = key.partition("/")
+        if not found:
+            continue
+        if model not in (OWN, *asked) or not name.isprintable() or len(name) > MOST_LETTERS:
+            raise refusals.contradicting_sums("all models", f"has {key[:MOST_LETTERS]!r}")
+        if not isinstance(value, float) or not math.isfinite(value):
+            raise refusals.bad_score(name, value, "a finite number")
+        values.setdefault(model, {})[name] = value
+        if len(values[model]) > MOST_SCORES:
+            raise refusals.contradicting_sums(f"model {model!r}", f"has more than {MOST_SCORES} scores")
+    others = {model: own for model, own in values.items() if model in (OWN, FEDAVG)}
+    return {
+        result: ClientScores(answer.client, {}, {}, {**others, RESULT: values.get(result, {})}, count)
+        for result in results_in(asked)
+    }

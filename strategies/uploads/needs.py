@@ -230,6 +230,8 @@ def find_fitting_methods(job: Job) -> list[str]:
         config = method.config()
         if method.all_needs(config) & lacking or not kinds <= {method.uploads}:
             return False
+        if not (job.num_classes or method.any_model):
+            return False
         if method.in_rounds.draws_by_round and not job.refines:
             return False
         if job.refines and (method.kind != "student" or method.client_phase is not None):

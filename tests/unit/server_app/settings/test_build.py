@@ -233,6 +233,7 @@ def test_a_resumed_run_when_only_places_and_patience_differ_goes_on() -> None:
         "tracker": "mlflow",
         "metric": "auroc",
         "evaluate.results": "runs/a",
+        "model.evaluate": "my:scores",
     }
 
     check_same_run({"settings": default_settings()}, {**default_settings(), **changed})

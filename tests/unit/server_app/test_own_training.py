@@ -1,0 +1,299 @@
+"""Runs of models that are no classifiers: trained and scored by functions of the user's own."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+from sklearn.datasets import load_diabetes
+
+from fl_app.node_policy import NodePolicy
+from fl_app.project import scores_in
+from server_app import cli as command_line
+from server_app.replay.request import ReplayRequest
+from server_app.replay.stored import replay_run
+from strategies.core.errors import OptionError, UploadError
+from strategies.core.options import Scalar
+from strategies.core.seeds import initial_torch
+from strategies.merging.merge import merge
+
+CODE = """
+import math
+import os
+import signal
+from pathlib import Path
+
+import torch
+from sklearn.datasets import load_diabetes
+from torch import nn
+from torch.utils.data import DataLoader
+
+
+def diabetes(split):
+    rows, targets = load_diabetes(return_X_y=True)
+    part = slice(0, 342) if split == "train" else slice(342, None)
+    return (20 * rows[part]).astype("float32"), (targets[part, None] - 152) / 77
+
+
+def net(input_shape):
+    return nn.Sequential(nn.Linear(input_shape[0], 16), nn.ReLU(), nn.Linear(16, 1))
+
+
+def train(model, data, config, seed, device):
+    optimizer = torch.optim.Adam(model.parameters(), lr=config.lr)
+    for rows, targets in DataLoader(data, config.batch_size, shuffle=True):
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(rows.to(device)), targets.to(device))
+        loss.backward()
+        optimizer.step()
+    with Path("trained").open("a") as log:
+        log.write(f"{len(data)} {seed}\\n")
+    return {"loss": loss.item()}
+
+
+def train_and_die(**given):
+    if Path("trained").exists() and not Path("died").exists():
+        Path("died").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return train(given["model"], given["data"], given["config"], given["seed"], given["device"])
+
+
+def evaluate(model, data):
+    rows, targets = data.tensors
+    wrong = model(rows) - targets
+    return {"mae": wrong.abs().mean(), "r2": 1 - (wrong**2).sum() / ((targets - targets.mean()) ** 2).sum()}
+
+
+def evaluate_oddly(model, data):
+    return {**evaluate(model, data), "ratio": math.inf}
+
+
+def labels(split):
+    draws = torch.Generator().manual_seed(len(split))
+    rows = torch.randn(200, 6, generator=draws)
+    return rows, (rows[:, :3] + rows[:, 3:] > 0).float()
+
+
+def train_labels(model, data):
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    for _ in range(10):
+        for rows, targets in DataLoader(data, 32, shuffle=True):
+            optimizer.zero_grad()
+            nn.functional.binary_cross_entropy_with_logits(model(rows[:, :, None, None]), targets).backward()
+            optimizer.step()
+
+
+def hamming(model, data):
+    rows, targets = data.tensors
+    return {"right": ((model(rows[:, :, None, None]) > 0) == (targets > 0)).float().mean()}
+
+
+def autoencoder(input_shape):
+    size = input_shape[1] * input_shape[2]
+    return nn.Sequential(nn.Flatten(), nn.Linear(size, 8), nn.Linear(8, size), nn.Unflatten(1, input_shape))
+
+
+def train_autoencoder(model, data):
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    for images, _ in DataLoader(data, 16, shuffle=True):
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(images), images).backward()
+        optimizer.step()
+
+
+def error(model, data):
+    images, _ = data.tensors
+    return {"error": nn.functional.mse_loss(model(images), images)}
+"""
+OWN: dict[str, Scalar] = {
+    "method": "fedavg", "data__name": "own_models:diabetes", "model__name": "own_models:net", "client__lr": 0.01,
+    "model__train": "own_models:train", "model__evaluate": "own_models:evaluate", "data__proxy": 0.0,
+}  # fmt: skip
+CLIENTS = ("client-000", "client-001", "client-002")
+
+
+@pytest.fixture(autouse=True)
+def code(tmp_path: Path) -> Iterator[None]:
+    (tmp_path / "own_models.py").write_text(CODE)
+    yield
+    sys.modules.pop("own_models", None)
+
+
+def uploads_of(run: Path) -> tuple[list[dict[str, Any]], list[int]]:
+    """Return the weights of the clients of a run, and their numbers of examples."""
+    rows = [json.loads(line) for line in (run / "uploads.jsonl").read_text().splitlines()]
+    sizes = {row["client"]: row["num_examples"] for row in rows}
+    return [load_file(run / "uploads" / f"{name}.safetensors") for name in CLIENTS], [sizes[name] for name in CLIENTS]
+
+
+def predicted(state: dict[str, Any], rows: Any) -> Any:
+    """Return what a net of ``own_models`` predicts, by numpy."""
+    hidden = np.maximum(rows @ state["0.weight"].T + state["0.bias"], 0)
+    return hidden @ state["2.weight"].T + state["2.bias"]
+
+
+def test_a_regression_is_averaged_exactly_scored_by_its_own_metrics_and_replayed(oneshot: Any, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    status, result, log = oneshot("run", **OWN, evaluate__on="both", run_dir=str(run))
+
+    assert status == 0, log
+    states, sizes = uploads_of(run)
+    student = load_file(run / "student.safetensors")
+    shares = np.array(sizes) / sum(sizes)
+    for key, value in student.items():
+        average = sum(share * state[key].astype(np.float64) for share, state in zip(shares, states, strict=True))
+        assert np.allclose(value, average, rtol=0, atol=1e-6)
+    rows, targets = load_diabetes(return_X_y=True)
+    rows, targets = 20 * rows[342:], (targets[342:, None] - 152) / 77
+    table = {row["name"]: row["scores"] for row in result["table"]}
+    assert (result["metric"], result["accuracy"]) == ("mae", None)
+    for name, state in [*zip(CLIENTS, states, strict=True), (result["table"][-1]["name"], student)]:
+        wrong = predicted(state, rows) - targets
+        assert table[name]["mae"]["value"] == pytest.approx(np.abs(wrong).mean(), abs=1e-5)
+        r2 = 1 - (wrong**2).sum() / ((targets - targets.mean()) ** 2).sum()
+        assert table[name]["r2"]["value"] == pytest.approx(r2, abs=1e-5)
+
+    clients = result["evaluation"]["clients"]
+    assert [client["client"] for client in clients] == [*CLIENTS]
+    assert all(set(client["own"]) == set(client["result"]) == {"mae", "r2"} for client in clients)
+    assert all(client["own"] != client["result"] for client in clients)
+    weights = [client["examples"] for client in clients]
+    mean = np.average([client["result"]["mae"] for client in clients], weights=weights)
+    assert result["evaluation"]["pooled"]["result"]["mae"] == pytest.approx(mean, abs=1e-6)
+    page = (run / "report.html").read_text()
+    assert all(text in page for text in ("mae on held-out examples", "weighted by their examples", *CLIENTS))
+    assert "--methods fedavg,fedens" not in page
+    assert "those of the clients&#39; own training" in page or "own training" in (run / "model_card.md").read_text()
+
+    replayed = replay_run(ReplayRequest(run, "ties", {}), log=print)
+    with initial_torch(0, "own_models:net"):
+        start = sys.modules["own_models"].net((10, 1, 1)).state_dict()
+    tensors = [{key: torch.from_numpy(value) for key, value in state.items()} for state in states]
+    merged = merge(dict(zip(CLIENTS, tensors, strict=True)), "ties", start=start).outcome.student
+    found = load_file(Path(replayed["run_dir"]) / "student.safetensors")
+    assert all(np.array_equal(found[key], value.numpy()) for key, value in merged.items())
+    assert [row["name"] for row in replayed["table"]][-2:] == ["FedAvg (one shot)", "TIES"]
+    with pytest.raises(OptionError, match="must be one of fedavg, task-arithmetic, ties, dare, tsv"):
+        replay_run(ReplayRequest(run, "fedens", {}), log=print)
+
+
+@pytest.mark.usefixtures("ran")
+def test_the_clients_score_several_results_by_their_own_metrics(oneshot: Any, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    status, result, log = oneshot("run", **OWN, evaluate__on="clients", run_dir=str(run))
+    assert status == 0, log
+    assert result["table"][-1]["scores"]["mae"]["value"] == result["evaluation"]["pooled"]["result"]["mae"]
+
+    status, compared, log = oneshot("compare", run, "--methods", "fedavg,ties", "--on", "clients")
+    assert status == 0, log
+    scored = {row["method"]: row["evaluation"]["clients"] for row in compared["results"]}
+    assert [row["result"] for row in scored["fedavg"]] == [row["result"] for row in result["evaluation"]["clients"]]
+    assert [row["result"] for row in scored["ties"]] != [row["result"] for row in scored["fedavg"]]
+
+
+def test_a_head_of_several_labels_learns_them(oneshot: Any) -> None:
+    own = {"data__name": "own_models:labels", "model__name": "mlp", "model__train": "own_models:train_labels"}
+    status, result, log = oneshot("run", **{**OWN, **own, "model__evaluate": "own_models:hamming"})
+
+    assert status == 0, log
+    assert result["table"][-1]["scores"]["right"]["value"] > 0.85  # 0.5 by chance
+    states, _ = uploads_of(Path(result["run_dir"]))
+    assert all(state[list(state)[-1]].shape[0] == 3 for state in states)
+
+
+def test_an_autoencoder_learns_the_images_of_a_named_data_set(oneshot: Any) -> None:
+    own = {"data__name": "digits", "model__name": "own_models:autoencoder", "model__evaluate": "own_models:error"}
+    status, result, log = oneshot("run", **{**OWN, **own, "model__train": "own_models:train_autoencoder"})
+
+    assert status == 0, log
+    rows = [json.loads(line) for line in (Path(result["run_dir"]) / "uploads.jsonl").read_text().splitlines()]
+    assert all(row.get("label_counts") is None for row in rows)
+    assert 0 < result["table"][-1]["scores"]["error"]["value"] < 0.5  # of pixels in [-1, 1]
+
+
+def test_a_run_that_is_killed_while_a_client_trains_resumes_to_the_same_bits(oneshot: Any, tmp_path: Path) -> None:
+    _, whole, _ = oneshot("run", **OWN)
+    (tmp_path / "trained").unlink()
+    run = tmp_path / "killed"
+    settings = {**OWN, "model__train": "own_models:train_and_die"}
+    given = " ".join(f"{key.replace('__', '.')}={value}" for key, value in settings.items())
+    words = ["run", "--local", "--clients", "3", "--set", "settings.toml", "--set", f"{given} run-dir={run}"]
+    root = str(Path(command_line.__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, "-m", "server_app", *words],
+        env={**os.environ, "PYTHONPATH": root, "ONESHOT_CLIENT_STATE": str(tmp_path / "state")},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == -9, done.stderr
+    assert len((tmp_path / "trained").read_text().splitlines()) == 1
+
+    status, result, log = oneshot("resume", run)
+    assert status == 0, log
+    assert len((tmp_path / "trained").read_text().splitlines()) == 3  # the first client did not train again
+    assert result["weights_sha256"] == whole["weights_sha256"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"method": "tally"}, "setting 'method' is 'tally': must be one of fedavg, task-arithmetic, ties, dare, tsv"),
+        ({"method": "fisher"}, "setting 'method' is 'fisher': must be one of fedavg"),
+        ({"method": "iterative"}, "setting 'method' is 'iterative': must be one of fedavg"),
+        ({"finish": "ridge"}, "setting 'finish' is 'ridge': must be 'none' with 'model.train'"),
+        ({"attack__kind": "label-flip", "attack__clients": "client-000"}, "setting 'attack.kind' is"),
+        ({"gatekeeper__policy": "report"}, "setting 'gatekeeper.policy' is 'report'"),
+        ({"model__evaluate": "", "evaluate__on": "server"}, "'model.evaluate' must name a function"),
+        ({"model__train": ""}, "setting 'model.evaluate' is 'own_models:evaluate': must be ''"),
+        ({"model__train": "own_models:nothing"}, "module 'own_models' has no 'nothing'"),
+        ({"model__evaluate": "own_models:hamming"}, "model.evaluate 'own_models:hamming' fails"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_one_line_before_a_client_trains(
+    oneshot: Any, tmp_path: Path, changes: dict[str, Scalar], said: str
+) -> None:
+    status, result, _ = oneshot("run", **{**OWN, **changes})
+
+    assert status == 1
+    assert said in result["error"]
+    assert not (tmp_path / "trained").exists()
+
+
+def test_a_metric_that_is_not_finite_is_left_out_and_named(oneshot: Any) -> None:
+    status, result, log = oneshot("run", **{**OWN, "model__evaluate": "own_models:evaluate_oddly"})
+
+    assert status == 0, log
+    assert "model.evaluate 'own_models:evaluate_oddly' returns ratio inf: left out" in log
+    assert set(result["scores"]) == {"mae", "r2"}
+
+
+def test_a_run_without_a_function_that_scores_has_its_result(oneshot: Any) -> None:
+    status, result, log = oneshot("run", **{**OWN, "model__evaluate": ""})
+
+    assert status == 0, log
+    assert result["table"] == []
+    assert (Path(result["run_dir"]) / "student.safetensors").exists()
+
+
+def test_scores_that_are_no_numbers_by_name_are_refused() -> None:
+    for found in ("hello", {}, {"mae": "small"}, {"accuracy": 101, "mae": math.nan}):
+        with pytest.raises(OptionError, match="must return the accuracy"):
+            scores_in(found, "f", print)
+
+
+def test_a_deployed_node_runs_only_the_functions_that_it_lists() -> None:
+    facts = {"read": "/data", "architectures": "own_models:net, own_models:train"}
+    policy = NodePolicy.of(facts, deployed=True)
+    policy.check_code("model.train", "own_models:train")
+    with pytest.raises(UploadError, match="'model.evaluate' is 'own_models:evaluate': must be among this node's"):
+        policy.check_code("model.evaluate", "own_models:evaluate")
+    NodePolicy().check_code("model.train", "anything:else")  # of the run's own user
