@@ -135,25 +135,35 @@ class RegressionSums:
     They hold no example, but sums over few examples tell much of each. To send them: ``ArrayRecord(vars(sums))``, and
     ``RegressionSums(**record.to_torch_state_dict())`` where they arrive.
 
+    They are sums of squares around these examples' own means, so that features far from 0 lose no digits; two sets join
+    by the law of Chan, Golub and LeVeque (1979).
+
     Attributes:
-        gram: sum of (f, 1) (f, 1)^T [d + 1, d + 1]; its last entry is N.
-        cross: sum of y (f, 1)^T [m, d + 1].
-        squares: sum of y^2 of each target [m].
+        mean: of (f, y) [d + m].
+        scatter: sum of (f - its mean) (f - its mean)^T [d, d].
+        cross: sum of (y - its mean) (f - its mean)^T [m, d].
+        squares: sum of (y - its mean)^2 of each target [m].
+        count: N [1].
 
     Raises:
         ValueError: The arrays do not fit each other, or hold values that are not finite.
     """
 
-    gram: Tensor
+    mean: Tensor
+    scatter: Tensor
     cross: Tensor
     squares: Tensor
+    count: Tensor
 
     def __post_init__(self) -> None:
         """Check shapes and values."""
         shapes = [list(value.shape) for value in vars(self).values()]
-        outputs, columns = (*self.squares.shape, 0)[0], (*self.gram.shape, 0)[0]
-        if shapes != [[columns, columns], [outputs, columns], [outputs]] or columns < 2 or outputs < 1:
-            raise ValueError(f"gram, cross and squares have the shapes {shapes}: must be [d+1, d+1], [m, d+1] and [m]")
+        m, d = (*self.squares.shape, 0)[0], (*self.scatter.shape, 0)[0]
+        if shapes != [[d + m], [d, d], [m, d], [m], [1]] or d < 1 or m < 1:
+            raise ValueError(
+                f"mean, scatter, cross, squares and count have the shapes {shapes}: must be [d+m], [d, d], [m, d], [m] "
+                "and [1]"
+            )
         for entry in fields(self):
             if not torch.isfinite(getattr(self, entry.name)).all():
                 raise ValueError(f"{entry.name} holds NaN or Inf: must be finite values")
@@ -178,27 +188,49 @@ class RegressionSums:
                 f"features have the shape {list(features.shape)} and targets {list(targets.shape)}: must be [N, d] and "
                 "[N, m], or [N]"
             )
-        one = torch.cat([rows, rows.new_ones(len(rows), 1)], dim=1)
-        return cls(one.T @ one, wanted.T @ one, wanted.square().sum(0))
+        both = torch.cat([rows, wanted], dim=1)
+        mean = both.sum(0) / max(1, len(both))
+        x, y = rows - mean[: rows.shape[1]], wanted - mean[rows.shape[1] :]
+        return cls(mean, x.T @ x, y.T @ x, y.square().sum(0), mean.new_tensor([len(both)]))
 
     def __add__(self, other: RegressionSums) -> RegressionSums:
         """Return the sums over both sets of examples."""
-        return RegressionSums(self.gram + other.gram, self.cross + other.cross, self.squares + other.squares)
+        count = self.count + other.count
+        apart, share = other.mean - self.mean, other.count / count.clamp_min(1)
+        between = _around(apart, len(self.scatter), self.count * share)
+        return RegressionSums(
+            self.mean + share * apart,
+            self.scatter + other.scatter + between[0],
+            self.cross + other.cross + between[1],
+            self.squares + other.squares + between[2],
+            count,
+        )
 
     def __sub__(self, other: RegressionSums) -> RegressionSums:
         """Return the sums without those of a subset; exact but for rounding."""
-        return RegressionSums(self.gram - other.gram, self.cross - other.cross, self.squares - other.squares)
+        count = self.count - other.count
+        mean = self.mean + other.count / count.clamp_min(1) * (self.mean - other.mean)
+        share = other.count / self.count.clamp_min(1)
+        between = _around(other.mean - mean, len(self.scatter), count * share)
+        return RegressionSums(
+            mean,
+            self.scatter - other.scatter - between[0],
+            self.cross - other.cross - between[1],
+            self.squares - other.squares - between[2],
+            count,
+        )
 
     @property
     def examples(self) -> float:
         """N."""
-        return float(self.gram[-1, -1])
+        return float(self.count)
 
     def errors(self, model: nn.Linear) -> Tensor:
         """Return a model's squared error of each target [m], summed over the examples."""
-        both = torch.cat([model.weight, model.bias[:, None]], dim=1).detach().double()
-        explained = ((both @ self.gram - 2.0 * self.cross) * both).sum(1)
-        return (self.squares + explained).clamp_min(0.0)
+        weight, bias = model.weight.detach().double(), model.bias.detach().double()
+        explained = ((weight @ self.scatter - 2.0 * self.cross) * weight).sum(1)
+        apart = self.mean[len(self.scatter) :] - weight @ self.mean[: len(self.scatter)] - bias
+        return (self.squares + explained).clamp_min(0.0) + self.examples * apart.square()
 
     def scores(self, model: nn.Linear) -> dict[str, list[float]]:
         """Return a model's scores on these examples, without seeing one.
@@ -208,9 +240,14 @@ class RegressionSums:
             the variance that is left, at most 1; NaN for a target without variance.
         """
         errors = self.errors(model)
-        spread = self.squares - self.cross[:, -1].square() / self.examples
-        shares = torch.where(spread > 0, 1.0 - errors / spread, torch.nan)
+        shares = torch.where(self.squares > 0, 1.0 - errors / self.squares, torch.nan)
         return {"rmse": (errors / self.examples).sqrt().tolist(), "r2": shares.tolist()}
+
+
+def _around(apart: Tensor, features: int, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what two sets whose means are apart by (f, y) add to scatter, cross and squares beside their own."""
+    f, y = apart[:features], apart[features:]
+    return weight * torch.outer(f, f), weight * torch.outer(y, f), weight * y.square()
 
 
 def ridge_regression(clients: Iterable[RegressionSums], penalty: float = 0.0) -> nn.Linear:
@@ -239,12 +276,11 @@ def ridge_regression(clients: Iterable[RegressionSums], penalty: float = 0.0) ->
         )
     if len({tuple(part.cross.shape) for part in parts}) > 1:
         found = ", ".join(str(list(part.cross.shape)) for part in parts)
-        raise ValueError(f"the clients' sums have the shapes {found}: must be equal, of [m, d + 1]")
+        raise ValueError(f"the clients' sums have the shapes {found}: must be equal, of [m, d]")
     total = functools.reduce(RegressionSums.__add__, parts)
     if penalty:
         return _solve(total, penalty)
-    spread = total.squares - total.cross[:, -1].square() / total.examples
-    scale = torch.where(spread > 0, spread, 1.0)
+    scale = torch.where(total.squares > 0, total.squares, 1.0)
     others = [total - part for part in parts]
 
     def left_out(candidate: float) -> float:
@@ -255,9 +291,8 @@ def ridge_regression(clients: Iterable[RegressionSums], penalty: float = 0.0) ->
 
 
 def _solve(sums: RegressionSums, penalty: float) -> nn.Linear:
-    mean, targets = sums.gram[:-1, -1] / sums.examples, sums.cross[:, -1] / sums.examples
-    scatter = sums.gram[:-1, :-1] - sums.examples * torch.outer(mean, mean)
-    right = sums.cross[:, :-1].T - sums.examples * torch.outer(mean, targets)
+    scatter, right = sums.scatter.clone(), sums.cross.T.clone()
+    mean, targets = sums.mean[: len(scatter)], sums.mean[len(scatter) :]
     strength = penalty * float(torch.trace(scatter)) / len(mean)
     # Features that are constant over all examples leave no scatter: the regression is then the targets' mean.
     weight = solve_ridge(scatter, right, strength).T if strength > 0 else torch.zeros_like(right.T)

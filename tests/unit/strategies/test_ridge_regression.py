@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -85,6 +86,30 @@ def test_scores_from_sums_are_those_of_the_examples(load: Any) -> None:
     np.testing.assert_allclose(said["rmse"], wanted)
 
 
+@pytest.mark.parametrize("mean", [1e4, 1e6])
+@pytest.mark.parametrize("penalty", [0.0, 0.001])
+def test_features_far_from_zero_lose_no_digits(mean: float, penalty: float) -> None:
+    draws = np.random.default_rng(0)
+    near = draws.normal(size=(400, 6)) @ draws.normal(size=(6, 6))
+    targets = near @ draws.normal(size=(6, 2)) + 0.1 * draws.normal(size=(400, 2)) - 3 * mean
+    rows = near + mean
+    parts = [RegressionSums.of(torch.from_numpy(rows[k::4]), torch.from_numpy(targets[k::4])) for k in range(4)]
+    found = ridge_regression(parts, penalty)
+    if penalty:
+        around = rows - rows.mean(0)
+        gram = around.T @ around
+        strength = penalty * np.trace(gram) / 6
+        weight = np.linalg.solve(gram + strength * np.eye(6), around.T @ (targets - targets.mean(0))).T
+        np.testing.assert_allclose(found.weight.numpy(), weight, rtol=1e-7, atol=1e-9)
+    wrong = found(torch.from_numpy(rows)).numpy() - targets
+    root = np.sqrt((wrong[::4] ** 2).mean(0))
+    np.testing.assert_allclose(parts[0].scores(found)["rmse"], root, rtol=1e-5)
+    together = functools.reduce(RegressionSums.__add__, parts)
+    np.testing.assert_allclose(
+        (together - parts[0] - parts[1]).scatter, (parts[2] + parts[3]).scatter, rtol=1e-6, atol=1e-6
+    )
+
+
 def test_features_without_scatter_lead_to_the_mean_of_the_targets() -> None:
     sums = RegressionSums.of(torch.ones(4, 2), torch.tensor([1.0, 2.0, 3.0, 6.0]))
     found = ridge_regression([sums], 0.1)
@@ -110,7 +135,10 @@ ROWS, NUMBERS = torch.rand(6, 2), torch.rand(6)
     [
         (lambda: RegressionSums.of(ROWS, NUMBERS[:5]), r"\[6, 2\] and targets \[5\]: must be"),
         (lambda: RegressionSums.of(ROWS, NUMBERS / 0), "NaN or Inf"),
-        (lambda: RegressionSums(torch.ones(3, 3), torch.ones(1, 2), torch.ones(1)), r"\[1, 2\], \[1\]\]: must be"),
+        (
+            lambda: RegressionSums(torch.ones(3), torch.ones(3, 3), torch.ones(1, 2), torch.ones(1), torch.ones(1)),
+            r"\[3, 3\], \[1, 2\], \[1\], \[1\]\]: must be",
+        ),
         (lambda: ridge_regression([RegressionSums.of(ROWS, NUMBERS)]), "penalty is 0 for the sums of 1 clients"),
         (lambda: ridge_regression([], 1.0), "0 clients"),
         (lambda: ridge_regression([RegressionSums.of(ROWS[:0], NUMBERS[:0])], 1.0), "0 clients with examples"),
@@ -118,7 +146,7 @@ ROWS, NUMBERS = torch.rand(6, 2), torch.rand(6)
         (lambda: ridge_regression([RegressionSums.of(ROWS, NUMBERS)], -1.0), "must be above 0"),
         (
             lambda: ridge_regression([RegressionSums.of(ROWS, NUMBERS), RegressionSums.of(ROWS, ROWS)], 1.0),
-            r"\[1, 3\], \[2, 3\]: must be equal",
+            r"\[1, 2\], \[2, 2\]: must be equal",
         ),
     ],
 )
