@@ -26,6 +26,7 @@ from ..method import Job, Method, Need, Outcome, Progress, State
 from ..teacher.average import recorded_weights, weighted_mean
 from ..teacher.copies import build_module
 from ..teacher.weight_space import has_adapters, merge_uploaded_adapters, open_weights
+from ..weights.states import names_with
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,8 @@ def _averaged(job: Job, weights: Sequence[float], progress: Progress) -> Iterato
     names = weights_alone(dict.fromkeys(opened[0]))
     for done, name in enumerate(names):
         progress.report(done, len(names))
-        yield from weighted_mean(({name: one[name]} for one in opened), weights).items()
+        group = names_with(name, names)
+        yield name, weighted_mean(({each: one[each] for each in group} for one in opened), weights)[name]
 
 
 def _buffers(job: Job) -> list[str]:

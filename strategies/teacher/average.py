@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..core.errors import OptionError
 from ..method import Job, Progress, State
+from ..weights.states import names_with, singular_vectors
 
 LARGEST = 3.0  # a tensor with a norm above this multiple of the clients' median norm is shrunk
 
@@ -19,7 +20,8 @@ def weighted_mean(states: Iterable[dict[str, Tensor]], weights: Sequence[float])
 
     Eq. (2) of DENSE; McMahan et al., *Communication-Efficient Learning of Deep Networks from Decentralized Data*,
     2017, Algorithm 1. The sums are in double precision, so that the order of clients does not change the result.
-    Integers (``num_batches_tracked``) are averaged in double precision too, then truncated.
+    Integers (``num_batches_tracked``) are averaged in double precision too, then truncated. The singular vectors of
+    ``spectral_norm`` are those of the averaged weight.
 
     Args:
         states: Read one at a time; equal keys and shapes.
@@ -32,11 +34,13 @@ def weighted_mean(states: Iterable[dict[str, Tensor]], weights: Sequence[float])
         ValueError: The states differ in their keys or shapes, or their number differs from that of the weights.
     """
     sums: dict[str, Tensor] = {}
+    began: dict[str, Tensor] = {}
     dtypes: dict[str, torch.dtype] = {}
     for state, weight in zip(states, weights, strict=True):
         if not sums:
             sums = {name: torch.zeros(tensor.shape, dtype=_double(tensor)) for name, tensor in state.items()}
             dtypes = {name: tensor.dtype for name, tensor in state.items()}
+            began = {name: tensor for name, tensor in state.items() if len(names_with(name, state)) > 1}
         if {n: t.shape for n, t in state.items()} != {n: t.shape for n, t in sums.items()}:
             raise ValueError("models of different architectures cannot be averaged")
         for name, tensor in state.items():
@@ -44,7 +48,12 @@ def weighted_mean(states: Iterable[dict[str, Tensor]], weights: Sequence[float])
             sums[name].add_(tensor.detach().cpu().to(sums[name].dtype), alpha=weight)
             dtypes[name] = torch.promote_types(dtypes[name], tensor.dtype)
     total = sum(weights)
-    return {name: (value / total).to(dtypes[name]) for name, value in sums.items()}
+    averaged = {name: (value / total).to(dtypes[name]) for name, value in sums.items()}
+    for name in began:
+        whole, u, v = names_with(name, averaged)
+        if name == u:
+            averaged[u], averaged[v] = singular_vectors(averaged[whole], began[u].cpu(), began[v].cpu())
+    return averaged
 
 
 def _double(tensor: Tensor) -> torch.dtype:

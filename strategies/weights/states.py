@@ -6,11 +6,12 @@ each tensor of a file when it is asked for. So the loop needs memory for its res
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..core import refusals
 from ..core.errors import OptionError
@@ -18,6 +19,11 @@ from ..core.facts import weights_alone
 from .rules import average, widest_dtype
 
 MEAN, VARIANCE, COUNTER = "running_mean", "running_var", "num_batches_tracked"  # of batch normalisation
+
+
+# The estimates of the first singular vectors beside a weight under torch's two forms of spectral_norm.
+_VECTOR = re.compile(r"(?P<new>.*parametrizations\.\w+)\.\d+\._[uv]|(?P<old>.+)_[uv]")
+_LEAST_STEPS, _MOST_STEPS, _SETTLED = 4, 1000, 1e-12  # of the power iteration
 
 
 def _nothing(_: str) -> Sequence[Tensor]:
@@ -64,7 +70,8 @@ def merge_states(
     """Return theta_0 + s tau, tensor by tensor.
 
     Beside the rule: running means and variances of batch normalisation are those of the clients' examples together,
-    whatever the scale; its counters are the largest; other whole numbers and booleans must be equal.
+    whatever the scale; its counters are the largest; the singular vectors of ``spectral_norm`` are those of the merged
+    weight; other whole numbers and booleans must be equal.
 
     Args:
         states: Client -> its weights; equal names and shapes.
@@ -90,12 +97,60 @@ def merge_states(
             raise OptionError(f"the weights of {where} {client} differ in {odd[0]!r}: must have the same names")
 
     def merged() -> Iterator[tuple[str, Tensor]]:
+        tensors = _Tensors(states, shares, start)
         for done, name in enumerate(model):
             tick(done, len(model))
-            yield name, _Tensors(states, shares, start).merge(name, rule, scale)
+            group = names_with(name, model)
+            if group == (name,):
+                yield name, tensors.merge(name, rule, scale)
+            else:
+                weight, *vectors = group
+                first = [tensors.read(each)[0] for each in vectors]
+                found = singular_vectors(tensors.merge(weight, rule, scale), *first)
+                yield name, found[vectors.index(name)]
         tick(len(model), len(model))
 
     return collect(merged())
+
+
+def names_with(name: str, names: Container[str]) -> tuple[str, ...]:
+    """Return the names of the tensors that one merged tensor follows from.
+
+    Returns:
+        Of a vector u or v of ``spectral_norm`` those of its weight, of u and of v; of any other tensor its own.
+    """
+    found = _VECTOR.fullmatch(name)
+    if found is None:
+        return (name,)
+    weight = f"{found['old']}_orig" if found["old"] else f"{found['new']}.original"
+    group = (weight, f"{name[:-1]}u", f"{name[:-1]}v")
+    return group if all(each in names for each in group) else (name,)
+
+
+def singular_vectors(weight: Tensor, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the first singular vectors of a merged weight, by power iteration, for ``spectral_norm``.
+
+    The mean of the clients' vectors is none: it is short, and vectors of opposite signs cancel out.
+
+    Args:
+        weight: [out, in, ...] or, of a transposed convolution, [in, out, ...].
+        u: The first client's vector [out], from which the iteration begins.
+        v: Its vector of the other dimensions together.
+    """
+    first, second = u.double(), v.double()
+    rows = [weight.double().flatten(1)] if weight.dim() > 1 else [weight.double()[:, None]]
+    rows += [weight.double().transpose(0, 1).flatten(1)] if weight.dim() > 1 else []
+    fitting = [each for each in rows if list(each.shape) == [len(first), len(second)]]
+    if not fitting:
+        return u.clone(), v.clone()
+    matrix = max(fitting, key=lambda each: float((first @ each @ second).abs()))
+    for step in range(_MOST_STEPS):
+        before = second
+        second = nn.functional.normalize(matrix.T @ first, dim=0)
+        first = nn.functional.normalize(matrix @ second, dim=0)
+        if step >= _LEAST_STEPS and float((second - before).norm()) < _SETTLED:
+            break
+    return first.to(u.dtype), second.to(v.dtype)
 
 
 @dataclass(frozen=True)

@@ -350,3 +350,36 @@ def test_a_method_of_classifiers_still_needs_classes_and_shapes() -> None:
         merge(MODELS, "tally", log=str)
     with pytest.raises(OptionError, match="input_shape is missing"):
         merge(MODELS, "ties", start=BASE, num_classes=3, log=str)
+
+
+def spectral(form: str, kind: str, seed: int) -> nn.Module:
+    """Return a layer whose weight is divided by its spectral norm, after some steps of training with other examples."""
+    torch.manual_seed(seed)
+    layer = {"linear": nn.Linear(5, 4), "conv": nn.Conv2d(3, 4, 2), "transposed": nn.ConvTranspose2d(3, 3, 2)}[kind]
+    normed = (nn.utils.spectral_norm if form == "old" else nn.utils.parametrizations.spectral_norm)(layer)
+    for _ in range(50):
+        normed(torch.randn(2, 5) if kind == "linear" else torch.randn(2, 3, 4, 4))
+    return normed.eval()
+
+
+@pytest.mark.parametrize("in_folder", [False, True])
+@pytest.mark.parametrize("method", ["fedavg", "ties"])
+@pytest.mark.parametrize("kind", ["linear", "conv", "transposed"])
+@pytest.mark.parametrize("form", ["old", "new"])
+def test_a_merged_weight_with_a_spectral_norm_has_norm_1(
+    form: str, kind: str, method: str, in_folder: bool, tmp_path: Path
+) -> None:
+    first, second = (spectral(form, kind, seed) for seed in (1, 2))
+    own = first.state_dict()
+    vectors = [name for name in own if name.endswith(("_u", "_v"))]
+    opposite = {name: -value if name in vectors else value for name, value in own.items()}  # as good as the others
+    start = spectral(form, kind, 3).state_dict() if method == "ties" else None
+    place = {"folder": tmp_path / "merged"} if in_folder else {}
+    models = {"a": own, "b": opposite, "c": second.state_dict()}
+    merged = merge(models, method, start=start, log=lambda _: None, **place).outcome.student
+    assert merged is not None
+    second.load_state_dict(dict(merged))
+    second(torch.zeros(1, 5) if kind == "linear" else torch.zeros(1, 3, 4, 4))  # the old form then writes its weight
+    weight = second.weight.detach()
+    rows = (weight.transpose(0, 1) if kind == "transposed" else weight).flatten(1).numpy()
+    assert np.linalg.norm(rows, 2) == pytest.approx(1.0, abs=1e-5)
