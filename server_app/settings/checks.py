@@ -101,7 +101,7 @@ def check_own_training(settings: Settings) -> None:
             "methods merge the weights of any model"
         )
     needs = {
-        "attack.kind": (app.attack.kind, "none"), "gatekeeper.policy": (settings.gatekeeper.policy, OFF),
+        "attack.kind": (app.attack.kind, "none"), "gatekeeper.policy": (app.gatekeeper.policy, OFF),
         "start": (app.start, NONE), "finish": (app.finish, NONE), "privacy.epsilon": (app.privacy.epsilon, 0.0),
     }  # fmt: skip
     for key, (value, needed) in needs.items():

@@ -20,6 +20,7 @@ from sklearn.datasets import load_diabetes
 from fl_app.node_policy import NodePolicy
 from fl_app.project import scores_in
 from server_app import cli as command_line
+from server_app.export.exporting import stored_models
 from server_app.replay.request import ReplayRequest
 from server_app.replay.stored import replay_run
 from strategies.core.errors import OptionError, UploadError
@@ -183,6 +184,8 @@ def test_a_regression_is_averaged_exactly_scored_by_its_own_metrics_and_replayed
     found = load_file(Path(replayed["run_dir"]) / "student.safetensors")
     assert all(np.array_equal(found[key], value.numpy()) for key, value in merged.items())
     assert [row["name"] for row in replayed["table"]][-2:] == ["FedAvg (one shot)", "TIES"]
+    with pytest.raises(OptionError, match="no logits of classes, which an export needs: load student.safetensors"):
+        stored_models(run)
     with pytest.raises(OptionError, match="must be one of fedavg, task-arithmetic, ties, dare, tsv"):
         replay_run(ReplayRequest(run, "fedens", {}), log=print)
 

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import strategies.core.vision  # noqa: F401  before transformers, which imports torchvision
+from server_app.export.exporting import stored_models
 from server_app.replay.imports import ImportRequest, import_checkpoints, import_lines
 from server_app.replay.request import ReplayRequest
 from server_app.replay.stored import replay_run
@@ -70,6 +71,8 @@ def test_adapters_are_imported_and_a_replay_merges_their_updates_into_one_folder
     merged = replayed(result, "fedavg")
     wanted = 0.3 * update(folder / "north") + 0.1 * update(folder / "south") + 0.6 * update(folder / "west")
     torch.testing.assert_close(update(merged), wanted)
+    with pytest.raises(OptionError, match="no logits of classes, which an export needs: load adapter/ by PeftModel"):
+        stored_models(merged.parent)
 
 
 @pytest.mark.parametrize(
