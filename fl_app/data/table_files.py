@@ -329,16 +329,21 @@ def _meaning(word: str) -> str:
 
 
 def _codes(frame: pd.DataFrame, column: str, file: Path, what: str) -> tuple[torch.Tensor, list[str]]:
-    """Return the number of each row's client or group, int64 [N], and the names by their numbers."""
+    """Return the number of each row's client or group, int64 [N], and the names by their numbers; 7.0 is group 7."""
     import pandas as pd
 
     names = _column_of(frame, column, file)
     if names.isna().any():
         raise DataError(f"{_place(names.isna(), column, file)} no value: must name the {what} of the row")
-    firsts = dict[str, str]()
-    for name in names.unique() if what == "client" else ():
-        if (other := firsts.setdefault(name.casefold(), name)) != name:
+    firsts, same = dict[str, str](), dict[str, str]()
+    for name in names.unique():
+        meaning = _meaning(name)
+        other = firsts.setdefault(meaning.casefold() if what == "client" else meaning, name)
+        if other != name and what == "client":
             raise DataError(f"{file}, column {column!r} has {other!r} and {name!r}: must name each client in one way")
+        if other != name:
+            same[name] = other
+    names = names.replace(same) if same else names
     coded = pd.Categorical(names)
     return torch.from_numpy(coded.codes.astype("int64")), coded.categories.tolist()
 

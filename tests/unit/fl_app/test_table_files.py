@@ -246,6 +246,15 @@ def test_a_column_names_the_patients(folder: Path) -> None:
         open_data(config(folder, group="remark"), "train")
 
 
+def test_a_patient_and_a_client_are_one_whether_their_number_has_a_point(folder: Path) -> None:
+    """As of two exports in one file, of which one had a gap in the column."""
+    rows = [f"{name},{row.partition(',')[2]}" for name, row in zip(["7", "10.0", "7.0", "10"], TRAIN, strict=True)]
+    (folder / "train.csv").write_text("\n".join([HEAD, *rows]))
+    assert open_data(config(folder, group="centre"), "train").groups.tolist() == [1, 0, 1, 0]
+    with pytest.raises(DataError, match=r"column 'centre' has '7' and '7.0': must name each client in one way"):
+        open_data(config(folder, client="centre", partition="domains"), "train")
+
+
 @pytest.mark.parametrize(
     ("table", "line"),
     [
