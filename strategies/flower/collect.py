@@ -101,6 +101,7 @@ class Collector:
 
         Raises:
             QuorumError: Names who is missing and why.
+            StoreError: This machine's disk does not take an upload, or has lost one.
         """
         if self.clients:
             log(INFO, "%d uploads are here already: %s", len(self.clients), ", ".join(sorted(self.clients)))
@@ -123,6 +124,11 @@ class Collector:
         exchange.refuse_missing(timeout)
         self.check_quorum(min_uploads, exchange.asked, timeout, connected=len(nodes.present()))
         records = {record.client: record for record in self._folder.records()}
+        if gone := sorted(self.clients - records.keys()):
+            raise StoreError(
+                f"{self._folder.path} has lost the uploads of {shorten_list(gone)} while the run worked: put its files "
+                "back, or start anew in another folder that nothing else empties"
+            )
         for line in equal_notes([records[client] for client in sorted(self.clients)]):
             log(WARNING, "%s", line)
         unnamed = [name for name in sorted(self.clients) if not records[name].facts.agreement.classes.sha256]

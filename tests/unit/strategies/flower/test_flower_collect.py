@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import math
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,15 @@ def test_collect_when_the_disk_refuses_an_upload_ends_and_a_resumed_run_takes_it
             take(folder, FakeGrid(grid), min_uploads=1)
     take(folder, FakeGrid(grid), min_uploads=1)
     assert folder.held() == ["alice", "bob"]
+
+
+def test_collect_when_the_run_folder_is_removed_meanwhile_says_so(folder: RoundFolder) -> None:
+    def removing(message: Message) -> Any:
+        shutil.rmtree(folder.path)
+        return named("bob", 2)(message)
+
+    with pytest.raises(StoreError, match="has lost the uploads of alice while the run worked: put its files back, or"):
+        take(folder, FakeGrid({1: named("alice", 1), 2: removing}, joins={2: 5}))
 
 
 def test_a_mean_says_whose_number_it_leaves_out(folder: RoundFolder, said: list[str]) -> None:
