@@ -232,7 +232,13 @@ def check_start(strategy: Strategy, own: type[Strategy], timeout: Any, arrays: A
 
 
 def absolute(run_dir: str | Path | None) -> Path | None:
-    """Return a run folder as it is meant now, wherever the process goes later; None for none."""
+    """Return a run folder as it is meant now, wherever the process goes later; None for none.
+
+    Raises:
+        OptionError: It is no path.
+    """
+    if not isinstance(run_dir, str | Path | None):
+        raise OptionError(f"run_dir is {run_dir!r:.80}: must be the path of a folder, or None for a new one")
     return expand_user(run_dir).absolute() if run_dir else None
 
 

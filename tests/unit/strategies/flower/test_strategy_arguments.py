@@ -27,6 +27,7 @@ KINDS = [FedENS, Iterative, around]
         *[({"input_shape": shape}, "must be three whole numbers above 0, ") for shape in (8, (3, 8), (1, *SHAPE))],
         *[({"input_shape": shape}, "must be three whole numbers above 0, ") for shape in ((1, 8, 0), (1, 8.0, 8))],
         ({"seed": None}, "seed is None: must be a whole number"),
+        ({"run_dir": 5}, "run_dir is 5: must be the path of a folder, or None for a new one"),
         ({"min_uploads": "two"}, "min_uploads is 'two': must be a whole number at least 1"),
     ],
 )
@@ -34,7 +35,7 @@ def test_an_argument_of_another_type_is_refused_in_one_line(
     tmp_path: Path, kind: Any, change: dict[str, Any], reason: str
 ) -> None:
     with pytest.raises(OptionError) as refusal:
-        strategy(kind, tmp_path / "run", **change)
+        strategy(kind, **{"run_dir": tmp_path / "run", **change})
     assert str(refusal.value).startswith(next(iter(change)))
     assert reason in str(refusal.value)
 
