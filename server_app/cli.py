@@ -127,7 +127,8 @@ def _in_this_process(runtime: Runtime | None) -> Launcher | None:
 
 def _launch_local(app: Path, **asked: Any) -> Launched:
     # Imported after the checks of a run: Flower's log would show their lines, and the run shows them again.
-    from server_app.local import launch_local
+    with without_collections():
+        from server_app.local import launch_local
 
     return launch_local(app, **asked)
 
@@ -151,7 +152,8 @@ def resume_run(
     with errors(format) as failing:
         check_run_folder(folder)
         with _runtime(local) as runtime:
-            from server_app.launch.run_command import plan_run
+            with without_collections():
+                from server_app.launch.run_command import plan_run
 
             _launch(None, plan_run(_in_process({"resume": str(folder)}, local)), failing, runtime)
 
@@ -174,9 +176,10 @@ def replay(
         overrides = settings_of(changes, method=method or None)
         method = str(overrides.pop("method", ""))
         check_run_folder(folder)
-        from server_app.launch.result import print_result
-        from server_app.replay.request import ReplayRequest
-        from server_app.replay.stored import replay_run
+        with without_collections():
+            from server_app.launch.result import print_result
+            from server_app.replay.request import ReplayRequest
+            from server_app.replay.stored import replay_run
 
         request = ReplayRequest(
             folder, method, overrides, resume=resume, compute=compute, model=model, evaluate=evaluate
