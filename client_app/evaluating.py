@@ -10,7 +10,7 @@ from client_app.fens import FensClient
 from client_app.node import refuse
 from fl_app.node_config import client_name
 from fl_app.project import own_scores, scores_in
-from strategies.client.evaluation import Local, OwnExamples
+from strategies.client.evaluation import LocalEvaluation, OwnExamples
 from strategies.client.holdout import HoldoutRequest
 from strategies.core import refusals
 from strategies.core.clients import read_float, read_int, read_share
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class EvaluatingClient(FensClient):
     """One client of this app, as :mod:`strategies.client.evaluation` sees it."""
 
-    def side(self) -> Local:
+    def side(self) -> LocalEvaluation:
         """Return its side of an evaluation."""
         asked: list[HoldoutRequest] = []
 
@@ -38,7 +38,7 @@ class EvaluatingClient(FensClient):
             asked.append(holdout_of(facts))
             return self._scorer(asked[-1])
 
-        return Local(
+        return LocalEvaluation(
             client=client_name(self.facts),
             examples=examples,
             build=lambda architecture: self._build(architecture, asked[-1]),

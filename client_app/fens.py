@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from client_app.node import Node, TrainRequest, refuse
 from fl_app.node_config import client_name
 from fl_app.node_policy import FREE, NodePolicy
-from strategies.client.fens import Local, OwnModel
+from strategies.client.fens import LocalFens, OwnModel
 from strategies.client.holdout import HoldoutRequest
 from strategies.core import refusals
 from strategies.core.errors import UploadError
@@ -30,9 +30,9 @@ class FensClient:
     facts: Mapping[str, Any]
     policy: NodePolicy = FREE
 
-    def local(self) -> Local:
+    def local(self) -> LocalFens:
         """Return the functions and limits that :mod:`strategies.client.fens` takes."""
-        return Local(
+        return LocalFens(
             client=client_name(self.facts),
             examples=self._examples,
             build=self._build,

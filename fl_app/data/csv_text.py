@@ -34,7 +34,7 @@ _POINTED_THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(\.\d{3})+")
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+")
 
 
-class Table(NamedTuple):
+class CsvCells(NamedTuple):
     """The cells of a CSV file.
 
     Attributes:
@@ -76,7 +76,7 @@ def unpacked(file: Path) -> bytes:
         raise ValueError(f"it is damaged: {error}") from error
 
 
-def read_csv(data: bytes, wanted: Collection[str], *, strict: bool = True) -> Table:
+def read_csv(data: bytes, wanted: Collection[str], *, strict: bool = True) -> CsvCells:
     """Read a CSV file whose first line names its columns.
 
     Args:
@@ -117,7 +117,7 @@ def read_csv(data: bytes, wanted: Collection[str], *, strict: bool = True) -> Ta
         )
     if rows and torn and (end := rows[-1][-1].strip())[-1:].isdecimal():  # a text that is torn is no class or level
         remarks = (*remarks, f"the last line has no line break: {end[:80]!r} lacks digits if the file was cut off")
-    return Table(names, rows, separator, remarks)
+    return CsvCells(names, rows, separator, remarks)
 
 
 def decimal_points(cells: list[str], separator: str) -> list[str]:

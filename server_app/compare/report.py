@@ -134,7 +134,7 @@ class Line:
             titled("accuracy"): _mean_and_spread(self.accuracy, self.spread, 2),
             titled(self.metric): self.score_text,
             _behind(metric): _difference(to_best, metric),
-            ", ".join(filter(None, ("best", unit_of(self.metric)))): _text(self.best_score, places_of(self.metric)),
+            _best_of_epochs(self): _text(self.best_score, places_of(self.metric)),
             "wall, s": _text(self.amounts["server_s"], 1),
             "CPU, s": _text(self.amounts["server_cpu_s"], 1),
             "MiB": _text(self.amounts["peak_mib"], 0),
@@ -142,6 +142,10 @@ class Line:
             "uploads": uploads_text(self.uploads),
             **{_column_of(name): _text(self.amounts[name], 0) for name in WORK},
         }
+
+
+def _best_of_epochs(line: Line) -> str:
+    return ", ".join(filter(None, ("best", unit_of(line.metric))))
 
 
 def _mean_and_spread(mean: float | None, spread: float | None, digits: int) -> str:
@@ -266,9 +270,11 @@ def table_of(comparison: Mapping[str, Any], lines: Sequence[Line], *, work: bool
     cells = [*comparison["cells"], *comparison.get("own", [])]
     threads = "/".join(map(str, sorted({cell["threads"] for cell in cells})))
     metric = comparison.get("best", {}).get("metric", "accuracy")
+    accurate = any(line.accuracy is not None for line in lines)
+    best = any(line.best_score is not None for line in lines)
     notes = [
         *([f"{differing_line(apart)}."] if (apart := comparison.get("differing")) else []),
-        "Accuracy on held-out examples: mean ± sample standard deviation of n results."
+        f"{'Accuracy' if accurate else 'Scores'} on held-out examples: mean ± sample standard deviation of n results."
         if scored
         else _why_unscored(comparison),
         *(
@@ -285,7 +291,7 @@ def table_of(comparison: Mapping[str, Any], lines: Sequence[Line], *, work: bool
             else []
         ),
         *(["Methods without random draws have one result per run."] if comparison["seeds"] > 1 else []),
-        *(["Best: the mean of the best server epochs, chosen on the held-out examples themselves."] if scored else []),
+        *(["Best: the mean of the best server epochs, chosen on the held-out examples themselves."] if best else []),
         f"Wall and CPU: mean seconds of the server stage, its tests after every epoch included, on {threads} "
         f"thread{'s' * (threads != '1')}. MiB: mean peak memory of its process, Python and torch included.",
         "MiB/client: mean MiB that a client sent and received for the result; a replay has the cost of its uploads.",
@@ -297,6 +303,9 @@ def table_of(comparison: Mapping[str, Any], lines: Sequence[Line], *, work: bool
     apart = comparison.get("to_best", {})
     shown = [line.shown(apart.get(line.name), metric) for line in lines]
     hidden = {*([] if apart else [_behind(metric)]), *([] if work else map(_column_of, WORK))}
+    # A score of the user's own, or a machine without held-out examples, leaves columns without a number.
+    scores = (name for line in lines for name in (titled("accuracy"), titled(line.metric), _best_of_epochs(line)))
+    hidden |= {name for name in scores if all(texts[name] == "-" for texts in shown)}
     columns = [name for name in (shown[0] if shown else ()) if name not in hidden]
     rows = [[texts[name] for name in columns] for texts in shown]
     return Table(f"{headline(comparison)}.", columns, rows, texts=TEXTS, notes=notes)

@@ -61,7 +61,7 @@ class OwnExamples:
 
 
 @dataclass(frozen=True)
-class Local:
+class LocalEvaluation:
     """The client's side; its callables run only where a question needs them.
 
     Attributes:
@@ -87,7 +87,7 @@ class Local:
     scorer: Callable[[Mapping[str, Any]], tuple[int, Callable[[torch.nn.Module], Mapping[str, float]]]] | None = None
 
 
-def answer(msg: Message, local: Local) -> Message:
+def answer(msg: Message, local: LocalEvaluation) -> Message:
     """Answer one question; a failure is the answer's "error"."""
     facts = dict(msg.content.config_records.get("config", ConfigRecord()))
     said: dict[str, Any] = {"client": local.client}
@@ -103,7 +103,7 @@ def answer(msg: Message, local: Local) -> Message:
     return answer_question(msg, said, ArrayRecord({key: Array(value) for key, value in made.items()}))
 
 
-def respond(facts: Mapping[str, Any], arrays: Arrays, local: Local) -> tuple[dict[str, Any], Arrays]:
+def respond(facts: Mapping[str, Any], arrays: Arrays, local: LocalEvaluation) -> tuple[dict[str, Any], Arrays]:
     """Return the facts and arrays of an answer: those of the first time, if the question was asked before.
 
     Raises:
@@ -138,7 +138,7 @@ def _digest(facts: Mapping[str, Any], arrays: Arrays) -> str:
 
 
 @flush_subnormals()
-def _scored(facts: Mapping[str, Any], arrays: Arrays, local: Local) -> tuple[dict[str, Any], dict[str, Any]]:
+def _scored(facts: Mapping[str, Any], arrays: Arrays, local: LocalEvaluation) -> tuple[dict[str, Any], dict[str, Any]]:
     if local.scorer is not None:
         return _scored_by(local.scorer, facts, arrays, local), {}
     data = local.examples(facts)
@@ -179,7 +179,9 @@ def _results(facts: Mapping[str, Any]) -> list[str]:
     return results
 
 
-def _scored_by(scorer: Callable[..., Any], facts: Mapping[str, Any], arrays: Arrays, local: Local) -> dict[str, Any]:
+def _scored_by(
+    scorer: Callable[..., Any], facts: Mapping[str, Any], arrays: Arrays, local: LocalEvaluation
+) -> dict[str, Any]:
     """Return the facts of an answer: the scores of each model by a function of the client's own, all examples' each."""
     count, score = scorer(facts)
     results = _results(facts)
@@ -198,7 +200,7 @@ def _scored_by(scorer: Callable[..., Any], facts: Mapping[str, Any], arrays: Arr
     return said
 
 
-def _model(name: str, facts: Mapping[str, Any], arrays: Arrays, local: Local) -> torch.nn.Module:
+def _model(name: str, facts: Mapping[str, Any], arrays: Arrays, local: LocalEvaluation) -> torch.nn.Module:
     """Build a model of the question."""
     import torch
 
@@ -268,7 +270,7 @@ def serve(
     def evaluate(msg: Message, context: Context) -> Message:
         return answer(
             msg,
-            Local(
+            LocalEvaluation(
                 client=client if isinstance(client, str) else client(context),
                 examples=lambda facts: examples(context),  # noqa: ARG005
                 build=build,

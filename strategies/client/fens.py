@@ -65,7 +65,7 @@ class OwnModel:
 
 
 @dataclass(frozen=True)
-class Local:
+class LocalFens:
     """The client's side of FENS; its callables run only when a message needs their result.
 
     Attributes:
@@ -87,7 +87,7 @@ class Local:
     tells_counts: bool = True
 
 
-def respond(facts: Mapping[str, Any], arrays: Arrays, local: Local) -> Said:
+def respond(facts: Mapping[str, Any], arrays: Arrays, local: LocalFens) -> Said:
     """Answer one question of FENS with facts and arrays; a failure becomes the answer's "error"."""
     if local.refusal:
         return {"error": local.refusal}, {}
@@ -110,7 +110,7 @@ class _Question:
 
     facts: Mapping[str, Any]
     arrays: Arrays
-    local: Local
+    local: LocalFens
 
     def __post_init__(self) -> None:
         facts = self.facts
@@ -179,7 +179,7 @@ def _offer(question: _Question) -> Said:
     return {"ensemble": question.ensemble, "examples": examples, "needs": needed}, {}
 
 
-def _check_size(size: float, local: Local) -> None:
+def _check_size(size: float, local: LocalFens) -> None:
     """Refuse an ensemble beyond the node's limit, by its announced or its actual size in MiB."""
     if 0 < local.max_ensemble_mib < size:
         raise refusals.beyond_limit("the ensemble is", size, local.max_ensemble_mib)
@@ -338,7 +338,7 @@ def serve(
         name = client if isinstance(client, str) else client(context)
         return answer(
             msg,
-            Local(
+            LocalFens(
                 client=name,
                 examples=lambda holdout: examples(context),  # noqa: ARG005  the client selects its held examples itself
                 build=build,
@@ -348,7 +348,7 @@ def serve(
         )
 
 
-def answer(msg: Message, local: Local) -> Message:
+def answer(msg: Message, local: LocalFens) -> Message:
     """Answer one message of FENS."""
     facts = dict(msg.content.config_records.get("config", ConfigRecord()))
     arrays = msg.content.array_records.get("arrays", ArrayRecord())

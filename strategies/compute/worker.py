@@ -144,10 +144,10 @@ class AskedShards:
 
     def hold(self, clients: Sequence[str], *, fold: bool, precision: str) -> ShardedMembers:
         """Load some clients' uploads, in this order."""
-        from ..teacher.sharded import Part, ShardedMembers
+        from ..teacher.sharded import LoadedShard, ShardedMembers
 
         loaded = self.ask("load", list(clients), fold, precision)
-        parts = [Part(self.connect(shard), members, statistics) for shard, members, statistics in loaded]
+        parts = [LoadedShard(self.connect(shard), members, statistics) for shard, members, statistics in loaded]
         return ShardedMembers(parts, self.share)
 
 

@@ -39,7 +39,7 @@ _FACTORS = re.compile(
 
 
 @dataclass(frozen=True)
-class Names:
+class MatchedNames:
     """A model's tensors among some names.
 
     Attributes:
@@ -56,7 +56,7 @@ class Names:
     notes: tuple[str, ...] = ()
 
 
-def match_names(found: Collection[str], wanted: Collection[str], ties: Mapping[str, str] | None = None) -> Names:
+def match_names(found: Collection[str], wanted: Collection[str], ties: Mapping[str, str] | None = None) -> MatchedNames:
     """Find the tensors of a model among the names of some tensors.
 
     The rule, in this order:
@@ -77,7 +77,7 @@ def match_names(found: Collection[str], wanted: Collection[str], ties: Mapping[s
         UploadError: Two prefixes fit, such as those of two models.
     """
     if len(found) == len(wanted) and set(found) == set(wanted):
-        return Names({name: name for name in wanted})
+        return MatchedNames({name: name for name in wanted})
     ties = ties or {}
     bare, own = _bare(found), _bare(wanted)
     by_bare = {own[name]: name for name in wanted}
@@ -114,7 +114,7 @@ def match_names(found: Collection[str], wanted: Collection[str], ties: Mapping[s
         notes.append(f"left out are {shown}, which are not weights of the model")
     missing = tuple(name for name in wanted if name not in sources and name not in counters)
     extra = tuple(names[name] for name in others if name not in dropped)
-    return Names(sources, counters, missing, extra, tuple(notes))
+    return MatchedNames(sources, counters, missing, extra, tuple(notes))
 
 
 def own_names(found: Collection[str]) -> dict[str, str]:

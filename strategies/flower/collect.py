@@ -39,7 +39,7 @@ from .messages import (
     say_left_out_of_means,
     without_arrays,
 )
-from .names import Names
+from .names import ClientNames
 from .nodes import Nodes, Refusals, SentQuestion, cause_of_failure
 
 # Seconds that a resumed deployed run with its quorum of uploads waits for a first node, where it cannot know whether
@@ -68,7 +68,7 @@ class Collector:
         *,
         num_classes: int,
         max_bytes: int,
-        names: Names | None = None,
+        names: ClientNames | None = None,
         agreement: Agreement = UNNAMED,
         probe: Callable[[UploadFacts, State], str] | None = None,
         participation: Participation = Participation(),  # noqa: B008  it is frozen
@@ -78,7 +78,7 @@ class Collector:
         self._signatures = signatures
         self._num_classes = num_classes
         self._max_bytes = max_bytes
-        self._names = Names() if names is None else names
+        self._names = ClientNames() if names is None else names
         self._probe, self._participation, self._part = probe, participation, part
         self._agreed = Agreed(agreement)
         for record in folder.records():

@@ -30,7 +30,7 @@ from ..core.errors import blaming, one_line, printable, shorten_list
 from ..core.facts import CLIENT_NAME, EXPECTED, Agreed, UploadFacts, read_agreement, weights_alone
 from ..core.scan import LOG
 from ..method import Job, Method, State
-from ..uploads.checks import Form, Signature, check_measured, check_size, check_upload, fits
+from ..uploads.checks import ArrayForm, Signature, check_measured, check_size, check_upload, fits
 from ..uploads.parts import Part
 
 V = TypeVar("V")
@@ -362,7 +362,7 @@ def decode_array(array: Array, shape: tuple[int, ...], dtype: str, where: str) -
     return values.reshape(shape, order="F" if header == headers[1] else "C").copy(order="C")
 
 
-def array_form(record: str) -> Form:
+def array_form(record: str) -> ArrayForm:
     """Return the form in which the arrays of a record come, for the checks of an upload.
 
     Floats have any precision, and whole numbers any type that holds them, as a cast of a whole ``state_dict`` makes.
@@ -377,7 +377,7 @@ def array_form(record: str) -> Form:
             raise refusals.other_form(where, f"{array.dtype}{list(shape)}", f"{dtype}{list(shape)}, whole numbers")
         return values
 
-    return Form(record, f"{record}[{{!r}}]", read)
+    return ArrayForm(record, f"{record}[{{!r}}]", read)
 
 
 def _npy_header(shape: tuple[int, ...], dtype: str, *, fortran: bool) -> bytes:

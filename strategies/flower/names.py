@@ -71,7 +71,7 @@ _BY_RANK = (
 _BY_ID = "each round asks other clients in every run"
 
 
-class Names:
+class ClientNames:
     """Names of the clients by node, and ranks of the nodes whose clients have none.
 
     Flower's simulation registers its nodes in the order of their partitions, so that a rank there is a partition.

@@ -17,7 +17,7 @@ from flwr.serverapp import Grid
 from ..core import refusals
 from ..core.errors import OneShotError, UploadError, one_line, with_remedy
 from .local_grid import LocalGrid
-from .names import Names
+from .names import ClientNames
 from .pulling import Puller
 
 if TYPE_CHECKING:
@@ -107,12 +107,12 @@ class Nodes:
         grid: Grid,
         refusals: Refusals,
         traffic: Traffic,
-        names: Names | None = None,
+        names: ClientNames | None = None,
         *,
         max_bytes: int = MAX_BYTES,
     ) -> None:
         self.grid, self.refusals, self.traffic, self.max_bytes = grid, refusals, traffic, max_bytes
-        self.names = Names() if names is None else names
+        self.names = ClientNames() if names is None else names
         self.local = isinstance(grid, LocalGrid)
         self.simulated = self.local or has_engine(grid)
         self._late: dict[str, tuple[SentQuestion, Callable[[Message, SentQuestion], object]]] = {}

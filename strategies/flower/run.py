@@ -56,7 +56,7 @@ from .asking import Exchange
 from .clients import GridClients
 from .collect import Collector
 from .messages import Request, in_order, is_anonymous
-from .names import Names
+from .names import ClientNames
 from .nodes import MAX_BYTES, Nodes, Refusals, SentQuestion, has_engine
 
 PROBE_S = 60.0  # that a client has to say whether its app answers a method's questions; then the run begins anyway
@@ -199,7 +199,7 @@ class Rounds:
         self.compute = compute
         self._start: str | None = None
         self._sent: State = {}
-        self._names = Names()
+        self._names = ClientNames()
         self._test_share: dict[str, Any] = {}  # of the clients' examples, as the uploads were asked for
         self._method = method
         self._job = job

@@ -28,7 +28,7 @@ FLOORS = {"apart": 0.01, "claim": 1.0}
 
 
 @dataclass(frozen=True)
-class Sums:
+class ComparedSums:
     """The part of a client's sums that is compared, in float64.
 
     Attributes:
@@ -41,13 +41,13 @@ class Sums:
     sums: Tensor
     squares: Tensor
 
-    def minus(self, other: Sums) -> Sums:
+    def minus(self, other: ComparedSums) -> ComparedSums:
         """Return the sums without those of a part."""
-        return Sums(self.counts - other.counts, self.sums - other.sums, self.squares - other.squares)
+        return ComparedSums(self.counts - other.counts, self.sums - other.sums, self.squares - other.squares)
 
-    def scaled(self, factor: float) -> Sums:
+    def scaled(self, factor: float) -> ComparedSums:
         """Return the sums with every example weighted by a factor."""
-        return Sums(self.counts * factor, self.sums * factor, self.squares * factor)
+        return ComparedSums(self.counts * factor, self.sums * factor, self.squares * factor)
 
     @property
     def means(self) -> Tensor:
@@ -75,7 +75,7 @@ def inspect_sums(
     Returns:
         One row per client, in the order of the uploads. Another probe than the server's is a note, and no finding.
     """
-    read, notes = dict[str, Sums](), list[str]()
+    read, notes = dict[str, ComparedSums](), list[str]()
     for number, upload in enumerate(uploads):
         state = upload.read()
         if probe is not None and "probe" in state and (warning := probe_warning(state, probe)):
@@ -110,7 +110,7 @@ def inspect_sums(
     return Inspection(rows, tuple(notes))
 
 
-def distance(own: Sums, others: Sums) -> float:
+def distance(own: ComparedSums, others: ComparedSums) -> float:
     """Return the squared distance of a client's class means from the others', less its expectation for honest sums.
 
     ``D_k = sum_c n_kc ||mu_kc - mu_c||^2 / sum_c n_kc / v - sum_c (1 + n_kc / n_c) / sum_c n_kc`` over the classes of
@@ -125,7 +125,7 @@ def distance(own: Sums, others: Sums) -> float:
     return float((weights * squared).sum() / weights.sum() / max(others.variance, 1e-12) - expected)
 
 
-def chance(own: Sums, others: Sums) -> float:
+def chance(own: ComparedSums, others: ComparedSums) -> float:
     """Return the deviation of :func:`distance` for an honest client, which is large for one of few examples.
 
     ``sqrt(2 / r sum_c (1 + n_kc / n_c)^2) / sum_c n_kc`` over the same classes, if features within a class vary in r
@@ -136,25 +136,25 @@ def chance(own: Sums, others: Sums) -> float:
     return float((2.0 / DIMENSIONS * squares).sqrt() / own.counts[shared].sum())
 
 
-def _of(state: dict[str, Tensor]) -> Sums:
+def _of(state: dict[str, Tensor]) -> ComparedSums:
     counts, sums = state["counts"].double(), state["sums"].double()
     if "gram" not in state:
-        return Sums(counts, sums, state["squares"].double().sum(0))
+        return ComparedSums(counts, sums, state["squares"].double().sum(0))
     features = sums.shape[1]
     row = torch.arange(features)
     diagonal = row * features - row * (row - 1) // 2  # of the upper triangle, row by row
-    return Sums(counts, sums, state["gram"].double()[diagonal])
+    return ComparedSums(counts, sums, state["gram"].double()[diagonal])
 
 
-def _total(parts: Sequence[Sums]) -> Sums:
-    return Sums(
+def _total(parts: Sequence[ComparedSums]) -> ComparedSums:
+    return ComparedSums(
         torch.stack([own.counts for own in parts]).sum(0),
         sum((own.sums for own in parts), torch.zeros_like(parts[0].sums)),
         torch.stack([own.squares for own in parts]).sum(0),
     )
 
 
-def _strange(read: dict[str, Sums]) -> tuple[dict[str, float], dict[str, Finding]]:
+def _strange(read: dict[str, ComparedSums]) -> tuple[dict[str, float], dict[str, Finding]]:
     """Return every client's distance, and the findings; the worst is left out first and the rest measured again."""
     left, apart, found = dict(read), dict[str, float](), dict[str, Finding]()
     while len(left) > 2:
@@ -172,7 +172,7 @@ def _strange(read: dict[str, Sums]) -> tuple[dict[str, float], dict[str, Finding
     return apart, found
 
 
-def _strangeness(own: Sums, others: Sums, far: float) -> Finding:
+def _strangeness(own: ComparedSums, others: ComparedSums, far: float) -> Finding:
     """Return label-flip if the means of other classes lie much nearer than those of the client's own labels."""
     text = f"its class means lie {far:.2g} variances from the others', honest clients near 0"
     known = own.counts >= LEAST
@@ -187,7 +187,7 @@ def _strangeness(own: Sums, others: Sums, far: float) -> Finding:
     return Finding(RANDOM, text)
 
 
-def _copies(read: dict[str, Sums], arrived: Sequence[str]) -> dict[str, Finding]:
+def _copies(read: dict[str, ComparedSums], arrived: Sequence[str]) -> dict[str, Finding]:
     """Return a finding for each client whose mean squares equal an earlier client's, whatever the claimed numbers."""
     if not read:
         return {}

@@ -235,7 +235,7 @@ def _as_tensor(value: Any) -> Any:
 
 def _place(key: str, value: torch.Tensor) -> Any:
     """Return what two names of one tensor have in common."""
-    if value.layout != torch.strided or value.is_quantized or not value.numel():
+    if is_lazy(value) or value.layout != torch.strided or value.is_quantized or not value.numel():
         return key
     return value.data_ptr(), value.dtype, value.shape, value.stride()
 
@@ -638,7 +638,7 @@ def _shared_notes(named: Mapping[str, Trained]) -> list[str]:
     return [
         f"models {shorten_list(clients)} are one and the same: must be copies, as copy.deepcopy(model)"
         for place, clients in places.items()
-        if place and len(clients) > 1
+        if len(clients) > 1 and not all(isinstance(part, str) for part in place)
     ] + [
         f"models {shorten_list(clients)} are one file: must be a file of each client"
         for clients in files.values()

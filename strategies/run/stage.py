@@ -16,7 +16,7 @@ from ..compute.threads import follow_threads
 from ..core.durable import store_errors
 from ..core.errors import OneShotError, OptionError, StoreError, blaming, shorten_list
 from ..core.facts import CLASSIFIER, Agreed, State, kind_of, weights_alone
-from ..core.names import Names, is_adapter_state, match_names
+from ..core.names import MatchedNames, is_adapter_state, match_names
 from ..core.stage_options import NONE, RIDGE
 from ..method import EnsembleSpec, Job, Method, Need, Outcome, Upload
 from ..method import State as Weights
@@ -256,11 +256,11 @@ def _by_model_names(
     return tuple(found), job
 
 
-def _renamed(opened: Callable[[], Mapping[str, Tensor]], names: Names) -> Mapping[str, Tensor]:
+def _renamed(opened: Callable[[], Mapping[str, Tensor]], names: MatchedNames) -> Mapping[str, Tensor]:
     return RenamedTensors(opened(), names)
 
 
-def _read_renamed(read: Callable[[], State], names: Names) -> State:
+def _read_renamed(read: Callable[[], State], names: MatchedNames) -> State:
     return dict(RenamedTensors(read(), names))
 
 

@@ -230,7 +230,8 @@ def projection(features: int, kept: int, seed: int) -> Tensor:
 @functools.lru_cache(maxsize=4)
 def _upper(features: int) -> tuple[Tensor, Tensor]:
     """Return rows and columns of the upper triangle; the server reads thousands of uploads of one width."""
-    rows, columns = torch.triu_indices(features, features)
+    # On the CPU even where only the form of a model is read: on the device "meta" indices have no values to keep.
+    rows, columns = torch.triu_indices(features, features, device="cpu")
     return rows, columns
 
 

@@ -86,7 +86,7 @@ class Shard(Protocol):
 
 
 @dataclass(frozen=True)
-class Part:
+class LoadedShard:
     """A shard and facts about its members.
 
     Attributes:
@@ -109,7 +109,7 @@ class ShardedMembers:
         moved: Bytes of all arrays sent to the shards and received from them so far.
     """
 
-    def __init__(self, parts: Sequence[Part], share: Callable[[Array], Any] = lambda array: array) -> None:
+    def __init__(self, parts: Sequence[LoadedShard], share: Callable[[Array], Any] = lambda array: array) -> None:
         self._parts, self._share = tuple(parts), share
         self.statistics = any(part.statistics for part in parts)
         self.moved = 0

@@ -24,7 +24,7 @@ from ..core.facts import (
     name_in,
     weights_alone,
 )
-from ..core.names import Names, match_names
+from ..core.names import MatchedNames, match_names
 from ..core.seeds import generator, seeded_torch
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def check_size(size: int, max_bytes: int, what: str) -> None:
 
 
 @dataclass(frozen=True)
-class Form:
+class ArrayForm:
     """The form in which the arrays of an upload come, and how they are read.
 
     Attributes:
@@ -111,7 +111,7 @@ class Form:
 
 
 def check_upload(
-    arrays: Mapping[str, Any], architecture: str, signature: Signature, form: Form, notes: list[str] | None = None
+    arrays: Mapping[str, Any], architecture: str, signature: Signature, form: ArrayForm, notes: list[str] | None = None
 ) -> State:
     """Return the weights of an upload as tensors, see :func:`check_arrays`; their names may differ as they usually do.
 
@@ -135,7 +135,7 @@ class RenamedTensors(Mapping[str, "Tensor"]):
     """A model's tensors by other names, each read when it is asked for; what a client measured is there too."""
 
     tensors: Mapping[str, Tensor]
-    names: Names
+    names: MatchedNames
 
     def __getitem__(self, name: str) -> Tensor:
         if name in self.names.counters:
@@ -155,7 +155,7 @@ class RenamedTensors(Mapping[str, "Tensor"]):
         return sum(1 for _ in self)
 
 
-def measured_names(found: Iterable[str], names: Names) -> dict[str, str]:
+def measured_names(found: Iterable[str], names: MatchedNames) -> dict[str, str]:
     """Return what a client has measured by a model's names -> its names here, which follow those of the weights."""
     own: dict[str, str] = {}
     for name, source in names.sources.items():
@@ -172,7 +172,7 @@ def measured_names(found: Iterable[str], names: Names) -> dict[str, str]:
     return renamed
 
 
-def check_measured(arrays: Mapping[str, Any], architecture: str, signature: Signature, form: Form) -> State:
+def check_measured(arrays: Mapping[str, Any], architecture: str, signature: Signature, form: ArrayForm) -> State:
     """Return what a client has measured for a merge of weights, see :data:`.core.facts.MEASURED`; empty for nothing.
 
     Raises:
@@ -205,8 +205,8 @@ def check_arrays(
     arrays: Mapping[str, Any],
     architecture: str,
     signature: Signature,
-    form: Form,
-    names: Names | None = None,
+    form: ArrayForm,
+    names: MatchedNames | None = None,
 ) -> dict[str, np.ndarray[Any, Any]]:
     """Check the names, shapes, dtypes and values of arrays, in this order, and return the values.
 

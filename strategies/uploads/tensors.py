@@ -12,12 +12,12 @@ import torch
 
 from ..core import refusals
 from ..core.errors import StoreError
-from .checks import Form, Shape
+from .checks import ArrayForm, Shape
 
 Weights = Mapping[str, torch.Tensor | np.ndarray]
 
 
-def tensor_form(what: str, *, exact: bool) -> Form:
+def tensor_form(what: str, *, exact: bool) -> ArrayForm:
     """Return how tensors are compared with an architecture, and read.
 
     Args:
@@ -31,7 +31,7 @@ def tensor_form(what: str, *, exact: bool) -> Form:
         alike = value.dtype == wanted if exact else _number(value.dtype) == _number(wanted) or _is_whole(value, wanted)
         return "" if _is_plain(value) and tuple(value.shape) == shape and alike else _describe(value)
 
-    return Form(what, "tensor {!r}", _read, misfit)
+    return ArrayForm(what, "tensor {!r}", _read, misfit)
 
 
 def _read(value: torch.Tensor, _: Shape, dtype: str, what: str) -> np.ndarray[Any, Any]:

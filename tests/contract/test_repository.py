@@ -52,6 +52,15 @@ def test_a_method_s_file_begins_with_its_source_note(name: str) -> None:
     assert "https://" in note
 
 
+def test_no_two_classes_of_the_package_have_one_name() -> None:
+    homes: dict[str, list[str]] = {}
+    for path, text in SOURCES.items():
+        for name in (node.name for node in parsed(text).body if isinstance(node, ast.ClassDef)):
+            homes.setdefault(name, []).append(path)
+
+    assert {name: paths for name, paths in homes.items() if len(paths) > 1} == {}
+
+
 def test_a_module_that_a_source_note_names_exists() -> None:
     rooms = "|".join(sorted({path.split("/")[1] for path in SOURCES if path.startswith("strategies/")}))
     missing = [

@@ -19,7 +19,7 @@ from torch import nn
 
 from strategies.client import upload_facts
 from strategies.client.corrections import LocalUpdate
-from strategies.client.fens import HoldoutRequest, Local, OwnModel, respond
+from strategies.client.fens import HoldoutRequest, LocalFens, OwnModel, respond
 from strategies.distillation.generator_spec import GeneratorSpec
 from strategies.flower.clients import GridClients
 from strategies.flower.messages import read_reply
@@ -242,7 +242,7 @@ def _examples(_: HoldoutRequest) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.zeros(9, 1, 8, 8), torch.arange(9) % CLASSES
 
 
-LOCAL = Local("alice", _examples, lambda name, told: net(), lambda holdout: OwnModel("net", STATE), PLACES)
+LOCAL = LocalFens("alice", _examples, lambda name, told: net(), lambda holdout: OwnModel("net", STATE), PLACES)
 
 
 @st.composite

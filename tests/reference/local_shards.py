@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from strategies.teacher.shard import HeldShard, divide_evenly
-from strategies.teacher.sharded import Array, Part, Shard, ShardAnswer, ShardRequest
+from strategies.teacher.sharded import Array, LoadedShard, Shard, ShardAnswer, ShardRequest
 
 if TYPE_CHECKING:
     from strategies.method import ModelBuilder, Upload
@@ -34,7 +34,7 @@ def local_shards(
     *,
     fold: bool = True,
     precision: str = "float32",
-) -> list[Part]:
+) -> list[LoadedShard]:
     """Load uploads into shards of this process."""
     parts = []
     for part in divide_evenly(len(uploads), shards):
@@ -42,5 +42,5 @@ def local_shards(
         for upload in uploads[part]:
             held.add(upload)
         shard: Shard = LocalShard(held)
-        parts.append(Part(shard, part.stop - part.start, held.close()))
+        parts.append(LoadedShard(shard, part.stop - part.start, held.close()))
     return parts

@@ -22,7 +22,7 @@ from client_app.evaluating import EvaluatingClient
 from server_app import cli as command_line
 from server_app.launch.superlink import Scalar
 from server_app.settings.choices import CHOICES
-from strategies.client.evaluation import Local
+from strategies.client.evaluation import LocalEvaluation
 from strategies.method import METHODS, Need
 
 ROOT = Path(command_line.__file__).parents[1]
@@ -165,7 +165,7 @@ def test_a_run_that_is_interrupted_while_its_clients_score_resumes_to_the_same_s
     whole = oneshot("run", method="fedens", evaluate__on="clients", run_dir=str(tmp_path / "whole"))[1]
     side, asked = EvaluatingClient.side, list[int]()
 
-    def noted(client: EvaluatingClient) -> Local:
+    def noted(client: EvaluatingClient) -> LocalEvaluation:
         asked.append(len(list((tmp_path / "state").glob("**/evaluation-*/*.safetensors"))))
         if len(asked) == 2:
             signal.raise_signal(signal.SIGTERM)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from method_fakes import BUILDERS, SHAPE, UPLOADS
 
-from strategies.client.fens import HoldoutRequest, Local, respond
+from strategies.client.fens import HoldoutRequest, LocalFens, respond
 from strategies.core.clients import Answer, Question
 from strategies.core.errors import QuorumError, UploadError
 from strategies.method import Job, Normalization, Outcome, Progress, Silent
@@ -62,11 +62,13 @@ class DirectClients:
     mib_per_client: float = 0.0
     gone: set[str] = field(default_factory=set)
 
-    def local(self, name: str) -> Local:
+    def local(self, name: str) -> LocalFens:
         def build(architecture: str, _: HoldoutRequest) -> torch.nn.Module:
             return BUILDERS[architecture]()
 
-        return Local(name, lambda _: self.held(name), build, state_dir=str(self.folder), max_ensemble_mib=self.limit)
+        return LocalFens(
+            name, lambda _: self.held(name), build, state_dir=str(self.folder), max_ensemble_mib=self.limit
+        )
 
     def ask(
         self,

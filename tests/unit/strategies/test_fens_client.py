@@ -119,7 +119,7 @@ def test_a_round_runs_where_torch_cannot_be_imported(tmp_path: Path) -> None:
         sys.modules["torch"] = None
         import client_app.app
         import numpy as np
-        from strategies.client.fens import Local, respond
+        from strategies.client.fens import LocalFens, respond
 
         def never(*args):
             raise AssertionError("a round needs neither data nor models")
@@ -129,7 +129,7 @@ def test_a_round_runs_where_torch_cannot_be_imported(tmp_path: Path) -> None:
             "ensemble": {ensemble!r}, "step": "round", "round": 1, "aggregator": "per-class",
             "steps": 2, "batch-size": 4, "lr": 0.5,
         }}
-        local = Local("c0", never, never, never, state_dir={str(tmp_path)!r})
+        local = LocalFens("c0", never, never, never, state_dir={str(tmp_path)!r})
         said, arrays = respond(facts, {{"weight": np.ones((3, 3), np.float32)}}, local)
         assert said["examples"] == 9, said
         assert not np.array_equal(arrays["weight"], np.ones((3, 3)))

@@ -32,7 +32,7 @@ from strategies.core.facts import Agreement
 from strategies.flower.asking import Exchange
 from strategies.flower.collect import ALONE_S, Collector
 from strategies.flower.messages import Request, count_bytes
-from strategies.flower.names import Names
+from strategies.flower.names import ClientNames
 from strategies.flower.nodes import SETTLE_S
 from strategies.flower.results import log_scores
 from strategies.run.run_folder import RoundFolder
@@ -233,7 +233,7 @@ def test_collect_when_a_resumed_deployment_has_its_uploads_and_no_node_goes_on(
     folder: RoundFolder, clock: Any, monkeypatch: pytest.MonkeyPatch, enrolled: int | None, most: float
 ) -> None:
     take(folder, FakeGrid({1: named("alice", 1), 2: named("bob", 2)}, simulation=False), min_uploads=2)
-    monkeypatch.setattr(Names, "enrolled", enrolled)
+    monkeypatch.setattr(ClientNames, "enrolled", enrolled)
     began = clock.now
 
     phase, _ = take(folder, FakeGrid({}, simulation=False), timeout=3600.0, min_uploads=2)

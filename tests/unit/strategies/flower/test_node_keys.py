@@ -16,7 +16,7 @@ from flwr.proto.node_pb2 import NodeInfo
 from strategies import FedENS
 from strategies.client import failure
 from strategies.core.errors import OptionError, QuorumError, UploadError
-from strategies.flower.names import VARIABLE, Names, read_node_keys
+from strategies.flower.names import VARIABLE, ClientNames, read_node_keys
 from strategies.flower.nodes import Nodes, Refusals
 from strategies.run.traffic import Traffic
 
@@ -35,7 +35,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.usefixtures("file")
 def test_a_node_answers_under_the_name_of_its_key_alone() -> None:
-    names = Names()
+    names = ClientNames()
     names.identify([NodeInfo(node_id=1, public_key=PEM["alice"]), NodeInfo(node_id=2, public_key=PEM["bob"])])
 
     names.pin(1, "alice")
@@ -96,7 +96,7 @@ def nodes(file: Path) -> dict[int, Any]:
 
 def test_without_a_file_names_are_the_clients_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
-    names = Names()
+    names = ClientNames()
     names.identify([NodeInfo(node_id=1, public_key=PEM["alice"])])
 
     names.pin(1, "whatever")

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from strategies.client.evaluation import Local, OwnExamples, respond
+from strategies.client.evaluation import LocalEvaluation, OwnExamples, respond
 from strategies.client.holdout import halve, held_out, split_test
 from strategies.core.clients import Answer, Question
 from strategies.core.errors import UploadError
@@ -66,11 +66,11 @@ def examples(name: str, count: int = 25) -> OwnExamples:
     return OwnExamples(torch.randn(count, *SHAPE, generator=rng), torch.randint(0, 3, (count,), generator=rng), 3)
 
 
-def local(name: str, place: Path, **more: Any) -> Local:
+def local(name: str, place: Path, **more: Any) -> LocalEvaluation:
     """Return a client's side."""
     known: dict[str, Any] = {"examples": lambda facts: examples(name), "build": lambda _: Net()}
     own = {"own": lambda facts: MODELS[name]}
-    return Local(**{"client": name, "state_dir": str(place / name), **known, **own, **more})
+    return LocalEvaluation(**{"client": name, "state_dir": str(place / name), **known, **own, **more})
 
 
 def job() -> Job:
@@ -90,7 +90,7 @@ class Party:
     mib_per_client = 0.0
 
     def __init__(
-        self, locals_: list[Local], change: Mapping[str, Callable[[dict[str, Any]], Any]] | None = None
+        self, locals_: list[LocalEvaluation], change: Mapping[str, Callable[[dict[str, Any]], Any]] | None = None
     ) -> None:
         self.locals, self.change, self.reasons = locals_, change or {}, dict[str, str]()
 

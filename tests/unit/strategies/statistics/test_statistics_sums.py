@@ -146,3 +146,11 @@ def test_what_examples_have_passes_the_check_in_float32_for_any_scale_and_rank(s
         rows[:, 2] *= 1e-9
         made = Gaussians.of(rows * scale, labels, 4)
         Gaussians(made.counts, made.means.float(), made.covariances.float()).check(count)
+
+
+def test_arrays_are_read_with_their_values_after_a_form_was_read_without() -> None:
+    found = Statistics.of([(torch.rand(20, 11, dtype=torch.float64), torch.arange(20) % 4)], 4, 11)
+    with torch.device("meta"):
+        to_arrays(Statistics.zeros(4, 11))
+
+    assert torch.allclose(from_arrays(to_arrays(found)).gram, found.gram, atol=1e-5)
