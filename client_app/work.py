@@ -24,7 +24,7 @@ from client_app.training.features import ClientSums, check_enough
 from client_app.training.local import Epoch, Training, epoch_lengths, train_by
 from fl_app.config import AppConfig
 from fl_app.data import ImageData, Normalization, Split, holds_test_half, normalize, open_data
-from fl_app.data.folders import Read, groups_of
+from fl_app.data.folders import Read
 from fl_app.division import own_positions
 from fl_app.feature_cache import FeatureCache
 from fl_app.ledger import Ledger
@@ -131,8 +131,6 @@ def load_examples(config: AppConfig, node: Node, request: TrainRequest) -> Local
     own = bool(request.test_share) and node.data_root != data.root and node.num_partitions == 1
     if own and holds_test_half(data, node.data_root):
         own_test = opened("test")
-        grouped = bool(data.group and own_test.files)
-        own_test = replace(own_test, groups=groups_of(own_test.files, data.group)) if grouped else own_test
     _check_expected(request.expected, split.agreement, node, shows=reports_counts(config.client, node.policy))
     positions = own_positions(split, config, partition_id=node.partition_id, num_partitions=node.num_partitions)
     groups = None if split.groups is None else split.groups[positions].numpy()
@@ -303,6 +301,7 @@ def _train_as(node: Node, config: AppConfig, request: TrainRequest, start: State
         if request.task == CLASSIFIER and not isinstance(model, ClientSums):
             began = start_digest(model.state_dict())
         if by := config.model.train:
+            refuse(config.privacy, "a training by 'model.train', which adds no noise")
             node.policy.check_code("model.train", by)
             with node.policy.reading(f"model.train {by!r}"):
                 reported = train_by(by, model, split.pairs(own.train), training.config, seed=training.seed)

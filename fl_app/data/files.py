@@ -7,6 +7,7 @@ import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from http.client import HTTPException
 from pathlib import Path
 
@@ -45,13 +46,15 @@ def obtain(name: str, folder: Path, files: Mapping[str, Remote], *, download: bo
     """
     missing = {file: remote for file, remote in files.items() if not (folder / file).exists()}
 
-    def fetch(aside: Path) -> None:
+    def fetch(file: str, aside: Path) -> None:
         from strategies.core.vision import torchvision
 
-        for file, remote in missing.items():
-            torchvision.datasets.utils.download_url(remote.url, str(aside), filename=file, md5=remote.md5)
+        torchvision.datasets.utils.download_url(missing[file].url, str(aside), filename=file, md5=missing[file].md5)
 
-    if missing and (reason := why_missing(folder, [*missing], fetch, download=download)):
+    for file in missing:  # one by one: those that are here stay if the next one fails
+        if not (reason := why_missing(folder, [file], partial(fetch, file), download=download)):
+            continue
+        missing = {other: remote for other, remote in missing.items() if not (folder / other).exists()}
         raise DataError(
             f"data set {name!r} lacks {', '.join(missing)} in {folder} (in data.root) and {reason}. Get "
             f"{', '.join(remote.url for remote in missing.values())} where there is a network and copy it to {folder}, "

@@ -337,7 +337,7 @@ def _codes(frame: pd.DataFrame, column: str, file: Path, what: str) -> tuple[tor
         raise DataError(f"{_place(names.isna(), column, file)} no value: must name the {what} of the row")
     firsts, same = dict[str, str](), dict[str, str]()
     for name in names.unique():
-        meaning = _meaning(name)
+        meaning = re.sub(r"^(-?\d+)\.0+$", r"\1", name)  # 1.10 is another name than 1.1
         other = firsts.setdefault(meaning.casefold() if what == "client" else meaning, name)
         if other != name and what == "client":
             raise DataError(f"{file}, column {column!r} has {other!r} and {name!r}: must name each client in one way")

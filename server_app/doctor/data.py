@@ -88,6 +88,9 @@ class NodeConfig:
             "data source": partial(policy.check_source, app.data.name),
             f"architecture {architecture}": partial(policy.check_architecture, architecture),
         }
+        for key, function in (("model.train", app.model.train), ("model.evaluate", app.model.evaluate)):
+            if function:
+                checks[key] = partial(policy.check_code, key, function)
         if template:
             checks["checkpoint"] = partial(policy.check_readable, "client.checkpoint", self.filled(template))
         for name, check in checks.items():
@@ -229,7 +232,7 @@ def _signatures(split: Split, names: tuple[str, ...], settings: Settings) -> dic
 def _known(split: Split, name: str, settings: Settings) -> dict[str, Callable[[], nn.Module]]:
     """Return the builders of the zoo and of a named architecture; one on a backbone is built."""
     function = FeatureFunction(settings.app.features, settings.app.seed, *split.normalization)
-    found = model_builders(split.num_classes, split.input_shape, [name], function)
+    found = model_builders(split.num_classes, split.input_shape, [name], function, logits=not settings.app.model.train)
     if backbone_in(name) and name in found:
         found[name]()
     return found
@@ -264,4 +267,5 @@ def split_of(settings: Settings, halves: tuple[str, ...], root: str | None = Non
 
 
 def _opened(settings: Settings, half: str, root: str | None) -> Split:
-    return as_read(open_data(settings.app.data, half, root=root, download=False), settings.app.features)
+    app = settings.app
+    return as_read(open_data(app.data, half, root=root, download=False, targets=bool(app.model.train)), app.features)

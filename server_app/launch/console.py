@@ -81,7 +81,6 @@ NOISE = (
     "To change federation size",
     "flwr federation simulation-config",
     "Manually terminating ClientAppActor",
-    "Start `flwr-simulation` process",
     "Simulation raised an exception",
     "Exit Code: 700",
     "An unhandled exception occurred when running the simulation",

@@ -164,12 +164,12 @@ def launch_run(
 
 
 def trains_elsewhere(settings: Settings) -> bool:
-    """Return whether clients do something else than to train a classifier on their share of the data, on a CPU."""
+    """Return whether clients do something else than the app's training of a classifier on their share, on a CPU."""
     app, names = settings.app, settings.app.model.mix()
     elsewhere = app.client.nodes or app.client.checkpoint or app.resume or app.uploads or app.privacy.on
+    elsewhere = elsewhere or app.model.train  # for as long as the user's function takes
     on_gpu = app.client.device not in ("auto", "cpu")
     other = any(is_head(name) or kind_of(name) != CLASSIFIER for name in names)
-    elsewhere = elsewhere or app.model.train  # as long as the user's function takes
     return bool(elsewhere) or on_gpu or other or settings.choice.uploads != CLASSIFIER
 
 

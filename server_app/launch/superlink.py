@@ -66,6 +66,7 @@ def run_environment(folder: Path, token: str) -> dict[str, str]:
         "RAY_TMPDIR": str(folder),
         "TMPDIR": str(folder / "tmp"),
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # as Flower sets it, for Ray is imported before: workers run as they are
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",  # a client without a share of a GPU sees none
         **offline.QUIET,
         **_ALONE,
@@ -143,7 +144,7 @@ while not token:
     time.sleep(0.05)
     try:
         token = client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.SIMULATION])).token
-    except httpx.TransportError:  # the SuperLink does not listen yet
+    except httpx.ConnectError:  # the SuperLink does not listen yet
         pass
 client.close()
 sys.argv = [str(pathlib.Path(sysconfig.get_path("scripts"), "flwr-simulation")), "--insecure"]
@@ -157,7 +158,7 @@ _POLL_S = 0.5
 _TAIL = 400  # lines of the log in which the reason of a failure is sought
 _NO_DETAILS = "An error was encountered"
 _SILENCE_S = 9.0  # after so long without a log line, one is printed
-STARTING = "starting Flower and Ray: about 15 s on two idle cores"
+STARTING = "starting Flower and Ray: about 10 s on two idle cores"
 _GRACE_S = 10.0  # wait for the last log lines after the simulation's process has ended; a busy machine is slow
 
 

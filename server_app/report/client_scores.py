@@ -227,16 +227,21 @@ def client_table(facts: Facts) -> list[Table]:
     for name, choose in ends:
         cells = [_over(clients, model, metric, choose) for model in (OWN, FEDAVG, RESULT)]
         rows.append((name, "", *cells, _mean_gain(clients) if choose is fmean else "-"))
-    notes = [
-        "The row of all examples has the clients' mean, weighted by their examples."
+    notes = (
+        [
+            "The row of all examples has the clients' mean, weighted by their examples. The server cannot verify what "
+            "a client reports, and one that reports falsely can move that row by any amount."
+        ]
         if own
-        else "Gains have 95 % intervals of the same examples under both models; the mean's is for these clients.",
-        "The server cannot verify what a client reports; an attacker moves the row of all examples by its share of "
-        "them, and the mean of clients is not the score of all examples.",
-    ]
+        else [
+            "Gains have 95 % intervals of the same examples under both models; the mean's is for these clients.",
+            "The server cannot verify what a client reports; an attacker moves the row of all examples by its share of "
+            "them, and the mean of clients is not the score of all examples.",
+        ]
+    )
     if metric == "auroc" and OWN in pooled:
         notes.append("The own models' AUROC of all examples is the mean of clients: each has a scale of its own.")
-    if any("-" in row[2:] for row in rows[: len(clients)]):
+    if any("-" in row[2:5] for row in rows[: len(clients)]):
         notes.append(
             "A dash is a score that is not known: the client has no such model or shares less"
             + (", or its examples are all of one class." if metric == "auroc" else ".")
@@ -244,7 +249,11 @@ def client_table(facts: Facts) -> list[Table]:
     notes += [_HALF] if CHOICE in pooled else []
     notes += [summary_line(facts)] if summary_line(facts) else []
     notes += [f"Not evaluated: {row['client']}, {row['reason']}." for row in facts["refused"]]
-    columns = ("client", "examples", "own model", "FedAvg", "result", f"gain in {unit_of(metric, apart=True)}")
+    columns = ["client", "examples", "own model", "FedAvg", "result"]
+    if own:
+        rows = [row[: len(columns)] for row in rows]
+    else:
+        columns.append(f"gain in {unit_of(metric, apart=True)}")
     return [
         Table(f"On the clients' own examples: {titled(metric)}", columns, rows, notes=notes,
               strong=frozenset({len(clients)}))

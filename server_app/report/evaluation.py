@@ -20,7 +20,7 @@ from server_app.settings.server_data import HeldOut, OwnScores, Scorer, to_text
 from strategies.combiners.combiners import build_combiner
 from strategies.combiners.outcomes import load_model
 from strategies.core.errors import StoreError
-from strategies.core.facts import CLASSIFIER, PREDICTING
+from strategies.core.facts import CLASSIFIER, HEADLINES, PREDICTING
 from strategies.method import METHODS, EnsembleSpec, Job, Silent
 from strategies.run.files import read_json, write_json
 from strategies.run.journal import Journal
@@ -291,6 +291,11 @@ def _fits_fedavg(job: Job) -> bool:
 
 
 def best_score(metrics: Sequence[Mapping[str, Any]], last: float | None, metric: str = "accuracy") -> float | None:
-    """Return the best score over the server epochs, which papers report; nothing is chosen by it here."""
+    """Return the best score over the server epochs, which papers report; nothing is chosen by it here.
+
+    None also for a score of the user's own, of which is not known whether more or less is better.
+    """
+    if metric not in HEADLINES:
+        return None
     best = min if metric in LOWER_IS_BETTER else max
     return None if last is None else round(best([last, *(float(row[metric]) for row in metrics if metric in row)]), 4)

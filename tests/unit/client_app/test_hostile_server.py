@@ -328,6 +328,16 @@ def test_label_counts_are_within_the_node_s_policy_whatever_the_server_sets(
         assert np.ptp([count for count in facts["label-counts"] if count]) <= 1
 
 
+def test_a_training_by_a_function_which_adds_no_noise_is_refused_in_a_private_run(
+    hospital: Callable[..., Hospital],
+) -> None:
+    asked = {**PRIVATE, "model.train": "mine:train"}
+
+    error = error_of(hospital(max_epsilon=20.0).asked({"run-id": RUNS[0], "seed": 0}, asked))
+
+    assert "a training by 'model.train'" in error
+
+
 @pytest.mark.parametrize("told", ["presence", "none"])
 def test_sums_of_features_which_hold_label_counts_are_not_sent_by_a_node_that_tells_no_numbers(
     hospital: Callable[..., Hospital], told: str

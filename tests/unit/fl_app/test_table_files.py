@@ -251,6 +251,10 @@ def test_a_patient_and_a_client_are_one_whether_their_number_has_a_point(folder:
     rows = [f"{name},{row.partition(',')[2]}" for name, row in zip(["7", "10.0", "7.0", "10"], TRAIN, strict=True)]
     (folder / "train.csv").write_text("\n".join([HEAD, *rows]))
     assert open_data(config(folder, group="centre"), "train").groups.tolist() == [1, 0, 1, 0]
+    versions = [f"{name},{row.partition(',')[2]}" for name, row in zip(["1.1", "1.10", "1.1", "2"], TRAIN, strict=True)]
+    (folder / "train.csv").write_text("\n".join([HEAD, *versions]))
+    assert open_data(config(folder, group="centre"), "train").groups.tolist() == [0, 1, 0, 2]
+    (folder / "train.csv").write_text("\n".join([HEAD, *rows]))
     with pytest.raises(DataError, match=r"column 'centre' has '7' and '7.0': must name each client in one way"):
         open_data(config(folder, client="centre", partition="domains"), "train")
 
