@@ -8,7 +8,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,6 +56,7 @@ class StoredModels:
         normalization: Of the pixels, inside the modules; None for rows and texts, which are taken as they are.
         weights_sha256: The digest of the result's weights in the run's facts.
         classes: The names of the classes, in the order of the logits; empty if the result has none.
+        scores: Model -> its scores on the run's held-out examples, as in result.json; without those that have none.
     """
 
     models: Mapping[str, nn.Module]
@@ -64,6 +65,7 @@ class StoredModels:
     normalization: Normalization | None
     weights_sha256: str
     classes: tuple[str, ...] = ()
+    scores: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def input_name(self) -> str:
@@ -107,7 +109,7 @@ def stored_models(run: Path, model: str = "") -> StoredModels:
     """
     with RunFolder.open(run, write=False) as folder:
         info, outcome, weights = folder.info, folder.outcome(), folder.student()
-        names = tuple((folder.result() or {}).get("classes", ()))
+        result = folder.result() or {}
     if outcome is None:
         raise StoreError(f"{run}: has no result: must be a finished run")
     shape: Shape = tuple(info["input-shape"])
@@ -131,7 +133,11 @@ def stored_models(run: Path, model: str = "") -> StoredModels:
         found["ensemble"] = Ensemble.from_uploads(members, builders, combiner, precision=spec.precision, form="loop")
     first = normalization if holds_images(shape) else None
     models = {name: Begun(_whole(each), first).eval() for name, each in found.items()}
-    stored = StoredModels(models, shape, classes, first, str(outcome.get("weights-sha256", "")), names)
+    scores = {
+        row["kind"]: row["scores"] for row in result.get("table", ()) if row["kind"] in models and row.get("scores")
+    }
+    names = tuple(result.get("classes", ()))
+    stored = StoredModels(models, shape, classes, first, str(outcome.get("weights-sha256", "")), names, scores)
     if "ensemble" in models:
         with torch.no_grad():
             models["ensemble"](stored.examples(2))  # settles members of anybody's code, which a tracer cannot do
@@ -305,6 +311,7 @@ def _facts(run: Path, stored: StoredModels, folder: Path, differences: Mapping[s
             "shape": ["batch", stored.num_classes],
             **({"classes": list(stored.classes)} if stored.classes else {}),
         },
+        **({"scores": dict(stored.scores)} if stored.scores else {}),
         "files": {
             name: {**entry, **({"difference": differences[name]} if name in differences else {})}
             for name, entry in files.items()

@@ -120,7 +120,10 @@ def test_student_and_ensemble_when_exported_give_the_run_s_logits_for_any_number
         "name": "pixels", "shape": ["batch", 1, 16, 16], "range": "pixels from 0 to 1; the file normalises them",
     }  # fmt: skip
     assert facts["output"] == {"name": "logits", "shape": ["batch", 10], "classes": names}
-    assert facts["weights_sha256"] == json.loads((tally_run / "result.json").read_text())["weights_sha256"]
+    result = json.loads((tally_run / "result.json").read_text())
+    assert facts["weights_sha256"] == result["weights_sha256"]
+    ensemble, own = result["table"][-2:]
+    assert facts["scores"] == {"ensemble": ensemble["scores"], "student": own["scores"]}
     assert sorted(facts["files"]) == ["ensemble.onnx", "ensemble.pt2", "student.onnx", "student.pt2"]
     assert not list(home.rglob("*")), "onnxruntime left an identity behind"
 
