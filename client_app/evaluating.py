@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,7 @@ from client_app.fens import FensClient
 from client_app.node import refuse
 from fl_app.node_config import client_name
 from fl_app.project import own_scores, scores_in
-from strategies.client.evaluation import LocalEvaluation, OwnExamples
+from strategies.client.evaluation import LocalEvaluation, OwnExamples, Scoring
 from strategies.client.holdout import HoldoutRequest
 from strategies.core import refusals
 from strategies.core.clients import read_float, read_int, read_share
@@ -34,7 +34,7 @@ class EvaluatingClient(FensClient):
             asked.append(holdout_of(facts))
             return self._test_examples(asked[-1])
 
-        def scorer(facts: Mapping[str, Any]) -> tuple[int, Callable[[torch.nn.Module], Mapping[str, float]]]:
+        def scorer(facts: Mapping[str, Any]) -> Scoring:
             asked.append(holdout_of(facts))
             return self._scorer(asked[-1])
 
@@ -77,7 +77,7 @@ class EvaluatingClient(FensClient):
             None if groups is None else groups[own.test].numpy(),
         )
 
-    def _scorer(self, holdout: HoldoutRequest) -> tuple[int, Callable[[torch.nn.Module], Mapping[str, float]]]:
+    def _scorer(self, holdout: HoldoutRequest) -> Scoring:
         """Return the number of test examples, and the user's own function on them."""
         node, own = self._load_examples(holdout)
         self._check_unchanged(holdout, own)

@@ -316,7 +316,8 @@ def forget(
             from server_app.settings.read import overridden
 
             run_dir = str(changed.pop("run-dir", ""))
-            given = forget_settings(folder, client, overridden(stored_settings(folder), changed), run_dir=run_dir)
+            stored = stored_settings(folder, str(changed.get("method", "")))
+            given = forget_settings(folder, client, overridden(stored, changed), run_dir=run_dir)
             _launch(None, plan_run(_in_process(given, local)), failing, runtime)
         say(what_is_left(folder, client), format)
 

@@ -205,7 +205,9 @@ def plan_run(given: Mapping[str, Scalar], num_supernodes: int | None = None) -> 
         num_supernodes = num_supernodes or resumed_supernodes(folder)
     elif source := settings.get("uploads"):  # the clients are those of the stored run
         new = {"resume": "", "run-dir": "", "uploads": "", "forget": ""}
-        settings = listed_settings(overridden(stored_settings(Path(str(source))), {**new, **settings}))
+        settings = listed_settings(
+            overridden(stored_settings(Path(str(source)), str(settings.get("method", ""))), {**new, **settings})
+        )
         num_supernodes = num_supernodes or stored_supernodes(Path(str(source)))
     if not settings.get("resume"):
         name = str(settings.get("method", default_settings()["method"]))
@@ -328,8 +330,8 @@ def _how_to_go_on(folder: Path, *flags: str) -> str:
     return f" To resume: {oneshot('resume', folder, *flags)}" if is_run_folder(folder) else ""
 
 
-def stored_settings(folder: Path) -> dict[str, Scalar]:
-    """Return the original settings of a run of this app.
+def stored_settings(folder: Path, method: str = "") -> dict[str, Scalar]:
+    """Return the original settings of a run of this app, for a method, see :func:`.read.known_settings`.
 
     Raises:
         OptionError: The run is not of this app.
@@ -340,7 +342,7 @@ def stored_settings(folder: Path) -> dict[str, Scalar]:
         raise OptionError(
             f"{folder} is not a run of this app ({FACTS_FILE} has no settings): resume it with its own project"
         )
-    return known_settings(stored)
+    return known_settings(stored, method)
 
 
 def stored_supernodes(folder: Path) -> int:

@@ -236,7 +236,7 @@ def _foreign_job(request: ReplayRequest, info: Mapping[str, Any]) -> tuple[Setti
         )
     method = CHOICES[name]
     reject_unknown(request.overrides, ["seed", *OF_THE_APP, *(o.key for o in options_of(method.config, name))])
-    begun = known_settings(info.get("options", {})) if request.resume is not None else {}
+    begun = known_settings(info.get("options", {}), name) if request.resume is not None else {}
     chosen = {**begun, **request.overrides}
     said = {key: chosen[key] for key in OF_THE_APP if key in chosen}
     app = AppConfig.from_settings({"seed": request.overrides.get("seed", info["seed"]), **said})

@@ -109,16 +109,21 @@ def method_keys() -> frozenset[str]:
     return frozenset(keys_of(GatekeeperConfig, "gatekeeper").union(*(CHOICES[name].keys for name in CHOICES)))
 
 
-def known_settings(stored: Mapping[str, Any]) -> dict[str, Any]:
+def known_settings(stored: Mapping[str, Any], method: str = "") -> dict[str, Any]:
     """Return a stored run's settings under their names of today, without those that have no effect any more.
 
     Newer settings whose default is not how the run behaved are among them.
 
+    Args:
+        method: What they are for; empty for the run's own method, with its refiner.
+
     Raises:
-        OptionError: One that is fixed now had another value.
+        OptionError: One that is fixed now had another value, and is the app's or this method's.
     """
+    used = {method} if method else {stored.get("method"), stored.get("iterative.refiner")}
     for key, value in FIXED.items():
-        if stored.get(key, value) != value:
+        table = key.partition(".")[0]
+        if stored.get(key, value) != value and (table in used or table not in CHOICES):
             raise OptionError(f"stored setting {key!r} is {stored[key]!r}: must be {value!r}, which is fixed now")
     known = {o.key for o in known_options()} | method_keys()
     return {**BEFORE, **{key: value for key, value in named_as_today(stored).items() if key in known}}
@@ -126,9 +131,9 @@ def known_settings(stored: Mapping[str, Any]) -> dict[str, Any]:
 
 def overridden(stored: Mapping[str, Any], changes: Mapping[str, Scalar]) -> dict[str, Any]:
     """Return stored settings with changes; another preset replaces all stored options of methods."""
-    former = _former_keys().items()
+    former, method = _former_keys().items(), str(changes.get("method", ""))
     gone = method_keys() if "preset" in changes else {own for own, shared in former if shared in changes}
-    kept = {key: value for key, value in known_settings(stored).items() if key not in gone}
+    kept = {key: value for key, value in known_settings(stored, method).items() if key not in gone}
     return {**dict.fromkeys(BEFORE.keys() & gone, UNSET), **kept, **changes}
 
 

@@ -36,6 +36,8 @@ from . import answer_question, read_arrays
 from .holdout import halve
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
+# The number of test examples, and what gives a module's scores on them by name.
+Scoring = tuple[int, Callable[[torch.nn.Module], Mapping[str, float]]]
 MIB = 2**20
 BATCH = 256
 MOST_QUESTIONS = 2  # of one run
@@ -68,7 +70,7 @@ class LocalEvaluation:
         examples: Facts of the question -> its test examples.
         own: Facts of the question -> its own model, ready to predict; None if it has none.
         max_mib: The most that it accepts from the server, MiB; 0: any.
-        min_examples: Fewer test examples are not evaluated; of several results, in either half.
+        min_examples: Fewer test examples are not evaluated; of several results, in either half; with a scorer, in all.
         share: What it sends, one of :data:`strategies.scores.sums.SHARES`.
         refusal: The line with which it answers every question; empty if it answers.
         scorer: Facts of the question -> the number of test examples, and a function from a module in eval mode to its
@@ -84,7 +86,7 @@ class LocalEvaluation:
     min_examples: int = 1
     share: str = "sums"
     refusal: str = ""
-    scorer: Callable[[Mapping[str, Any]], tuple[int, Callable[[torch.nn.Module], Mapping[str, float]]]] | None = None
+    scorer: Callable[[Mapping[str, Any]], Scoring] | None = None
 
 
 def answer(msg: Message, local: LocalEvaluation) -> Message:
@@ -180,7 +182,7 @@ def _results(facts: Mapping[str, Any]) -> list[str]:
 
 
 def _scored_by(
-    scorer: Callable[..., Any], facts: Mapping[str, Any], arrays: Arrays, local: LocalEvaluation
+    scorer: Callable[[Mapping[str, Any]], Scoring], facts: Mapping[str, Any], arrays: Arrays, local: LocalEvaluation
 ) -> dict[str, Any]:
     """Return the facts of an answer: the scores of each model by a function of the client's own, all examples' each."""
     count, score = scorer(facts)

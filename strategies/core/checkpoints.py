@@ -86,7 +86,7 @@ def scan_checkpoints(folder: Path) -> Scan:
     """
     found = scan(folder, lambda path: has_suffix(path, (*SUFFIXES, INDEX)))
     shards = {shard for path in found.taken if has_suffix(path, (INDEX,)) for shard in _shards_of(path)}
-    models = {path for path in found.others if path.is_dir() and model_file(path) is not None}
+    models = {path for path in found.others if path.is_dir() and _holds_model(path)}
     taken = tuple(sorted({*found.taken, *models} - shards))
     return replace(found, taken=taken, others=tuple(path for path in found.others if path not in models))
 
@@ -95,11 +95,27 @@ def no_checkpoints(found: Scan) -> str:
     """Return why a folder has no checkpoints, for an error: what else it holds, and where some lie below it."""
     left = f"; left out are {found.left_out}" if found.left_out else ""
     folders = (path for path in found.others if path.is_dir())
-    deeper = (file for folder in folders for file in scan(folder, lambda path: has_suffix(path, SUFFIXES)).taken)
+    deeper = (file for folder in folders for file in _files_in(folder))
     if (first := next(deeper, None)) is not None:
         below = first.relative_to(found.folder)
         left = f"; {below} lies in a folder below: must be directly in {found.folder}, as {below.parent}{first.suffix}"
     return f"{found.folder} holds no checkpoints: must be files that end in {', '.join(SUFFIXES)}{left}"
+
+
+def _files_in(folder: Path) -> tuple[Path, ...]:
+    """Return the checkpoints directly in a folder; none where it cannot be read, as one of another user."""
+    try:
+        return scan(folder, lambda path: has_suffix(path, SUFFIXES)).taken
+    except OSError:
+        return ()
+
+
+def _holds_model(folder: Path) -> bool:
+    """Say whether a folder holds one saved model; one that cannot be read does not."""
+    try:
+        return model_file(folder) is not None
+    except OSError:
+        return False
 
 
 def model_file(folder: Path) -> Path | None:
@@ -121,7 +137,7 @@ def client_name_of(path: Path) -> str:
 
 
 def same_training_notes(paths: Iterable[Path]) -> list[str]:
-    """Return a line for files of a folder that their names make states of one training, such as its last and best."""
+    """Return a line for files of a folder that look like states of one training, such as its last and best."""
     groups: dict[tuple[Path, str], list[tuple[str, bool]]] = {}
     for path in paths:
         stem = without_suffix(path, SUFFIXES).lower()
@@ -132,7 +148,10 @@ def same_training_notes(paths: Iterable[Path]) -> list[str]:
         owner = " ".join(word for word in rest if word not in (*_TIMES, *_MOMENTS, *_KINDS))
         told = bool(dated) or not {*_TIMES, *_MOMENTS}.isdisjoint(rest)
         groups.setdefault((path.parent, owner), []).append((path.name, told))
-    line = "{} are states of one training by their names, and each counts as a client: must be one file per client"
+    line = (
+        "{} look like states of one training by their names, and each counts as a client: if they are, give one file "
+        "per client"
+    )
     return [
         line.format(shorten_list([name for name, _ in files]))
         for files in groups.values()

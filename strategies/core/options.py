@@ -384,7 +384,8 @@ RENAMED: Mapping[str, str] = {
     "data.law": "data.partition",
     "f-adi.inversion-batch-size": "f-adi.synthesis-batch-size",
 }
-# What settings were that are fixed now -> their value. A stored run has no other one.
+# What settings were that are fixed now -> their value. A stored run with another one of a method cannot be replayed by
+# this method, and with another one of the app by none.
 FIXED: Mapping[str, Scalar] = {
     "attack.poisoned": 0.3, "data.copies": 10.0, "features.map": "none", "flboost.moments": "none",
 }  # fmt: skip

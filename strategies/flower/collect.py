@@ -87,7 +87,8 @@ class Collector:
         self._late = self._closed = False
         self._reported: dict[str, tuple[int, Mapping[str, Any]]] = {}
         self._contents: dict[str, RecordDict] = {}
-        self._unstored: dict[str, str] = {}  # client -> why this machine's disk does not take its upload
+        # Node -> its client, which may have another name when it answers again, and why the disk refuses its upload.
+        self._unstored: dict[int, tuple[str, str]] = {}
         self._chosen: set[int] | None = None
         self.clients = {client for client in folder.held() if not is_anonymous(client)}
         # The bytes before a crash count too.
@@ -206,9 +207,11 @@ class Collector:
             QuorumError: Names who is missing and why.
             StoreError: The disk takes no further uploads, for which the clients are not to blame.
         """
-        if unstored := [name for name in sorted(self._unstored) if name not in self.clients]:
+        # A client with a name may have come again as another node.
+        unstored = {n: why for n, why in self._unstored.values() if is_anonymous(n) or n not in self.clients}
+        if unstored:
             raise StoreError(
-                f"{shorten_list(unstored)}: {self._unstored[unstored[0]]}. Make room there and resume: "
+                f"{shorten_list(sorted(unstored))}: {unstored[min(unstored)]}. Make room there and resume: "
                 f"{len(self.clients)} uploads are kept, the others are asked for again"
             )
         if len(self.clients) >= min_uploads:
@@ -277,7 +280,8 @@ class Collector:
             if warning:
                 log(WARNING, "upload of %s: %s", name, one_line(warning))
         if not (checked.anonymous and name in self._folder.held()):
-            self._store(replace(checked.facts, client=name), checked.state)
+            self._store(replace(checked.facts, client=name), checked.state, sent.node)
+        self._unstored.pop(sent.node, None)
         self._agreed.add(name, checked.facts.agreement)
         self.clients.add(name)
         self._reported[name] = (checked.facts.num_examples or 0, checked.metrics)
@@ -289,12 +293,12 @@ class Collector:
         self._save_traffic(interval_s=len(self.clients) // 200)
         log(INFO, "upload of %s: %s, %.2f MiB, %s", name, checked.facts.architecture, size / MIB, self._fate())
 
-    def _store(self, facts: UploadFacts, state: State) -> None:
+    def _store(self, facts: UploadFacts, state: State, node: int) -> None:
         try:
             self._folder.accept(facts, state)
         except UploadError as error:
             if isinstance(error.__cause__, OSError):
-                self._unstored[facts.client] = error.reason
+                self._unstored[node] = facts.client, error.reason
             raise
 
     def _save_traffic(self, *, interval_s: float = 0.0) -> None:

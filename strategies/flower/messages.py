@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, compress
+from logging import WARNING
 from typing import Any, TypeVar
 
 import numpy as np
@@ -28,7 +29,7 @@ from ..client import held_digest
 from ..core import refusals
 from ..core.errors import blaming, one_line, printable, shorten_list
 from ..core.facts import CLIENT_NAME, EXPECTED, Agreed, UploadFacts, read_agreement, weights_alone
-from ..core.scan import LOG
+from ..core.scan import LOG, log_once
 from ..method import Job, Method, State
 from ..uploads.checks import ArrayForm, Signature, check_measured, check_size, check_upload, fits
 from ..uploads.parts import Part
@@ -279,7 +280,7 @@ def mean_metrics(records: Sequence[Mapping[str, Any]], weights: Sequence[float])
 
 
 def say_left_out_of_means(records: Mapping[str, Mapping[str, Any]]) -> None:
-    """Log whose numbers the means of :func:`mean_metrics` leave out, and which numbers have none.
+    """Log once whose numbers the means of :func:`mean_metrics` leave out, and which numbers have none.
 
     Args:
         records: Client or node -> its numbers.
@@ -292,11 +293,11 @@ def say_left_out_of_means(records: Mapping[str, Mapping[str, Any]]) -> None:
         if is_epsilon(form[0]):
             what = f"{key} has no largest value"
         if lacking:
-            LOG.warning("%s: no finite number comes from %s", what, shorten_list(lacking))
+            log_once(WARNING, f"{what}: no finite number comes from {shorten_list(lacking)}")
     told = {key for record in records.values() for key in record if not is_epsilon(key)}
     if without := sorted(told - {key for key, _ in common}):
         which = shorten_list([printable(key) for key in without])
-        LOG.warning("most clients report no finite number as %s: it has no mean", which)
+        log_once(WARNING, f"most clients report no finite number as {which}: it has no mean")
 
 
 def number_forms(record: Mapping[str, Any]) -> set[tuple[str, int]]:

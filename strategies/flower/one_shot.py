@@ -81,6 +81,7 @@ class OneShot(RunStrategy):
     """
 
     rounds: Rounds
+    _makes = "start() or replay()"
 
     def __init__(  # noqa: PLR0913  a strategy's constructor is where a user finds every setting
         self,

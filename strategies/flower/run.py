@@ -113,6 +113,7 @@ class RunStrategy(Strategy):
     _facts: Mapping[str, Any]  # entries of run.json, beside those that the strategy adds
     _folder: RunFolder | None = None
     _reports = True  # the app has a report of its own
+    _makes = "start()"  # what makes an outcome
 
     @abstractmethod
     def _identity(self) -> tuple[str, Mapping[str, Any]]:
@@ -139,7 +140,7 @@ class RunStrategy(Strategy):
             OptionError: None has ended yet.
         """
         if self.rounds.report is None:
-            raise OptionError("the strategy has no outcome yet: call start() first")
+            raise OptionError(f"the strategy has no outcome yet: call {self._makes} first")
         return self.rounds.report
 
     @property

@@ -45,10 +45,10 @@ def named_builders(model: Model, input_shape: Any = None) -> dict[str, ModelBuil
                 "architecture name -> callable"
             )
         if needed := _arguments(builder):
-            what = getattr(builder, "__name__", type(builder).__name__)
+            what = getattr(builder, "__name__", type(builder).__name__).replace("<lambda>", "your function")
             raise OptionError(
                 f"model is {what}, which needs {shorten_list(needed)}: must be a callable without arguments, such as "
-                f"lambda: {what}({needed[0]}=...)"
+                f"lambda: {what.replace(' ', '_')}({needed[0]}=...)"
             )
     for name in [name for name, builder in builders.items() if _makes_lazy_layers(builder)]:
         if input_shape is None:

@@ -97,7 +97,6 @@ class Refinement:
         compute: str | ServerCompute | None,
         *,
         say: Callable[[str], None],
-        tick: Callable[[], None] | None = None,
     ) -> None:
         refiner.check(job)
         self.memory: State = {}
@@ -105,7 +104,8 @@ class Refinement:
         self._method = refiner.method
         # Each round's model is tested; scores of the method's epochs between rounds are not wanted.
         self._job = replace(job, config=refiner.config, observer=None)
-        self._compute, self._say, self._tick = compute, say, tick
+        self._compute, self._say = compute, say
+        self._tick: Callable[[], None] | None = None
         self._said: set[str] = set()
 
     @contextmanager

@@ -11,7 +11,7 @@ import pytest
 
 from fl_app.node_config import SUPERNODES_VARIABLE, node_facts, node_policy, read_nodes
 from fl_app.node_policy import CACHE_MIB, FREE, NodePolicy
-from strategies.core.errors import OptionError, UploadError
+from strategies.core.errors import DataError, OptionError, UploadError
 
 SIMULATED = {"partition-id": 1, "num-partitions": 3}
 NAMED = {"client": "hospital-a"}
@@ -149,6 +149,14 @@ def test_a_run_s_own_code_is_refused_by_a_deployed_node_that_does_not_list_it(
     check(NodePolicy(deployed=True), shipped)
     with pytest.raises(UploadError, match=f"'{own}'.*: must be among this node's '{key}'"):
         check(NodePolicy(deployed=True), own)
+
+
+def test_a_free_node_passes_an_error_of_reading_unchanged() -> None:
+    error = DataError("table.csv: line 3 has no label")
+
+    with pytest.raises(DataError) as caught, FREE.reading("the data"):
+        raise error
+    assert caught.value is error
 
 
 def test_run_without_privacy_is_refused_where_there_is_a_budget() -> None:

@@ -120,6 +120,7 @@ def test_two_architectures_need_the_student_s_name_and_a_seed_draws_it() -> None
         ({"models": []}, OptionError, "models is empty"),
         ({"models": [NETS[0].state_dict()]}, OptionError, "model 'client-000' is OrderedDict: needs model="),
         ({"models": {"a b": NETS[0]}}, OptionError, "client name is 'a b'"),
+        ({"method": merge}, OptionError, "method is function: must be a name, one of .*tally"),
         ({"method": "taly"}, OptionError, "unknown method 'taly'.*tally"),
         ({"label_counts": COUNTS[:2]}, OptionError, "label_counts has 2 entries: must have one per model, 3"),
         ({"label_counts": {"client-000": [1] * 4}}, OptionError, "label_counts and models differ in 'client-001'"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -248,6 +250,21 @@ def test_a_folder_of_models_is_merged_and_what_it_holds_beside_is_said(
             merge(place, "fedavg")
 
 
+def test_a_folder_below_that_cannot_be_read_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed, look, found = tmp_path / "closed", Path.iterdir, Path.is_file
+
+    def forbidden(path: Path) -> Any:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    closed.mkdir()
+    monkeypatch.setattr(Path, "iterdir", lambda path: forbidden(path) if path == closed else look(path))
+    monkeypatch.setattr(Path, "is_file", lambda path: forbidden(path) if path.parent == closed else found(path))
+    with pytest.raises(OptionError, match=r"holds no checkpoints: .*; left out are 1 file \(1 folder\): closed"):
+        merge(tmp_path, "fedavg")
+    torch.save(trained(1).state_dict(), tmp_path / "a.pt")
+    assert merge(tmp_path, "fedavg", log=str).clients == ("a",)
+
+
 @pytest.mark.parametrize("method", ["fedens", "fedavg"])
 def test_models_that_name_other_classes_or_another_order_are_not_merged(tmp_path: Path, method: str) -> None:
     order = {name: number for number, name in enumerate(["ant", "cat", "dog", "owl"])}
@@ -264,7 +281,7 @@ def test_models_that_name_other_classes_or_another_order_are_not_merged(tmp_path
     torch.save(trained(4).state_dict(), tmp_path / "b-last.pt")
     merge(tmp_path, method, model=net, log=lines.append, **SHAPE)
     assert "b, b-last name no classes: taken to be those of the others, in their order" in lines
-    assert any(line.startswith("b-last.pt, b.pt are states of one training by their names") for line in lines)
+    assert any(line.startswith("b-last.pt, b.pt look like states of one training by their names") for line in lines)
 
 
 class Counted(nn.Module):

@@ -393,6 +393,6 @@ def test_files_with_the_weights_of_others_are_named(imported: Import, models: Pa
     lines = list[str]()
     imported(lines=lines)
     assert any(
-        line.startswith(f"checkpoints in {models}: b-last.pt, b.pt are states of one training") for line in lines
+        line.startswith(f"checkpoints in {models}: b-last.pt, b.pt look like states of one training") for line in lines
     )
     assert "the uploads of b, copy are equal: must be of clients that train on examples of their own" in lines

@@ -93,6 +93,22 @@ def test_a_stored_run_replays_with_the_teachers_precision_that_it_had(
     assert read_settings(listed_settings(changed)).method_config.teacher_precision == wanted
 
 
+@pytest.mark.parametrize("stored", [{"method": "flboost"}, {"method": "iterative", "iterative.refiner": "flboost"}])
+def test_a_stored_value_that_is_fixed_now_is_refused_for_its_own_method_alone(stored: dict[str, Any]) -> None:
+    stored = {**stored, "flboost.moments": "mnist"}
+    line = "stored setting 'flboost.moments' is 'mnist': must be 'none', which is fixed now"
+
+    for refused in (stored, {**stored, "method": "dense"}):
+        with pytest.raises(OptionError, match=line):
+            overridden(refused, {"method": "flboost"})
+    with pytest.raises(OptionError, match=line):
+        overridden(stored, {"seed": 5})
+    assert read_settings(overridden(stored, {"method": "dense"})).choice.name == "dense"
+    assert read_settings(overridden({**stored, "method": "dense", "iterative.refiner": "none"}, {})).app.seed == 0
+    with pytest.raises(OptionError, match="stored setting 'data.copies' is 3.0: must be 10.0"):
+        overridden({**stored, "data.copies": 3.0}, {"method": "dense"})
+
+
 def test_the_settings_of_a_stored_run_are_listed_under_the_keys_of_today() -> None:
     stored = {
         "method": "dense", "dense.batch-size": 9, "f-dafl.batch-size": 8, "dense.latent": 256, "gone": 1,

@@ -83,5 +83,7 @@ def test_lost_state_is_zero_one_warning_and_a_metric(tmp_path: Path, said: list[
     assert metrics["restarted"] == 1.0
     zeros = [line for line in said if line.endswith("it continues from zero")]
     assert zeros == ["alice: its state of round 1 is not kept here: it continues from zero"]
+    assert memory.recall(2, None).round == 0  # from a server that sends no last round
+    assert said[-1] == "alice: no state of earlier rounds is kept here: it continues from zero"
     if damage != "nowhere":  # it has a memory again
         assert one_round(memory, 3, last_round=2, safe_round=1)[1]["restarted"] == 0.0

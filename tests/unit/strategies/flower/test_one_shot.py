@@ -27,7 +27,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from torch import nn
 
 from strategies import DenseConfig, FedENS, OneShotFedAvg, load_ensemble_module
-from strategies.core.errors import OneShotError
+from strategies.core.errors import OneShotError, OptionError
 from strategies.run.run_folder import RunFolder
 
 IMAGES = torch.linspace(-1, 1, 5 * 64).view(5, *SHAPE)
@@ -41,6 +41,8 @@ def mean_of_inputs(model: nn.Module) -> dict[str, float]:
 
 def test_start_with_dense_returns_a_student_that_loads_and_is_stored(tmp_path: Path) -> None:
     found = dense(tmp_path / "run")
+    with pytest.raises(OptionError, match=r"no outcome yet: call start\(\) or replay\(\) first"):
+        _ = found.outcome
     result = found.start(FakeGrid(GRID), ArrayRecord(weights(5)))
     student = result.arrays.to_torch_state_dict()
     net().load_state_dict(student)

@@ -63,6 +63,11 @@ MODELS = "must be a callable that returns an nn.Module, as its class does, or a 
             "model is Linear, which needs in_features, out_features: must be a callable without arguments, such as "
             "lambda: Linear(in_features=...)",
         ),
+        (
+            {"model": lambda channels: nn.Linear(channels, 2)},
+            "model is your function, which needs channels: must be a callable without arguments, such as "
+            "lambda: your_function(channels=...)",
+        ),
         ({"model": {"net": "net"}}, f"model is a str: {MODELS}"),
         ({"model": BUILDERS}, "student is None: must be one of net, linear"),
         ({"model": BUILDERS, "student": "vgg"}, "student is 'vgg': must be one of net, linear"),
