@@ -1,7 +1,7 @@
 """Both ends of the wire between the driver and its actors. Imports no Ray.
 
 A :class:`Worker` runs jobs in a thread of its actor and queues their events; a :class:`Relay` replays these on the
-driver's Progress. A :class:`ShardWorker` holds members that the driver sends one by one.
+driver's Progress. :func:`open_shard` makes a shard, to which :func:`add_member` adds the members that the driver sends.
 """
 
 from __future__ import annotations

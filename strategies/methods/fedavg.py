@@ -79,15 +79,20 @@ def _states(job: Job, progress: Progress) -> Iterator[State]:
 def _averaged(job: Job, weights: Sequence[float], progress: Progress) -> Iterator[tuple[str, Tensor]]:
     opened = [open_weights(upload) for upload in job.uploads]
     names = weights_alone(dict.fromkeys(opened[0]))
+    found: State = {}  # the singular vectors of one weight are found together
     for done, name in enumerate(names):
         progress.report(done, len(names))
-        group = names_with(name, names)
-        yield name, weighted_mean(({each: one[each] for each in group} for one in opened), weights)[name]
+        if name not in found:
+            group = names_with(name, names)
+            found = weighted_mean(({each: one[each] for each in group} for one in opened), weights)
+        yield name, found.pop(name)
 
 
 def _buffers(job: Job) -> list[str]:
+    """Return the names of the student's buffers, but for singular vectors, which follow from their weight."""
     model = build_module(job.builders[job.student])
-    return [name for name, _ in model.named_buffers() if name in model.state_dict()]
+    state = model.state_dict()
+    return [name for name, _ in model.named_buffers() if name in state and len(names_with(name, state)) == 1]
 
 
 METHOD = Method(

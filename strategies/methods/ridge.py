@@ -146,7 +146,7 @@ class RegressionSums:
         count: N [1].
 
     Raises:
-        ValueError: The arrays do not fit each other, or hold values that are not finite.
+        ValueError: The arrays do not fit each other, or hold values that are not finite; N is no whole number >= 0.
     """
 
     mean: Tensor
@@ -167,6 +167,8 @@ class RegressionSums:
         for entry in fields(self):
             if not torch.isfinite(getattr(self, entry.name)).all():
                 raise ValueError(f"{entry.name} holds NaN or Inf: must be finite values")
+        if self.examples < 0 or not self.examples.is_integer():
+            raise ValueError(f"count is {self.examples:g}: must be a whole number of examples, at least 0")
 
     @classmethod
     def of(cls, features: Tensor, targets: Tensor) -> RegressionSums:
@@ -225,6 +227,11 @@ class RegressionSums:
         """N."""
         return float(self.count)
 
+    @property
+    def varies(self) -> Tensor:
+        """Whether each target has a variance [m]: more than the rounding of its mean leaves of a constant."""
+        return self.squares > self.count * (1e-12 * self.mean[len(self.scatter) :]).square()
+
     def errors(self, model: nn.Linear) -> Tensor:
         """Return a model's squared error of each target [m], summed over the examples."""
         weight, bias = model.weight.detach().double(), model.bias.detach().double()
@@ -240,7 +247,7 @@ class RegressionSums:
             the variance that is left, at most 1; NaN for a target without variance.
         """
         errors = self.errors(model)
-        shares = torch.where(self.squares > 0, 1.0 - errors / self.squares, torch.nan)
+        shares = torch.where(self.varies, 1.0 - errors / self.squares, torch.nan)
         return {"rmse": (errors / self.examples).sqrt().tolist(), "r2": shares.tolist()}
 
 
@@ -280,7 +287,7 @@ def ridge_regression(clients: Iterable[RegressionSums], penalty: float = 0.0) ->
     total = functools.reduce(RegressionSums.__add__, parts)
     if penalty:
         return _solve(total, penalty)
-    scale = torch.where(total.squares > 0, total.squares, 1.0)
+    scale = torch.where(total.varies, total.squares, 1.0)
     others = [total - part for part in parts]
 
     def left_out(candidate: float) -> float:

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..core.facts import HEADLINES
-from .sums import ONE, PairSums, Sums, binned_pairs, cost_of_mistake, macro_f1
+from .sums import LARGEST_LOSS, ONE, PairSums, Sums, binned_pairs, cost_of_mistake, macro_f1
 
 Array = npt.NDArray[np.float64]
 Labels = npt.NDArray[np.int64]
@@ -284,7 +284,8 @@ def _less_loss(total: float, squares: float, n: int, share: float, more: float) 
     known = n * share + 2
     half = float(stdtrit(known - 1, 0.975)) * _error(total * share, squares * share + 2 * more**2, known, known - 1)
     value, middle = total / n, total * share / known
-    return Score(value, min(value, middle - half), max(value, middle + half))
+    low, high = max(-LARGEST_LOSS, min(value, middle - half)), min(LARGEST_LOSS, max(value, middle + half))
+    return Score(value, low, high)
 
 
 def _error(total: float, squares: float, n: float, free: float) -> float:
@@ -413,7 +414,7 @@ def _log_loss(sums: Sums, share: float, num_classes: int) -> Score:
     widened = loss[0] + round(extra * ONE), loss[1] + round(extra**2 * ONE)
     low, _ = _log_interval(loss, n, share)
     _, high = _log_interval(widened, n + 1, share)
-    return Score(loss[0] / n / ONE, low, high)
+    return Score(loss[0] / n / ONE, low, min(high, LARGEST_LOSS))
 
 
 def _log_interval(sums: tuple[int, int], n: int, share: float) -> tuple[float, float]:

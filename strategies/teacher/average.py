@@ -49,11 +49,21 @@ def weighted_mean(states: Iterable[dict[str, Tensor]], weights: Sequence[float])
             dtypes[name] = torch.promote_types(dtypes[name], tensor.dtype)
     total = sum(weights)
     averaged = {name: (value / total).to(dtypes[name]) for name, value in sums.items()}
-    for name in began:
-        whole, u, v = names_with(name, averaged)
-        if name == u:
-            averaged[u], averaged[v] = singular_vectors(averaged[whole], began[u].cpu(), began[v].cpu())
+    renew_singular_vectors(averaged, began)
     return averaged
+
+
+def renew_singular_vectors(state: State, start: Mapping[str, Tensor]) -> None:
+    """Replace the singular vectors of ``spectral_norm`` in a state by those of its weights.
+
+    Args:
+        state: Changed in place.
+        start: Its vectors of each weight, or other estimates of them, from which the search begins.
+    """
+    for name in start:
+        whole, *vectors = names_with(name, state)
+        if vectors[:1] == [name]:
+            state |= zip(vectors, singular_vectors(state[whole], *(start[each].cpu() for each in vectors)), strict=True)
 
 
 def _double(tensor: Tensor) -> torch.dtype:

@@ -59,7 +59,8 @@ def _number(dtype: torch.dtype) -> str:
 
 def _is_whole(value: torch.Tensor, wanted: torch.dtype) -> bool:
     kinds = _is_plain(value) and _number(value.dtype) == "float" and _number(wanted) == "whole"
-    return kinds and torch.equal(value.to(wanted).to(value.dtype), value)
+    # An infinity may become the largest whole number, and return from it.
+    return kinds and bool(value.isfinite().all()) and torch.equal(value.to(wanted).to(value.dtype), value)
 
 
 def _describe(value: torch.Tensor) -> str:

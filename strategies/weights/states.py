@@ -21,8 +21,9 @@ from .rules import average, widest_dtype
 MEAN, VARIANCE, COUNTER = "running_mean", "running_var", "num_batches_tracked"  # of batch normalisation
 
 
-# The estimates of the first singular vectors beside a weight under torch's two forms of spectral_norm.
-_VECTOR = re.compile(r"(?P<new>.*parametrizations\.\w+)\.\d+\._[uv]|(?P<old>.+)_[uv]")
+# The estimates of the first singular vectors beside a weight under torch's two forms of spectral_norm. Of a chain of
+# parametrizations only the first one sees the weight itself.
+_VECTOR = re.compile(r"(?P<new>.*parametrizations\.\w+)\.0\._[uv]|(?P<old>.+)_[uv]")
 _LEAST_STEPS, _MOST_STEPS, _SETTLED = 4, 1000, 1e-12  # of the power iteration
 
 
@@ -98,16 +99,16 @@ def merge_states(
 
     def merged() -> Iterator[tuple[str, Tensor]]:
         tensors = _Tensors(states, shares, start)
+        found: dict[str, Tensor] = {}  # u and v of one weight are found together
         for done, name in enumerate(model):
             tick(done, len(model))
-            group = names_with(name, model)
-            if group == (name,):
-                yield name, tensors.merge(name, rule, scale)
-            else:
-                weight, *vectors = group
-                first = [tensors.read(each)[0] for each in vectors]
-                found = singular_vectors(tensors.merge(weight, rule, scale), *first)
-                yield name, found[vectors.index(name)]
+            if name not in found:
+                weight, *vectors = names_with(name, model)
+                found = {weight: tensors.merge(weight, rule, scale)}
+                if vectors:
+                    first = [tensors.read(each)[0] for each in vectors]
+                    found |= zip(vectors, singular_vectors(found[weight], *first), strict=True)
+            yield name, found.pop(name)
         tick(len(model), len(model))
 
     return collect(merged())

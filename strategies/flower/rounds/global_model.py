@@ -23,7 +23,7 @@ from torch import nn
 
 from ...core.errors import OneShotError, shorten_list
 from ...method import Job, State
-from ...teacher.average import weighted_mean
+from ...teacher.average import renew_singular_vectors, weighted_mean
 from ...uploads.parts import Part
 from ..evaluation import averages_training_as_flower, with_largest_epsilon
 from ..messages import in_order
@@ -166,7 +166,9 @@ class GlobalModel:
             )
         taken = {name: moved[name].to(self.state[name].dtype) for name in self._moved}
         state = {**self.state, **taken, **self._mean_buffers(answers)}
-        self.state = {**state, **{name: state[first].clone() for name, first in self._tied.items()}}
+        state |= {name: state[first].clone() for name, first in self._tied.items()}
+        renew_singular_vectors(state, state)  # clients begin from the same ones, so that their means do not cancel out
+        self.state = state
         if self.part is not None:  # a mean of equal arrays may differ from them in its last bits
             self.state = {**self.state, **self.part.rest}
         found: Mapping[str, Any] = metrics or {}

@@ -1,3 +1,6 @@
+from dataclasses import replace
+
+import pytest
 import torch
 from method_fakes import Book
 from torch import nn
@@ -56,3 +59,18 @@ def test_fit_with_first_buffers_keeps_them_and_averages_the_weights() -> None:
     assert torch.equal(student["1.running_mean"], first["1.running_mean"])
     assert student["1.num_batches_tracked"].item() == 1
     assert not torch.equal(student["0.weight"], first["0.weight"])
+
+
+def test_fit_with_first_buffers_keeps_the_norm_of_a_spectral_layer() -> None:
+    def build() -> nn.Module:
+        return nn.utils.parametrizations.spectral_norm(nn.Linear(5, 4))
+
+    def upload(seed: int) -> Upload:
+        torch.manual_seed(seed)
+        state = build().state_dict()
+        return Upload(UploadFacts(f"c{seed}", "net", 10), lambda: dict(state))
+
+    one = replace(job(FedAvgConfig(bn_buffers="first")), uploads=(upload(1), upload(2)), builders={"net": build})
+    model = build().eval()
+    model.load_state_dict(fit(one, Silent()).student)
+    assert float(torch.linalg.matrix_norm(model.weight.detach(), 2)) == pytest.approx(1.0, abs=1e-5)

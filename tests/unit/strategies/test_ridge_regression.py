@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -117,6 +118,20 @@ def test_features_without_scatter_lead_to_the_mean_of_the_targets() -> None:
     assert np.isnan(RegressionSums.of(torch.ones(2, 2), torch.ones(2)).scores(found)["r2"]).all()
 
 
+@pytest.mark.parametrize("value", [0.0, 0.1, -1e5 / 3])
+def test_a_constant_target_has_no_share_of_variance_and_no_weight_in_the_choice(value: float) -> None:
+    rows, targets = examples(load_diabetes)
+    constant = torch.full_like(targets, value)
+    both = [RegressionSums.of(rows[k::3], torch.stack([targets, constant], dim=1)[k::3]) for k in range(3)]
+    alone = ridge_regression(RegressionSums.of(rows[k::3], targets[k::3]) for k in range(3))
+    found = ridge_regression(both)
+    np.testing.assert_allclose(found.weight[:1].numpy(), alone.weight.numpy(), rtol=1e-9)
+    for sums in (functools.reduce(RegressionSums.__add__, both), both[0]):
+        shares = sums.scores(found)["r2"]
+        assert 0 < shares[0] < 1
+        assert np.isnan(shares[1])
+
+
 @pytest.mark.parametrize("penalty", [0.0, 0.1])
 def test_a_client_without_examples_changes_nothing(penalty: float) -> None:
     parts = [RegressionSums.of(ROWS[k::2], NUMBERS[k::2]) for k in range(2)]
@@ -130,6 +145,10 @@ def test_a_client_without_examples_changes_nothing(penalty: float) -> None:
 ROWS, NUMBERS = torch.rand(6, 2), torch.rand(6)
 
 
+def with_count(count: float) -> RegressionSums:
+    return replace(RegressionSums.of(ROWS, NUMBERS), count=torch.tensor([count]))
+
+
 @pytest.mark.parametrize(
     ("spoil", "line"),
     [
@@ -139,6 +158,7 @@ ROWS, NUMBERS = torch.rand(6, 2), torch.rand(6)
             lambda: RegressionSums(torch.ones(3), torch.ones(3, 3), torch.ones(1, 2), torch.ones(1), torch.ones(1)),
             r"\[3, 3\], \[1, 2\], \[1\], \[1\]\]: must be",
         ),
+        *[(functools.partial(with_count, count), "count is .*: must be a whole number") for count in (-1.0, 2.5)],
         (lambda: ridge_regression([RegressionSums.of(ROWS, NUMBERS)]), "penalty is 0 for the sums of 1 clients"),
         (lambda: ridge_regression([], 1.0), "0 clients"),
         (lambda: ridge_regression([RegressionSums.of(ROWS[:0], NUMBERS[:0])], 1.0), "0 clients with examples"),

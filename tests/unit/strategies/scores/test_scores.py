@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from strategies.core.errors import UploadError
-from strategies.scores.sums import ONE, SHARES, Answers, Sums, pack, pack_pair, unpack, unpack_pair
+from strategies.scores.sums import LARGEST_LOSS, ONE, SHARES, Answers, Sums, pack, pack_pair, unpack, unpack_pair
 from strategies.scores.values import (
     Score,
     auroc_bound,
@@ -186,6 +186,21 @@ def test_a_model_without_a_mistake_is_counted_one_that_costs_half() -> None:
     mean = 15 / 21
     end = mean * np.exp(2.085963 * ((15**2 / 21 - mean**2) / 20) ** 0.5 / mean)  # t of 20 degrees
     assert found.high == pytest.approx(end, rel=0.02)  # by the width of a bin
+
+
+def test_no_interval_of_a_log_loss_passes_the_largest_loss() -> None:
+    """Five wrong answers of one patient, of whose loss the sums cannot say more."""
+    wrong, right = (Answers.of(30 * torch.eye(2)[[label] * 5], torch.zeros(5, dtype=torch.long)) for label in (1, 0))
+    groups = np.zeros(5, np.int64)
+    for model in (wrong, right):
+        alone = scores_of(model.sums(groups))["log-loss"]
+        assert alone.low <= alone.value <= alone.high <= LARGEST_LOSS
+    for found in (
+        paired(wrong, right, groups)["log-loss"],
+        gain(wrong.sums(groups), right.sums(groups), wrong.against(right, 2), "log-loss"),
+    ):
+        assert found is not None
+        assert -LARGEST_LOSS <= found.low <= found.value <= found.high <= LARGEST_LOSS
 
 
 def test_the_interval_of_macro_f1_is_worked_by_hand() -> None:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from strategies import merge
 from strategies.core import checkpoints
 from strategies.core.checkpoints import OpenFile
-from strategies.core.errors import OneShotError, OptionError, StoreError
+from strategies.core.errors import OneShotError, OptionError, StoreError, UploadError
 from strategies.methods.dare import DareConfig
 from strategies.methods.task_arithmetic import TaskArithmeticConfig
 from strategies.weights.rules import average, ties
@@ -350,6 +350,32 @@ def test_a_method_of_classifiers_still_needs_classes_and_shapes() -> None:
         merge(MODELS, "tally", log=str)
     with pytest.raises(OptionError, match="input_shape is missing"):
         merge(MODELS, "ties", start=BASE, num_classes=3, log=str)
+
+
+def test_a_counter_that_is_no_number_is_refused_of_its_client() -> None:
+    own = nn.BatchNorm1d(3).state_dict()
+    half = {name: value.half() for name, value in own.items()}
+    merged = merge({"a": own, "b": half}, "fedavg", start=own, log=str).outcome.student
+    assert torch.equal(merged["num_batches_tracked"], own["num_batches_tracked"])
+    half["num_batches_tracked"] -= torch.inf
+    with pytest.raises(UploadError, match=r"model 'b': .* is float16\[\], expected is int64"):
+        merge({"a": own, "b": half}, "fedavg", start=own, log=str)
+
+
+class Stretch(nn.Module):
+    """A parametrization that counts the last columns of a weight more."""
+
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight * torch.arange(1.0, weight.shape[1] + 1)
+
+
+def test_a_spectral_norm_behind_another_parametrization_keeps_its_vectors() -> None:
+    torch.manual_seed(0)
+    layer = nn.Linear(5, 4)
+    nn.utils.parametrize.register_parametrization(layer, "weight", Stretch())
+    state = nn.utils.parametrizations.spectral_norm(layer).state_dict()
+    merged = merge({"a": state, "b": state}, "fedavg", log=str).outcome.student
+    assert all(torch.allclose(merged[name], value, rtol=1e-6) for name, value in state.items())
 
 
 def spectral(form: str, kind: str, seed: int) -> nn.Module:

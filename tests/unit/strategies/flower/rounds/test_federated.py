@@ -80,10 +80,6 @@ def test_feddyn_s_drift_is_the_mean_of_the_clients_and_its_model_that_of_theirs_
         assert (model[name].dtype, now[name].dtype) == (value.dtype, value.dtype)
 
 
-# A problem whose answer is known: f_i(w) = curve_i / 2 (w - target_i)^2, of two clients with equal weights.
-CURVES, TARGETS, STEPS, RATE = np.array([1.0, 4.0]), np.array([-1.0, 2.0]), (2, 10), 0.05
-
-
 # A method as the stage of every round: its input, its results, its log lines, and the methods that can.
 
 

@@ -1,9 +1,10 @@
-"""Tied weights in rounds: one parameter under two names moves as one, and arrays keep the model's order."""
+"""Tensors that depend on each other in rounds: one parameter under two names, and vectors of a spectral norm."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from flower_fakes import CLASSES, ONE_THREAD, SHAPE, FakeGrid
@@ -52,3 +53,35 @@ def test_tied_weights_move_alike_and_as_the_strategy_moves_them(tmp_path: Path, 
     assert not torch.equal(state["one.weight"], start().to_torch_state_dict()["one.weight"])
     assert torch.equal(state["one.weight"], state["two.weight"])
     assert torch.equal(dict(strategy.outcome.state_dict())["one.weight"], state["one.weight"])
+
+
+class Spectral(nn.Module):
+    """A layer whose weight is divided by its spectral norm, in either form of torch."""
+
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        normed = nn.utils.spectral_norm if form == "old" else nn.utils.parametrizations.spectral_norm
+        self.layer, self.head = normed(nn.Linear(64, 64)), nn.Linear(64, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.relu(self.layer(x.flatten(1))))
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedadam"])
+@pytest.mark.parametrize("form", ["old", "new"])
+def test_a_weight_with_a_spectral_norm_has_norm_1_after_a_round(tmp_path: Path, form: str, name: str) -> None:
+    def build() -> nn.Module:
+        return Spectral(form)
+
+    strategy = Iterative(
+        build, num_classes=CLASSES, input_shape=SHAPE, config=IterativeConfig(strategy=name, rounds=1),
+        run_dir=tmp_path / "run", options=ONE_THREAD,
+    )  # fmt: skip
+    clients = {k: trainer(f"c{k}", k, place=tmp_path / "disk", build=build) for k in (1, 2)}
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        model = Spectral(form)
+    state = strategy.start(FakeGrid(clients), ArrayRecord(model.state_dict())).arrays.to_torch_state_dict()
+    model.load_state_dict(state)
+    model.eval()(torch.zeros(1, *SHAPE))  # the old form then writes its weight
+    assert np.linalg.norm(model.layer.weight.detach().numpy(), 2) == pytest.approx(1.0, abs=1e-5)
