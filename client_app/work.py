@@ -304,7 +304,7 @@ def _train_as(node: Node, config: AppConfig, request: TrainRequest, start: State
             refuse(config.privacy, "a training by 'model.train', which adds no noise")
             node.policy.check_code("model.train", by)
             with node.policy.reading(f"model.train {by!r}"):
-                reported = train_by(by, model, split.pairs(own.train), training.config, seed=training.seed)
+                reported = train_by(by, model, split.pairs(own.train, data), training.config, seed=training.seed)
             LOG.info("%s: trained by %s%s", node.client, by, "".join(f", {k} {v:g}" for k, v in reported.items()))
         elif config.privacy.on:
             epsilon = task.train_privately(model, training, config.privacy)

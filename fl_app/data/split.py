@@ -117,8 +117,11 @@ class Split:
         chosen = every if positions is None else torch.as_tensor(positions, dtype=torch.int64)
         return ImageData(resize(self.read(chosen), self.input_shape[1]), self.labels[chosen])
 
-    def pairs(self, positions: torch.Tensor) -> TensorDataset:
+    def pairs(self, positions: torch.Tensor, taken: ImageData | None = None) -> TensorDataset:
         """Return the examples at these positions [B] as a user's own training takes them, with their targets.
+
+        Args:
+            taken: What :meth:`take` returned for these positions; None: they are read here.
 
         Returns:
             Normalised images [B, ch, H, W], rows [B, F] or texts [B, L], and targets [B, ...] or labels [B].
@@ -126,7 +129,8 @@ class Split:
         Raises:
             DataError: An image cannot be decoded; names its file.
         """
-        inputs = normalize(self.take(positions).images, *self.normalization)
+        taken = self.take(positions) if taken is None else taken
+        inputs = normalize(taken.images, *self.normalization)
         inputs = inputs if holds_images(self.input_shape) else inputs.flatten(1)
         return TensorDataset(inputs, (self.labels if self.targets is None else self.targets)[positions])
 

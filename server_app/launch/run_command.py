@@ -164,13 +164,16 @@ def launch_run(
 
 
 def trains_elsewhere(settings: Settings) -> bool:
-    """Return whether clients do something else than the app's training of a classifier on their share, on a CPU."""
+    """Return whether clients do something else than the app's training of a classifier on their share, on a CPU.
+
+    A function of the user's own, of ``model.train``, takes as long as it takes.
+    """
     app, names = settings.app, settings.app.model.mix()
-    elsewhere = app.client.nodes or app.client.checkpoint or app.resume or app.uploads or app.privacy.on
-    elsewhere = elsewhere or app.model.train  # for as long as the user's function takes
+    given = app.client.nodes or app.client.checkpoint or app.resume or app.uploads
+    own = bool(given or app.model.train or app.privacy.on)
     on_gpu = app.client.device not in ("auto", "cpu")
     other = any(is_head(name) or kind_of(name) != CLASSIFIER for name in names)
-    return bool(elsewhere) or on_gpu or other or settings.choice.uploads != CLASSIFIER
+    return own or on_gpu or other or settings.choice.uploads != CLASSIFIER
 
 
 def _start(app: Path, run: PlannedRun, failing: errors, start: Launcher) -> Launched:
