@@ -18,6 +18,7 @@ from server_app.settings.choices import CHOICES, Choice
 from server_app.settings.read import Settings, known_settings
 from strategies.core.errors import OneShotError, OptionError, StoreError, shorten_list
 from strategies.core.facts import ADAPTER, CLASSIFIER, kind_of
+from strategies.core.fingerprint import weights_sha256
 from strategies.core.options import Scalar, flatten, options_of, parse, reject_unknown
 from strategies.core.places import expand_user
 from strategies.core.seeds import seeded_torch
@@ -26,7 +27,7 @@ from strategies.run.run_folder import RunFolder, StoredWeights, load_ensemble, s
 from strategies.run.stage import last_round, usable_uploads
 from strategies.uploads.builders import check_described, check_student, named_builders
 from strategies.uploads.checks import Signatures, check_upload
-from strategies.uploads.tensors import tensor_form, weights_sha256
+from strategies.uploads.tensors import tensor_form
 
 if TYPE_CHECKING:
     from strategies.method import State

@@ -21,6 +21,7 @@ from strategies.combiners.combiners import build_combiner
 from strategies.combiners.outcomes import load_model
 from strategies.core.errors import StoreError
 from strategies.core.facts import CLASSIFIER, HEADLINES, PREDICTING
+from strategies.core.fingerprint import weights_sha256
 from strategies.method import METHODS, EnsembleSpec, Job, Silent
 from strategies.run.files import read_json, write_json
 from strategies.run.journal import Journal
@@ -28,7 +29,6 @@ from strategies.run.stage import StageReport
 from strategies.run.uploads import StoredWeights
 from strategies.scores.values import LOWER_IS_BETTER
 from strategies.teacher.ensemble import Ensemble
-from strategies.uploads.tensors import weights_sha256
 
 
 class KeptScores:

@@ -169,6 +169,6 @@ def start_digest(start: Mapping[str, Any]) -> str:
     Args:
         start: A state_dict, or the arrays of the request.
     """
-    from ..uploads.tensors import weights_sha256
+    from ..core.fingerprint import weights_sha256
 
     return weights_sha256({key: value if hasattr(value, "dim") else value.numpy() for key, value in start.items()})

@@ -27,8 +27,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from ..core.durable import atomic_write
+from ..core.fingerprint import weights_sha256
 from ..core.places import forget_older_runs, is_ours, make_run_place, run_place
-from ..uploads.tensors import weights_sha256
 
 State = dict[str, torch.Tensor]
 

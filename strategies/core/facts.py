@@ -202,7 +202,7 @@ class UploadFacts:
         ranges: Smallest and largest output of each layer that quantisation reads, on the client's own data, by layer;
             None if the client sends none.
         agreement: The names of its classes and its preprocessing, as far as the client names them.
-        start: The digest of the weights that its training started from, :func:`.uploads.tensors.weights_sha256`; None
+        start: The digest of the weights that its training started from, :func:`.fingerprint.weights_sha256`; None
             if the client does not say.
     """
 

@@ -1,7 +1,8 @@
-"""The fingerprint of a feature function: its fields, which travel with every upload of sums, and a probe of its values.
+"""The digest of weights, and the fingerprint of a feature function.
 
-Sums add up only if all clients have one and the same feature function, and the numbers do not show it. So each upload
-names weights, preprocessing, projection and precision. A refusal says which of them differ, with both values.
+The fingerprint is its fields, which travel with every upload of sums, and a probe of its values. Sums add up only if
+all clients have one and the same feature function, and the numbers do not show it. So each upload names weights,
+preprocessing, projection and precision. A refusal says which of them differ, with both values.
 
 A client can send the fields of one function and the sums of another. The probe finds that where the client did not
 mean to deceive: it is 16 numbers of the features of one fixed input, which the client's own function computed.
@@ -15,11 +16,12 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from . import refusals
-from .errors import OptionError
+from .errors import OptionError, StoreError
 
 SIZE = 1024  # bytes of the fields on the wire, whatever the function, so that every fingerprint has one shape
 PROBE = 16  # numbers of a probe
@@ -28,6 +30,33 @@ PROBE = 16  # numbers of a probe
 TOLERANCE = {"float32": 1e-3, "bfloat16": 2e-2}
 _SHOWN = 80  # letters of a value in a message
 _NONE = "nothing"
+
+Weights = Mapping[str, Tensor | np.ndarray]
+
+
+def dense(name: str, value: Tensor | np.ndarray) -> Tensor:
+    """Return a contiguous tensor on the CPU, not necessarily a copy.
+
+    Raises:
+        StoreError: It is neither.
+    """
+    try:
+        if isinstance(value, Tensor):
+            return value.detach().to("cpu").contiguous()
+        # torch knows neither foreign byte orders nor negative strides; a copy has neither.
+        return torch.from_numpy(np.array(value, dtype=value.dtype.newbyteorder("="), order="C", copy=True))
+    except (AttributeError, NotImplementedError, RuntimeError, TypeError) as error:
+        raise StoreError(f"tensor {name!r}: a dense tensor or array is needed, found {type(value)}") from error
+
+
+def weights_sha256(state: Weights) -> str:
+    """Return a digest of weights themselves: sorted names, dtypes, shapes, bytes; no file format is part of it."""
+    digest = hashlib.sha256()
+    for name in sorted(state):
+        tensor = dense(name, state[name])
+        digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def encode_fingerprint(fields: Mapping[str, Any]) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..combiners.noise import random_fields
 from ..method import Job
-from ..teacher.augment import Standardize
+from ..teacher.augment import Standardize, jitter
 from ..teacher.ensemble import Ensemble
 from .consensus import weighted_cross_entropy
 from .pool import quantize
@@ -44,12 +44,6 @@ class Pixels(nn.Module):
     def forward(self, noise: Tensor) -> Tensor:  # noqa: ARG002  the signature of a generator
         """Return the images [B, ch, H, W], never v itself, which the optimiser changes in place."""
         return (torch.tanh(self.values) + 1) / 2 if self._squashed else self.values.clone()
-
-
-def jitter(images: Tensor, most: int, rng: torch.Generator) -> Tensor:
-    """Roll a batch [B, ch, H, W] by one random offset in [-most, most], down and across; pixels leave and re-enter."""
-    down, across = torch.randint(-most, most + 1, (2,), generator=rng).tolist()
-    return images.roll((down, across), dims=(2, 3))
 
 
 def invert_images(

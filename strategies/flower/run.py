@@ -24,6 +24,7 @@ from ..core.clients import TEST_SHARE
 from ..core.durable import MIB
 from ..core.errors import OptionError
 from ..core.facts import CLASSIFIER, EXPECTED, Agreed, UploadFacts, weights_alone
+from ..core.fingerprint import weights_sha256
 from ..core.names import is_adapter_state
 from ..core.options import option
 from ..core.stage_options import NONE, OFF, RIDGE, StageOptions
@@ -50,7 +51,6 @@ from ..uploads.builders import accepted_builders, builders_of_kind, check_studen
 from ..uploads.checks import Signature, Signatures, check_outputs
 from ..uploads.needs import check_needs
 from ..uploads.parts import Part, find_part
-from ..uploads.tensors import weights_sha256
 from .arguments import Participation
 from .asking import Exchange
 from .clients import GridClients

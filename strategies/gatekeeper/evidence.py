@@ -26,9 +26,8 @@ from ..core.gpu import eager
 from ..core.layout import settle_input
 from ..core.seeds import generator
 from ..core.stage_options import GatekeeperConfig
-from ..distillation.inverted import jitter
 from ..method import Job, Progress, Upload
-from ..teacher.augment import Standardize
+from ..teacher.augment import Standardize, jitter
 from ..teacher.batchnorm import batchnorm_loss
 from ..teacher.ensemble import Ensemble
 from .measures import median, statistic_norms, weight_norms, weight_vector

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ..core.fingerprint import weights_sha256
 from ..core.options import flatten
 from ..method import METHODS, Job, Outcome
 from ..run.ensembles import FOLDER_NAME
 from ..run.run_folder import STUDENT_FILE
-from ..uploads.tensors import weights_sha256
 
 
 def write_card(

@@ -28,13 +28,14 @@ from ..core.options import check, option, presets
 from ..core.seeds import generator
 from ..distillation import settings
 from ..distillation.epochs import Stage
-from ..distillation.inverted import Pixels, jitter
+from ..distillation.inverted import Pixels
 from ..distillation.learner import Learner, build_teacher, learn_from_made
 from ..distillation.losses import cross_entropy, jensen_shannon, total_variation
 from ..distillation.pool import Pool
 from ..distillation.settings import PoolOptions, StudentOptions, shared
 from ..distillation.synthesis import Batch, Recipe, Term, View, synthesize
 from ..method import ENSEMBLES, Job, Method, Need, Outcome, Progress
+from ..teacher.augment import jitter
 from ..teacher.batchnorm import batchnorm_loss, note_without_statistics, reads_statistics
 from ..teacher.student import frozen
 

@@ -30,7 +30,7 @@ from ..core.durable import (
     read_json as read_json,
 )
 from ..core.errors import StoreError
-from ..uploads.tensors import Weights, dense, weights_sha256
+from ..core.fingerprint import Weights, dense, weights_sha256
 
 
 def weights_bytes(state: Weights) -> bytes:

@@ -10,8 +10,8 @@ from typing import Any
 from ..core.durable import make_folder, remove_temporaries, store_errors
 from ..core.errors import StoreError
 from ..core.facts import UploadFacts
+from ..core.fingerprint import Weights
 from ..method import Snapshot, Upload
-from ..uploads.tensors import Weights
 from .checkpoint import CheckpointFolder
 from .files import FolderLock, JsonLines
 from .uploads import UploadStore

@@ -20,12 +20,12 @@ import torch
 from ..core.durable import TEMPORARY_PATTERN, make_folder, store_errors, sync_folder
 from ..core.errors import OptionError, StoreError
 from ..core.facts import Normalization
+from ..core.fingerprint import Weights, weights_sha256
 from ..core.options import flatten, named_as_today
 from ..core.places import expand_user, nearest_existing
 from ..method import Job
 from ..run import FACTS_FILE, RESULT_FILE, RUNS_VARIABLE, app_runs_folder, check_run_folder, is_run_folder
 from ..uploads.checks import Signatures
-from ..uploads.tensors import Weights, weights_sha256
 from .ensembles import load_ensemble
 from .files import LOCK_NAME, FolderLock, plain, read_equal_weights, read_json, save_weights, write_json
 from .round_folder import RoundFolder

@@ -16,6 +16,7 @@ from ..compute.threads import follow_threads
 from ..core.durable import store_errors
 from ..core.errors import OneShotError, OptionError, StoreError, blaming, shorten_list
 from ..core.facts import CLASSIFIER, Agreed, State, kind_of, weights_alone
+from ..core.fingerprint import weights_sha256
 from ..core.names import MatchedNames, is_adapter_state, match_names
 from ..core.stage_options import NONE, RIDGE
 from ..method import EnsembleSpec, Job, Method, Need, Outcome, Upload
@@ -25,7 +26,6 @@ from ..teacher.last_layer import average_rows, body_of, solve_layer
 from ..teacher.weight_space import has_adapters
 from ..uploads.checks import RenamedTensors, Signatures
 from ..uploads.forms import forms_of
-from ..uploads.tensors import weights_sha256
 from .ensembles import FOLDER_NAME, save_ensemble
 from .files import read_equal_weights, read_json, save_weights, write_json
 from .journal import Journal

@@ -20,8 +20,8 @@ from ..core.checkpoints import OpenFile
 from ..core.durable import atomic_write, make_folder, sha256_file, store_errors
 from ..core.errors import StoreError, UploadError, shorten_list
 from ..core.facts import CLIENT_NAME, UploadFacts, weights_alone
+from ..core.fingerprint import Weights
 from ..method import Upload
-from ..uploads.tensors import Weights
 from .files import JsonLines, read_weights, row_of, weights_bytes
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)

@@ -68,6 +68,12 @@ def crop_flip(images: Tensor, rng: torch.Generator, pad: int = 4) -> Tensor:
     return F.pad(images, [pad] * 4)[which, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
 
 
+def jitter(images: Tensor, most: int, rng: torch.Generator) -> Tensor:
+    """Roll a batch [B, ch, H, W] by one random offset in [-most, most], down and across; pixels leave and re-enter."""
+    down, across = torch.randint(-most, most + 1, (2,), generator=rng).tolist()
+    return images.roll((down, across), dims=(2, 3))
+
+
 AUGMENTATIONS: Mapping[str, Callable[[Tensor, torch.Generator], Tensor]] = {
     "none": none,
     "flip": flip,

@@ -10,10 +10,10 @@ from typing import Any
 from torch import Tensor
 
 from ..core.errors import OptionError, shorten_list
+from ..core.fingerprint import weights_sha256
 from ..core.names import factor_of_update, is_adapter_state
 from ..core.options import option
 from ..method import Job, Outcome, Progress, Upload
-from ..uploads.tensors import weights_sha256
 from ..weights.adapters import Adapter, merge_adapters
 from ..weights.states import Rule, mean, merge_states
 from .average import recorded_weights

@@ -1,20 +1,14 @@
-"""Tensors as a form of an upload's arrays, and a digest of weights, whatever file holds them."""
+"""Tensors as a form of an upload's arrays."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
 from ..core import refusals
-from ..core.errors import StoreError
 from .checks import ArrayForm, Shape
-
-Weights = Mapping[str, torch.Tensor | np.ndarray]
 
 
 def tensor_form(what: str, *, exact: bool) -> ArrayForm:
@@ -66,28 +60,3 @@ def _is_whole(value: torch.Tensor, wanted: torch.dtype) -> bool:
 def _describe(value: torch.Tensor) -> str:
     dtype = str(value.dtype).removeprefix("torch.")
     return f"{dtype}{list(value.shape)}" if _is_plain(value) else f"{dtype} and no dense tensor"
-
-
-def dense(name: str, value: torch.Tensor | np.ndarray) -> torch.Tensor:
-    """Return a contiguous tensor on the CPU, not necessarily a copy.
-
-    Raises:
-        StoreError: It is neither.
-    """
-    try:
-        if isinstance(value, torch.Tensor):
-            return value.detach().to("cpu").contiguous()
-        # torch knows neither foreign byte orders nor negative strides; a copy has neither.
-        return torch.from_numpy(np.array(value, dtype=value.dtype.newbyteorder("="), order="C", copy=True))
-    except (AttributeError, NotImplementedError, RuntimeError, TypeError) as error:
-        raise StoreError(f"tensor {name!r}: a dense tensor or array is needed, found {type(value)}") from error
-
-
-def weights_sha256(state: Weights) -> str:
-    """Return a digest of weights themselves: sorted names, dtypes, shapes, bytes; no file format is part of it."""
-    digest = hashlib.sha256()
-    for name in sorted(state):
-        tensor = dense(name, state[name])
-        digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()

@@ -28,8 +28,8 @@ from ..core import refusals
 from ..core.checkpoints import ADAPTER_CONFIG, read_checkpoint
 from ..core.errors import OptionError, shorten_list
 from ..core.facts import State
+from ..core.fingerprint import weights_sha256
 from ..core.names import LORA_A, LORA_EMBEDDING_A
-from ..uploads.tensors import weights_sha256
 from .lora import LowRank, cut_rank, factor_matrix, merge_aligned, stack_updates
 from .rules import widest_dtype
 from .states import Rule, Updates, mean

@@ -23,11 +23,11 @@ from server_app.replay.request import ReplayRequest
 from server_app.replay.stored import replay_run
 from strategies.combiners.combiners import COMBINERS
 from strategies.core.errors import ComputeError, OptionError, StoreError
+from strategies.core.fingerprint import weights_sha256
 from strategies.run.ensembles import load_ensemble_module
 from strategies.run.files import save_weights, write_json
 from strategies.run.run_folder import RunFolder
 from strategies.run.stage import OUTCOME_FILE
-from strategies.uploads.tensors import weights_sha256
 
 MakeRun = Callable[..., Path]
 HALF = Normalization((0.5,), (0.5,))

@@ -23,6 +23,7 @@ from strategies.client.logits import LogitCache, Logits
 from strategies.client.round_state import RoundState
 from strategies.core.durable import with_digest
 from strategies.core.facts import UploadFacts
+from strategies.core.fingerprint import weights_sha256
 from strategies.method import EnsembleSpec, Job, Normalization, Outcome, Snapshot
 from strategies.methods.fedens import METHOD
 from strategies.run.files import read_json, write_json
@@ -36,7 +37,6 @@ from strategies.run.stage import (
     pinned_clients,
 )
 from strategies.run.traffic import Traffic
-from strategies.uploads.tensors import weights_sha256
 
 RUN = "0123456789abcdef" * 2
 BUILDERS = {"x": lambda: torch.nn.Linear(1, 1)}
