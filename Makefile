@@ -52,11 +52,8 @@ check: $(READY)  ## what CI runs: format, lint, types, every test
 bench: $(READY)  ## measure for minutes; ARGS=--quick for the short form
 	PYTHONPATH=tests/reference $(BIN)/python tests/bench $(ARGS)
 
-results: $(READY)  ## renew the pages' tables and plots from docs/results/
-	PYTHONPATH=tests/bench $(BIN)/python tests/bench/same_uploads.py
-	$(BIN)/python tests/bench/tally_plot.py
-	PYTHONPATH=tests/bench $(BIN)/python tests/bench/feature_tables.py --write
-	PYTHONPATH=tests/bench $(BIN)/python tests/bench/published_plot.py
+results: $(READY)  ## renew the tables of the published schedule from docs/results/
+	PYTHONPATH=. $(BIN)/python tests/bench/run_tables.py
 
 soak: $(READY)  ## pull plugs in a deployment on this machine; ARGS="--seed 7 --minutes 10"
 	PYTHONPATH=tests:tests/flower $(BIN)/python tests/soak/soak.py $(ARGS)

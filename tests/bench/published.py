@@ -9,7 +9,7 @@ them, and each method is a comparison on that run. So much needs neither Flower 
 through Flower. A call says what is done, and finishes what an earlier one left, however that ended: with ``--minutes``
 in time. With ``--jobs`` several trainings and stages share the processor or the GPU. A folder that moves to another
 machine needs the same path there. ``--out`` receives a row per result, with the curve of a student, also of one that is
-not finished. tests/bench/feature_tables.py makes the tables of them.
+not finished. tests/bench/run_tables.py makes the tables of them.
 """
 
 from __future__ import annotations
@@ -32,14 +32,12 @@ from typing import Any
 
 from clients import missing, write_map
 from measure import keep, say, without_preset
-from run_tables import ALPHAS, HEADLINE, HEADLINE_SEEDS, SEEDS
-from same_uploads import RESULTS
+from run_tables import ALPHAS, HEADLINE, HEADLINE_SEEDS, OUT, SEEDS
 
 from server_app.compare.report import WORK
 from server_app.launch.guard import TOKEN_KEY, guarded
 from strategies.run.files import read_json
 
-OUT = RESULTS / "published.json"
 CONF = {"fashion-mnist": "fmnist", "mnist": "mnist", "cifar10": "cifar10"}
 ON_GPU = "cifar10"  # its clients alone would take a processor days
 # The papers' arithmetic; by default a GPU's generators compute in bfloat16.
