@@ -15,6 +15,7 @@ from .core.clients import ClientAsks as ClientAsks
 from .core.clients import Clients
 from .core.facts import UNNAMED
 from .core.facts import Agreement as Agreement
+from .core.facts import ModelBuilder as ModelBuilder
 from .core.facts import Normalization as Normalization
 from .core.facts import State as State
 from .core.facts import Upload as Upload
@@ -25,7 +26,6 @@ from .core.shards import Shards
 if TYPE_CHECKING:
     import torch
 
-ModelBuilder = Callable[[], "torch.nn.Module"]
 Observer = Callable[[int, "torch.nn.Module"], Mapping[str, float]]
 
 

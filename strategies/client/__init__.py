@@ -16,7 +16,6 @@ spare it a second training for the same run::
 
 from __future__ import annotations
 
-import hashlib
 import tokenize
 import zipfile
 import zlib
@@ -28,7 +27,7 @@ import numpy as np
 from ..core import refusals
 from ..core.errors import OptionError, UploadError
 from ..core.facts import CLIENT_NAME as CLIENT_NAME
-from ..core.facts import EXPECTED, Agreed, Agreement, UploadFacts, read_agreement
+from ..core.facts import EXPECTED, Agreed, Agreement, UploadFacts, held_digest, read_agreement
 
 if TYPE_CHECKING:
     from flwr.app import ArrayRecord, ConfigRecord, Message
@@ -68,15 +67,6 @@ def disagreement(
     except UploadError as error:
         return failure(msg, client=client, reason=str(error))
     return None
-
-
-def held_digest(client: str, run_id: str) -> str:
-    """Return the digest that stands for a client's name in a request, so that a node reads no other client's name.
-
-    Args:
-        run_id: The run folder's id, which makes the digests of two runs differ.
-    """
-    return hashlib.sha256(f"{run_id}/{client}".encode()).hexdigest()
 
 
 def failure(msg: Message, *, client: str, reason: str) -> Message:

@@ -26,9 +26,9 @@ from flwr.clientapp import ClientApp
 from ..core import refusals
 from ..core.durable import atomic_write
 from ..core.errors import OneShotError, OptionError
+from ..core.facts import ModelBuilder
 from ..core.places import make_private, run_place
 from ..core.processor import flush_subnormals
-from ..method import ModelBuilder
 from ..scores.exchange import CHOICE, FEDAVG, KIND, MOST_RESULTS, OWN, RESULT, classes_digest, results_in
 from ..scores.sums import Answers, pack, pack_pair
 from ..uploads.packed import from_wire, unpack_member

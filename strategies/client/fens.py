@@ -26,7 +26,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
 
 from ..combiners.aggregator_steps import Sgd, hidden_units, round_steps
-from ..combiners.forms import vote_counts
+from ..combiners.aggregators import vote_counts
 from ..core import refusals
 from ..core.clients import read_float, read_int, read_share
 from ..core.durable import MIB
@@ -42,7 +42,7 @@ from .logits import LogitCache, Logits, check_made
 if TYPE_CHECKING:
     import torch
 
-    from ..method import ModelBuilder, State
+    from ..core.facts import ModelBuilder, State
 
 
 # A client's answers to the questions of FENS, without Flower. See :mod:`.fens`.

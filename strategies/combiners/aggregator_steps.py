@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..core.seeds import derive_seed, seeded_torch
-from .aggregators import AGGREGATORS, TORCH_ONLY, check_params
-from .forms import Params
+from .aggregators import AGGREGATORS, TORCH_ONLY, Params, check_params
 
 Array = np.ndarray[Any, Any]
 

@@ -18,15 +18,14 @@ from ..core.errors import OptionError, QuorumError
 from ..core.seeds import derive_seed
 from ..uploads.packed import PackedMember, ensemble_digest, pack_member, to_wire
 from .aggregator_steps import Sgd
-from .aggregators import check_params, choose_aggregator
-from .forms import sum_votes, vote_counts
+from .aggregators import check_params, choose_aggregator, sum_votes, vote_counts
 
 if TYPE_CHECKING:
     import torch
 
     from ..core.clients import Answer, Clients
     from ..method import Job
-    from .forms import Params
+    from .aggregators import Params
 
 
 # FedAdam in the variant of FENS: the server's step on the clients' parameter changes, in numpy alone.

@@ -1,9 +1,9 @@
 """Combiners of the logits of M members, [M, B, C] -> [B, C].
 
 A combiner stores its arguments as buffers and normalises them when it is applied. A combiner rebuilt from its stored
-tensors therefore gives the same bits. All but voting pass gradients to the logits. Those of FENS have the formulas and
-the tensor names of :mod:`.forms` (Allouah et al., *Revisiting Ensembling in One-Shot Federated Learning*, NeurIPS 2024,
-section 3 and Figure 8).
+tensors therefore gives the same bits. All but voting pass gradients to the logits. Those of FENS (Allouah et al.,
+*Revisiting Ensembling in One-Shot Federated Learning*, NeurIPS 2024, section 3 and Figure 8) have the tensor names of
+:mod:`.aggregators`.
 
 A combiner with the attribute ``sees_input`` is called with the members' input as well: see :meth:`.Ensemble.combine`.
 One whose attribute ``batch_statistics`` is true has members whose batch normalisation uses the batch that it sees.
@@ -201,7 +201,7 @@ def build_combiner(
 #
 # Allouah et al., *Revisiting Ensembling in One-Shot Federated Learning*, NeurIPS 2024, the forms for Fed-Heart-Disease
 # and Camelyon16. The paper's models have one logit z, which here is (0, z); these combiners return logits (0, z) too.
-# :mod:`.forms` has the same forms in numpy, with the same tensors.
+# :mod:`.aggregators` has those that are trained in numpy, with the same tensors.
 
 
 # Replaces a share of zero in logarithms.

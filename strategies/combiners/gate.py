@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ..core.errors import OptionError
 from ..core.seeds import derive_seed
-from .forms import uniform
+from .aggregators import uniform
 
 Array = np.ndarray[Any, Any]
 

@@ -1,4 +1,4 @@
-"""The combiners that clients train together, in torch, with the same tensors as in numpy (:mod:`.forms`).
+"""The combiners that clients train together, in torch, with the same tensors as in numpy (:mod:`.aggregators`).
 
 Allouah et al., *Revisiting Ensembling in One-Shot Federated Learning*, NeurIPS 2024, section 3 and Figure 8. Below,
 z_i [B, C] are the logits of member i.
@@ -10,7 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .forms import FLOOR
+# Replaces a share of zero, so that the product of many members' shares is not zero for every class. It is at most the
+# share of one example in a million: a vote that never occurred counts more against a class than a rare one.
+FLOOR = 1e-6
 
 
 class Linear(nn.Module):
@@ -77,9 +79,12 @@ class TwoLayers(nn.Module):
 
 
 class Voting(nn.Module):
-    """The log-likelihood of every class under the members' votes, ``sum_i log P_i[r][vote_i]``.
+    """Polychotomous voting: the log-likelihood of every class under the members' votes, ``sum_i log P_i[r][vote_i]``.
 
-    The torch form of :func:`.forms.vote_scores`; a vote passes no gradient.
+    Every member votes for a class, and its earlier votes show how reliable it is: P_i[r][c] is the share of the held
+    examples of class r that member i labels c. With equal priors and a benefit of one for the right class, the most
+    likely class is ``argmax_r prod_i P_i[r][vote_i]``. The clients send counts, whose sum gives the shares of the
+    pooled examples, as in the paper's code; the paper averages the clients' shares. A vote passes no gradient.
 
     Args:
         counts: Merged counts [M, C, C]: member, true class r, its vote c.
@@ -99,7 +104,7 @@ class Voting(nn.Module):
         return likelihoods.sum(0).float()
 
     def _shares(self) -> Tensor:
-        """Return P [M, C, C] as :func:`.forms.vote_shares` does."""
+        """Return P [M, C, C]; a class without examples has the uninformative row ``1 / #seen`` over those with some."""
         counts = self.counts.double()
         seen = counts.sum((0, 2)) > 0
         seen = seen | ~seen.any()  # of no example every class is as if seen

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import torch
 
 State = dict[str, "torch.Tensor"]
+ModelBuilder = Callable[[], "torch.nn.Module"]
 CLIENT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 # Layers whose ranges one client may send, and the letters of a layer's name.
 MAX_LAYERS = 4096
@@ -25,6 +26,15 @@ MAX_WORDS = 4096
 MAX_WORD = 256
 DIGEST = re.compile(r"[0-9a-f]{64}")
 EXPECTED = "expected-"  # before the names of the server's own lists in its requests
+
+
+def held_digest(client: str, run_id: str) -> str:
+    """Return the digest that stands for a client's name in a request, so that a node reads no other client's name.
+
+    Args:
+        run_id: The run folder's id, which makes the digests of two runs differ.
+    """
+    return hashlib.sha256(f"{run_id}/{client}".encode()).hexdigest()
 
 
 class Normalization(NamedTuple):

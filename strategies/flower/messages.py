@@ -25,10 +25,9 @@ from typing import Any, TypeVar
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 
-from ..client import held_digest
 from ..core import refusals
 from ..core.errors import blaming, one_line, printable, shorten_list
-from ..core.facts import CLIENT_NAME, EXPECTED, Agreed, UploadFacts, read_agreement, weights_alone
+from ..core.facts import CLIENT_NAME, EXPECTED, Agreed, UploadFacts, held_digest, read_agreement, weights_alone
 from ..core.scan import LOG, log_once
 from ..method import Job, Method, State
 from ..uploads.checks import ArrayForm, Signature, check_measured, check_size, check_upload, fits

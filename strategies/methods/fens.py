@@ -33,8 +33,7 @@ import torch
 from torch import Tensor, nn
 
 from ..combiners.aggregator_trainers import Dialogue, FedAdam, ServersImages, Trainers, require_labelled
-from ..combiners.aggregators import AGGREGATORS, STATIC, Aggregator, choose_aggregator
-from ..combiners.forms import Params, label_shares
+from ..combiners.aggregators import AGGREGATORS, STATIC, Aggregator, Params, choose_aggregator, label_shares
 from ..core.clients import Clients
 from ..core.errors import OptionError
 from ..core.options import RESUME, check, option, presets

@@ -27,7 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..combiners.forms import uniform
+from ..combiners.aggregators import uniform
 from ..combiners.trained import register
 from ..core.gpu import Graphed, adam, set_rate, sgd
 from ..core.options import Always, check, option, presets

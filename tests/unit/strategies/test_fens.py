@@ -14,8 +14,7 @@ from fens_fakes import CLASSES, RUN, TINY, DirectClients, changed, examples, fen
 from method_fakes import BUILDERS, UPLOADS, Book, telling
 
 from strategies.combiners import aggregator_trainers as trainers
-from strategies.combiners.aggregators import AGGREGATORS
-from strategies.combiners.forms import Params
+from strategies.combiners.aggregators import AGGREGATORS, Params
 from strategies.combiners.outcomes import build_ensemble
 from strategies.combiners.tally_pool import build_tally_teacher
 from strategies.core.clients import Answer

@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from strategies.combiners.aggregators import AGGREGATORS, TORCH_ONLY, Array, Params
+from strategies.combiners.aggregators import AGGREGATORS, Array, Params
 
 ROOT = Path(__file__).resolve().parents[4]
-HERE = [name for name in AGGREGATORS if name not in TORCH_ONLY]
+TRAINED = [name for name, entry in AGGREGATORS.items() if entry.kind == "trained"]
 MEMBERS, EXAMPLES = 4, 30
 
 
@@ -21,17 +21,7 @@ def example(name: str, seed: int = 0) -> tuple[Params, Array, Array]:
     rng, classes = np.random.default_rng(seed), classes_of(name)
     logits = (3 * rng.normal(size=(MEMBERS, EXAMPLES, classes))).astype(np.float32)
     labels = rng.integers(0, classes, EXAMPLES)
-    params = AGGREGATORS[name].start(seed, members=MEMBERS, classes=classes, hidden=5)
-    if AGGREGATORS[name].counts:
-        params = {key: rng.integers(0, 9, value.shape).astype(np.float32) for key, value in params.items()}
-    return params, logits, labels
-
-
-def array(*values: object) -> Array:
-    return np.array(values, dtype=np.float32)
-
-
-# The forms, on numbers by hand: M = 2, B = 1
+    return AGGREGATORS[name].start(seed, members=MEMBERS, classes=classes, hidden=5), logits, labels
 
 
 def permuted(name: str, params: Params, order: list[int]) -> Params:
@@ -42,20 +32,26 @@ def permuted(name: str, params: Params, order: list[int]) -> Params:
         return {**params, "weight1": first}
     if name == "two-class-nn":
         return {**params, "weight1": params["weight1"][:, order]}
-    return {key: value[order] if key in ("weight", "weights", "counts") else value for key, value in params.items()}
+    return {key: value[order] if key == "weight" else value for key, value in params.items()}
 
 
-@pytest.mark.parametrize("name", HERE)
-def test_combine_of_members_in_another_order_is_the_same(name: str) -> None:
-    params, logits, _ = example(name)
+@pytest.mark.parametrize("name", TRAINED)
+def test_loss_and_gradient_of_members_in_another_order_are_the_same(name: str) -> None:
+    params, logits, labels = example(name)
     order = [2, 0, 3, 1]
 
-    combined = AGGREGATORS[name].forward(permuted(name, params, order), logits[order])
+    loss, gradient = AGGREGATORS[name].gradient(permuted(name, params, order), logits[order], labels)
+    expected, moved = AGGREGATORS[name].gradient(params, logits, labels)
 
-    np.testing.assert_allclose(combined, AGGREGATORS[name].forward(params, logits), rtol=2e-5, atol=2e-5)
+    assert loss == pytest.approx(expected, rel=2e-5)
+    for key, value in permuted(name, moved, order).items():
+        np.testing.assert_allclose(gradient[key], value, rtol=2e-4, atol=2e-5)
 
 
-# All of it together
+@pytest.mark.parametrize("name", sorted(AGGREGATORS.keys() - TRAINED))
+def test_an_aggregator_without_a_form_in_numpy_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="not trained by gradients in numpy"):
+        AGGREGATORS[name].start(0, members=2, classes=2)
 
 
 def test_a_step_and_a_vote_where_torch_is_blocked_work() -> None:
@@ -65,7 +61,7 @@ sys.modules["torch"] = None
 import numpy as np
 from strategies.combiners.aggregator_steps import Sgd, local_steps
 from strategies.combiners.aggregators import AGGREGATORS
-from strategies.combiners.forms import vote_counts
+from strategies.combiners.aggregators import vote_counts
 z, y = np.ones((2, 6, 3), np.float32), np.arange(6) % 3
 for name in ("linear", "per-class", "nn"):
     params = AGGREGATORS[name].start(0, members=2, classes=3)

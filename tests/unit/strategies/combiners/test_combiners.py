@@ -8,6 +8,7 @@ from fused_fakes import First
 from fused_fakes import made as fused_blocks
 from torch import Tensor, nn
 
+from strategies.combiners.aggregators import Array, sum_votes, vote_counts
 from strategies.combiners.combiners import (
     COMBINERS,
     LabelCount,
@@ -21,11 +22,10 @@ from strategies.combiners.combiners import (
     WeightedSum,
     build_combiner,
 )
-from strategies.combiners.forms import FLOOR, Array, sum_votes, vote_counts, vote_scores
 from strategies.combiners.gate import Gate, start_gate
 from strategies.combiners.opinion_pools import RULES, OpinionPool
 from strategies.combiners.tally_pool import cap_at_median, correlations, find_agreeing
-from strategies.combiners.trained import Linear, PerClass, TwoLayers, Voting
+from strategies.combiners.trained import FLOOR, Linear, PerClass, TwoLayers, Voting
 from strategies.combiners.update_gate import GatedPool, lower_part
 from strategies.core.seeds import generator as rng
 from strategies.methods.fafi import Prototypes
@@ -203,7 +203,7 @@ def test_the_prediction_is_the_class_with_the_largest_product_by_brute_force(see
         ]
     )
 
-    found = vote_scores(counts, logits)
+    found = Voting(torch.from_numpy(counts))(torch.from_numpy(logits)).numpy()
 
     assert np.array_equal(found.argmax(1), products.argmax(1))
     np.testing.assert_allclose(found, np.log(products), rtol=1e-4)
@@ -214,7 +214,7 @@ def test_every_pattern_of_votes_of_two_members_has_the_answer_by_hand() -> None:
     counts = np.array([[[9, 1], [4, 6]], [[5, 5], [0, 10]]])
     votes = [[0, 0, 1, 1], [0, 1, 0, 1]]
 
-    found = vote_scores(counts, one_hot(votes, 2))
+    found = Voting(torch.from_numpy(counts))(torch.from_numpy(one_hot(votes, 2))).numpy()
 
     # .45 against .4 * 0; .45 against .4; .05 against .6 * 0; .05 against .6
     assert found.argmax(1).tolist() == [0, 0, 0, 1]

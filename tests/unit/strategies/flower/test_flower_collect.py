@@ -26,10 +26,10 @@ from flower_fakes import (
 )
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 
-from strategies.client import failure, held_digest, upload_facts
+from strategies.client import failure, upload_facts
 from strategies.core.durable import atomic_write
 from strategies.core.errors import QuorumError, StoreError
-from strategies.core.facts import Agreement
+from strategies.core.facts import Agreement, held_digest
 from strategies.flower.asking import Exchange
 from strategies.flower.collect import ALONE_S, Collector
 from strategies.flower.messages import Request, count_bytes
