@@ -13,7 +13,7 @@ from fl_app.project import own_scores, scores_in
 from strategies.client.evaluation import LocalEvaluation, OwnExamples, Scoring
 from strategies.client.holdout import HoldoutRequest
 from strategies.core import refusals
-from strategies.core.clients import read_float, read_int, read_share
+from strategies.core.clients import read_float, read_int, read_test_share
 from strategies.core.errors import UploadError
 from strategies.core.facts import CLASSIFIER, EXPECTED, in_percent, kind_of, read_agreement
 from strategies.core.scan import LOG
@@ -110,6 +110,6 @@ def holdout_of(facts: Mapping[str, Any]) -> HoldoutRequest:
         share=read_float(facts, "holdout", 0.0),
         per_class=bool(facts.get("per-class", False)),
         num_classes=read_int(facts, "num-classes", 0),
-        test_share=read_share(facts, "test-share"),
+        test_share=read_test_share(facts),
         expected=read_agreement(facts, EXPECTED),
     )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fl_app.node_config import checkpoint_path, client_name
 from fl_app.node_policy import FREE, NodePolicy
 from strategies.core import refusals
-from strategies.core.clients import FOLDER_KEY, read_float, read_int, read_share
+from strategies.core.clients import FOLDER_KEY, read_float, read_int, read_test_share
 from strategies.core.facts import CLIENT_NAME, EXPECTED, UNNAMED, Agreement, read_agreement
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ class TrainRequest:
             bool(said.get("calibrate", False)),
             str(said.get("task", "classifier")),
             str(said.get("sums", "")),
-            read_share(said, "test-share"),
+            read_test_share(said),
             read_agreement(said, EXPECTED),
             {key.removeprefix(FOLDER_KEY): str(said[key]) for key in said if key.startswith(FOLDER_KEY)},
         )

@@ -63,11 +63,7 @@ class PrivacyPlan:
 
 
 def plan_privacy(privacy: PrivacyConfig, config: ClientConfig, size: int) -> PrivacyPlan:
-    """Return how a client spends its privacy budget.
-
-    Raises:
-        UploadError: opacus is missing, or no amount of noise meets the budget.
-    """
+    """Return how a client spends its privacy budget; refuse one that no noise meets, or without opacus."""
     if importlib.util.find_spec("opacus") is None:
         raise refusals.no_opacus()
     if privacy.delta * size >= 1:

@@ -56,12 +56,7 @@ class OwnHalf(NamedTuple):
 
 @functools.lru_cache(maxsize=2)
 def open_own(name: str, split: str, root: str, *, targets: bool = False) -> OwnHalf:
-    """Call the user's function; a process calls it once per half.
-
-    Raises:
-        OptionError: The function cannot be imported.
-        DataError: It fails, or returns something else.
-    """
+    """Call the user's function, once per half in a process; refuse one that fails, or returns something else."""
     what = f"data source {name!r}"
     function = function_of(name, "setting 'data.name'")
     try:

@@ -5,7 +5,7 @@ The partitioners, with their sources, are in :mod:`fl_app.data.partitioners`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -113,22 +113,6 @@ def partition(
                 "fewer clients or a less skewed division"
             )
     return parts
-
-
-def label_counts(
-    labels: npt.NDArray[np.integer], parts: Sequence[Positions], num_classes: int
-) -> npt.NDArray[np.int64]:
-    """Count the examples of each class at each client.
-
-    Args:
-        labels: The class of each example [N].
-        parts: The positions of each client's examples, n arrays.
-
-    Returns:
-        Counts [n, C].
-    """
-    counts = [np.bincount(np.asarray(labels)[part], minlength=num_classes) for part in parts]
-    return np.array(counts, dtype=np.int64).reshape(len(parts), num_classes)
 
 
 def check_request(

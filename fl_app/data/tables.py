@@ -99,11 +99,7 @@ def standardized(rows: Reals, scale: Reals) -> Reals:
 
 
 def read_centre(file: Path) -> tuple[Labels, Reals]:
-    """Return the labels [n] and the features [n, 13] of a centre's complete rows, not standardised.
-
-    Raises:
-        DataError: The file is damaged.
-    """
+    """Return the labels [n] and the features [n, 13] of a centre's complete rows, not standardised."""
     import pandas as pd
 
     try:

@@ -320,11 +320,7 @@ def _facts(run: Path, stored: StoredModels, folder: Path, differences: Mapping[s
 
 
 def check_packages(kinds: tuple[str, ...]) -> None:
-    """Refuse ONNX without its packages.
-
-    Raises:
-        OptionError: A package is missing; the error names the remedy.
-    """
+    """Refuse ONNX without its packages, and name the remedy."""
     if ONNX in kinds and (missing := [name for name in PACKAGES if importlib.util.find_spec(name) is None]):
         raise OptionError(
             f"ONNX needs {', '.join(missing)}, which are not installed: pip install 'oneshot-fl[export]', or add "

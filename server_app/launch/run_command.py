@@ -354,11 +354,7 @@ def stored_supernodes(folder: Path) -> int:
 
 
 def resumed_supernodes(folder: Path) -> int:
-    """Return the number of clients of a run that is to be resumed.
-
-    Raises:
-        OptionError: ``flwr run`` began it, and it asks its clients again, which are none of a simulation here.
-    """
+    """Return the number of clients of a run to resume; refuse one of ``flwr run`` that asks its clients again."""
     with RunFolder.open(folder, write=False) as run_folder:
         info, pinned = run_folder.info, pinned_clients(run_folder.round(1))
     elsewhere = info.get("num-supernodes") == 0 and "replay-of" not in info and _finished(folder) is None

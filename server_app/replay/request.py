@@ -72,11 +72,7 @@ def stored_uploads(run: Path) -> tuple[Upload, ...]:
 
 
 def upload_of_each(run: Path) -> dict[str, State]:
-    """Return the weights of one stored upload per architecture; all of one have the same names and shapes.
-
-    Raises:
-        StoreError: The folder is no run folder, or one of these uploads is damaged.
-    """
+    """Return the weights of one stored upload per architecture; all of one have the same names and shapes."""
     with RunFolder.open(run, write=False) as folder:
         # To read and compare all of them takes long, and the server stage does it anyway.
         found = last_round(folder).one_of_each()

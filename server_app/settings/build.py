@@ -96,14 +96,7 @@ def check_division(app: AppConfig, train: Split, num_supernodes: int) -> None:
 
 
 def check_checkpoints(app: AppConfig, num_supernodes: int) -> None:
-    """Refuse a run with too few pretrained models; one missing model only costs its own upload.
-
-    Args:
-        app: The app's settings; a run that already has its uploads passes.
-
-    Raises:
-        OptionError: Fewer than "min-uploads" clients train a model or find theirs.
-    """
+    """Refuse a run without uploads in which fewer than "min-uploads" clients train a model or find theirs."""
     if app.resume or app.uploads:
         return
     paths = [  # None: of a client that trains

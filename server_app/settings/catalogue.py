@@ -148,21 +148,13 @@ class Catalogue:
     former: Mapping[str, str]
 
     def check_method(self, name: str) -> None:
-        """Refuse an unknown method.
-
-        Raises:
-            OptionError: It names the known methods, and the closest one.
-        """
+        """Refuse an unknown method, and name the known ones and the closest."""
         if name not in self.methods:
             known = sorted(self.methods)
             raise OptionError(f"unknown method {name!r}: known are {', '.join(known)}{meant(name, known)}")
 
     def check_methods(self, names: str) -> None:
-        """Refuse an unknown method in a list with commas; ``all`` stands for every method.
-
-        Raises:
-            OptionError: See :meth:`check_method`.
-        """
+        """Refuse an unknown method in a list with commas; ``all`` stands for every method."""
         for name in listed(names):
             if name != "all":
                 self.check_method(name)

@@ -354,11 +354,7 @@ def check_settled(stored: Mapping[str, Any], settings: Settings) -> None:
 
 
 def check_unseen(settings: Settings, made: AppConfig, train: Split) -> None:
-    """Refuse proxy images that the run's clients trained on.
-
-    Raises:
-        OptionError: The error names the share, its number of images, and the largest possible share.
-    """
+    """Refuse proxy images that the run's clients trained on, and name the largest possible share."""
     total, share = len(train.labels), settings.app.data.proxy
     unseen = nobodys(train, seed=made.seed, limit=made.data.limit, proxy=made.data.proxy)
     if (wanted := int(share * total)) > unseen:

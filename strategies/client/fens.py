@@ -28,7 +28,7 @@ from flwr.clientapp import ClientApp
 from ..combiners.aggregator_steps import Sgd, hidden_units, round_steps
 from ..combiners.aggregators import vote_counts
 from ..core import refusals
-from ..core.clients import read_float, read_int, read_share
+from ..core.clients import read_float, read_int, read_test_share
 from ..core.durable import MIB
 from ..core.errors import OneShotError, OptionError, UploadError
 from ..core.facts import DIGEST, EXPECTED, read_agreement
@@ -123,7 +123,7 @@ class _Question:
             share=self.real("holdout"),
             per_class=bool(facts["per-class"]),
             num_classes=self.number("num-classes", counts=True),
-            test_share=read_share(facts, "test-share"),
+            test_share=read_test_share(facts),
             expected=read_agreement(facts, EXPECTED),
         )
         # These three settings determine the held examples, and so their logits.

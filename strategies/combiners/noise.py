@@ -41,8 +41,8 @@ PLAIN = 0.5  # share of these images whose shapes have one colour
 Shape = tuple[int, int, int]
 
 
-def noise_images(count: int, shape: Shape, rng: torch.Generator) -> Tensor:
-    """Return random fields as pixels [count, ch, H, W] in [0, 1].
+def noise_batches(count: int, shape: Shape, rng: torch.Generator) -> Iterator[Tensor]:
+    """Yield random fields as pixels in [0, 1], in batches [b, ch, H, W], so that memory need not hold all of them.
 
     ``pixel = (1 + tanh(gain (field + offset))) / 2``: brightness and contrast differ from image to image. The channels
     of a colour image share a part of their field; the size of this part differs from image to image.
@@ -52,11 +52,6 @@ def noise_images(count: int, shape: Shape, rng: torch.Generator) -> Tensor:
         shape: (channels, height, width).
         rng: A CPU generator, so that the images do not depend on the device.
     """
-    return torch.cat(list(noise_batches(count, shape, rng)))
-
-
-def noise_batches(count: int, shape: Shape, rng: torch.Generator) -> Iterator[Tensor]:
-    """Yield the images of :func:`noise_images` in batches [b, ch, H, W], so that memory need not hold all of them."""
     most = max(1, min(AT_ONCE, VALUES_AT_ONCE // math.prod(shape)))
     for first in range(0, count, most):
         yield _batch(min(most, count - first), shape, rng)

@@ -45,14 +45,7 @@ def response_shares(logits: Tensor) -> Tensor:
 
 
 def row_shares(rows: Tensor) -> Tensor:
-    """Return ``||W_k[c]||^4``, normalised over classes.
-
-    Args:
-        rows: The Euclidean norms of the last layers' rows [M, C].
-
-    Returns:
-        [M, C], rows that sum to 1.
-    """
+    """Return ``||W_k[c]||^4``, normalised over classes [M, C], of the norms of the last layers' rows [M, C]."""
     return normalize_rows(rows.double() ** 4)
 
 

@@ -106,15 +106,15 @@ def read_int(said: Mapping[str, Any], key: str, usual: int | None = None) -> int
     return value
 
 
-def read_share(said: Mapping[str, Any], key: str) -> float:
-    """Return a share from 0 to one half of a request's config; 0 if it has none.
+def read_test_share(said: Mapping[str, Any]) -> float:
+    """Return the share that a request has each client keep for the evaluation, from 0 to one half; 0 if it has none.
 
     Raises:
         UploadError: The server has sent something else.
     """
-    value = read_float(said, key, 0.0)
+    value = read_float(said, TEST_SHARE, 0.0)
     if not 0.0 <= value <= 0.5:
-        raise refusals.bad_request(key, value, "a number from 0 to 0.5")
+        raise refusals.bad_request(TEST_SHARE, value, "a number from 0 to 0.5")
     return value
 
 

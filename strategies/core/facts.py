@@ -319,11 +319,7 @@ def read_agreement(record: Mapping[str, Any], prefix: str = "") -> Agreement:
 
 
 def read_size(value: object, what: str) -> int:
-    """Return the size of a training set.
-
-    Raises:
-        UploadError: It is missing, or not a positive whole number.
-    """
+    """Return the size of a training set; refuse what is missing, or not a positive whole number."""
     known = isinstance(value, int | float) and not isinstance(value, bool)
     if not known or not 0 < value < 2**63 or value != int(value):  # type: ignore[operator, call-overload]
         raise refusals.bad_size(what, value)

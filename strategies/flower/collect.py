@@ -37,7 +37,6 @@ from .messages import (
     mean_metrics,
     read_reply,
     say_left_out_of_means,
-    without_arrays,
 )
 from .names import ClientNames
 from .nodes import Nodes, Refusals, SentQuestion, cause_of_failure
@@ -286,7 +285,8 @@ class Collector:
         self.clients.add(name)
         self._reported[name] = (checked.facts.num_examples or 0, checked.metrics)
         if self._participation.train_metrics_aggr_fn is not None:
-            self._contents[name] = without_arrays(reply.content)
+            said = reply.content  # without its arrays
+            self._contents[name] = RecordDict({**said.metric_records, **said.config_records})
         size = count_bytes(reply.content)
         self.traffic.add(UPLOAD_PHASE, name, up=size, down=sent.size)
         # The whole account each time: of many clients only every few seconds, or n uploads would cost n squared.

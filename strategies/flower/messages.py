@@ -234,11 +234,6 @@ def arrays_name(content: RecordDict) -> str:
     return names[0]
 
 
-def without_arrays(content: RecordDict) -> RecordDict:
-    """Return a client's answer without its arrays."""
-    return RecordDict({**content.metric_records, **content.config_records})
-
-
 def metrics_name(content: RecordDict) -> str:
     """Return the name of the record with a client's numbers: ``metrics``, or the first; an empty one does not count."""
     filled = [name for name, record in content.metric_records.items() if record]

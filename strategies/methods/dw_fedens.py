@@ -55,14 +55,7 @@ def build_sized_teacher(job: Job, *, fold: bool = True, precision: str = "float3
 
 
 def check_sizes(job: Job, key: str) -> None:
-    """Refuse uploads without their numbers of examples.
-
-    Args:
-        job: Its uploads may be missing.
-
-    Raises:
-        OptionError: A client does not report its number of examples.
-    """
+    """Refuse uploads without their numbers of examples; the job's uploads may be missing."""
     if silent := [upload.client for upload in job.uploads if upload.num_examples is None]:
         raise OptionError(
             f"{key} is {TEACHER.name!r}, which needs the numbers of examples that these clients did not send: "

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -49,19 +49,6 @@ class FedCvaeEnsConfig:
 
     def __post_init__(self) -> None:
         check(self, "fedcvae-ens")
-
-
-class UploadedDecoder(Protocol):
-    """The upload of a client: a module that makes images.
-
-    Attributes:
-        latent: d, the length of the noise.
-    """
-
-    latent: int
-
-    def __call__(self, noise: Tensor, labels: Tensor) -> Tensor:
-        """Map noise [B, d] and labels [B] to the logits of pixels [B, ch, H, W]."""
 
 
 def fit(job: Job, progress: Progress) -> Outcome:
@@ -149,7 +136,8 @@ def truncated_normal(shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
 def _images_of(upload: Upload, count: int, job: Job) -> tuple[Tensor, Tensor]:
     """Return images uint8 [count, ch, H, W] of one client's decoder, and their labels [count]."""
     rng = generator(job.seed, "images", upload.client)
-    decoder: UploadedDecoder = load_member(upload, job.builders).to(job.device).eval()  # type: ignore[assignment]
+    # It maps noise [B, latent] and labels [B] to the logits of pixels [B, ch, H, W].
+    decoder: Any = load_member(upload, job.builders).to(job.device).eval()
     frequencies = torch.tensor(upload.label_counts, dtype=torch.float64)
     labels = torch.multinomial(frequencies, count, replacement=True, generator=rng).to(job.device)
     noise = truncated_normal((count, decoder.latent), rng).to(job.device)

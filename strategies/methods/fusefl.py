@@ -98,11 +98,7 @@ def check_job(job: Job) -> None:
 
 
 def refuse_alone(job: Job) -> None:  # noqa: ARG001  no job can be done alone
-    """Refuse a job without clients in reach: their later blocks are trained after the upload.
-
-    Raises:
-        OptionError: Always.
-    """
+    """Refuse a job without clients in reach: their later blocks are trained after the upload."""
     raise OptionError(
         "method 'fusefl' trains later blocks with its clients, which no replay reaches: must be a run with clients; "
         "the setting 'uploads' continues from the first blocks of another one"

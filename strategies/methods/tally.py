@@ -3,7 +3,7 @@
 A method of this library, published nowhere else.
 
 Symbols: z_k -> member logits; n_k^c -> tally_pool.examples_per_class; pi_k, q_k, l_k -> opinion_pools; P_T -> the
-    pool's softmax; X -> noise.noise_images, overlay_shapes.
+    pool's softmax; X -> noise.noise_batches, overlay_shapes.
 Where: the counts -> combiners.tally_pool; the teacher -> opinion_pools.OpinionPool, with ``gate``
     update_gate.GatedPool; the start -> class_weighted; the student ``min_S mean_X KL(P_T(X) || S(X))`` ->
     learner.Learner; X of heads on one backbone, which are noise features -> noise.generate_noise; with ``spanned``,
@@ -217,11 +217,7 @@ def _shrunk(upload: Upload, factors: Mapping[str, float]) -> State:
 
 
 def check_last_layer(job: Job) -> None:
-    """Refuse a model without the last layer, or without the gradient, that is needed, before a client has worked.
-
-    Raises:
-        OptionError: The error names the setting and its possible values.
-    """
+    """Refuse a model without the last layer, or without the gradient, that is needed, before a client has worked."""
     if job.config.gate == "updates":
         check_gate(job, "setting 'tally.gate'")
     if job.config.spanned:

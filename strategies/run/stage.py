@@ -145,11 +145,7 @@ def run_stage(  # noqa: PLR0913  what a stage needs
 
 
 def check_agreement(job: Job) -> None:
-    """Refuse uploads whose classes or preprocessing differ from the job's, or from each other's.
-
-    Raises:
-        UploadError: Names the upload and the first difference.
-    """
+    """Refuse uploads whose classes or preprocessing differ from the job's, or from each other's."""
     agreed = Agreed(job.agreement)
     for upload in job.uploads:
         with blaming(f"upload of {upload.client!r}"):

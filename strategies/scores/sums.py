@@ -417,11 +417,7 @@ class _Checked:
         }
 
     def require(self, fits: bool, found: str) -> None:
-        """Refuse the answer unless it fits.
-
-        Raises:
-            UploadError: It does not.
-        """
+        """Refuse the answer unless it fits."""
         if not fits:
             raise refusals.contradicting_sums(self.what, found)
 

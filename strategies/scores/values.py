@@ -103,11 +103,6 @@ def per_class(sums: Sums, names: Sequence[str] = ()) -> list[dict[str, Any]]:
     return rows
 
 
-def absent_classes(sums: Sums) -> list[int]:
-    """Return the classes that no example has."""
-    return [] if sums.confusion is None else np.flatnonzero(sums.confusion.sum(1) == 0).tolist()
-
-
 def effective_share(sums: Sums) -> float:
     """Return the number of independent examples that are worth as much as these, as a share of their number."""
     if sums.groups is None:
@@ -476,7 +471,8 @@ def describe(sums: Sums, names: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def _notes(sums: Sums, names: Sequence[str]) -> list[str]:
-    absent, notes = [names[label] if names else str(label) for label in absent_classes(sums)], []
+    lacking = [] if sums.confusion is None else np.flatnonzero(sums.confusion.sum(1) == 0).tolist()
+    absent, notes = [names[label] if names else str(label) for label in lacking], []
     if absent:
         shown = ", ".join(absent[:10]) + (f" and {len(absent) - 10} more" if len(absent) > 10 else "")
         notes.append(f"no example is of class {shown}: it has no recall and no AUROC, and enters no mean over classes")

@@ -13,7 +13,6 @@ every backbone, N and d. LDA takes the covariance within classes, as GH-OFL does
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -219,9 +218,3 @@ def fallback_penalties(statistics: Statistics) -> tuple[float, float]:
     """Return lambda = d / N and a = d / (d + N), for the case that no client can be left out."""
     features, examples = statistics.features, statistics.examples
     return features / examples, features / (features + examples)
-
-
-def accuracy(head: Head, batches: Sequence[tuple[Tensor, Tensor]]) -> float:
-    """Return the share of labelled features that a head classifies right, from 0 to 1."""
-    right = sum(int((head.logits(rows).argmax(1) == labels).sum()) for rows, labels in batches)
-    return right / sum(len(labels) for _, labels in batches)

@@ -26,7 +26,7 @@ from ...core import refusals
 from ...core.bounds import MOST, shorten_step
 from ...uploads.ternary import Compression, flatten_arrays, unflatten_arrays
 from ..messages import arrays_name, decode_array, metrics_of
-from .answers import answers_of, decode_record, to_numpy, to_record
+from .answers import decode_record, to_numpy, to_record
 
 # Name of a parameter -> its values.
 Arrays = Mapping[str, npt.NDArray[Any]]
@@ -152,7 +152,7 @@ class SteppedFedAvg(FedAvg):
         replies: Iterable[Message],
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Return the next model and the clients' metrics; (None, None) without an answer."""
-        answers = answers_of(replies)
+        answers = [reply.content for reply in replies if not reply.has_error()]
         if not answers:
             return None, None
         model = self.step(self._start, answers, num_clients=max(self._num_clients, len(answers)))
@@ -169,11 +169,7 @@ class SteppedFedAvg(FedAvg):
 
 
 def models_of(answers: Sequence[RecordDict]) -> list[Arrays]:
-    """Return the models of the answers.
-
-    Raises:
-        UploadError: An answer has no array record, or several without one named ``arrays``.
-    """
+    """Return the models of the answers, each their one array record, or that named ``arrays``."""
     return [to_numpy(content[arrays_name(content)]) for content in answers]
 
 

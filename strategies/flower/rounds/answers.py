@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
 from typing import Any
@@ -207,11 +207,6 @@ def in_row(metrics: Mapping[str, float]) -> dict[str, float]:
             free = f"train-{free}"
         row[free] = metrics[name]
     return row
-
-
-def answers_of(replies: Iterable[Message]) -> list[RecordDict]:
-    """Return the contents of the replies that are no errors."""
-    return [reply.content for reply in replies if not reply.has_error()]
 
 
 def to_numpy(record: Any) -> dict[str, np.ndarray[Any, Any]]:

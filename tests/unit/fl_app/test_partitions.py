@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fl_app.data import partitioners
-from fl_app.data.partitions import BY_DOMAIN, PARTITIONERS, PartitionSpec, label_counts, partition
+from fl_app.data.partitions import BY_DOMAIN, PARTITIONERS, PartitionSpec, partition
 from strategies.core.errors import DataError, OptionError
 
 LABELS = np.random.default_rng(5).integers(0, 10, 1003)
@@ -24,6 +24,11 @@ def spec_of(law: str, **values: float) -> PartitionSpec:
 
 def divide(law: str, *, seed: int = 0, num_clients: int = 10, **values: float) -> list[np.ndarray]:
     return partition(LABELS, spec_of(law, **values), num_clients=num_clients, num_classes=10, seed=seed)
+
+
+def label_counts(labels: np.ndarray, parts: list, num_classes: int) -> np.ndarray:
+    """Return the examples of each class at each client [n, C]."""
+    return np.array([np.bincount(labels[part], minlength=num_classes) for part in parts])
 
 
 @pytest.mark.parametrize("alpha", [0.01, 0.3, 5.0])

@@ -19,7 +19,7 @@ from method_fakes import (
 )
 from torch import Tensor, nn
 
-from strategies.combiners.noise import noise_images
+from strategies.combiners.noise import noise_batches
 from strategies.combiners.opinion_pools import OpinionPool
 from strategies.combiners.outcomes import build_ensemble, load_model
 from strategies.core.facts import UploadFacts
@@ -69,7 +69,7 @@ def test_fit_resumed_after_a_crash_ends_with_the_same_bits(changes: dict[str, An
 def test_outcome_has_the_student_the_ensemble_and_the_first_images(usual: Outcome) -> None:
     job = tiny_job(SMALL)
     assert usual.ensemble.clients == ("c0", "c1", "c2")
-    assert torch.equal(usual.images, quantize(noise_images(12, SHAPE, generator(0, "tally", "noise"))))
+    assert torch.equal(usual.images, quantize(next(noise_batches(12, SHAPE, generator(0, "tally", "noise")))))
     many = fit(tiny_job(replace(STILL, images=70)), Silent()).images
     assert many.shape == (64, *SHAPE)
     combiner = build_ensemble(job, usual.ensemble).combiner
@@ -94,7 +94,7 @@ def test_student_comes_closer_to_the_ensemble_on_noise_that_it_has_not_seen() ->
     outcome = fit(job, Silent())
     assert outcome.ensemble is not None
     teacher = build_ensemble(job, outcome.ensemble)
-    inputs = Standardize(job.normalization)(noise_images(60, SHAPE, generator(5, "test")))
+    inputs = Standardize(job.normalization)(next(noise_batches(60, SHAPE, generator(5, "test"))))
 
     def distance(student: nn.Module) -> float:
         with torch.no_grad():

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from strategies.combiners import noise
-from strategies.combiners.noise import generate_noise, noise_images, overlay_shapes, random_fields, to_feature_space
+from strategies.combiners.noise import generate_noise, noise_batches, overlay_shapes, random_fields, to_feature_space
 from strategies.core.facts import Upload, UploadFacts
 from strategies.core.seeds import generator
 from strategies.method import METHODS, Job, Normalization, Silent
@@ -19,7 +19,7 @@ SHAPES = [(1, 16, 16), (3, 8, 12), (3, 7, 5), (1, 1, 9), (2, 9, 1), (1, 2, 2)]
 
 
 def images(count: int = 40, shape: tuple[int, int, int] = (1, 8, 8), seed: int = 0) -> Tensor:
-    return noise_images(count, shape, generator(seed, "test"))
+    return torch.cat(list(noise_batches(count, shape, generator(seed, "test"))))
 
 
 def distinct(found: Tensor) -> int:

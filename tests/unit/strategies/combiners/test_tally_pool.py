@@ -12,7 +12,7 @@ from method_fakes import UPLOADS, telling, tiny_job
 from torch import Tensor, nn
 
 from strategies.combiners.combiners import Mean, weights_gradient
-from strategies.combiners.noise import noise_images
+from strategies.combiners.noise import noise_batches
 from strategies.combiners.opinion_pools import OpinionPool
 from strategies.combiners.tally_pool import (
     TallyPoolOptions,
@@ -87,7 +87,7 @@ def counted(uploads: tuple[Upload, ...], *, sharpness: float = 1.0, **options: A
 
 
 def noise_answers(uploads: tuple[Upload, ...], count: int, seed: int = 0) -> Tensor:
-    images = (noise_images(count, SHAPE, generator(seed, "tally", "probes")) - 0.4) / 0.3
+    images = (next(noise_batches(count, SHAPE, generator(seed, "tally", "probes"))) - 0.4) / 0.3
     answers = []
     for one in uploads:
         model = BUILDERS[one.architecture]()
