@@ -152,7 +152,7 @@ class Exchange:
         """Add the bytes of the questions to the account, and save it."""
         for node, size in self.sent_bytes.items():
             self._nodes.traffic.add(self._phase, self._nodes.names.describe(node), down=size)
-        self._nodes.save_traffic()
+        self._nodes.traffic.save()
 
     def close(self, receive: Callable[[Message, SentQuestion], object]) -> None:
         """Leave missing answers to ``receive``, and do not disturb their nodes until then."""

@@ -125,7 +125,7 @@ class GridClients:
 
     def _save_traffic(self, phase: str) -> None:
         # Rounds are many and alike; the bytes of an ensemble before them must not be lost with the process.
-        self._nodes.save_traffic(interval_s=SAVE_EVERY_S if phase == self._saved_phase else 0.0)
+        self._nodes.traffic.save(interval_s=SAVE_EVERY_S if phase == self._saved_phase else 0.0)
         self._saved_phase = phase
 
     def _wanted(self, contents: Mapping[str, object]) -> set[str]:

@@ -119,7 +119,7 @@ class Collector:
         enough = partial(self._is_complete, exchange, nodes, min_uploads)
         exchange.wait(timeout, enough, partial(self._progress, exchange, timeout))
         exchange.poll(everybody=True)  # an answer that has arrived by now is in time
-        self._save_traffic()
+        self.traffic.save()
         self._late = True
         exchange.refuse_missing(timeout)
         self.check_quorum(min_uploads, exchange.asked, timeout, connected=len(nodes.present()))
@@ -290,7 +290,7 @@ class Collector:
         size = count_bytes(reply.content)
         self.traffic.add(UPLOAD_PHASE, name, up=size, down=sent.size)
         # The whole account each time: of many clients only every few seconds, or n uploads would cost n squared.
-        self._save_traffic(interval_s=len(self.clients) // 200)
+        self.traffic.save(interval_s=len(self.clients) // 200)
         log(INFO, "upload of %s: %s, %.2f MiB, %s", name, checked.facts.architecture, size / MIB, self._fate())
 
     def _store(self, facts: UploadFacts, state: State, node: int) -> None:
@@ -300,9 +300,6 @@ class Collector:
             if isinstance(error.__cause__, OSError):
                 self._unstored[node] = facts.client, error.reason
             raise
-
-    def _save_traffic(self, *, interval_s: float = 0.0) -> None:
-        self.traffic.save(lambda line: log(WARNING, "%s", line), interval_s=interval_s)
 
     def _is_here(self, checked: Reply) -> bool:
         """Tell whether an upload is the one that is stored under its name: a node was asked again and had answered."""

@@ -208,10 +208,6 @@ class Nodes:
         """
         self.refusals.add(self.names.describe(node, error.client), error.reason)
 
-    def save_traffic(self, *, interval_s: float = 0.0) -> None:
-        """Write the account of bytes, unless the last write was less than ``interval_s`` ago."""
-        self.traffic.save(lambda line: log(WARNING, "%s", line), interval_s=interval_s)
-
 
 def cause_of_failure(reply: Message) -> str:
     """Return the cause of a client's failure in one line, with the type of the error.

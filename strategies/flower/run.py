@@ -6,7 +6,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from logging import INFO, WARNING
+from logging import INFO
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -520,7 +520,7 @@ class Rounds:
         self.report = run_stage(
             self._method, job, place, round_folder, log=log_info, tick=tick, checkpoint_s=checkpoint_s, finish=finish
         )
-        self.account.traffic.save(lambda line: log(WARNING, "%s", line))
+        self.account.traffic.save()
         keep_outcome(folder, self.report, server_round)
         self.account.spend("server", began)
 

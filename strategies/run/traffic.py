@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..core.durable import MIB
 from ..core.errors import StoreError
+from ..core.scan import LOG
 from .files import read_json, write_json
 
 UPLOAD_PHASE = "upload"
@@ -65,9 +66,7 @@ class Traffic:
         """
         facts = read_json(path) if path.exists() else {"phases": {}}
         try:
-            # Before phases existed, a file held those of the upload alone.
-            phases = facts.get("phases", {UPLOAD_PHASE: facts})
-            return cls({name: _moved(phase) for name, phase in phases.items()}, path)
+            return cls({name: _moved(phase) for name, phase in facts["phases"].items()}, path)
         except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
             raise StoreError(f"{path} is not an account of messages: it lacks bytes per client, up and down") from error
 
@@ -85,7 +84,7 @@ class Traffic:
         """Add the bytes of one message, or of several, to a phase."""
         self.phases.setdefault(phase, Moved()).add(client, up=up, down=down)
 
-    def save(self, warn: Callable[[str], None], *, interval_s: float = 0.0) -> None:
+    def save(self, *, interval_s: float = 0.0) -> None:
         """Write the file, unless the last write was less than ``interval_s`` ago.
 
         A disk that refuses only causes a warning: an incomplete account must not end a run.
@@ -95,7 +94,7 @@ class Traffic:
         try:
             write_json(self.path, self.as_json())
         except StoreError as error:
-            warn(str(error))
+            LOG.warning("%s", error)
         self._saved = time.monotonic()
 
     def as_json(self) -> dict[str, Any]:

@@ -59,7 +59,7 @@ def test_a_replay_has_the_cost_of_its_uploads_and_moves_nothing(run_folder: Make
     run = run_folder()
     traffic = Traffic.read(run / "traffic.json")
     traffic.add("ensemble", "client-000", down=MIB)
-    traffic.save(pytest.fail)
+    traffic.save()
 
     result = replay_run(ReplayRequest(run, "fedens", {}), log=lambda _: None)
 

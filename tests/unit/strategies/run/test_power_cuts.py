@@ -142,7 +142,7 @@ def refusals(run: RunFolder) -> list[str]:
 def save_traffic(run: RunFolder, number: int) -> None:
     account = Traffic(path=run.path / "traffic.json")
     account.add("upload", "a", up=number)
-    account.save(pytest.fail)
+    account.save()
 
 
 def kept_by_client(root: Path) -> float | None:
