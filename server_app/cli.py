@@ -27,6 +27,8 @@ from server_app.launch.arguments import (
     SeveralRunsArgument,
     StateArgument,
     TableOption,
+    print_details,
+    print_overview,
     print_runs,
     settings_of,
 )
@@ -396,7 +398,6 @@ def methods(
     format: FormatOption = "text",  # noqa: A002
 ) -> None:
     """List the server methods by what they ask of the clients; with names, the options of these methods."""
-    from server_app.launch.arguments import print_details, print_overview
     from server_app.settings.catalogue import catalogue
 
     with errors(format):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
@@ -277,11 +276,6 @@ def confusion_tables(facts: Facts, classes: Sequence[str], most: int) -> list[Ta
         notes = ["; ".join([*notes, *client.get("notes", ())]) + "."]
         found.append(Table(f"{client['client']}: true classes (rows) and predictions", ("", *names), rows, notes=notes))
     return found
-
-
-def client_plots(facts: Facts) -> dict[str, Callable[[], Figure | None]]:
-    """Return the dumbbell plot; none without scores of clients."""
-    return {"clients": partial(plot_clients, facts)} if facts.get("clients") else {}
 
 
 def plot_clients(facts: Facts) -> Figure:

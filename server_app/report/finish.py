@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from server_app.report.card import front_matter, load_code, model_card
-from server_app.report.client_scores import client_lines, client_plots, client_rows
+from server_app.report.client_scores import client_lines, client_rows, plot_clients
 from server_app.report.communication import Cost, cost_of, moved_in, moved_lines, points_of, rounds_in
 from server_app.report.drawing import save_all
 from server_app.report.evaluation import Row, best_score, evaluate, write_answers
@@ -147,7 +147,9 @@ def _reported(
     points = points_of(settings.choice, rows, metrics, cost, result["metric"]) if rows and cost is not None else []
     own = own_epochs(report.outcome, metrics)
     plots = run_plots(report, rows, own, points, classes=facts["classes"], metric=result["metric"], where=where)
-    plots |= score_plots(report.job, result["details"]) | client_plots(result.get("evaluation", {}))
+    plots |= score_plots(report.job, result["details"])
+    if (evaluation := result.get("evaluation", {})).get("clients"):
+        plots["clients"] = partial(plot_clients, evaluation)
     plots["gatekeeper"] = partial(plot_verdict, facts["gatekeeper"])
     return save_all(folder.path / "report", plots, setting, log)
 

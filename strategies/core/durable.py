@@ -159,16 +159,13 @@ def store_errors(path: Path) -> Iterator[None]:
 
 
 def sha256_file(path: Path) -> str:
-    """Return the sha256 of a file in hex, reading it piece by piece.
+    """Return the sha256 of a file in hex.
 
     Raises:
         OSError: It cannot be read.
     """
-    digest = hashlib.sha256()
-    with Path(path).open("rb") as file:
-        while piece := file.read(MIB):
-            digest.update(piece)
-    return digest.hexdigest()
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def with_digest(facts: Mapping[str, Any]) -> dict[str, Any]:
