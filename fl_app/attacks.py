@@ -18,11 +18,10 @@ true data, except for the kinds in :data:`CLAIMING`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from strategies.core.errors import OptionError
-from strategies.core.options import check, listed, option
+from strategies.core.options import config_class, listed, option
 
 if TYPE_CHECKING:
     import torch
@@ -51,7 +50,7 @@ SMALLEST = 3
 WHITE = 255
 
 
-@dataclass(frozen=True)
+@config_class("attack")
 class AttackConfig:
     """The simulated attackers and their attacks; each client looks for its own name."""
 
@@ -71,7 +70,6 @@ class AttackConfig:
 
     def __post_init__(self) -> None:
         """Check every value, and the combinations of values."""
-        check(self, "attack")
         if self.kind != "none" and not self.names():
             raise OptionError(
                 f"setting 'attack.kind' is {self.kind!r} and 'attack.clients' {self.clients!r}: must name clients, "

@@ -27,8 +27,8 @@ from strategies.core.options import (
     REPLAY,
     RESUME,
     Scalar,
-    check,
     check_device,
+    config_class,
     option,
     options_of,
     parse,
@@ -37,7 +37,7 @@ from strategies.core.options import (
 from strategies.core.stage_options import StageOptions
 
 
-@dataclass(frozen=True)
+@config_class("client")
 class ClientConfig:
     """Local training, and which facts a client sends."""
 
@@ -115,7 +115,6 @@ class ClientConfig:
 
     def __post_init__(self) -> None:
         """Check every value, and the combinations of values."""
-        check(self, "client")
         check_device(self.device, "setting 'client.device'")
         if self.final_lr and self.schedule != "cosine":
             raise OptionError(
@@ -127,7 +126,7 @@ class ClientConfig:
             raise OptionError(f"setting 'client.checkpoint' is {self.checkpoint[:200]!r}: {PLACEHOLDERS}")
 
 
-@dataclass(frozen=True)
+@config_class("evaluate")
 class EvaluateConfig:
     """Where results are scored."""
 
@@ -142,10 +141,6 @@ class EvaluateConfig:
         "", "with resume: comma-separated folders, of the finished run and its replays, whose results the clients "
         "score again; 'oneshot evaluate' sets it", free=ANYWHERE,
     )  # fmt: skip
-
-    def __post_init__(self) -> None:
-        """Check every value."""
-        check(self, "evaluate")
 
 
 NO_TRACKER = "none"

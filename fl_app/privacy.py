@@ -9,11 +9,10 @@ Deviations: none here.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from strategies.core.errors import OptionError
-from strategies.core.options import Option, check, option
+from strategies.core.options import Option, config_class, option
 
 if TYPE_CHECKING:
     from torch import nn
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 Shape = tuple[int, int, int]
 
 
-@dataclass(frozen=True)
+@config_class("privacy")
 class PrivacyConfig:
     """How much one example may change its client's upload, in one run."""
 
@@ -35,7 +34,6 @@ class PrivacyConfig:
 
     def __post_init__(self) -> None:
         """Check every value."""
-        check(self, "privacy")
         if 0 < self.total_epsilon < self.epsilon:
             raise OptionError(
                 f"setting 'privacy.total-epsilon' is {self.total_epsilon:g}: must be 0, or at least 'privacy.epsilon', "

@@ -6,14 +6,13 @@ The partitioners, with their sources, are in :mod:`fl_app.data.partitioners`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
 from strategies.core.errors import DataError, OptionError
-from strategies.core.options import check, option
+from strategies.core.options import config_class, option
 from strategies.core.seeds import derive_seed
 
 from . import partitioners
@@ -40,7 +39,7 @@ PARTITIONERS: Mapping[str, tuple[Callable[..., list[Positions]], tuple[str, ...]
 }
 
 
-@dataclass(frozen=True)
+@config_class("data")
 class PartitionSpec:
     """The partitioner with its settings; it ignores those that it does not use."""
 
@@ -67,7 +66,6 @@ class PartitionSpec:
         Raises:
             OptionError: A value is out of range.
         """
-        check(self, "data")
         if self.partition == "lognormal" and self.sigma == 0:
             raise OptionError(
                 "setting 'data.sigma' is 0.0: must be greater than 0 where 'data.partition' is 'lognormal'"

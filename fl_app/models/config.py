@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from strategies.core.errors import OptionError
 from strategies.core.facts import HEAD, STATISTICS, backbone_in, is_head, kind_of
-from strategies.core.options import ANYWHERE, OWN_FORM, REPLAY, check, is_own, listed, meant, option
+from strategies.core.options import ANYWHERE, OWN_FORM, REPLAY, config_class, is_own, listed, meant, option
 
 from . import ARCHITECTURES, HEAD_FORM, USERS_FORM, is_users, known_name
 
 
-@dataclass(frozen=True)
+@config_class("model")
 class ModelConfig:
     """Which architectures the clients and the server use."""
 
@@ -35,7 +33,6 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         """Check every value, the listed names too."""
-        check(self, "model")
         for key, name in (("model.train", self.train), ("model.evaluate", self.evaluate)):
             if name and not is_own(name):
                 raise OptionError(f"setting {key!r} is {name[:200]!r}: must be {OWN_FORM}")

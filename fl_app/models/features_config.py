@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from fl_app.node_policy import CACHE_MIB
 from strategies.core.facts import GRAM, SQUARES
-from strategies.core.options import check, option
+from strategies.core.options import config_class, option
 
 PACKAGED = "efficientnet-lite0"
 TEXTUAL = "wordllama"
 
 
-@dataclass(frozen=True)
+@config_class("features")
 class FeaturesConfig:
     """The frozen backbone of the methods that learn from sums of features."""
 
@@ -36,10 +34,6 @@ class FeaturesConfig:
         private=(False, "the sums of squares carry no noise"),
     )
     cache_mib: float = option(CACHE_MIB, "features that a client keeps on its own disk, MiB; 0 = none", low=0.0)
-
-    def __post_init__(self) -> None:
-        """Check every value."""
-        check(self, "features")
 
     def second(self, method: str) -> tuple[str, ...]:
         """Return the second moments in the upload of a run of a method: ``gram``, ``squares``, or both."""

@@ -12,7 +12,7 @@ import functools
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Generic, TypeVar, get_type_hints
+from typing import Any, Generic, TypeVar, dataclass_transform, get_type_hints
 
 from .errors import OptionError
 
@@ -190,15 +190,33 @@ def _values(config: Any, table: str) -> Iterator[tuple[str, Scalar]]:
             yield key, value
 
 
-def check(config: Any, table: str = "") -> None:
-    """Check every value of a config; call it from ``__post_init__``.
+@dataclass_transform(frozen_default=True)
+def config_class(table: str = "") -> Callable[[type[T]], type[T]]:
+    """Make a class a frozen dataclass of options, each of which is checked when a config is made.
 
-    Raises:
-        OptionError: A value is of the wrong kind or out of range.
+    The class's own ``__post_init__``, called after that, checks what the values mean together.
+
+    Args:
+        table: The table of its keys, such as ``"dense"`` of ``dense.epochs``; empty for keys without one.
+
+    Returns:
+        A decorator; a config raises an OptionError for a value of the wrong kind or out of range.
     """
-    for field, kind, key in _fields(type(config), table):
-        if not dataclasses.is_dataclass(kind):
-            _check_value(key, getattr(config, field.name), kind, field.metadata)
+
+    def decorate(cls: type[T]) -> type[T]:
+        further = cls.__dict__.get("__post_init__")
+
+        def check(config: T) -> None:
+            for field, kind, key in _fields(type(config), table):
+                if not dataclasses.is_dataclass(kind):
+                    _check_value(key, getattr(config, field.name), kind, field.metadata)
+            if further is not None:
+                further(config)
+
+        cls.__post_init__ = check  # type: ignore[attr-defined]
+        return dataclasses.dataclass(frozen=True)(cls)
+
+    return decorate
 
 
 def shortened(config: T, scale: float) -> T:

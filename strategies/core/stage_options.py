@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
-from .options import ADOPTION, ANYWHERE, REPLAY, RESUME, check, check_device, option
+from .options import ADOPTION, ANYWHERE, REPLAY, RESUME, check_device, config_class, option
 from .registry import TEACHER_HOMES
 
 OFF = "off"
@@ -16,7 +16,7 @@ GUARDED_SHARE = 0.2  # no bound shows how many examples a client really has
 NONE, COUNTS, RIDGE = "none", "counts", "ridge"  # what is done with the last linear layer
 
 
-@dataclass(frozen=True)
+@config_class("gatekeeper")
 class GatekeeperConfig:
     """The policy for uploads that look harmful, and the effort of an inspection."""
 
@@ -32,10 +32,6 @@ class GatekeeperConfig:
     )
     steps: int = option(60, "steps of an inversion", low=1, setting=False)
     trigger_steps: int = option(60, "steps of the search for a backdoor's trigger; 0: no search", low=0, setting=False)
-
-    def __post_init__(self) -> None:
-        """Check every value."""
-        check(self, "gatekeeper")
 
 
 def max_share() -> float:
@@ -56,7 +52,7 @@ def limit_share(config: Any) -> Any:
     return config if config.max_share else replace(config, max_share=GUARDED_SHARE)
 
 
-@dataclass(frozen=True)
+@config_class()
 class StageOptions:
     """Settings of the server stage that most users leave alone."""
 
@@ -101,5 +97,4 @@ class StageOptions:
 
     def __post_init__(self) -> None:
         """Check every value."""
-        check(self)
         check_device(self.device)

@@ -24,7 +24,7 @@ Another teacher: where the job's is Tally's pool, w are the pool's weights, l_k(
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -32,7 +32,7 @@ from torch import Tensor
 
 from ..combiners.combiners import Weighted, WeightedSum, name_of, weighted_mean_gradient, weights_gradient
 from ..core.gpu import Graphed
-from ..core.options import check, option, presets
+from ..core.options import config_class, option, presets
 from ..core.seeds import generator
 from ..distillation import settings
 from ..distillation.epochs import Stage, copy_weights, run_epochs
@@ -70,7 +70,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-@dataclass(frozen=True)
+@config_class("co-boosting")
 class CoBoostingConfig(StudentOptions, TextOrCodeOptions):
     """Options of Co-Boosting; the defaults are the published code's, at the paper's 500 epochs.
 
@@ -106,7 +106,6 @@ class CoBoostingConfig(StudentOptions, TextOrCodeOptions):
     preset = presets(PRESETS)
 
     def __post_init__(self) -> None:
-        check(self, "co-boosting")
         settings.check_pool(self)
 
 

@@ -10,11 +10,11 @@ Deviations: each draw follows from the seed, the client and the tensor's name, s
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from torch import Tensor
 
-from ..core.options import Always, check, option
+from ..core.options import Always, config_class, option
 from ..core.seeds import generator
 from ..method import Job, Method, Need, Outcome, Plan, Progress
 from ..teacher.weight_space import merge_in_weight_space, scaling
@@ -23,7 +23,7 @@ from ..weights.states import Updates
 from .tsv import merge_tensor
 
 
-@dataclass(frozen=True)
+@config_class("dare")
 class DareConfig:
     """Options of DARE."""
 
@@ -31,9 +31,6 @@ class DareConfig:
     rule: str = option("average", "the rule that merges what is left", choices=("average", "ties", "tsv"))
     density: float = option(0.2, "share of entries that a client keeps with the rule ties, d", above=0.0, high=1.0)
     scaling: float = scaling()
-
-    def __post_init__(self) -> None:
-        check(self, "dare")
 
 
 def fit(job: Job, progress: Progress) -> Outcome:

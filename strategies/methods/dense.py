@@ -20,12 +20,11 @@ Deviations: l_BN uses the running statistics of the clients' own layers (the pap
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-from ..core.options import check, option, presets
+from ..core.options import config_class, option, presets
 from ..distillation import settings
 from ..distillation.epochs import Stage, run_epochs
 from ..distillation.learner import Learner, add_to_pool, build_teacher, image_epoch
@@ -70,7 +69,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
+@config_class("dense")
 class DenseConfig(StudentOptions, TextOrCodeOptions):
     """Options of DENSE: the paper's values; where text and code differ, the code's."""
 
@@ -96,7 +95,6 @@ class DenseConfig(StudentOptions, TextOrCodeOptions):
     preset = presets(PRESETS)
 
     def __post_init__(self) -> None:
-        check(self, "dense")
         settings.check_pool(self)
 
 

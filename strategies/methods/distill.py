@@ -10,9 +10,9 @@ Where: ``min_f mean_X T^2 KL(sm(A(X) / T) || sm(f(X) / T))`` -> losses.soft_kl; 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from ..core.options import check, option
+from ..core.options import config_class, option
 from ..distillation.distill import DistillRecipe
 from ..distillation.learner import Learner, build_teacher, learn_from_images
 from ..distillation.pool import batch_count
@@ -21,7 +21,7 @@ from ..method import ENSEMBLES, Job, Method, Need, Outcome, Progress
 from ..teacher.average import average_uploads
 
 
-@dataclass(frozen=True)
+@config_class("distill")
 class DistillConfig:
     """Options of the distillation; the defaults are those of Tally's student."""
 
@@ -34,9 +34,6 @@ class DistillConfig:
     start: str = option(
         "fresh", "the student before its first step: fresh, or the uploads' average", choices=("fresh", "average")
     )
-
-    def __post_init__(self) -> None:
-        check(self, "distill")
 
 
 def fit(job: Job, progress: Progress) -> Outcome:

@@ -18,13 +18,12 @@ Deviations: the papers that compare with it publish neither the length nor the r
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..core.options import check, option, presets
+from ..core.options import config_class, option, presets
 from ..core.seeds import generator
 from ..distillation import settings
 from ..distillation.epochs import Stage
@@ -52,7 +51,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
+@config_class("f-adi")
 class FAdiConfig(StudentOptions, PoolOptions):
     """Options of F-ADI; the shared ones are Co-Boosting's, the others DeepInversion's on CIFAR-10."""
 
@@ -68,7 +67,6 @@ class FAdiConfig(StudentOptions, PoolOptions):
     preset = presets(PRESETS)
 
     def __post_init__(self) -> None:
-        check(self, "f-adi")
         settings.check_pool(self)
 
 

@@ -18,13 +18,12 @@ Deviations: the papers that compare with it run it "with the same hyper-paramete
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
 from ..core.errors import OptionError
-from ..core.options import check, option, presets
+from ..core.options import config_class, option, presets
 from ..distillation import settings
 from ..distillation.epochs import Stage
 from ..distillation.learner import Learner, build_teacher, learn_from_made
@@ -45,7 +44,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
+@config_class("f-dafl")
 class FDaflConfig(StudentOptions, PoolOptions, SynthesisOptions):
     """Options of F-DAFL; the shared ones are Co-Boosting's, the weights DAFL's."""
 
@@ -56,7 +55,6 @@ class FDaflConfig(StudentOptions, PoolOptions, SynthesisOptions):
     preset = presets(PRESETS)
 
     def __post_init__(self) -> None:
-        check(self, "f-dafl")
         settings.check_pool(self)
         if not (self.one_hot_weight or self.information_weight or self.activation_weight):
             raise OptionError(

@@ -14,15 +14,13 @@ Deviations: the published code predicts in training mode, so batch normalisation
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..combiners.trained import register
 from ..core.errors import OptionError
-from ..core.options import check, option
+from ..core.options import config_class, option
 from ..core.seeds import generator
 from ..method import TRANSDUCTIVE, EnsembleSpec, Job, Method, Need, Outcome, Plan, Progress, Upload
 from ..teacher.average import recorded_weights
@@ -88,7 +86,7 @@ NOISE_IMAGES = 64
 TEST_BATCH = "test-batch"
 
 
-@dataclass(frozen=True)
+@config_class("fafi")
 class FafiConfig:
     """Options of FAFI."""
 
@@ -103,9 +101,6 @@ class FafiConfig:
         "code, which marks the result as transductive",
         choices=("running", TEST_BATCH),
     )
-
-    def __post_init__(self) -> None:
-        check(self, "fafi")
 
 
 def fit(job: Job, progress: Progress) -> Outcome:

@@ -16,20 +16,19 @@ Deviations: one round, so that nothing of the student goes back to the clients. 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from ..core.options import check, option, presets
+from ..core.options import config_class, option, presets
 from ..distillation.learner import Learner, build_teacher, learn_from_images
 from ..distillation.losses import cross_entropy
 from ..distillation.settings import OPTIMIZER, ProxyStudentOptions, shared
 from ..method import POOLS, Job, Method, Need, Outcome, Progress
 
 
-@dataclass(frozen=True)
+@config_class("fed-et")
 class FedEtConfig(ProxyStudentOptions):
     """Options of Fed-ET; the weight is that of FENS's comparison (appendix B.1), the schedule FedKD's."""
 
@@ -39,9 +38,6 @@ class FedEtConfig(ProxyStudentOptions):
     )
 
     preset = presets({"quick": {"epochs": 12}})
-
-    def __post_init__(self) -> None:
-        check(self, "fed-et")
 
 
 def fit(job: Job, progress: Progress) -> Outcome:

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -31,7 +31,7 @@ from torch import Tensor
 
 from ..core.errors import OptionError
 from ..core.gpu import eager
-from ..core.options import check, option, presets
+from ..core.options import config_class, option, presets
 from ..core.seeds import generator
 from ..core.work import work
 from ..distillation.consensus import CE_FORMS, weighted_cross_entropy
@@ -71,7 +71,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-@dataclass(frozen=True)
+@config_class("fed-gen")
 class FedGenConfig:
     """Options of FedGen; the defaults are those of FLBoost's comparison."""
 
@@ -105,7 +105,6 @@ class FedGenConfig:
     preset = presets(PRESETS)
 
     def __post_init__(self) -> None:
-        check(self, "fed-gen")
         if self.generator_width % 2:
             raise OptionError(f"setting 'server.generator-width' is {self.generator_width}: must be an even number")
 

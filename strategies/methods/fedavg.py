@@ -15,13 +15,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from torch import Tensor
 
 from ..combiners.update_gate import merge_uploads
 from ..core.facts import weights_alone
-from ..core.options import check, option
+from ..core.options import config_class, option
 from ..method import Job, Method, Need, Outcome, Progress, State
 from ..teacher.average import recorded_weights, weighted_mean
 from ..teacher.copies import build_module
@@ -29,7 +28,7 @@ from ..teacher.weight_space import has_adapters, merge_uploaded_adapters, open_w
 from ..weights.states import names_with
 
 
-@dataclass(frozen=True)
+@config_class("fedavg")
 class FedAvgConfig:
     """Options of one-shot FedAvg."""
 
@@ -44,9 +43,6 @@ class FedAvgConfig:
         "linear layers: averaged, or merged in closed form by the directions of the clients' updates",
         choices=("averaged", "merged"),
     )
-
-    def __post_init__(self) -> None:
-        check(self, "fedavg")
 
 
 def fit(job: Job, progress: Progress) -> Outcome:

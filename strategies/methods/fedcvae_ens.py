@@ -14,7 +14,7 @@ Deviations: images are drawn once and kept as 8-bit pixels, as image files are. 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ..core.errors import OptionError
 from ..core.gpu import adam
-from ..core.options import check, option
+from ..core.options import config_class, option
 from ..core.seeds import generator
 from ..distillation.distill import Distillation
 from ..distillation.epochs import Stage, run_epochs, sample_images
@@ -38,7 +38,7 @@ CUT = 3.0  # the noise stays within so many standard deviations
 CHUNK = 500  # images decoded at once
 
 
-@dataclass(frozen=True)
+@config_class("fedcvae-ens")
 class FedCvaeEnsConfig:
     """Options of FedCVAE-Ens; the defaults are those of its authors' best runs on MNIST, which FENS took over."""
 
@@ -46,9 +46,6 @@ class FedCvaeEnsConfig:
     images: int = option(5000, "images S drawn from all decoders together", low=2, main=True)
     batch_size: int = shared("batch_size", 32)
     student_lr: float = shared("student_lr", 1e-3)  # of Adam
-
-    def __post_init__(self) -> None:
-        check(self, "fedcvae-ens")
 
 
 def fit(job: Job, progress: Progress) -> Outcome:

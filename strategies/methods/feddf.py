@@ -14,10 +14,10 @@ Deviations: the defaults are those of Co-Boosting's comparison: a fresh student,
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from ..core.options import check, option, presets
+from ..core.options import config_class, option, presets
 from ..distillation.learner import Learner, build_teacher, learn_from_images
 from ..distillation.settings import QUICK_TEACHER, StudentOptions, shared
 from ..method import ENSEMBLES, Job, Method, Need, Outcome, Progress
@@ -42,7 +42,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
+@config_class("feddf")
 class FedDfConfig(StudentOptions):
     """Options of FedDF; the defaults are Co-Boosting's."""
 
@@ -53,9 +53,6 @@ class FedDfConfig(StudentOptions):
     augmentation: str = shared("augmentation", "none")
 
     preset = presets(PRESETS)
-
-    def __post_init__(self) -> None:
-        check(self, "feddf")
 
 
 def fit(job: Job, progress: Progress) -> Outcome:

@@ -11,20 +11,15 @@ Deviations: none known; logits are averaged, as in all published codes. The mean
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from ..core.options import check, option
+from ..core.options import config_class, option
 from ..method import EnsembleSpec, Job, Method, Outcome, Progress
 
 
-@dataclass(frozen=True)
+@config_class("fedens")
 class FedEnsConfig:
     """Options of FedENS."""
 
     mean: str = option("logits", "the averaged values: logits, or probabilities", choices=("logits", "probabilities"))
-
-    def __post_init__(self) -> None:
-        check(self, "fedens")
 
 
 def fit(job: Job, progress: Progress) -> Outcome:

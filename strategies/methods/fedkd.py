@@ -15,17 +15,15 @@ Deviations: as in FENS's comparison, the clients' predictions are neither quanti
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ..combiners.combiners import LabelCount
-from ..core.options import check, option, presets
+from ..core.options import config_class, option, presets
 from ..distillation.learner import Learner, build_teacher, learn_from_images
 from ..distillation.losses import logit_distance
 from ..distillation.settings import OPTIMIZER, ProxyStudentOptions, shared
 from ..method import ENSEMBLES, Job, Method, Need, Outcome, Progress
 
 
-@dataclass(frozen=True)
+@config_class("fedkd")
 class FedKdConfig(ProxyStudentOptions):
     """Options of FedKD."""
 
@@ -33,9 +31,6 @@ class FedKdConfig(ProxyStudentOptions):
     loss: str = option("l1", "how far student and ensemble are apart: L1 of logits, or kl", choices=("l1", "kl"))
 
     preset = presets({"quick": {"epochs": 12}})
-
-    def __post_init__(self) -> None:
-        check(self, "fedkd")
 
 
 def fit(job: Job, progress: Progress) -> Outcome:

@@ -10,13 +10,11 @@ Deviations: none known of the vote; the paper reports every v, and its default i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 
 from ..core.errors import OptionError
-from ..core.options import check, option
+from ..core.options import config_class, option
 from ..method import EnsembleSpec, Job, Method, Need, Outcome, Progress, Upload
 from ..teacher.ensemble import load_member
 
@@ -57,14 +55,11 @@ class OpenSet(nn.Module):
         return ordered.masked_fill(silent[:, None, None], -torch.inf).logsumexp(0)
 
 
-@dataclass(frozen=True)
+@config_class("fedov")
 class FedOvConfig:
     """Options of FedOV."""
 
     voters: int = option(0, "clients v who vote on a sample, those to whom it is least unknown; 0: all", low=0)
-
-    def __post_init__(self) -> None:
-        check(self, "fedov")
 
 
 def fit(job: Job, progress: Progress) -> Outcome:

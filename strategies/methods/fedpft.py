@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -27,7 +26,7 @@ from torch import Tensor
 from ..core.errors import OptionError
 from ..core.facts import SQUARES
 from ..core.gpu import eager
-from ..core.options import check, option
+from ..core.options import config_class, option
 from ..core.seeds import generator
 from ..core.stage_options import max_share
 from ..core.work import work
@@ -40,7 +39,7 @@ from ..statistics.moments import FeatureMoments, mean_variance, moments_from_arr
 from ..statistics.uploaded import ClientSumsOnServer, check_second, head_state
 
 
-@dataclass(frozen=True)
+@config_class("fedpft")
 class FedPftConfig:
     """Options of FedPFT."""
 
@@ -55,9 +54,6 @@ class FedPftConfig:
     lr: float = option(1e-3, "learning rate of AdamW; falls to 0 on a cosine", above=0.0, setting=False)
     limit: int = option(200000, "features drawn in all; of more examples all clients draw a part in proportion", low=1)
     max_share: float = max_share()
-
-    def __post_init__(self) -> None:
-        check(self, "fedpft")
 
 
 def fit(job: Job, progress: Progress) -> Outcome:

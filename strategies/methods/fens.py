@@ -24,7 +24,6 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -36,7 +35,7 @@ from ..combiners.aggregator_trainers import Dialogue, FedAdam, ServersImages, Tr
 from ..combiners.aggregators import AGGREGATORS, STATIC, Aggregator, Params, choose_aggregator, label_shares
 from ..core.clients import Clients
 from ..core.errors import OptionError
-from ..core.options import RESUME, check, option, presets
+from ..core.options import RESUME, config_class, option, presets
 from ..method import (
     POOLS,
     TEACHERS,
@@ -67,7 +66,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-@dataclass(frozen=True)
+@config_class("fens")
 class FensConfig:
     """Options of FENS; the defaults are Table 8's for CIFAR-10."""
 
@@ -113,7 +112,6 @@ class FensConfig:
     preset = presets(PRESETS)
 
     def __post_init__(self) -> None:
-        check(self, "fens")
         if self.start != "drawn" and self.aggregator != "per-class":
             raise OptionError(
                 f"setting 'fens.start' is {self.start!r} and 'fens.aggregator' {self.aggregator!r}: must be 'per-class'"

@@ -11,12 +11,10 @@ Deviations: F_i takes the labels of the client's examples, not labels drawn from
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from torch import Tensor
 
 from ..core.facts import FISHER_OF
-from ..core.options import Always, check
+from ..core.options import Always, config_class
 from ..method import ClientAsks, Job, Method, Need, Outcome, Plan, Progress
 from ..teacher.weight_space import Measure, merge_in_weight_space
 from ..weights.rules import average, fisher
@@ -25,12 +23,9 @@ from ..weights.states import Updates
 MEASURE = Measure("fisher", "fisher_diagonal", (FISHER_OF,))
 
 
-@dataclass(frozen=True)
+@config_class("fisher")
 class FisherConfig:
     """Options of Fisher merging: none."""
-
-    def __post_init__(self) -> None:
-        check(self, "fisher")
 
 
 def fit(job: Job, progress: Progress) -> Outcome:

@@ -21,7 +21,7 @@ Deviations: the paper and its code differ, and each has a preset. By default the
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -31,7 +31,7 @@ from torch import Tensor
 from ..combiners.opinion_pools import OpinionPool
 from ..core.errors import OptionError
 from ..core.gpu import eager
-from ..core.options import check, option, presets
+from ..core.options import config_class, option, presets
 from ..core.processor import in_bfloat16
 from ..core.seeds import generator, seeded_torch
 from ..core.work import work
@@ -70,7 +70,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
+@config_class("flboost")
 class FlBoostConfig:
     """Options of FLBoost; the defaults are its published values."""
 
@@ -130,7 +130,6 @@ class FlBoostConfig:
     preset = presets(PRESETS)
 
     def __post_init__(self) -> None:
-        check(self, "flboost")
         if not (self.adversarial_weight or self.ce_weight or self.diversity_weight):
             raise OptionError(
                 "settings 'flboost.adversarial-weight', 'flboost.ce-weight' and 'flboost.diversity-weight' are all 0: "

@@ -17,7 +17,6 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
@@ -31,7 +30,7 @@ from ..core.clients import Answer, Clients, Question
 from ..core.errors import OptionError
 from ..core.facts import BLOCK, SUFFIXES, base_of
 from ..core.gpu import eager
-from ..core.options import check, option
+from ..core.options import config_class, option
 from ..core.seeds import generator, seeded_torch
 from ..core.work import work
 from ..distillation.pool import shuffled_batches
@@ -60,7 +59,7 @@ MOST_EXAMPLES = 2**31  # of one client, whatever its upload reports: sums over c
 CLASSIFIER = "classifier."  # before the names of its weights, in the answers of the last stage
 
 
-@dataclass(frozen=True)
+@config_class("fusefl")
 class FuseFlConfig:
     """Options of FuseFL; ``client.blocks`` is its number of blocks K, ``client.epochs`` counts for every block."""
 
@@ -71,9 +70,6 @@ class FuseFlConfig:
     )
     calibrate: bool = option(True, "the classifier learns from Gaussians of the fused features that clients send")
     draws: int = option(5000, "features drawn per class for the calibration", low=1)
-
-    def __post_init__(self) -> None:
-        check(self, "fusefl")
 
 
 def plan(config: FuseFlConfig) -> Plan:

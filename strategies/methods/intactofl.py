@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from ..combiners.aggregators import uniform
 from ..combiners.trained import register
 from ..core.gpu import Graphed, adam, set_rate, sgd
-from ..core.options import Always, check, option, presets
+from ..core.options import Always, config_class, option, presets
 from ..core.seeds import derive_seed, generator
 from ..core.work import work
 from ..distillation import settings
@@ -318,7 +318,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-@dataclass(frozen=True)
+@config_class("intactofl")
 class IntactOflConfig(PoolOptions, SynthesisOptions):
     """Options of IntactOFL; the generator's are the other methods'."""
 
@@ -350,7 +350,6 @@ class IntactOflConfig(PoolOptions, SynthesisOptions):
     preset = presets(PRESETS)
 
     def __post_init__(self) -> None:
-        check(self, "intactofl")
         settings.check_pool(self)
 
 

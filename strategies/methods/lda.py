@@ -12,11 +12,10 @@ Deviations: the covariance within classes, as in GH-OFL; FedCGS takes the total 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 
 from ..core.errors import OptionError
 from ..core.facts import GRAM
-from ..core.options import Always, check, option
+from ..core.options import Always, config_class, option
 from ..core.stage_options import max_share
 from ..method import Job, Method, Need, Outcome, Plan, Progress
 from ..statistics.choice import choose_shrinkage
@@ -25,7 +24,7 @@ from ..statistics.sums import Statistics
 from ..statistics.uploaded import ClientSumsOnServer, check_second, head_state
 
 
-@dataclass(frozen=True)
+@config_class("lda")
 class LdaConfig:
     """Options of linear discriminant analysis."""
 
@@ -34,9 +33,6 @@ class LdaConfig:
         "counts", "class frequencies: counts, or uniform for a balanced test", choices=("counts", "uniform")
     )
     max_share: float = max_share()
-
-    def __post_init__(self) -> None:
-        check(self, "lda")
 
 
 def fit(job: Job, progress: Progress) -> Outcome:

@@ -12,13 +12,11 @@ Deviations: the bias is merged with its layer, by a constant input. A small ridg
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from ..core.facts import GRAM_OF, GRAM_OF_ROWS, name_in
-from ..core.options import Always, check, option
+from ..core.options import Always, config_class, option
 from ..method import ClientAsks, Job, Method, Need, Outcome, Plan, Progress
 from ..teacher.weight_space import Measure, merge_in_weight_space
 from ..weights.rules import average, regmean
@@ -27,14 +25,11 @@ from ..weights.states import Updates
 MEASURE = Measure("regmean", "gram_matrices", (GRAM_OF, GRAM_OF_ROWS))
 
 
-@dataclass(frozen=True)
+@config_class("regmean")
 class RegMeanConfig:
     """Options of RegMean."""
 
     off_diagonal: float = option(0.9, "factor of Gram matrices off their diagonals, alpha", low=0.0, high=1.0)
-
-    def __post_init__(self) -> None:
-        check(self, "regmean")
 
 
 def fit(job: Job, progress: Progress) -> Outcome:

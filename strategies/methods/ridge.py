@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.facts import GRAM
-from ..core.options import Always, check, option
+from ..core.options import Always, config_class, option
 from ..core.stage_options import max_share
 from ..method import Job, Method, Outcome, Plan, Progress
 from ..statistics.choice import choose_penalty, value_clients
@@ -51,7 +51,7 @@ def noisy_head(total: Statistics, noises: Sequence[float]) -> Head:
     return Head(weight.T.contiguous(), torch.zeros(total.classes, dtype=torch.float64))
 
 
-@dataclass(frozen=True)
+@config_class("ridge")
 class RidgeConfig:
     """Options of ridge regression."""
 
@@ -69,9 +69,6 @@ class RidgeConfig:
         False,
         "measure what each client is worth to the others; K clients take K (K - 1) / 2 solves, above 20 clients 10 K",
     )
-
-    def __post_init__(self) -> None:
-        check(self, "ridge")
 
 
 def fit(job: Job, progress: Progress) -> Outcome:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -28,7 +28,7 @@ from ..combiners.update_gate import check_gate, find_spans, gate_pool, merge_upl
 from ..core.errors import OptionError
 from ..core.facts import holds_images
 from ..core.names import is_adapter_state
-from ..core.options import check, option
+from ..core.options import config_class, option
 from ..core.seeds import generator
 from ..distillation.epochs import copy_weights, sample_images
 from ..distillation.inverted import invert_images
@@ -57,7 +57,7 @@ SPAN_STEPS = 60  # per image that is moved into a client's span
 BY_CLASS = ("class-weighted", "merged")  # the starts whose last layer is weighed class by class
 
 
-@dataclass(frozen=True)
+@config_class("tally")
 class TallyConfig(TallyPoolOptions, DistillOptions):
     """Options of Tally."""
 
@@ -84,9 +84,6 @@ class TallyConfig(TallyPoolOptions, DistillOptions):
         "average; or fresh weights",
         choices=("class-weighted", "merged", "average", "fresh"),
     )
-
-    def __post_init__(self) -> None:
-        check(self, "tally")
 
 
 def fit(job: Job, progress: Progress) -> Outcome:

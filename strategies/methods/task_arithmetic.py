@@ -10,22 +10,17 @@ Deviations: the updates are weighted by the clients' numbers of examples, which 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from ..core.options import check
+from ..core.options import config_class
 from ..method import Job, Method, Need, Outcome, Progress
 from ..teacher.weight_space import merge_in_weight_space, scaling
 from ..weights.states import mean
 
 
-@dataclass(frozen=True)
+@config_class("task-arithmetic")
 class TaskArithmeticConfig:
     """Options of task arithmetic."""
 
     scaling: float = scaling()
-
-    def __post_init__(self) -> None:
-        check(self, "task-arithmetic")
 
 
 def fit(job: Job, progress: Progress) -> Outcome:

@@ -12,11 +12,9 @@ Deviations: each tensor keeps its share of entries, where the paper trims the mo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from torch import Tensor
 
-from ..core.options import check, option
+from ..core.options import config_class, option
 from ..method import Job, Method, Need, Outcome, Progress
 from ..teacher.weight_space import merge_in_weight_space, scaling
 from ..weights.adapters import Aligned
@@ -24,7 +22,7 @@ from ..weights.rules import ties
 from ..weights.states import Updates
 
 
-@dataclass(frozen=True)
+@config_class("ties")
 class TiesConfig:
     """Options of TIES."""
 
@@ -35,9 +33,6 @@ class TiesConfig:
         False, "entries of a matrix are those of the updates in their common basis, from an SVD of all of them (KnOTS)"
     )
     scaling: float = scaling()
-
-    def __post_init__(self) -> None:
-        check(self, "ties")
 
 
 def fit(job: Job, progress: Progress) -> Outcome:

@@ -12,25 +12,20 @@ Deviations: singular values of rounding are left out, so that equal clients coun
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from torch import Tensor
 
-from ..core.options import check
+from ..core.options import config_class
 from ..method import Job, Method, Need, Outcome, Progress
 from ..teacher.weight_space import merge_in_weight_space, scaling
 from ..weights.rules import average, tsv
 from ..weights.states import Updates
 
 
-@dataclass(frozen=True)
+@config_class("tsv")
 class TsvConfig:
     """Options of TSV-Merge."""
 
     scaling: float = scaling()
-
-    def __post_init__(self) -> None:
-        check(self, "tsv")
 
 
 def fit(job: Job, progress: Progress) -> Outcome:

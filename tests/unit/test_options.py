@@ -3,16 +3,13 @@ from dataclasses import dataclass, field
 import pytest
 
 from strategies.core.errors import OptionError
-from strategies.core.options import check, flatten, option, options_of, parse, reject_unknown
+from strategies.core.options import config_class, flatten, option, options_of, parse, reject_unknown
 
 
-@dataclass(frozen=True)
+@config_class("inner")
 class Inner:
     alpha: float = option(0.3, "skew", above=0.0)
     law: str = option("dirichlet", "law", choices=("dirichlet", "iid"))
-
-    def __post_init__(self) -> None:
-        check(self, "inner")
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,8 @@ Deviations: batch-normalisation buffers are averaged, without correction, server
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ...core.errors import OptionError
-from ...core.options import check, option
+from ...core.options import config_class, option
 from ...method import METHODS
 from ...uploads.ternary import LEAST_DENSITY, VALUES
 
@@ -55,7 +53,7 @@ REFINERS = (
 NAME = "iterative"  # in settings, beside the methods
 
 
-@dataclass(frozen=True)
+@config_class("iterative")
 class IterativeConfig:
     """Options of federated learning in rounds."""
 
@@ -87,7 +85,6 @@ class IterativeConfig:
 
     def __post_init__(self) -> None:
         """Check every value, and the combination of server_lr and strategy."""
-        check(self, "iterative")
         if self.server_lr and self.strategy not in OWN_LR:
             raise OptionError(
                 f"setting 'iterative.server-lr' is {self.server_lr} with 'iterative.strategy' {self.strategy!r}: "

@@ -1,10 +1,8 @@
-from dataclasses import dataclass
-
 import pytest
 import torch
 
 from strategies.core.errors import OptionError
-from strategies.core.options import check, presets
+from strategies.core.options import config_class, presets
 from strategies.core.seeds import generator as rng
 from strategies.distillation.pool import Pool, quantize, shuffled_batches, shuffled_groups
 from strategies.distillation.settings import StudentOptions
@@ -70,12 +68,9 @@ def test_quantize_floors_to_eight_bits_and_dequantize_goes_back() -> None:
 PRESETS = {"paper": {"epochs": 7, "schedule": "constant"}}
 
 
-@dataclass(frozen=True)
+@config_class("toy")
 class ToyConfig(StudentOptions):
     preset = presets(PRESETS)
-
-    def __post_init__(self) -> None:
-        check(self, "toy")
 
 
 def test_preset_is_its_values_then_the_changes() -> None:
