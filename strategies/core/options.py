@@ -194,7 +194,7 @@ def _values(config: Any, table: str) -> Iterator[tuple[str, Scalar]]:
 def config_class(table: str = "") -> Callable[[type[T]], type[T]]:
     """Make a class a frozen dataclass of options, each of which is checked when a config is made.
 
-    The class's own ``__post_init__``, called after that, checks what the values mean together.
+    Its ``__post_init__``, or that of a base, is called after that and checks what the values mean together.
 
     Args:
         table: The table of its keys, such as ``"dense"`` of ``dense.epochs``; empty for keys without one.
@@ -204,7 +204,7 @@ def config_class(table: str = "") -> Callable[[type[T]], type[T]]:
     """
 
     def decorate(cls: type[T]) -> type[T]:
-        further = cls.__dict__.get("__post_init__")
+        further = getattr(cls, "__post_init__", None)
 
         def check(config: T) -> None:
             for field, kind, key in _fields(type(config), table):

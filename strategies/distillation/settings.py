@@ -107,6 +107,11 @@ class PoolOptions:
     pool_cap: int = shared("pool_cap", 0)
     pool_augmentation: str = shared("pool_augmentation", "none")
 
+    def __post_init__(self) -> None:
+        """Refuse a pool that is too small for batch normalisation."""
+        if self.pool_cap == 1:
+            raise OptionError("setting 'server.pool-cap' is 1: must be 0 or a whole number at least 2")
+
     def stored(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """Return pixels [N, ch, H, W] in [0, 1] and their classes [N] as rows of a pool, in 8 bits as image files."""
         return {"images": quantize(images), "labels": labels}
@@ -176,13 +181,3 @@ class ProxyStudentOptions(DistillOptions):
     batch_size: int = shared("batch_size", 512)
     student_lr: float = shared("student_lr", 1e-3)
     augmentation: str = shared("augmentation", "none")
-
-
-def check_pool(config: PoolOptions) -> None:
-    """Refuse a pool that is too small for batch normalisation.
-
-    Raises:
-        OptionError: The pool's cap is 1.
-    """
-    if config.pool_cap == 1:
-        raise OptionError("setting 'server.pool-cap' is 1: must be 0 or a whole number at least 2")

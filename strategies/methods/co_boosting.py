@@ -105,9 +105,6 @@ class CoBoostingConfig(StudentOptions, TextOrCodeOptions):
 
     preset = presets(PRESETS)
 
-    def __post_init__(self) -> None:
-        settings.check_pool(self)
-
 
 def fit(job: Job, progress: Progress) -> Outcome:
     """Run the server stage; the results are the last epoch's student and the ensemble with its final weights."""

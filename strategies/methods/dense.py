@@ -94,9 +94,6 @@ class DenseConfig(StudentOptions, TextOrCodeOptions):
 
     preset = presets(PRESETS)
 
-    def __post_init__(self) -> None:
-        settings.check_pool(self)
-
 
 def plan(config: DenseConfig) -> Plan:
     """Return what a run involves: an upload of every client per round."""

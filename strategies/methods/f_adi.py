@@ -66,9 +66,6 @@ class FAdiConfig(StudentOptions, PoolOptions):
 
     preset = presets(PRESETS)
 
-    def __post_init__(self) -> None:
-        settings.check_pool(self)
-
 
 def fit(job: Job, progress: Progress) -> Outcome:
     """Run the server stage: T epochs of inversion and distillation; the result is the last epoch's student."""

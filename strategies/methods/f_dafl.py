@@ -55,7 +55,7 @@ class FDaflConfig(StudentOptions, PoolOptions, SynthesisOptions):
     preset = presets(PRESETS)
 
     def __post_init__(self) -> None:
-        settings.check_pool(self)
+        super().__post_init__()
         if not (self.one_hot_weight or self.information_weight or self.activation_weight):
             raise OptionError(
                 "options one_hot_weight, information_weight and activation_weight are all 0: must be at least one "

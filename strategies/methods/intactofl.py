@@ -349,9 +349,6 @@ class IntactOflConfig(PoolOptions, SynthesisOptions):
 
     preset = presets(PRESETS)
 
-    def __post_init__(self) -> None:
-        settings.check_pool(self)
-
 
 def fit(job: Job, progress: Progress) -> Outcome:
     """Make images and train the gate on them, epoch by epoch; the result is the ensemble under the last gate."""
