@@ -6,6 +6,7 @@ from strategies.core.options import config_class, presets
 from strategies.core.seeds import generator as rng
 from strategies.distillation.pool import Pool, quantize, shuffled_batches, shuffled_groups
 from strategies.distillation.settings import StudentOptions
+from strategies.method import METHODS
 from strategies.teacher.augment import dequantize
 
 
@@ -83,3 +84,11 @@ def test_preset_that_is_unknown_or_changed_out_of_range_is_refused() -> None:
         ToyConfig.preset("code")
     with pytest.raises(OptionError, match="server.epochs"):
         ToyConfig.preset("paper", epochs=0)
+
+
+@pytest.mark.parametrize("name", ["co-boosting", "dense", "f-adi", "f-dafl", "intactofl"])
+def test_a_pool_of_one_image_is_refused_beside_the_rules_of_the_config(name: str) -> None:
+    with pytest.raises(OptionError, match=r"'server.pool-cap' is 1: must be 0 or a whole number at least 2"):
+        METHODS[name].config(pool_cap=1)
+    with pytest.raises(OptionError, match="'server.synthesis-batch-size' is 0"):  # each value before their rules
+        METHODS[name].config(pool_cap=1, synthesis_batch_size=0)
