@@ -336,6 +336,11 @@ class Method:
     in_rounds: InRounds = field(default_factory=InRounds)
     any_model: bool = False
 
+    @property
+    def merges_weights_alone(self) -> bool:
+        """Whether it merges weights of any model, and nothing that clients measure beside them."""
+        return self.any_model and not self.plan(self.config()).asks.sums
+
     def all_needs(self, config: Any) -> frozenset[Need]:
         """Return the requirements of the method under a config."""
         return self.needs | self.plan(config).needs

@@ -94,8 +94,8 @@ def check_own_training(settings: Settings) -> None:
     app, method = settings.app, settings.method
     if not app.model.train:
         return
-    if method is None or not _merges_alone(method):
-        allowed = ", ".join(name for name in METHODS if _merges_alone(METHODS[name]))
+    if method is None or not method.merges_weights_alone:
+        allowed = ", ".join(name for name in METHODS if METHODS[name].merges_weights_alone)
         raise OptionError(
             f"setting 'method' is {settings.choice.name!r}: must be one of {allowed} with 'model.train', because these "
             "methods merge the weights of any model"
@@ -109,10 +109,6 @@ def check_own_training(settings: Settings) -> None:
             raise OptionError(f"setting {key!r} is {value!r}: must be {needed!r} with 'model.train'")
     if heads := app.model.on_features():
         raise OptionError(f"setting 'model.name' names {heads[0]!r}: must be another architecture with 'model.train'")
-
-
-def _merges_alone(method: Method) -> bool:
-    return method.any_model and not method.plan(method.config()).asks.sums
 
 
 def _check_heads(app: AppConfig, method: Choice) -> None:

@@ -19,7 +19,7 @@ from ..core.facts import ADAPTER, UNKNOWN_SHAPE, Upload, UploadFacts, default_no
 from ..core.names import is_adapter_state, match_names
 from ..core.seeds import derive_seed
 from ..merging.adapters import describe_merge
-from ..method import METHODS, Job, Method, Silent
+from ..method import METHODS, Job, Silent
 from ..uploads.builders import choose_config
 from ..uploads.checks import check_arrays
 from ..weights.adapters import Adapter, clean_names, cut_adapter, plain_config
@@ -29,11 +29,6 @@ from .messages import array_form
 from .nodes import cause_of_failure
 
 _AVERAGE = {"average": "fedavg"}
-
-
-def _merges_updates(method: Method) -> bool:
-    """Return whether a method merges updates of any model by nothing but these."""
-    return method.any_model and not method.plan(method.config()).asks.sums
 
 
 class LoRAMerge(FedAvg):
@@ -69,8 +64,11 @@ class LoRAMerge(FedAvg):
         **fedavg: Any,
     ) -> None:
         method = METHODS[_AVERAGE.get(rule, rule)]
-        if not _merges_updates(method):
-            known = [*_AVERAGE, *(name for name, each in METHODS.items() if _merges_updates(each) and name != "fedavg")]
+        if not method.merges_weights_alone:
+            known = [
+                *_AVERAGE,
+                *(name for name, each in METHODS.items() if each.merges_weights_alone and name != "fedavg"),
+            ]
             raise OptionError(f"rule is {rule!r}: must be one of {', '.join(known)}")
         if folder is not None and peft_config is None:
             raise OptionError("folder needs peft_config, the LoraConfig of the clients")
