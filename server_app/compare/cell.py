@@ -31,7 +31,7 @@ from strategies.core.durable import MIB, store_errors
 from strategies.core.errors import OneShotError, StoreError
 from strategies.core.offline import QUIET
 from strategies.core.options import Scalar
-from strategies.method import Job, Method, Outcome, Part, Progress, Snapshot
+from strategies.method import Job, Method, Outcome, Progress, Snapshot
 from strategies.run import is_run_folder
 from strategies.run.files import JsonLines, read_json
 from strategies.run.run_folder import RunFolder
@@ -92,6 +92,7 @@ class _Meter:
 
     def __init__(self, progress: Progress, folder: Path) -> None:
         self._progress = progress
+        self.report, self.record = progress.report, progress.record
         self._lines = JsonLines(folder / USAGE_FILE)
         self._before = Usage()
         self._wall, self._cpu = time.monotonic(), time.process_time()
@@ -102,12 +103,6 @@ class _Meter:
             then = [row for row in self._lines.rows() if row["step"] == snapshot.step]
             self._before = Usage.of_row(then[-1]) if then else Usage()
         return snapshot
-
-    def report(self, step: int, total: int, values: Mapping[str, float] | None = None, part: Part = (0, 0)) -> None:
-        self._progress.report(step, total, values, part)
-
-    def record(self, row: Mapping[str, Any]) -> None:
-        self._progress.record(row)
 
     def checkpoint(self, take: Callable[[], Snapshot]) -> None:
         def noted() -> Snapshot:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, linear_regression
 from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -94,14 +94,11 @@ class Pace:
 
 def _line(spans: Sequence[tuple[float, int]]) -> tuple[float, float]:
     """Return a, b >= 0 of the least squares ``seconds = a + b steps``."""
-    seconds, steps = fmean(span for span, _ in spans), fmean(count for _, count in spans)
-    spread = sum((count - steps) ** 2 for _, count in spans)
-    slope = sum((count - steps) * (span - seconds) for span, count in spans) / spread
+    seconds, steps = zip(*spans, strict=True)
+    slope, least = linear_regression(steps, seconds)
     if slope <= 0.0:
-        return seconds, 0.0
-    if seconds - slope * steps < 0.0:
-        return 0.0, sum(span * count for span, count in spans) / sum(count * count for _, count in spans)
-    return seconds - slope * steps, slope
+        return fmean(seconds), 0.0
+    return (least, slope) if least >= 0.0 else (0.0, linear_regression(steps, seconds, proportional=True).slope)
 
 
 LOG_EVERY_S = 5.0
