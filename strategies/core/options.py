@@ -190,6 +190,13 @@ def _values(config: Any, table: str) -> Iterator[tuple[str, Scalar]]:
             yield key, value
 
 
+def _check_values(config: Any, table: str) -> None:
+    # A function of the module, because a user's config class travels to a Ray actor with what its methods name.
+    for field, kind, key in _fields(type(config), table):
+        if not dataclasses.is_dataclass(kind):
+            _check_value(key, getattr(config, field.name), kind, field.metadata)
+
+
 @dataclass_transform(frozen_default=True)
 def config_class(table: str = "") -> Callable[[type[T]], type[T]]:
     """Make a class a frozen dataclass of options, each of which is checked when a config is made.
@@ -207,9 +214,7 @@ def config_class(table: str = "") -> Callable[[type[T]], type[T]]:
         further = getattr(cls, "__post_init__", None)
 
         def check(config: T) -> None:
-            for field, kind, key in _fields(type(config), table):
-                if not dataclasses.is_dataclass(kind):
-                    _check_value(key, getattr(config, field.name), kind, field.metadata)
+            _check_values(config, table)
             if further is not None:
                 further(config)
 

@@ -18,6 +18,7 @@ from strategies.compute.task import ActorTask, dumps, pack, unpack
 from strategies.compute.worker import Event, Outbox, OutboxProgress, Relay, Worker
 from strategies.core.errors import ComputeError, UploadError
 from strategies.core.facts import UploadFacts
+from strategies.core.options import config_class, option
 from strategies.core.work import KEY
 from strategies.method import EnsembleSpec, Job, Method, Normalization, Outcome, Progress, Silent, Snapshot
 
@@ -207,6 +208,21 @@ def elsewhere(pickled: bytes, folder: Path) -> float:
 @pytest.mark.slow
 def test_dumps_with_a_users_class_loads_where_its_module_is_absent(tmp_path: Path) -> None:
     assert elsewhere(dumps("the builder", functools.partial(Scaled), cloudpickle), tmp_path) == 3.0
+
+
+@config_class("mine")
+class OwnConfig:
+    rate: float = option(0.5, "a rate", above=0.0)
+
+
+def test_dumps_with_a_users_config_checks_its_options_where_its_module_is_absent(tmp_path: Path) -> None:
+    load = "import pickle, sys; found = pickle.load(sys.stdin.buffer); print(found.rate); type(found)(0.0)"
+    pickled = dumps("the method's config", OwnConfig(2.0), cloudpickle)
+
+    done = subprocess.run([sys.executable, "-c", load], input=pickled, capture_output=True, cwd=tmp_path, timeout=60)
+
+    assert done.stdout == b"2.0\n"
+    assert "OptionError: setting 'mine.rate' is 0.0: must be" in done.stderr.decode()
 
 
 def test_dumps_with_library_and_installed_code_goes_by_reference() -> None:
