@@ -59,7 +59,7 @@ class DataConfig(PartitionSpec):
     num_classes: int = option(
         0, "classes of a data set of your own code; 0 = as many as its labels show", low=0, high=MOST_CLASSES
     )
-    label: str = option("", "csv, parquet: column of the classes")
+    label: str = option("", "csv, parquet: column of the classes, or with model.train of numbers")
     client: str = option(
         "", "csv, parquet: column that names the client of a row; empty: a file per client, or one client"
     )
@@ -149,7 +149,8 @@ class DataConfig(PartitionSpec):
                 raise OptionError(f"setting 'data.{key}' is {value!r}: must be '' unless 'data.name' is {forms}")
         if self.tables and not self.label:
             raise OptionError(
-                f"setting 'data.label' is '': must name the column of the classes with 'data.name' {self.name!r}"
+                f"setting 'data.label' is '': must name the column of the classes, or numbers, with 'data.name' "
+                f"{self.name!r}"
             )
         if self.tables and self.image_size:
             raise OptionError(

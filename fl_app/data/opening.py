@@ -33,7 +33,7 @@ from .files import disk_errors
 from .folders import classes_in
 from .sources import bare_split, data_root, open_folders, open_split
 from .split import Split, bare_rows, pixels, unchanged
-from .table_files import holds_test_rows, open_tables, schema_of
+from .table_files import Schema, holds_test_rows, open_tables, schema_of
 
 
 class OwnHalf(NamedTuple):
@@ -176,7 +176,7 @@ def open_data(
     """Open the training or the test half of the configured data set.
 
     Args:
-        targets: Whether a function of the user's own returns targets of the user's own training, and no classes.
+        targets: Whether the user's own training learns the examples, so that the targets may be numbers of any kind.
 
     Raises:
         OptionError: A setting does not fit the data set.
@@ -187,17 +187,13 @@ def open_data(
         return _own(data, half, place, targets=targets)
     if data.tables:
         folder = data_root(place)
-        schema = schema_of(folder, label=data.label, sha256=data.schema_sha256)
+        schema = schema_of(folder, label=data.label, sha256=data.schema_sha256, numbers=targets)
         found = open_tables(
             folder, half, form=data.name, label=data.label, client=data.client, group=data.group, schema=schema
         )
-        opened = unchanged(
-            found.labels, found.rows.__getitem__, num_classes=len(schema.classes), shape=(schema.features, 1, 1)
-        )
-        columns = tuple(column.words for column in schema.columns)
         return replace(
-            opened, domains=found.holders, by_client=found.by_client, groups=found.groups, classes=schema.classes,
-            columns=columns,
+            _bare_table(schema, data.label), labels=found.labels, read=found.rows.__getitem__, domains=found.holders,
+            by_client=found.by_client, groups=found.groups, targets=found.targets,
         )  # fmt: skip
     if data.name == "imagefolder":
         return open_folders(data_root(place), half, data.image_size, listed(data.classes), data.group)
@@ -212,12 +208,21 @@ def open_data(
     )
 
 
-def open_facts(data: DataConfig, *, absent: bool = False) -> Split | None:
+def _bare_table(schema: Schema, label: str) -> Split:
+    columns = [column.words for column in schema.columns]
+    if not schema.classes:
+        columns.append(f"{label}: the target, a number")
+    bare = bare_rows(schema.features, len(schema.classes) or 1)  # of numbers a model of the zoo has one output
+    return replace(bare, classes=schema.classes, columns=tuple(columns), named=bool(schema.classes))
+
+
+def open_facts(data: DataConfig, *, absent: bool = False, targets: bool = False) -> Split | None:
     """Return the test half of a server without held-out examples: no example, and the facts that all parties share.
 
     Args:
         absent: Whether the server has none whatever lies in its folder; else it has none where the files of tables or
             folders of images have no test half.
+        targets: See :func:`open_data`.
 
     Returns:
         None if the server has a test half, or if only its examples tell these facts: those of your own code.
@@ -231,9 +236,8 @@ def open_facts(data: DataConfig, *, absent: bool = False) -> Split | None:
     if data.tables:
         if not absent and holds_test_rows(folder, data.name):
             return None
-        schema = schema_of(folder, label=data.label, sha256=data.schema_sha256)
-        bare = bare_rows(schema.features, len(schema.classes))
-        return replace(bare, classes=tuple(schema.classes), columns=tuple(column.words for column in schema.columns))
+        schema = schema_of(folder, label=data.label, sha256=data.schema_sha256, numbers=targets)
+        return _bare_table(schema, data.label)
     names = listed(data.classes)
     if data.name == "imagefolder" and not absent and ((folder / "test").exists() or not names or not data.image_size):
         return None

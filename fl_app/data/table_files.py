@@ -79,7 +79,7 @@ class Schema:
     """The classes and columns of all clients' tables.
 
     Attributes:
-        classes: The words of the label's column, in the order of the classes.
+        classes: The words of the label's column, in the order of the classes; empty where it holds numbers.
         columns: In the order of the features.
         sha256: Of the file.
     """
@@ -98,9 +98,9 @@ def read_schema(file: Path, sha256: str = "") -> Schema:
     """Read a schema.
 
     Args:
-        file: A TOML file with ``classes``, a list, and a table ``columns.<name>`` for each column. A table with
-            ``levels`` is a category, any other a number with ``mean`` (0) and ``deviation`` (1); ``missing`` is
-            optional.
+        file: A TOML file with ``classes``, a list, if the label's column holds any, and a table ``columns.<name>`` for
+            each column. A table with ``levels`` is a category, any other a number with ``mean`` (0) and ``deviation``
+            (1); ``missing`` is optional.
         sha256: The digest that the file must have; empty for any.
 
     Raises:
@@ -115,7 +115,7 @@ def read_schema(file: Path, sha256: str = "") -> Schema:
     where = f"schema {file}"
     if unknown := sorted(set(found) - {"classes", "columns"}):
         raise OptionError(f"{where} has {unknown[0]!r}: must have classes and columns alone")
-    classes = _words(found.get("classes"), f"{where}: classes")
+    classes = _words(found["classes"], f"{where}: classes") if "classes" in found else ()
     _refuse_unreadable(classes, f"{where}: classes")
     columns = found.get("columns")
     if not isinstance(columns, dict) or not columns:
@@ -176,11 +176,12 @@ class TableHalf(NamedTuple):
     """One half of the tables.
 
     Attributes:
-        labels: int64 [N].
+        labels: int64 [N]; zeros where the label's column holds numbers.
         rows: float32 [N, F, 1, 1].
         holders: The client of each training row, int64 [N], by the order of the clients' names; zeros of the test half.
         by_client: Whether the files say which client holds which row.
         groups: The group of each row, int64 [N]; None if each is its own, as those of a test half without the column.
+        targets: The numbers of the label's column, float32 [N, 1]; None where it holds classes.
     """
 
     labels: torch.Tensor
@@ -188,6 +189,7 @@ class TableHalf(NamedTuple):
     holders: torch.Tensor
     by_client: bool
     groups: torch.Tensor | None = None
+    targets: torch.Tensor | None = None
 
 
 def open_tables(
@@ -215,8 +217,11 @@ def open_tables(
         by_client = bool(client) or files[0].parent != folder
     wanted = [composed(name) for name in (label, client, group, *(column.name for column in schema.columns)) if name]
     frames = [_read(file, wanted) for file in files]
-    labels = torch.cat([_labels(frame, label, schema, file) for frame, file in zip(frames, files, strict=True)])
+    learned = _labels if schema.classes else _numbers
+    labels = torch.cat([learned(frame, label, schema, file) for frame, file in zip(frames, files, strict=True)])
     rows = torch.cat([encoded(frame, schema, file) for frame, file in zip(frames, files, strict=True)])
+    targets = None if schema.classes else labels
+    labels = labels if schema.classes else torch.zeros(len(rows), dtype=torch.int64)  # of one kind, for the division
     if client and split == "train":
         holders, names = _codes(frames[0], client, files[0], "client")
     else:
@@ -229,11 +234,14 @@ def open_tables(
         groups = torch.cat([_codes(frame, group, file, "group")[0] for frame, file in zip(frames, files, strict=True)])
     elif group:
         log_once(WARNING, f"{files[0]} has no column {group!r} (data.group): intervals of scores count its rows")
-    return TableHalf(labels, rows, holders, by_client, groups)
+    return TableHalf(labels, rows, holders, by_client, groups, targets)
 
 
-def schema_of(folder: Path, *, label: str, sha256: str = "") -> Schema:
+def schema_of(folder: Path, *, label: str, sha256: str = "", numbers: bool = False) -> Schema:
     """Return the schema of a folder of tables; the label is none of its columns.
+
+    Args:
+        numbers: Whether the label's column may hold numbers, so that the schema may name no classes.
 
     Raises:
         OptionError: The schema is missing or wrong.
@@ -241,6 +249,11 @@ def schema_of(folder: Path, *, label: str, sha256: str = "") -> Schema:
     schema = read_schema(folder / SCHEMA_FILE, sha256)
     if label in [column.name for column in schema.columns]:
         raise OptionError(f"setting 'data.label' is {label!r}: must be a column that {SCHEMA_FILE} does not have")
+    if not (schema.classes or numbers):
+        raise OptionError(
+            f"schema {folder / SCHEMA_FILE} has no classes: must name those of column {label!r}; only a function of "
+            "your own, 'model.train', learns its numbers"
+        )
     return schema
 
 
@@ -312,6 +325,13 @@ def _labels(frame: pd.DataFrame, label: str, schema: Schema, file: Path) -> torc
         shown = "no value" if pd.isna(value) else repr(str(value)[:80])
         raise DataError(f"{_place(wrong, label, file)} {shown}: must be one of {', '.join(schema.classes)}")
     return torch.from_numpy(codes.astype("int64"))
+
+
+def _numbers(frame: pd.DataFrame, label: str, schema: Schema, file: Path) -> torch.Tensor:
+    """Return the numbers of a column, float32 [N, 1]."""
+    if (missing := _column_of(frame, label, file).isna()).any():
+        raise DataError(f"{_place(missing, label, file)} no value: must be a number")
+    return encoded(frame, replace(schema, columns=(Column(label),)), file)[:, :, 0, 0]
 
 
 def _as_words(values: pd.Series[str], words: Sequence[str]) -> pd.Series[str]:

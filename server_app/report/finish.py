@@ -31,11 +31,14 @@ from server_app.report.tracking import track
 from server_app.settings.read import Settings, scaled_line
 from server_app.settings.server_data import HeldOut, Scorer
 from strategies.core.durable import atomic_write
-from strategies.core.facts import STATISTICS
-from strategies.method import Outcome
+from strategies.core.errors import OptionError
+from strategies.core.facts import STATISTICS, is_head
+from strategies.core.stage_options import RIDGE
+from strategies.method import Job, Outcome
 from strategies.run import CARD_FILE
 from strategies.run.run_folder import RunFolder
 from strategies.run.stage import StageReport, last_round, pinned_clients, result_digest
+from strategies.teacher.last_layer import check_solvable
 from strategies.uploads.needs import find_fitting_methods
 
 
@@ -89,10 +92,21 @@ def finish(  # noqa: PLR0913  everything that a result consists of
     result["plots"] = _reported(folder, settings, report, rows, result=result, cost=cost, log=log)
     spent = dict.fromkeys(("evaluation", "app"), time.monotonic() - began)
     result["seconds"] = _rounded({name: seconds.get(name, 0.0) + spent.get(name, 0.0) for name in {**seconds, **spent}})
-    write_page(folder.path / PAGE_FILE, run_page(folder, result, load_code(report), find_fitting_methods(report.job)))
+    fitting = find_fitting_methods(report.job)
+    page = run_page(folder, result, load_code(report), fitting, solvable=_is_solvable(report.job))
+    write_page(folder.path / PAGE_FILE, page)
     folder.write_result(result)
     track(settings.app.tracker, folder.path, _metrics(folder), result, settings.flat, log=log)
     return result
+
+
+def _is_solvable(job: Job) -> bool:
+    """Return whether sums of its inputs can solve the last layer of a job's student."""
+    try:
+        check_solvable(job, "finish", RIDGE)
+    except OptionError:
+        return False
+    return not is_head(job.student)
 
 
 def _metrics(folder: RunFolder) -> list[dict[str, Any]]:

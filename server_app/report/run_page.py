@@ -31,17 +31,40 @@ from server_app.settings.catalogue import to_toml
 from server_app.settings.choices import CHOICES
 from server_app.settings.read import default_settings, scaled_line
 from strategies.core.facts import HEADLINES
+from strategies.core.stage_options import NONE, RIDGE
 from strategies.run.journal import duration
 from strategies.run.run_folder import RunFolder
 from strategies.run.stage import last_round
 
 CLASSES_MOST = 20  # columns of the table of classes; more are in the plot alone
-_TRY_NEXT = ("fedens", "tally", "dense", "ridge", "lda", "fedov")
+# Methods to try next, and what speaks for each: of the models' answers, of sums, and of weights.
+_TRY_NEXT = {
+    "fedens": "all models answer, and no weights are merged",
+    "tally": "one model that learns from all of them",
+    "dense": "one model that learns from their mean answer",
+    "ridge": "the head is the same however the examples are divided",
+    "lda": "the head is the same however the examples are divided",
+    "fedov": "each model says how sure it is",
+}
+_TRY_MERGES = {
+    "fedavg": "the plain average, to compare with",
+    "ties": "keeps large changes, where an average cancels those of opposite signs",
+    "tsv": "adds up the clients' changes, where each learned another task",
+    "task-arithmetic": "the average, further from the common start or nearer by server.scaling",
+}
+_REPLAYS_MOST = 3
 _PLACES = ("run-dir", "resume", "uploads", "forget", "method", "seed")
 
 
-def run_page(folder: RunFolder, result: Mapping[str, Any], code: str, fitting: Sequence[str]) -> Page:
-    """Return the page of a finished run."""
+def run_page(
+    folder: RunFolder, result: Mapping[str, Any], code: str, fitting: Sequence[str], *, solvable: bool = False
+) -> Page:
+    """Return the page of a finished run.
+
+    Args:
+        fitting: The methods that take its uploads.
+        solvable: Whether sums can solve the last layer of its student.
+    """
     info, method = folder.info, CHOICES[result["method"]]
     settings = info.get("settings", {})
     return Page(
@@ -61,7 +84,7 @@ def run_page(folder: RunFolder, result: Mapping[str, Any], code: str, fitting: S
         ],
         plots=plots_of(folder.path / "report", result["plots"]),
         code=code,
-        commands=_commands(info, settings, result, fitting),
+        commands=_commands(info, settings, result, fitting, solvable=solvable),
     )
 
 
@@ -193,22 +216,43 @@ def _bytes(result: Mapping[str, Any]) -> list[Table]:
     return [Table("What moved", columns, rows, notes=[counted[cost["counted"]]] if cost["counted"] in counted else [])]
 
 
+def _may_send_sums(settings: Mapping[str, Any]) -> bool:
+    """Return whether a run's last layer was merged, and its settings permit that clients send sums of its inputs."""
+    counts = settings.get("client.share-label-counts", True), settings.get("client.label-counts-as")
+    noise = settings.get("privacy.epsilon")
+    return settings.get("finish") == NONE and not noise and counts[0] and counts[1] != "presence"
+
+
 def _commands(
-    info: Mapping[str, Any], settings: Mapping[str, Any], result: Mapping[str, Any], fitting: Sequence[str]
+    info: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    result: Mapping[str, Any],
+    fitting: Sequence[str],
+    *,
+    solvable: bool,
 ) -> list[tuple[str, str]]:
-    """Return what to try next; only commands that the uploads of this run permit."""
+    """Return what to try next, each with a reason; only commands that the uploads of this run permit."""
     source, method = shlex.quote(info.get("replay-of", result["run_dir"])), result["method"]
-    others = [name for name in _TRY_NEXT if name != method and name in fitting]
+    merges = (own := CHOICES[method].method) is not None and own.any_model
+    reasons = {**_TRY_NEXT, **(_TRY_MERGES if merges else {})}
+    others = [name for name in reasons if name != method and name in fitting]
     found = []
     if result["uploads"] and others:
         named = ",".join([*([method] if method in fitting else []), *others])
-        found.append(("Other methods on the same uploads", f"oneshot compare {source} --methods {named}"))
-        found.append(("One of them alone", f"oneshot replay {source} --method {others[0]}"))
+        if result["table"]:
+            found.append(("Other methods on the same uploads", f"oneshot compare {source} --methods {named}"))
+        for name in others[:_REPLAYS_MOST]:
+            title = f"{CHOICES[name].title}: {reasons[name]}"
+            found.append((title, f"oneshot replay {source} --method {name}"))
     elif not result["uploads"]:
         found.append(("How soon it reached an accuracy", f"oneshot rounds {source}"))
     if settings and not info.get("imported-from") and not settings.get("uploads"):
         words = ["oneshot", "run", "--method", method, "--seed", str(result["seed"] + 1)]
         words += ["--clients", str(info["num-supernodes"])] if info.get("num-supernodes") else []
-        changed = _changed(settings)
-        found.append(("The same with another seed", shlex.join([*words, *(["--set", changed] if changed else [])])))
+        again = {"The same with another seed": settings}
+        if merges and solvable and _may_send_sums(settings):
+            why = "A last layer from the clients' sums: merged ones are poor where labels are skewed"
+            again[why] = {**settings, "finish": RIDGE}
+        for title, changed in zip(again, map(_changed, again.values()), strict=True):
+            found.append((title, shlex.join([*words, *(["--set", changed] if changed else [])])))
     return [*found, ("The runs of this folder", f"oneshot list {shlex.quote(str(Path(result['run_dir']).parent))}")]

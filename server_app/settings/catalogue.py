@@ -138,7 +138,8 @@ class Catalogue:
 
     Attributes:
         assumptions: The headings of the methods' list, in order.
-        methods: Name -> title, source, kind, assumption, needs and options (key -> name of a preset -> value).
+        methods: Name -> title, source, kind, assumption, needs and options (key -> name of a preset -> value); and
+            any_model, whether it merges models that are no classifiers.
         former: The keys that settings had before -> what to write in their place.
     """
 
@@ -175,7 +176,7 @@ class Catalogue:
         options.sort(key=lambda option: not option["main"])
         return {
             "name": name,
-            **{key: method[key] for key in ("title", "source", "kind", "assumption", "needs")},
+            **{key: method[key] for key in ("title", "source", "kind", "assumption", "any_model", "needs")},
             "options": options,
         }
 

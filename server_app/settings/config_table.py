@@ -76,7 +76,9 @@ def _method(method: Choice) -> dict[str, Any]:
     needs = [need.value for need in method.needs] + [NEEDS_CLIENTS] * (method.method is None)
     own = {"name": method.name, "title": method.title, "source": method.source, "kind": method.kind}
     keys = {o.key: o.presets or {PUBLISHED: o.default} for o in options_of(method.config, method.name)}
-    return {**own, "assumption": method.assumption, "needs": sorted(needs), "options": keys}
+    merges = method.method is not None and method.method.merges_weights_alone
+    facts = {"assumption": method.assumption, "any_model": merges, "needs": sorted(needs)}
+    return {**own, **facts, "options": keys}
 
 
 def former_keys() -> dict[str, str]:

@@ -45,9 +45,10 @@ def open_half(settings: Settings, half: str) -> Split:
         OptionError: The backbone of texts is unknown or not installed.
     """
     data, unscored = settings.app.data, settings.app.evaluate.on in ("clients", "none")
-    facts = open_facts(data, absent=unscored) if half == "test" else None
+    targets = bool(settings.app.model.train)
+    facts = open_facts(data, absent=unscored, targets=targets) if half == "test" else None
     models = () if settings.choice.uploads == STATISTICS else settings.app.model.all_named()
-    found = open_data(data, half, targets=bool(settings.app.model.train)) if facts is None else facts
+    found = open_data(data, half, targets=targets) if facts is None else facts
     return as_read(found, settings.app.features, models)
 
 

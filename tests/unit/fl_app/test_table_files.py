@@ -64,6 +64,32 @@ def test_rows_become_features_by_the_schema_alone(folder: Path) -> None:
     assert open_data(config(folder), "test").take().images[:, :, 0, 0].tolist() == FEATURES[:3]
 
 
+def test_a_schema_without_classes_reads_numbers_for_a_training_of_ones_own(folder: Path) -> None:
+    (folder / "schema.toml").write_text(SCHEMA.partition("\n\n")[2])
+    rows = [row.rpartition(",")[0] for row in TRAIN]
+    for half, count in (("train", 4), ("test", 3)):
+        lines = [f"{row},{number}" for row, number in zip(rows[:count], ["-1.5", "2", "1e3", "0.0"], strict=False)]
+        (folder / f"{half}.csv").write_text("\n".join([HEAD, *lines]))
+
+    train, test = (open_data(config(folder), half, targets=True) for half in ("train", "test"))
+    assert (train.targets.dtype, train.targets.tolist()) == (torch.float32, [[-1.5], [2.0], [1000.0], [0.0]])
+    examples, targets = test.pairs(torch.tensor([2, 0])).tensors
+    assert (examples.tolist(), targets.tolist()) == ([FEATURES[2], FEATURES[0]], [[1000.0], [-1.5]])
+    assert (train.labels.tolist(), train.num_classes) == ([0, 0, 0, 0], 1)
+    bare = open_facts(config(folder), absent=True, targets=True)
+    assert bare.agreement == train.agreement
+    classes = (folder / "train.csv").read_text().replace("1e3", "many"), "column 'outcome', row 3: 'many': must be a nu"
+    empty = (folder / "train.csv").read_text().replace("1e3", "NA"), "column 'outcome', row 3: no value: must be a nu"
+    for text, line in (classes, empty):
+        (folder / "train.csv").write_text(text)
+        with pytest.raises(DataError, match=line):
+            open_data(config(folder), "train", targets=True)
+
+
+def test_a_training_of_ones_own_gets_the_classes_of_a_schema_that_names_them(folder: Path) -> None:
+    assert open_data(config(folder), "train", targets=True).pairs(torch.arange(4)).tensors[1].tolist() == [1, 0, 0, 1]
+
+
 def test_a_column_names_the_clients(folder: Path, lines: list[str]) -> None:
     data = config(folder, client="centre", partition="domains")
     split = open_data(data, "train")
@@ -112,7 +138,12 @@ def test_a_wrong_file_is_named_with_column_and_line(folder: Path, old: str, new:
 @pytest.mark.parametrize(
     ("schema", "reason"),
     [
-        ("", "classes is None: must be a list of at least two different words"),
+        ("", r"columns is NoneType: must be a table \[columns.NAME\] per column"),
+        (
+            "[columns.x]",
+            "schema.toml has no classes: must name those of column 'outcome'; only .*, 'model.train', learns",
+        ),
+        ("classes = []\n[columns.x]", "classes is .*: must be a list of at least two different words"),
         ('classes = ["a", "a"]\n[columns.x]', "classes is .*: must be a list of at least two different words"),
         ('classes = ["a", "b"]', r"columns is NoneType: must be a table \[columns.NAME\] per column"),
         ('classes = ["a", "b"]\nlabel = "x"\n[columns.x]', "has 'label': must have classes and columns alone"),

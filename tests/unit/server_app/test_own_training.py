@@ -173,7 +173,9 @@ def test_a_regression_is_averaged_exactly_scored_by_its_own_metrics_and_replayed
     assert result["evaluation"]["pooled"]["result"]["mae"] == pytest.approx(mean, abs=1e-6)
     page = (run / "report.html").read_text()
     assert all(text in page for text in ("mae on held-out examples", "weighted by their examples", *CLIENTS))
-    assert "--methods fedavg,fedens" not in page
+    assert f"oneshot compare {run} --methods fedavg,ties,tsv,task-arithmetic" in page
+    assert f"oneshot replay {run} --method ties" in page
+    assert "finish" not in page
     assert "those of the clients&#39; own training" in page or "own training" in (run / "model_card.md").read_text()
 
     replayed = replay_run(ReplayRequest(run, "ties", {}), log=print)
@@ -212,6 +214,30 @@ def test_a_head_of_several_labels_learns_them(oneshot: Any) -> None:
     assert result["table"][-1]["scores"]["right"]["value"] > 0.85  # 0.5 by chance
     states, _ = uploads_of(Path(result["run_dir"]))
     assert all(state[list(state)[-1]].shape[0] == 3 for state in states)
+
+
+def test_numbers_in_the_hospitals_tables_are_learned(oneshot: Any, tmp_path: Path) -> None:
+    frame = load_diabetes(as_frame=True).frame
+    tables = tmp_path / "tables"
+    (tables / "train").mkdir(parents=True)
+    for number, name in enumerate(("north", "south", "west")):
+        frame[:342][number::3].to_csv(tables / "train" / f"{name}.csv", index=False)
+    frame[342:].to_csv(tables / "test.csv", index=False)
+    columns = [f"[columns.{name}]\ndeviation = 0.05\n" for name in frame.columns if name != "target"]
+    (tables / "schema.toml").write_text("\n".join(columns))
+    own = {"data__name": "csv", "data__root": str(tables), "data__label": "target", "data__partition": "domains"}
+    status, result, log = oneshot("run", **{**OWN, **own})
+
+    assert status == 0, log
+    held = frame[342:].to_numpy()
+    wrong = predicted(load_file(Path(result["run_dir"]) / "student.safetensors"), held[:, :-1] / 0.05) - held[:, -1:]
+    assert result["scores"]["mae"]["value"] == pytest.approx(np.abs(wrong).mean(), rel=1e-5)
+    _, sizes = uploads_of(Path(result["run_dir"]))
+    assert sizes == [114, 114, 114]
+    assert (
+        "has no classes: must name those"
+        in oneshot("run", **{**OWN, **own, "model__train": "", "model__evaluate": ""})[1]["error"]
+    )
 
 
 def test_an_autoencoder_learns_the_images_of_a_named_data_set(oneshot: Any) -> None:

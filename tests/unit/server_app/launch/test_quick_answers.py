@@ -31,6 +31,8 @@ ANSWERS: list[tuple[list[str], str]] = [
     (["compare", "absent", "--methods", "taly"], "did you mean 'tally'?"),
     (["forget", "absent", "--client", "a"], "absent: no run folder"),
     (["methods"], "options of a method: oneshot methods NAME"),
+    (["methods"], "no classifier (setting model.train): fedavg, task-arithmetic, ties, dare, tsv"),
+    (["methods", "tsv"], "takes a model that is no classifier too: setting model.train"),
     (["methods", "tally"], "server.epochs = 12"),
     (["list", "conf"], "0 runs"),
 ]

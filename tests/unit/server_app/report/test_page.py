@@ -49,9 +49,12 @@ class Outline(HTMLParser):
 
 
 @pytest.fixture
-def page(run_folder: Callable[..., Path], stage: Callable[..., Any]) -> tuple[Path, dict[str, Any]]:
-    report, settings, images = stage("fedens", **{"client.epochs": 8})
-    path = run_folder(**{"client.epochs": 8})
+def page(
+    run_folder: Callable[..., Path], stage: Callable[..., Any], request: pytest.FixtureRequest
+) -> tuple[Path, dict[str, Any]]:
+    method = getattr(request, "param", "fedens")
+    report, settings, images = stage(method, **{"client.epochs": 8})
+    path = run_folder(**{"client.epochs": 8, "method": method})
     with RunFolder.open(path) as folder:
         keep_outcome(folder, report, 1)
         return path, finish(folder, settings, report, images, seconds={"server": 2.0}, log=str)
@@ -78,23 +81,36 @@ def test_page_of_a_run_holds_its_facts_table_classes_bytes_and_refusals(page: tu
         assert fact in text
 
 
-def test_commands_of_a_page_are_accepted_and_fit_the_uploads(page: tuple[Path, dict[str, Any]]) -> None:
+@pytest.mark.parametrize(
+    ("page", "methods", "runs"),
+    [
+        ("fedens", ["fedens", "tally", "dense"], ["none"]),
+        ("fedavg", ["fedavg", "fedens", "tally", "dense", "ties", "tsv", "task-arithmetic"], ["none", "ridge"]),
+    ],
+    indirect=["page"],
+)
+def test_commands_of_a_page_are_accepted_and_fit_the_uploads(
+    page: tuple[Path, dict[str, Any]], methods: list[str], runs: list[str]
+) -> None:
     path, _ = page
     text = html.unescape((path / "report.html").read_text())
     commands = re.findall(r'<pre class="command">(.*?)</pre>', text)
 
-    assert f"oneshot compare {path} --methods fedens,tally,dense" in commands
-    assert len(commands) == 4
+    assert f"oneshot compare {path} --methods {','.join(methods)}" in commands
+    assert [command.split()[-1] for command in commands if " replay " in command] == methods[1:4]
+    finishes = []
     for command in commands:
         _, name, *words = shlex.split(command)
         given = cast("Group", get_command(cli)).commands[name].make_context(name, words).params
         if name == "run":
-            assert (given["method"], given["seed"], given["num_supernodes"]) == ("fedens", 1, 3)
+            assert (given["method"], given["seed"], given["num_supernodes"]) == (methods[0], 1, 3)
             with RunFolder.open(path, write=False) as folder:
-                own = catalogue().settings(given["settings"])
-                assert {**default_settings(), "method": "fedens", **own} == folder.info["settings"]
+                own = {**default_settings(), "method": methods[0], **catalogue().settings(given["settings"])}
+                finishes.append(own["finish"])
+                assert {**own, "finish": "none"} == folder.info["settings"]
         for method in (given.get("methods") or given.get("method") or "fedens").split(","):
             assert unmet_need(ReplayRequest(path, method, {})) == ""
+    assert finishes == runs
 
 
 def test_page_of_a_run_needs_no_other_file_and_no_network(page: tuple[Path, dict[str, Any]]) -> None:
