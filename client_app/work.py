@@ -302,10 +302,7 @@ def _train_as(node: Node, config: AppConfig, request: TrainRequest, start: State
             began = start_digest(model.state_dict())
         if by := config.model.train:
             refuse(config.privacy, "a training by 'model.train', which adds no noise")
-            node.policy.check_code("model.train", by)
-            with node.policy.reading(f"model.train {by!r}"):
-                reported = train_by(by, model, split.pairs(own.train, data), training.config, seed=training.seed)
-            LOG.info("%s: trained by %s%s", node.client, by, "".join(f", {k} {v:g}" for k, v in reported.items()))
+            reported = _train_by(by, model, own, training, node)
         elif config.privacy.on:
             epsilon = task.train_privately(model, training, config.privacy)
         else:
@@ -326,6 +323,18 @@ def _train_as(node: Node, config: AppConfig, request: TrainRequest, start: State
     if request.sums:
         state |= measure(model, data, split.normalization, request)
     return Trained(facts, last.loss, last.accuracy, epsilon, reported), state
+
+
+def _train_by(by: str, model: torch.nn.Module, own: LocalExamples, training: Training, node: Node) -> dict[str, float]:
+    """Train a model in place by the function that ``model.train`` names, and return the numbers that it reports."""
+    began, pairs = start_digest(model.state_dict()), own.split.pairs(own.train, training.data)
+    node.policy.check_code("model.train", by)
+    with node.policy.reading(f"model.train {by!r}"):
+        reported = train_by(by, model, pairs, training.config, seed=training.seed)
+    LOG.info("%s: trained by %s%s", node.client, by, "".join(f", {k} {v:g}" for k, v in reported.items()))
+    if start_digest(model.state_dict()) == began:
+        LOG.warning("%s: %s changed no weight: must train the model that it gets, in place", node.client, by)
+    return reported
 
 
 def _sends_sums(node: Node, request: TrainRequest) -> bool:

@@ -94,7 +94,7 @@ def called(function: Callable[..., Any], given: Mapping[str, Any], what: str) ->
     try:
         with _findable(project_folder()):  # the function may import further modules
             return function(**chosen)
-    except FAILURES as error:
+    except Exception as error:  # of the user's code, whose own kinds of exceptions are not known
         raise OptionError(f"{what} fails: {one_line(error)}") from error
 
 

@@ -105,9 +105,13 @@ def train_by(name: str, model: nn.Module, data: TensorDataset, config: ClientCon
     with seeded_torch(seed, "own training"):
         found = called(function_of(name, "setting 'model.train'"), given, what)
     model.to("cpu")
+    must = "must train the model that it gets, in place, and return None or a dict of numbers by name"
     if not (found is None or isinstance(found, Mapping)):
-        raise OptionError(f"{what} returns {type(found).__name__}: must return None or a dict of numbers by name")
-    return scores_in(found, what, LOG.warning) if found else {}
+        raise OptionError(f"{what} returns {type(found).__name__}: {must}")
+    try:
+        return scores_in(found, what, LOG.warning) if found else {}
+    except OptionError as error:  # which speaks of scores
+        raise OptionError(f"{what} returns {str(found)[:80]}: {must}") from error
 
 
 # Takes prepared images [B, ch, H, W] and labels [B]. Returns two scalars: the loss, and the number of images that the

@@ -68,6 +68,7 @@ def finish(  # noqa: PLR0913  everything that a result consists of
         rows = client_rows(evaluation or {}, settings.choice.titled(report.job.config), settings.choice.kind)
     if isinstance(held_out, HeldOut):
         write_answers(folder.path, rows, held_out, report.job.num_classes)
+    rows = rows if any(row.accuracy is not None or row.scores for row in rows) else []  # no score may be finite
     # The last row is the method's own result: the student, if it has both outcomes. Without scores there is none.
     own = rows[-1] if rows else Row(settings.choice.title, settings.choice.kind, None)
     accuracy, epochs = own.accuracy, own_epochs(report.outcome, _metrics(folder))

@@ -69,6 +69,30 @@ def train_and_die(**given):
     return train(given["model"], given["data"], given["config"], given["seed"], given["device"])
 
 
+class Diverged(Exception):
+    pass
+
+
+def train_a_copy(model, data):
+    return {}
+
+
+def train_and_return_it(model, data):
+    return model
+
+
+def train_and_say_words(model, data):
+    return {"loss": "low"}
+
+
+def train_and_diverge(model, data):
+    raise Diverged("at step 3")
+
+
+def evaluate_to_nothing(model, data):
+    return {"mae": math.nan}
+
+
 def evaluate(model, data):
     rows, targets = data.tensors
     wrong = model(rows) - targets
@@ -303,6 +327,38 @@ def test_a_metric_that_is_not_finite_is_left_out_and_named(oneshot: Any) -> None
     assert status == 0, log
     assert "model.evaluate 'own_models:evaluate_oddly' returns ratio inf: left out" in log
     assert set(result["scores"]) == {"mae", "r2"}
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        ("train_and_return_it", "returns Sequential: must train the model that it gets, in place, and return None"),
+        (
+            "train_and_say_words",
+            "returns {'loss': 'low'}: must train the model that it gets, in place, and return None",
+        ),
+        ("train_and_diverge", "fails: Diverged: at step 3"),
+    ],
+)
+def test_a_training_that_goes_wrong_is_told_in_one_line(oneshot: Any, function: str, said: str) -> None:
+    status, result, log = oneshot("run", **{**OWN, "model__train": f"own_models:{function}"})
+
+    assert status == 1
+    assert f"client-000, client-001, client-002: model.train 'own_models:{function}' {said}" in result["error"]
+    assert "Traceback" not in log
+
+
+def test_a_training_that_changes_no_weight_is_warned_of(oneshot: Any) -> None:
+    status, _, log = oneshot("run", **{**OWN, "model__train": "own_models:train_a_copy"})
+    assert status == 0, log
+    assert "client-001: own_models:train_a_copy changed no weight: must train the model that it gets, in place" in log
+    assert "changed no weight" not in oneshot("run", **OWN)[2]
+
+
+def test_a_model_without_any_finite_score_has_no_table(oneshot: Any) -> None:
+    status, result, log = oneshot("run", **{**OWN, "model__evaluate": "own_models:evaluate_to_nothing"})
+    assert status == 0, log
+    assert result["table"] == []
 
 
 def test_a_run_without_a_function_that_scores_has_its_result(oneshot: Any) -> None:
