@@ -14,7 +14,6 @@ generator, noise, labels; order of the pool, then per batch the crops, the mirro
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -332,35 +331,3 @@ def distil(state: State, settings: Settings, epoch: int, rng: torch.Generator, *
         state.optimizer.step()
         losses.append(loss.item())
     state.losses["distillation"] = sum(losses) / len(losses)
-
-
-# Whole runs.
-
-
-def run_dense(
-    teachers: Sequence[nn.Module], student: nn.Module, shape: tuple[int, int, int], settings: Settings, *, seed: int
-) -> State:
-    """Run DENSE for T epochs on copies of the models; the result is the state after the last one."""
-    return _run(dense_epoch, teachers, student, shape, settings, seed)
-
-
-def run_co_boosting(
-    teachers: Sequence[nn.Module], student: nn.Module, shape: tuple[int, int, int], settings: Settings, *, seed: int
-) -> State:
-    """Run Co-Boosting for T epochs on copies of the models; the results are the state's student and weights."""
-    return _run(co_boosting_epoch, teachers, student, shape, settings, seed)
-
-
-def _run(
-    one_epoch: Callable[[State, Settings, int, Rngs], None],
-    teachers: Sequence[nn.Module],
-    student: nn.Module,
-    shape: tuple[int, int, int],
-    settings: Settings,
-    seed: int,
-) -> State:
-    rng = torch.Generator().manual_seed(seed)
-    state = new_state(copy.deepcopy(list(teachers)), copy.deepcopy(student), shape, settings)
-    for epoch in range(settings.epochs):
-        one_epoch(state, settings, epoch, lambda _what, _epoch: rng)
-    return state

@@ -7,9 +7,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from strategies.combiners.combiners import Mean, Weighted, weighted_mean_gradient
+from strategies.combiners.combiners import weighted_mean_gradient
 from strategies.core.facts import UploadFacts
-from strategies.distillation.generators import UpsampleConv
 from strategies.distillation.losses import (
     adversarial_divergence,
     cross_entropy,
@@ -22,7 +21,6 @@ from strategies.distillation.losses import (
 from strategies.method import Job, Normalization, Silent, Upload
 from strategies.methods.co_boosting import CoBoostingConfig, CoBoostingServer
 from strategies.teacher.augment import Standardize
-from strategies.teacher.average import weighted_mean
 from strategies.teacher.batchnorm import statistics_distance
 
 Array = NDArray[np.float64]
@@ -75,35 +73,6 @@ def test_batchnorm_distance_equals_numpy() -> None:
     sigma = np.array([((x[:, c] - mu[c]) ** 2).sum() / 36 for c in range(4)])
     expected = math.sqrt(((mu - mean) ** 2).sum()) + math.sqrt(((sigma - var) ** 2).sum())
     assert float(statistics_distance(tensor(x), tensor(mean), tensor(var))) == pytest.approx(expected, rel=1e-10)
-
-
-def test_weighted_mean_equals_numpy() -> None:
-    weights = [12.0, 7.0, 30.0]
-    expected = np.average(MEMBERS, axis=0, weights=weights)
-    mean = weighted_mean([{"w": tensor(member)} for member in MEMBERS], weights)
-    np.testing.assert_allclose(mean["w"].numpy(), expected, rtol=1e-12)
-
-
-def test_ensemble_distillation_of_two_clients_by_hand() -> None:
-    # One image, two classes: clients say (ln 4, 0) and (ln 4, 2 ln 2); their mean is (ln 4, ln 2), so p = (2/3, 1/3).
-    # A student that says (0, 0) has q = (1/2, 1/2): KL = 2/3 ln(4/3) + 1/3 ln(2/3).
-    members = torch.tensor([[[math.log(4), 0.0]], [[math.log(4), 2 * math.log(2)]]])
-    teacher = Mean()(members)
-    expected = 2 / 3 * math.log(4 / 3) + 1 / 3 * math.log(2 / 3)
-    assert float(soft_kl(torch.zeros(1, 2), teacher)) == pytest.approx(expected, rel=1e-5)
-    assert float(cross_entropy(teacher, torch.tensor([1]))) == pytest.approx(math.log(3), rel=1e-5)
-    assert float(adversarial_divergence(teacher, torch.tensor([[0.0, 1.0]]))) < 0
-    assert float(adversarial_divergence(teacher, torch.tensor([[1.0, 0.0]]))) == 0.0
-
-
-def test_upsample_conv_equals_loops() -> None:
-    layer = UpsampleConv(2, 3)
-    x, weight = RNG.normal(size=(1, 2, 3, 2)), layer.weight.detach().double().numpy()
-    large = np.pad(x.repeat(2, axis=2).repeat(2, axis=3), [(0, 0), (0, 0), (1, 1), (1, 1)])
-    expected = np.zeros((1, 3, 6, 4))
-    for o, i, j in np.ndindex(3, 6, 4):
-        expected[0, o, i, j] = (weight[o] * large[0, :, i : i + 3, j : j + 3]).sum()
-    np.testing.assert_allclose(layer.double()(tensor(x)).detach().numpy(), expected, rtol=1e-10, atol=1e-12)
 
 
 def test_standardize_equals_numpy() -> None:
@@ -217,9 +186,3 @@ def test_weights_of_two_clients_move_as_by_hand() -> None:
     assert server.combiner.weights.tolist() == [1.0, 0.0]
     inputs = torch.zeros(1, 1, 4, 4)
     torch.testing.assert_close(server.teacher(inputs), torch.tensor([[0.0, 4.0]]))
-
-
-def test_combiner_of_weights_that_are_equal_is_the_mean_whatever_their_sum() -> None:
-    logits = tensor(MEMBERS).float()
-    for weight in (1 / 3, 0.01, 1.0):
-        torch.testing.assert_close(Weighted([weight] * 3)(logits), Mean()(logits))

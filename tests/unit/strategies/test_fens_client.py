@@ -109,7 +109,7 @@ def test_a_member_that_works_in_place_changes_neither_examples_nor_the_logits_of
     np.testing.assert_array_equal(stored("hasty"), stored("calm"))
 
 
-def test_a_round_runs_where_torch_cannot_be_imported(tmp_path: Path) -> None:
+def test_rounds_and_votes_run_where_torch_cannot_be_imported(tmp_path: Path) -> None:
     """A deployed client starts a new process for every round: it must not wait for torch."""
     clients = DirectClients(tmp_path)
     fitted(clients, fens_job())
@@ -120,19 +120,23 @@ def test_a_round_runs_where_torch_cannot_be_imported(tmp_path: Path) -> None:
         import client_app.app
         import numpy as np
         from strategies.client.fens import LocalFens, respond
+        from strategies.combiners.aggregators import AGGREGATORS
 
         def never(*args):
             raise AssertionError("a round needs neither data nor models")
 
         facts = {{
             "run-id": {RUN!r}, "seed": 0, "holdout": 0.1, "per-class": False, "num-classes": 3,
-            "ensemble": {ensemble!r}, "step": "round", "round": 1, "aggregator": "per-class",
-            "steps": 2, "batch-size": 4, "lr": 0.5,
+            "ensemble": {ensemble!r}, "round": 1, "steps": 2, "batch-size": 4, "lr": 0.5,
         }}
         local = LocalFens("c0", never, never, never, state_dir={str(tmp_path)!r})
-        said, arrays = respond(facts, {{"weight": np.ones((3, 3), np.float32)}}, local)
-        assert said["examples"] == 9, said
-        assert not np.array_equal(arrays["weight"], np.ones((3, 3)))
+        for name in ("linear", "per-class", "nn"):
+            params = AGGREGATORS[name].start(0, members=3, classes=3)
+            said, arrays = respond({{**facts, "step": "round", "aggregator": name}}, params, local)
+            assert said["examples"] == 9, said
+            assert any(not np.array_equal(arrays[key], value) for key, value in params.items()), name
+        _, votes = respond({{**facts, "step": "votes"}}, {{}}, local)
+        assert votes["counts"].sum() == 3 * 9
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True, cwd=ROOT)
 

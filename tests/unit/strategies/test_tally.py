@@ -133,18 +133,6 @@ def test_running_statistics_stay_those_of_the_start_while_the_weights_learn(star
     assert not torch.equal(begun["1.weight"], ended["1.weight"])
 
 
-def test_client_that_is_left_out_has_no_part_in_start_or_ensemble_and_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = torch.tensor([True, True, False])
-    monkeypatch.setattr("strategies.combiners.tally_pool.find_agreeing", lambda *_: kept)
-    book, config = Book(), replace(STILL, agreement=0.5)
-    outcome = fit(tiny_job(config), book)
-    (note,) = book.notes
-    assert "left out are c2: they do not agree" in note
-    assert outcome.ensemble.weights["weights"].tolist() == [1.0, 1.0, 0.0]
-    torch.testing.assert_close(outcome.student["0.weight"], FIRST["0.weight"])
-    torch.testing.assert_close(outcome.student["7.weight"][[0, 2]], FIRST["7.weight"][[0, 2]])
-
-
 TALLY_OTHER: dict[str, Any] = OTHER | {
     "counts": "rows", "rule": "log", "temperature": 3.0, "smoothing": 0.5, "probes": 8,
     "cap_examples": True, "images": 13, "layers": 1, "sharpness": 2.0, "calibrated": False, "inverted": 4,

@@ -9,7 +9,6 @@ import pytest
 import torch
 from fused_fakes import C, First, M, made
 
-from strategies.combiners.combiners import build_combiner
 from strategies.teacher.ensemble import Ensemble
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
@@ -58,17 +57,6 @@ def test_forward_of_two_clients_is_that_by_hand(adapter: str) -> None:
         np.testing.assert_allclose(logits[image], wanted[1], rtol=1e-4)
     # Pinned: another order of members, or another split of the channels, changes the seed's own figure.
     assert float(logits[0, 0]) == pytest.approx({"conv": 0.0530768, "mean": 0.2179986}[adapter], rel=1e-4)
-
-
-@pytest.mark.parametrize("adapter", ["conv", "mean"])
-def test_combiner_is_rebuilt_from_its_tensors_and_a_member_and_draws_nothing(adapter: str) -> None:
-    fused, state = made(adapter), torch.get_rng_state()
-
-    again = build_combiner("fused-blocks", fused.state_dict(), First)
-
-    assert torch.equal(again(outputs()), fused(outputs()))
-    assert torch.equal(torch.get_rng_state(), state)
-    assert list(again.parameters()) == []
 
 
 def test_ensemble_of_first_blocks_is_the_whole_network() -> None:

@@ -7,7 +7,7 @@ from torch import nn
 
 from strategies.combiners.aggregator_steps import Sgd, round_steps
 from strategies.combiners.combiners import build_combiner
-from strategies.combiners.gate import NAMES, Gate, mixture, start_gate
+from strategies.combiners.gate import NAMES, Gate, start_gate
 from strategies.core.seeds import seeded_torch
 from strategies.methods.intactofl import ExpertGate, expert_divergence
 from strategies.teacher.ensemble import Ensemble
@@ -48,16 +48,6 @@ def test_the_gate_is_the_paper_s_network_for_every_size_of_image(shape: tuple[in
     expected = torch.einsum("bm,mbc->bc", gate(x).softmax(1), torch.from_numpy(LOGITS))
 
     torch.testing.assert_close(Gate(**tensors(params))(torch.from_numpy(LOGITS), x), expected)
-
-
-def test_members_in_another_order_give_the_same_mixture() -> None:
-    params, order = started(), [2, 0, 1]
-    moved = {**params, "layer3_weight": params["layer3_weight"][order], "layer3_bias": params["layer3_bias"][order]}
-    x = torch.from_numpy(IMAGES)
-
-    found = mixture(tensors(moved), torch.from_numpy(LOGITS[order]), x)
-
-    torch.testing.assert_close(found, mixture(tensors(params), torch.from_numpy(LOGITS), x))
 
 
 def test_one_step_is_one_of_torch_s_sgd_with_the_same_dropout() -> None:

@@ -155,30 +155,6 @@ def test_pool_is_the_one_that_is_asked_for_with_the_members_counts(rule: str, ca
     assert bool(found["scales"].any()) is calibrated
 
 
-def test_client_that_does_not_agree_with_the_others_is_left_out_if_asked() -> None:
-    # Five of one kind, and one whose labels were moved by one.
-    good = tuple(telling(upload(k % 2), client=f"c{k}") for k in range(5))
-    state = trained(0, "linear")
-    moved = {name: value.roll(1, 0) for name, value in state.items()}
-    bad = replace(telling(upload(0), client="c5"), read=lambda: moved)
-    uploads = (*good, bad)
-    members = ensemble(uploads)
-    for share, weights in ((0.0, [1.0] * 6), (0.3, [1.0] * 5 + [0.0])):
-        assert fit_pool(job(uploads), members, TallyPoolOptions(agreement=share)).weights.tolist() == weights
-
-
-def test_client_whose_logits_are_not_finite_is_left_out_without_being_asked_for_agreement() -> None:
-    huge = replace(TOLD[1], read=lambda: {name: 1e38 * value for name, value in trained(1, "linear").items()})
-    uploads = (TOLD[0], huge, TOLD[2])
-    images, found = torch.rand(5, *SHAPE), []
-    for some, weights in ((uploads, [1.0, 0.0, 1.0]), (uploads[::2], [1.0, 1.0])):
-        members = ensemble(some)
-        members.combiner = pool = fit_pool(job(some), members, TallyPoolOptions())
-        assert pool.weights.tolist() == weights
-        found.append(members(images))
-    torch.testing.assert_close(*found)
-
-
 # Tally's pool as the teacher of a job: whose logits it gives, and what the methods that take it do with them.
 
 

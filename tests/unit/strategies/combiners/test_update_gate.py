@@ -7,9 +7,11 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from method_fakes import Book, check_resume
+from scipy.special import logsumexp
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -19,7 +21,7 @@ from strategies.combiners.update_gate import GatedPool, Spans, find_spans, gate_
 from strategies.core.facts import UploadFacts
 from strategies.core.seeds import generator, seeded_torch
 from strategies.distillation.learner import Learner
-from strategies.distillation.spanned import DIRECTIONS
+from strategies.distillation.spanned import DIRECTIONS, Objective
 from strategies.method import Job, Normalization, Upload
 from strategies.methods.tally import METHOD, TallyConfig
 
@@ -205,3 +207,32 @@ def test_tally_reads_spanned_images_beside_the_noise_and_says_where_there_are_no
     monkeypatch.undo()
     facts = {name: value for name, value in vars(job).items() if name != "config"}
     check_resume(METHOD, replace(config, epochs=3), **facts)
+
+
+def of_two_directions(client: int) -> dict[str, Tensor]:
+    """The start, and an update of the first linear layer in two directions."""
+    with seeded_torch(SEED, "init", "net"):
+        found, rng = dict(convolutional().state_dict()), generator(client, "update")
+    found["3.weight"] = found["3.weight"] + torch.randn(20, 2, generator=rng) @ torch.randn(2, 144, generator=rng).abs()
+    found["0.weight"] = found["0.weight"] + 0.1 * torch.randn(found["0.weight"].shape, generator=rng)
+    return found
+
+
+def test_objective_is_the_sum_of_both_residuals_and_the_classes_cross_entropy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("strategies.teacher.merged.ALIKE", -1.0)  # any updates will do
+    job = job_of(convolutional, uploads=tuple(upload(k, of_two_directions(k)) for k in range(3)))
+    spans, labels = find_spans(job, [True] * 3), torch.tensor([0, 2, 1, 1])
+    assert isinstance(spans, Spans), spans
+    pixels = torch.randint(0, 256, (4, *SHAPE), generator=generator(3, "noise")) / 255
+    client, start = convolutional(), convolutional()
+    client.load_state_dict(of_two_directions(2))
+    with seeded_torch(SEED, "init", "net"):
+        start.load_state_dict(convolutional().state_dict())
+    with torch.no_grad():
+        found, inputs = Objective(job, spans, 2)(pixels, labels), (pixels - 0.5) / 0.5
+        logits = client(inputs).double().numpy()
+        features = [net[:3](inputs).double().numpy() for net in (start, client)]  # type: ignore[index]
+    rows = np.linalg.svd((client[3].weight - start[3].weight).detach().double().numpy())[2][:2]  # type: ignore[index]
+    ratios = [1 - ((a @ rows.T) ** 2).sum(1) / (a**2).sum(1) for a in features]
+    ce = logsumexp(logits, axis=1) - logits[np.arange(4), labels.numpy()]
+    assert float(found) == pytest.approx(np.log(ratios).sum() + 0.1 * ce.sum(), rel=1e-4)

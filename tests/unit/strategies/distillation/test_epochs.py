@@ -1,49 +1,10 @@
 import math
-import pickle
-from typing import Any
 
 import pytest
 import torch
-from method_fakes import Book
 from torch import nn
 
-from strategies.distillation.epochs import Stage, learning_rate, run_epochs
-from strategies.distillation.pool import Pool
-from strategies.method import Job, Normalization
-
-
-def job(observer: Any = None) -> Job:
-    return Job((), {}, "net", 2, (1, 4, 4), Normalization((0.0,), (1.0,)), None, seed=3, observer=observer)
-
-
-def stage() -> Stage:
-    torch.manual_seed(0)
-    student = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3)).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return Stage({"student": student}, torch.optim.SGD(student.parameters(), 0.1, momentum=0.9), Pool())
-
-
-def train(one: Stage) -> dict[str, float]:
-    images = torch.rand(4, 2, 5, 5)
-    one.pool.add(images=images)
-    loss = one.modules["student"](images).square().sum()
-    one.optimizer.zero_grad()
-    loss.backward()
-    one.optimizer.step()
-    return {"loss": float(loss.detach())}
-
-
-def test_resume_from_a_snapshot_repeats_only_unfinished_epochs() -> None:
-    whole = stage()
-    run_epochs(job(), Book(), whole, epochs=4, step=lambda e: train(whole))
-    first = stage()
-    run_epochs(job(), Book(), first, epochs=2, step=lambda e: train(first))
-    snapshot = pickle.loads(pickle.dumps(first.snapshot(2)))  # noqa: S301  our own bytes
-    second, progress = stage(), Book(snapshot)
-    run_epochs(job(), progress, second, epochs=4, step=lambda e: train(second))
-    assert [row["epoch"] for row in progress.rows] == [3, 4]
-    for name, value in whole.modules["student"].state_dict().items():
-        assert torch.equal(value, second.modules["student"].state_dict()[name]), name
-    assert torch.equal(whole.pool.columns["images"], second.pool.columns["images"])
+from strategies.distillation.epochs import learning_rate
 
 
 def test_learning_rate_equals_torch_cosine_annealing() -> None:

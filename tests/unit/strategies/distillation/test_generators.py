@@ -3,7 +3,6 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import ConfigRecord
 from method_fakes import Book
 from torch import Tensor, nn
 
@@ -13,55 +12,12 @@ from strategies.core.seeds import generator as rng
 from strategies.core.seeds import seeded_torch
 from strategies.distillation.generator_spec import GeneratorSpec
 from strategies.distillation.generators import (
-    ConditionalGenerator,
     DenseGenerator,
     FeatureGenerator,
     PixelConv,
-    UpsampleConv,
 )
 from strategies.distillation.matched import draw_labels, shares_of
 from strategies.method import Job, Normalization, Upload
-
-
-def enlarging(channels: int) -> list[nn.Module]:
-    """Return the layers that all generators of images have, as the papers write them."""
-    return [
-        nn.BatchNorm2d(128),
-        nn.Upsample(scale_factor=2),
-        nn.Conv2d(128, 128, 3, padding=1, bias=False),
-        nn.BatchNorm2d(128),
-        nn.LeakyReLU(0.2),
-        nn.Upsample(scale_factor=2),
-        nn.Conv2d(128, 64, 3, padding=1, bias=False),
-        nn.BatchNorm2d(64),
-        nn.LeakyReLU(0.2),
-        nn.Conv2d(64, channels, 3, padding=1),
-    ]
-
-
-def plain(fast: DenseGenerator, channels: int, side: int) -> nn.Sequential:
-    """The generator as the papers write it, with the same weights."""
-    s = side // 4
-    first = nn.Linear(fast.project.in_features, 128 * s * s), nn.Unflatten(1, (128, s, s))
-    model = nn.Sequential(*first, *enlarging(channels), nn.Sigmoid())
-    with torch.no_grad():
-        for mine, theirs in zip(model.parameters(), fast.parameters(), strict=True):
-            mine.copy_(theirs)
-    return model
-
-
-def test_upsample_conv_equals_upsampling_then_convolution_forward_and_backward() -> None:
-    fast = UpsampleConv(5, 7).double()
-    convolution = nn.Conv2d(5, 7, 3, padding=1, bias=False).double()
-    convolution.weight.data.copy_(fast.weight.data)
-    slow = nn.Sequential(nn.Upsample(scale_factor=2), convolution)
-    x = torch.randn(2, 5, 6, 4, dtype=torch.float64, generator=rng(1)).requires_grad_()
-    y = torch.randn(2, 7, 12, 8, dtype=torch.float64, generator=rng(2))
-    torch.testing.assert_close(fast(x), slow(x), rtol=0, atol=1e-12)
-    ours = torch.autograd.grad((fast(x) * y).sum(), (x, fast.weight))
-    theirs = torch.autograd.grad((slow(x) * y).sum(), (x, convolution.weight))
-    for mine, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(mine, other, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -79,18 +35,6 @@ def test_pixel_conv_equals_the_convolution_with_its_weights_forward_and_backward
         gradients = torch.autograd.grad(made.square().sum(), [inputs, fast.weight, fast.bias])
         results.append([made, *gradients])
     torch.testing.assert_close(*results)
-
-
-def test_generator_equals_the_plain_form_forward_and_backward() -> None:
-    fast = DenseGenerator(16, (3, 16, 16))
-    fast.reset(rng(3))
-    slow = plain(fast, 3, 16)
-    noise, weight = torch.randn(8, 16, generator=rng(4)), torch.randn(8, 3, 16, 16, generator=rng(5))
-    torch.testing.assert_close(fast(noise), slow(noise), rtol=0, atol=1e-5)
-    ours = torch.autograd.grad((fast(noise) * weight).mean(), list(fast.parameters()))
-    theirs = torch.autograd.grad((slow(noise) * weight).mean(), list(slow.parameters()))
-    for mine, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(mine, other, rtol=0, atol=1e-5)
 
 
 def test_reset_follows_the_law_and_depends_on_the_generator_only() -> None:
@@ -120,41 +64,6 @@ def test_reset_follows_the_law_and_depends_on_the_generator_only() -> None:
 LABELS = torch.tensor([0, 3, 1, 1, 2, 0])
 
 
-def images_of(side: int = 8, channels: int = 2) -> ConditionalGenerator:
-    with seeded_torch(0):
-        return ConditionalGenerator(5, 4, (channels, side, side))
-
-
-class Plain(nn.Module):
-    """Table 5a as it is written: one-hot labels, upsampling, convolutions."""
-
-    def __init__(self, fast: ConditionalGenerator) -> None:
-        super().__init__()
-        self.side, channels = fast.first[1], fast.pixels.out_channels
-        self.l1, self.l2 = nn.Linear(5, 64 * self.side**2), nn.Linear(4, 64 * self.side**2)
-        self.rest = nn.Sequential(*enlarging(channels), nn.Tanh(), nn.BatchNorm2d(channels, affine=False))
-        with torch.no_grad():
-            for mine, theirs in zip(self.parameters(), fast.parameters(), strict=True):
-                mine.copy_(theirs)
-
-    def forward(self, noise: Tensor, labels: Tensor) -> Tensor:
-        hidden = torch.cat([self.l1(noise), self.l2(nn.functional.one_hot(labels, 4).float())], dim=1)
-        made: Tensor = self.rest(hidden.view(-1, 128, self.side, self.side))
-        return made
-
-
-def test_image_generator_equals_the_plain_form_in_both_modes() -> None:
-    fast = images_of()
-    slow = Plain(fast)
-    noise, weight = torch.randn(6, 5, generator=rng(1)), torch.randn(6, 2, 8, 8, generator=rng(2))
-    torch.testing.assert_close(fast(noise, LABELS), slow(noise, LABELS), rtol=0, atol=1e-4)
-    ours = torch.autograd.grad((fast(noise, LABELS) * weight).mean(), list(fast.parameters()))
-    theirs = torch.autograd.grad((slow(noise, LABELS) * weight).mean(), list(slow.parameters()))
-    for mine, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(mine, other, rtol=0, atol=1e-5)
-    torch.testing.assert_close(fast.eval()(noise, LABELS), slow.eval()(noise, LABELS), rtol=0, atol=1e-4)
-
-
 def test_features_are_those_of_the_table() -> None:
     with seeded_torch(0):
         model = FeatureGenerator(5, 4, 7, 6)
@@ -169,25 +78,10 @@ def test_features_are_those_of_the_table() -> None:
     torch.testing.assert_close(model(noise, LABELS), second @ model.features.weight.T + model.features.bias)
 
 
-# What a request tells of the generator that comes with it.
+# The description of a generator that comes with a request.
 
 
 SPEC = GeneratorSpec("features", "normal", 5, 4, 8, (1, 8, 12), 6, 9.8, 20)
-
-
-def test_description_goes_through_a_request_and_back() -> None:
-    assert all(key.startswith("generator-") for key in SPEC.as_config())
-    assert GeneratorSpec.read(dict(ConfigRecord(SPEC.as_config()))) == SPEC  # type: ignore[arg-type]
-
-
-def test_generator_is_of_its_level() -> None:
-    labels, noise = torch.tensor([0, 3, 1]), torch.zeros(3, 5)
-    features = SPEC.build(7)
-    assert isinstance(features, FeatureGenerator)
-    assert features(noise, labels).shape == (3, 7)
-    images = GeneratorSpec(**{**vars(SPEC), "level": "images"}).build(7)
-    assert isinstance(images, ConditionalGenerator)
-    assert images(noise, labels).shape == (3, 1, 8, 12)
 
 
 @pytest.mark.parametrize(

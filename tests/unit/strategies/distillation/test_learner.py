@@ -13,7 +13,7 @@ from strategies.core.work import Work, count_work
 from strategies.distillation.distill import DistillRecipe
 from strategies.distillation.learner import Learner, build_teacher, learn_from_images, learn_from_table
 from strategies.distillation.losses import soft_kl
-from strategies.method import EnsembleSpec, Job, Normalization, Outcome, Silent, Upload
+from strategies.method import EnsembleSpec, Job, Normalization, Silent, Upload
 from strategies.teacher.ensemble import Ensemble
 
 
@@ -27,8 +27,9 @@ def upload(k: int) -> Upload:
     return Upload(UploadFacts(f"c{k}", "net"), lambda: state)
 
 
-JOB = Job((upload(0), upload(1)), {"net": net}, "net", 3, (1, 4, 4), Normalization((0.5,), (0.25,)), None, seed=2)
 IMAGES = torch.randint(0, 256, (9, 1, 4, 4), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+SPACE = Normalization((0.5,), (0.25,))
+JOB = Job((upload(0), upload(1)), {"net": net}, "net", 3, (1, 4, 4), SPACE, None, seed=2, proxy=IMAGES)
 INPUTS = (IMAGES / 255 - 0.5) / 0.25
 SMALL = DistillRecipe(
     epochs=4, batch_size=4, kd_temperature=4.0, student_lr=0.1, momentum=0.0, schedule="cosine", student_clip=10.0
@@ -152,40 +153,24 @@ def test_teacher_asked_for_several_batches_at_once_gives_the_same_lessons(limit:
 # All epochs on images that stay the same.
 
 
-RECIPE = DistillRecipe(
-    epochs=3, batch_size=4, kd_temperature=4.0, student_lr=0.1, momentum=0.5, schedule="cosine", student_clip=10.0
-)
-
-
-EPOCHS_JOB = Job((), {"net": net}, "net", 3, (1, 4, 4), Normalization((0.5,), (0.25,)), None, seed=2, proxy=IMAGES)
-
-
-def learner_epochs(job: Job = EPOCHS_JOB) -> Learner:
-    with torch.random.fork_rng():
-        torch.manual_seed(1)
-        members = [net(), net()]
-    return Learner(job, Ensemble(members, Mean()), RECIPE)
-
-
-def weight_epochs(outcome: Outcome) -> Tensor:
-    return outcome.student["1.weight"]
+RECIPE = replace(SMALL, epochs=3, momentum=0.5)
 
 
 @pytest.mark.parametrize("done", [0, 2])
 def test_table_is_made_once_and_a_run_that_goes_on_ends_with_the_same_bits(done: int) -> None:
     whole = Book(keep=True)
-    one = learner_epochs()
-    expected = learn_from_table(EPOCHS_JOB, whole, one, lambda: one.with_logits({"images": IMAGES}))
+    one = learner(RECIPE)
+    expected = learn_from_table(JOB, whole, one, lambda: one.with_logits({"images": IMAGES}))
     made: list[int] = []
-    book, two = Book(whole.snapshots[done - 1] if done else None), learner_epochs()
+    book, two = Book(whole.snapshots[done - 1] if done else None), learner(RECIPE)
 
     def make() -> dict[str, Tensor]:
         made.append(1)
         return two.with_logits({"images": IMAGES})
 
-    outcome = learn_from_table(EPOCHS_JOB, book, two, make)
+    outcome = learn_from_table(JOB, book, two, make)
     assert made == [1]
-    assert torch.equal(weight_epochs(outcome), weight_epochs(expected))
+    assert torch.equal(outcome.student["1.weight"], expected.student["1.weight"])
     assert [row["epoch"] for row in book.rows] == list(range(done + 1, 4))
     assert book.rows == whole.rows[done:]
     assert not whole.snapshots[0].appended  # the table is not in the checkpoint
@@ -194,7 +179,8 @@ def test_table_is_made_once_and_a_run_that_goes_on_ends_with_the_same_bits(done:
 
 
 def test_student_learns_the_answers_in_the_table() -> None:
-    one, two = learner_epochs(), learner_epochs()
+    one, two = learner(RECIPE), learner(RECIPE)
     answers = torch.randn(9, 3, generator=torch.Generator().manual_seed(4))
-    taught = learn_from_table(EPOCHS_JOB, Silent(), one, lambda: {"images": IMAGES, "logits": answers})
-    assert not torch.allclose(weight_epochs(taught), weight_epochs(learn_from_images(EPOCHS_JOB, Silent(), two)))
+    taught = learn_from_table(JOB, Silent(), one, lambda: {"images": IMAGES, "logits": answers})
+    plain = learn_from_images(JOB, Silent(), two)
+    assert not torch.allclose(taught.student["1.weight"], plain.student["1.weight"])

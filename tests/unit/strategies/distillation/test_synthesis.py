@@ -38,19 +38,6 @@ def look(images: Tensor) -> View:
     return View(images, images, torch.zeros(len(images), dtype=torch.long), images.flatten(1))
 
 
-def test_synthesize_equals_adam_written_out() -> None:
-    model, plain = Toy(), Toy()
-    noise = NOISE.clone().requires_grad_()
-    optimizer = torch.optim.Adam([*plain.parameters(), noise], lr=0.1, betas=(0.5, 0.999))
-    for _ in range(3):
-        optimizer.zero_grad()
-        (2.0 * BRIGHT.loss(look(plain(noise)))).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-    images, _ = synthesize(model, NOISE, look, terms=[BRIGHT], recipe=Recipe(steps=3, lr=0.1, keep="last"))
-    torch.testing.assert_close(images, plain(noise).detach())
-    torch.testing.assert_close(model.linear.weight, plain.linear.weight)
-
-
 def test_keep_best_returns_the_images_of_the_lowest_total_loss() -> None:
     seen: list[Tensor] = []
     values = iter([3.0, 1.0, 2.0, 5.0])

@@ -2,8 +2,7 @@ import pytest
 import torch
 
 from strategies.core.seeds import generator as rng
-from strategies.method import Normalization
-from strategies.teacher.augment import AUGMENTATIONS, Standardize, crop_flip
+from strategies.teacher.augment import AUGMENTATIONS, crop_flip
 
 IMAGES = torch.rand(64, 2, 6, 5, generator=rng(0)) + 0.1
 
@@ -33,9 +32,3 @@ def test_crop_flip_of_each_image_is_some_shift_of_it_padded_with_black() -> None
     assert {top for top, _, _ in places} == set(range(5))
     assert {left for _, left, _ in places} == set(range(5))
     assert 16 <= sum(mirrored for _, _, mirrored in places) <= 48
-
-
-def test_standardize_subtracts_the_mean_and_divides_by_the_deviation_per_channel() -> None:
-    pixels = torch.tensor([0.5, 1.0]).view(1, 2, 1, 1)
-    result = Standardize(Normalization((0.5, 0.0), (0.25, 0.5)))(pixels)
-    assert result.flatten().tolist() == [0.0, 2.0]

@@ -26,13 +26,6 @@ def test_mean_of_two_states_by_hand() -> None:
     assert mean["n"].item() == 3  # 3.75, cut
 
 
-def test_equal_weights_are_the_mean_and_equal_counts_stay() -> None:
-    states = [{"w": state["w"], "batches": torch.tensor(100)} for state in STATES[:3]]
-    mean = weighted_mean(states, [0.1] * 3)
-    torch.testing.assert_close(mean["w"], torch.stack([state["w"] for state in states]).mean(0))
-    assert weighted_mean(states, [1.0] * 3)["batches"].item() == 100
-
-
 def test_states_are_read_one_at_a_time_and_left_alone() -> None:
     read: list[weakref.ref[torch.Tensor]] = []
 

@@ -22,13 +22,6 @@ def images() -> torch.Tensor:
     return torch.rand(5, 1, 8, 8, generator=torch.Generator().manual_seed(0)).requires_grad_()
 
 
-def test_distance_of_shifted_statistics_is_the_norm_of_the_shift_and_not_its_square() -> None:
-    x = torch.randn(6, 2, generator=torch.Generator().manual_seed(0))
-    mean, var = x.mean(0), x.var(0, correction=0)
-    distance = statistics_distance(x, mean + torch.tensor([3.0, 4.0]), var + torch.tensor([6.0, 8.0]))
-    torch.testing.assert_close(distance, torch.tensor(15.0))
-
-
 def test_loss_is_the_mean_over_members_of_the_sum_over_layers(images: torch.Tensor) -> None:
     members = [member(0), member(1)]
     expected = torch.zeros(())

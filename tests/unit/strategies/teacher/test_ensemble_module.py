@@ -15,33 +15,9 @@ from strategies.teacher.calls import Call, StackedMembers, recompute_backward
 from strategies.teacher.ensemble import Ensemble
 
 
-def net(width: int = 4) -> nn.Module:
-    return nn.Sequential(
-        nn.Conv2d(1, width, 3),
-        nn.BatchNorm2d(width),
-        nn.ReLU(),
-        nn.Dropout(0.5),
-        nn.Flatten(),
-        nn.Linear(36 * width, 3),
-    )
-
-
-def build(seed: int, width: int = 4) -> nn.Module:
-    torch.manual_seed(seed)
-    return net(width)
-
-
 @pytest.fixture
 def images() -> torch.Tensor:
     return torch.rand(5, 1, 8, 8, generator=torch.Generator().manual_seed(0))
-
-
-def test_member_logits_equal_each_member_alone(images: torch.Tensor) -> None:
-    alone = [build(seed).eval() for seed in range(3)]
-    expected = torch.stack([member(images) for member in alone])
-    ensemble = Ensemble([build(seed) for seed in range(3)], Mean())
-    torch.testing.assert_close(ensemble.member_logits(images), expected)
-    torch.testing.assert_close(ensemble(images), expected.mean(0))
 
 
 @pytest.mark.parametrize("before", [(), (nn.Flatten(),), (nn.Identity(), nn.Dropout())])
@@ -58,14 +34,6 @@ def test_a_first_layer_that_works_in_place_leaves_the_images_to_the_other_member
     for logits in ensemble.member_logits(inputs):
         torch.testing.assert_close(logits, expected)
     assert torch.equal(inputs, images - 0.5)
-
-
-def test_backward_reaches_the_images_and_no_weight(images: torch.Tensor) -> None:
-    ensemble = Ensemble([build(0), build(1, width=2)], Mean())
-    images.requires_grad_()
-    ensemble(images).sum().backward()
-    assert images.grad.abs().sum() > 0
-    assert all(not p.requires_grad and p.grad is None for p in ensemble.parameters())
 
 
 # Members of two kinds, which are called one by one, stacked, or computed again for the gradient.

@@ -6,9 +6,7 @@ import torch
 from forward_backward import answers
 from torch import Tensor, fx, nn
 
-from strategies.combiners.combiners import Mean
 from strategies.teacher.calls import NarrowMembers
-from strategies.teacher.ensemble import Ensemble
 from strategies.teacher.frozen import simplify
 
 
@@ -66,8 +64,3 @@ def test_joined_first_layers_equal_the_members_as_they_came(name: str, channels_
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
     with torch.no_grad():
         torch.testing.assert_close(joined(x), expected[0], rtol=1e-5, atol=1e-6)
-
-
-def joined(*seeds: int) -> Ensemble:
-    members = [simplify(drawn(NETS["pool and ReLU"], seed)) for seed in seeds]
-    return Ensemble(members, Mean(), kinds=["net"] * len(members))

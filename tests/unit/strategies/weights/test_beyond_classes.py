@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from strategies import merge
 
 Pairs = tuple[Tensor, Tensor]
-Score = Callable[[nn.Module, Pairs], float]
 
 
 class UNet(nn.Module):
