@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -164,8 +163,7 @@ def check_resume(method: Method, config: Any, **also: Any) -> None:
         assert resumed.epochs == whole.epochs[snapshot.step :]
 
 
-_run_once = cache(run)
-# Options that every method hands on with others in one recipe; test_dense.py tries each of them.
+# Options that every method hands on with others in one recipe; DENSE tries each of them.
 IN_RECIPES = frozenset({
     "kd_temperature", "optimizer", "weight_decay", "schedule", "student_clip", "generator_clip", "optimize_noise",
     "keep_images",
@@ -175,11 +173,3 @@ IN_RECIPES = frozenset({
 def options_to_try(config: type, *decided: str) -> list[str]:
     """Return the options of a method's config, but for those of shared recipes and ones that decide nothing here."""
     return [field.name for field in fields(config) if field.name not in IN_RECIPES.union(decided)]
-
-
-def check_option(method: Method, config: Any, name: str, value: Any, *, epochs: int = 2) -> None:
-    """An epoch, or a few, with another value of an option end with another student, ensemble or images."""
-    assert getattr(replace(config, epochs=epochs), name) != value
-    lengths = (epochs,) if name == "epochs" else (1, epochs)  # most options show at once
-    changed = ((replace(config, epochs=length), {name: value}) for length in lengths)
-    assert any(not same(run(method, replace(one, **other)), _run_once(method, one)) for one, other in changed)

@@ -4,14 +4,11 @@ from typing import Any
 import pytest
 import torch
 from method_fakes import (
-    OTHER,
     TINY,
     UPLOADS,
     Book,
-    check_option,
     check_resume,
     close,
-    options_to_try,
     run,
     same,
     telling,
@@ -49,20 +46,6 @@ def final(outcome: Outcome) -> Tensor:
 
 def weights_per_epoch(book: Book) -> list[Tensor]:
     return [snapshot.state["modules"]["weights"]["weights"] for snapshot in book.snapshots]
-
-
-VARIANTS: dict[str, dict[str, Any]] = {
-    "paper": {
-        "perturbation": "l2", "reweighting_data": "perturbed", "keep_images": "last", "optimize_noise": False,
-        "generator_reset": "never", "pool_precision": "float32", "difficulty": "differentiated", "ensemble": "sum",
-    },
-    "weights-only": {"perturbation": "none", "pool_cap": 9, "student_lr": 0.01, "pool_augmentation": "flip"},
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", VARIANTS)
-def test_fit_resumed_after_a_crash_ends_with_the_same_bits_and_the_same_weights(name: str) -> None:
-    check_resume(METHOD, replace(SMALL, **VARIANTS[name]))
 
 
 def test_outcome_has_the_student_and_the_ensemble_with_the_last_weights(usual: tuple[Outcome, Book]) -> None:
@@ -151,19 +134,6 @@ def test_everything_switched_off_is_dense_with_its_cross_entropy_alone(monkeypat
     plain = run(dense.METHOD, dense.DenseConfig(**config, bn_weight=0.0))
     ours = run(METHOD, CoBoostingConfig(**{**config, **NOTHING}))
     close(replace(ours, ensemble=None), plain)
-
-
-CO_OTHER: dict[str, Any] = OTHER | {
-    "schedule": "cosine", "hard_exponent": 0.0, "adversarial_weight": 0.0, "adversarial_temperature": 1.0,
-    "difficulty": "differentiated", "ensemble": "sum",
-    "perturbation": "l2", "perturbation_size": 0.5, "reweighting": False,
-    "reweighting_step": 0.01, "reweighting_decay": 0.5, "reweighting_data": "all",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", options_to_try(CoBoostingConfig))
-def test_every_option_changes_the_result(name: str) -> None:
-    check_option(METHOD, SMALL, name, CO_OTHER[name], epochs=2)
 
 
 MUTE = tuple(telling(upload, label_counts=None) for upload in UPLOADS)

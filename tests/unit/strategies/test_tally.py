@@ -5,13 +5,9 @@ from typing import Any
 import pytest
 import torch
 from method_fakes import (
-    OTHER,
     SHAPE,
     UPLOADS,
     Book,
-    check_option,
-    check_resume,
-    options_to_try,
     run,
     telling,
     tiny_job,
@@ -52,18 +48,6 @@ def student_of(config: TallyConfig, uploads: tuple[Upload, ...] = UPLOADS, **als
     student = fit(replace(tiny_job(config, uploads=uploads), **also), Silent()).student
     assert student is not None
     return student
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"student_lr": 0.01, "start": "class-weighted", "layers": 2},
-        {"counts": "noise-rows", "start": "fresh"},
-        {"counts": "auto", "rule": "log", "inverted": 6},
-    ],
-)
-def test_fit_resumed_after_a_crash_ends_with_the_same_bits(changes: dict[str, Any]) -> None:
-    check_resume(METHOD, replace(SMALL, **changes))
 
 
 def test_outcome_has_the_student_the_ensemble_and_the_first_images(usual: Outcome) -> None:
@@ -131,19 +115,6 @@ def test_running_statistics_stay_those_of_the_start_while_the_weights_learn(star
     torch.testing.assert_close(ended["1.running_mean"], (FIRST["1.running_mean"] + 3 * LAST["1.running_mean"]) / 4)
     assert not torch.equal(begun["0.weight"], ended["0.weight"])
     assert not torch.equal(begun["1.weight"], ended["1.weight"])
-
-
-TALLY_OTHER: dict[str, Any] = OTHER | {
-    "counts": "rows", "rule": "log", "temperature": 3.0, "smoothing": 0.5, "probes": 8,
-    "cap_examples": True, "images": 13, "layers": 1, "sharpness": 2.0, "calibrated": False, "inverted": 4,
-    "start": "class-weighted",
-}  # fmt: skip
-
-
-# Random models do not agree: its test stands above. They have no common start: the others' are in test_update_gate.py.
-@pytest.mark.parametrize("name", options_to_try(TallyConfig, "agreement", "gate", "spanned"))
-def test_every_option_changes_the_result(name: str) -> None:
-    check_option(METHOD, SMALL, name, TALLY_OTHER[name])
 
 
 # Tally's start where a client's weights are larger than all others': what it may cost.

@@ -87,3 +87,9 @@ def test_lost_state_is_zero_one_warning_and_a_metric(tmp_path: Path, said: list[
     assert said[-1] == "alice: no state of earlier rounds is kept here: it continues from zero"
     if damage != "nowhere":  # it has a memory again
         assert one_round(memory, 3, last_round=2, safe_round=1)[1]["restarted"] == 0.0
+
+
+def test_disk_that_refuses_costs_the_memory_only(tmp_path: Path, said: list[str]) -> None:
+    (tmp_path / "run").write_text("a file where the folder would be")
+    assert one_round(RoundState(tmp_path / "run", "alice"), 1)
+    assert any("alice: its state of round 1 is not saved" in line for line in said)

@@ -80,6 +80,16 @@ clientapp = "task:client"
 TWO = FakeGrid({1: stock(1), 2: stock(2)})
 
 
+def reporting(seed: int, scores: Mapping[str, Any], **metrics: Any) -> Client:
+    """A client that sends weights with some numbers, and scores when it is asked for them."""
+
+    def answer(message: Message) -> Message:
+        trains = message.metadata.message_type == MessageType.TRAIN
+        return Message(records(weights(seed), **metrics) if trains else records(None, **scores), reply_to=message)
+
+    return answer
+
+
 def test_a_run_does_not_travel_with_the_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (project := tmp_path / "project").mkdir()
     (project / "pyproject.toml").write_text(PROJECT)
@@ -160,17 +170,9 @@ def test_a_trial_without_reports_ends_in_any_thread_and_costs_nothing_else(monke
 
 
 def test_scores_are_logged_and_kept_as_flower_does(tmp_path: Path, said: list[str]) -> None:
-    def client(seed: int) -> Client:
-        def answer(message: Message) -> Message:
-            if message.metadata.message_type == MessageType.TRAIN:
-                return Message(records(weights(seed), train_loss=0.25), reply_to=message)
-            return Message(records(None, eval_acc=0.75), reply_to=message)
-
-        return answer
-
     run = strategy(OneShotFedAvg, tmp_path / "run", fraction_evaluate=1.0)
     result = run.start(
-        FakeGrid({1: client(1), 2: client(2)}),  # type: ignore[arg-type]
+        FakeGrid({k: reporting(k, {"eval_acc": 0.75}, train_loss=0.25) for k in (1, 2)}),  # type: ignore[arg-type]
         ArrayRecord(weights(5)),
         evaluate_fn=lambda number, _: MetricRecord({"accuracy": 0.1 + number}),
     )
@@ -245,20 +247,24 @@ def test_an_argument_without_a_place_is_refused_by_the_class_s_name(
         strategy(kind, tmp_path / "run", **argument)
 
 
+@pytest.mark.parametrize("kind", [OneShotFedAvg, Iterative, FLBoost])
 @pytest.mark.parametrize(("reported", "found"), [("epsilon", "max-epsilon"), ("max_epsilon", "max_epsilon")])
-def test_a_mean_of_epsilons_is_never_reported(tmp_path: Path, reported: str, found: str) -> None:
-    def client(seed: int) -> Client:
-        def answer(message: Message) -> Message:
-            state = weights(seed) if message.metadata.message_type == MessageType.TRAIN else None
-            said = {reported: float(seed), "epsilon-by-class": [float(seed), 4.0 - seed], "steps": 5.0}
-            return Message(records(state, **said), reply_to=message)
-
-        return answer
-
-    run = strategy(OneShotFedAvg, tmp_path / "run", fraction_evaluate=1.0)
-    result = run.start(FakeGrid({1: client(1), 2: client(3)}))  # type: ignore[arg-type]
-    for metrics in (result.train_metrics_clientapp, result.evaluate_metrics_clientapp):
-        assert metrics == {1: {found: 3.0, "max-epsilon-by-class": [3.0, 3.0], "steps": 5.0}}
+def test_a_mean_of_epsilons_is_never_reported(tmp_path: Path, kind: Any, reported: str, found: str) -> None:
+    more: dict[Any, dict[str, Any]] = {
+        OneShotFedAvg: {"fraction_evaluate": 1.0},
+        Iterative: {"config": IterativeConfig(rounds=1)},
+        FLBoost: {"base": FedAvg(), "proxy": torch.zeros(4, *SHAPE, dtype=torch.uint8),
+                  "refiner": Refiner.of("feddf", epochs=1)},
+    }  # fmt: skip
+    lists = kind is OneShotFedAvg  # rounds report single numbers
+    said: dict[int, dict[str, Any]] = {seed: {reported: float(seed), "steps": 5.0} for seed in (1, 3)}
+    for seed, told in said.items():
+        told.update({"epsilon-by-class": [float(seed), 4.0 - seed]} if lists else {})
+    run: Any = strategy(kind, tmp_path / "run", **more[kind])
+    result = run.start(FakeGrid({seed: reporting(seed, told, **told) for seed, told in said.items()}), num_rounds=1)
+    wanted = {1: {found: 3.0, "steps": 5.0, **({"max-epsilon-by-class": [3.0, 3.0]} if lists else {})}}
+    assert result.train_metrics_clientapp == wanted
+    assert result.evaluate_metrics_clientapp == ({} if kind is Iterative else wanted)
 
 
 def test_lists_are_averaged_and_what_has_no_mean_or_no_place_is_said(tmp_path: Path, said: list[str]) -> None:
@@ -821,25 +827,6 @@ def test_a_legacy_clientapp_ends_rounds_in_the_first_and_is_named(tmp_path: Path
     with pytest.raises(QuorumError, match="round 1: 0 usable answers.*NumPyClient.*must be a ClientApp with"):
         Iterative(net, run_dir=tmp_path / "run", options=ONE_THREAD).start(grid)  # type: ignore[arg-type]
     assert len(grid.asked) == 2
-
-
-@pytest.mark.parametrize("around", [False, True], ids=["Iterative", "FLBoost"])
-def test_rounds_report_no_mean_of_epsilons(tmp_path: Path, around: bool) -> None:
-    def client(seed: int) -> Client:
-        def answer(message: Message) -> Message:
-            state = weights(seed) if message.metadata.message_type == MessageType.TRAIN else None
-            return Message(records(state, epsilon=float(seed), steps=5.0), reply_to=message)
-
-        return answer
-
-    grid = FakeGrid({1: client(1), 2: client(3)})
-    run: Any = Iterative(net, run_dir=tmp_path / "run", options=ONE_THREAD, config=IterativeConfig(rounds=1))
-    if around:
-        run = strategy(FLBoost, tmp_path / "run", base=FedAvg(), proxy=torch.zeros(4, *SHAPE, dtype=torch.uint8),
-                       refiner=Refiner.of("feddf", epochs=1))  # fmt: skip
-    result = run.start(grid, num_rounds=1)
-    assert result.train_metrics_clientapp == {1: {"max-epsilon": 3.0, "steps": 5.0}}
-    assert result.evaluate_metrics_clientapp == ({1: {"max-epsilon": 3.0, "steps": 5.0}} if around else {})
 
 
 def test_lora_factors_are_a_part(tmp_path: Path) -> None:

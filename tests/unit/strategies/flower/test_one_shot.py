@@ -16,6 +16,7 @@ from flower_fakes import (
     FakeGrid,
     dense,
     equal,
+    failing,
     linear,
     net,
     records,
@@ -23,7 +24,7 @@ from flower_fakes import (
     strategy,
     weights,
 )
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from torch import nn
 
 from strategies import DenseConfig, FedENS, OneShotFedAvg, load_ensemble_module
@@ -170,3 +171,18 @@ def test_teacher_of_a_strategy_may_be_tallys_pool(tmp_path: Path) -> None:
     assert not equal(ends["tally"], ends["own"])
     replayed = dense(None, options=replace(ONE_THREAD, teacher="tally")).replay(tmp_path / "own")
     assert equal(dict(replayed.state_dict()), ends["tally"])
+
+
+def test_evaluate_steps_ask_a_share_of_the_nodes_and_average(tmp_path: Path) -> None:
+    grid = FakeGrid(dict.fromkeys(range(1, 5), failing("")))
+    found = strategy(OneShotFedAvg, tmp_path / "run", fraction_evaluate=0.5)
+    messages = list(found.configure_evaluate(1, ArrayRecord(weights(5)), ConfigRecord(), grid))  # type: ignore[arg-type]
+    assert len(messages) == 2
+    assert {m.metadata.message_type for m in messages} == {MessageType.EVALUATE}
+
+    def scores(message: Message, accuracy: float, examples: int) -> Message:
+        metrics = MetricRecord({"accuracy": accuracy, "num-examples": examples})
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+    replies = [scores(messages[0], 1.0, 1), scores(messages[1], 0.0, 3)]
+    assert found.aggregate_evaluate(1, replies) == {"accuracy": 0.25}

@@ -177,15 +177,6 @@ def test_replay_without_clients_ends_with_the_same_bits(tmp_path: Path) -> None:
     assert (target / "student.safetensors").exists()
 
 
-def test_start_when_a_stored_upload_is_damaged_says_which(tmp_path: Path) -> None:
-    with pytest.raises(KilledError):
-        mortal(tmp_path / "run").start(FakeGrid(GRID), START)
-    file = tmp_path / "run" / "uploads" / "bob.safetensors"
-    file.write_bytes(file.read_bytes()[:-1] + b"\x7f")
-    with pytest.raises(StoreError, match=r"bob\.safetensors: damaged upload of client 'bob'"):
-        dense(tmp_path / "run").start(FakeGrid(GRID), START)
-
-
 TWO_ROUNDS = DenseConfig(rounds=2, **TINY)
 
 

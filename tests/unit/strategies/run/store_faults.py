@@ -1,10 +1,9 @@
-"""Faults of the disk and of the process, at a chosen call of ``os.fsync`` or ``os.replace``."""
+"""Faults of the disk at a chosen call of ``os.fsync`` or ``os.replace``."""
 
 from __future__ import annotations
 
 import errno
 import os
-import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -51,21 +50,6 @@ class Faults:
 
 def disk_full(*_: object) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def kill_me() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def in_child(action: Callable[[], object]) -> int:
-    """Run an action in a forked process and return the signal that ended it (0: it ran to its end)."""
-    pid = os.fork()
-    if pid == 0:
-        try:
-            action()
-        finally:
-            os._exit(0)
-    return os.WTERMSIG(os.waitpid(pid, 0)[1])
 
 
 def names(folder: Path) -> list[str]:

@@ -69,14 +69,6 @@ def test_loaded_ensemble_of_two_architectures_weighs_logits_as_the_formula_says(
     torch.testing.assert_close(model(IMAGES), torch.tensor(weights[0]) * a + torch.tensor(weights[1]) * b)
 
 
-def test_ensemble_of_a_part_of_the_clients_takes_only_those_in_their_order() -> None:
-    one = job(fedens.METHOD)
-    a, b = logits(one)
-    ensemble = build_ensemble(one, EnsembleSpec(("b", "a"), "weighted", {"weights": torch.tensor([1.0, 0.0])}))
-    torch.testing.assert_close(ensemble(IMAGES), b)
-    torch.testing.assert_close(build_ensemble(one, EnsembleSpec(("a",), "mean"))(IMAGES), a)
-
-
 def test_ensemble_in_int8_quantises_its_members_in_memory_and_from_a_folder(tmp_path: Path) -> None:
     one = job(fedens.METHOD)
     first = telling(one.uploads[0], ranges={"1": (-0.25, 0.5)})
@@ -170,12 +162,3 @@ def test_a_part_that_a_killed_process_has_left_is_replaced_and_the_only_copy_is_
     state = {"w": torch.zeros(2)}
     ensembles.save_ensemble(place, EnsembleSpec(("a",), "mean"), [Upload(UploadFacts("a", "x"), lambda: state)])
     assert load_ensemble(run.path, ENSEMBLES_BUILDERS)[0].clients == ("a",)
-
-
-@pytest.mark.parametrize("name", ["members/a.safetensors", "combiner.safetensors", "ensemble.json"])
-def test_load_ensemble_with_a_cut_file_names_it(run: RunFolder, name: str) -> None:
-    ensembles.save_ensemble(run.path / "ensemble", SPEC, run.round().uploads())
-    path = run.path / "ensemble" / name
-    path.write_bytes(path.read_bytes()[:-3])
-    with pytest.raises(StoreError, match=f"{name}: damaged"):
-        load_ensemble(run.path, ENSEMBLES_BUILDERS)

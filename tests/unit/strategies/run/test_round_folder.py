@@ -1,24 +1,19 @@
-"""Accepted uploads survive every crash; a refused one leaves no trace."""
+"""Accepted uploads stay as they are; a refused one leaves no trace. test_power_cuts.py has the crashes."""
 
 from __future__ import annotations
 
-import signal
 from datetime import datetime
 from pathlib import Path
 
 import pytest
 import torch
-from store_faults import Faults, disk_full, in_child, kill_me, names
+from store_faults import Faults, disk_full, names
 
 from strategies.core.errors import StoreError, UploadError
 from strategies.core.facts import UploadFacts
 from strategies.method import Snapshot
 from strategies.run.files import FolderLock
 from strategies.run.round_folder import RoundFolder
-from strategies.run.uploads import UploadStore
-
-# Newer Pythons warn of a fork beside torch's threads; the children here only write files and die.
-pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 
 
 def weights(value: float, size: int = 4) -> dict[str, torch.Tensor]:
@@ -84,30 +79,6 @@ def test_accept_when_the_disk_is_full_at_any_call_leaves_nothing_and_goes_on(
     give(folder, "second", 2.0)
     assert folder.held() == ["first", "second"]
     assert len(folder.uploads()) == 2
-
-
-def test_accept_when_killed_at_any_call_is_accepted_whole_or_can_be_repeated(
-    folder: RoundFolder, faults: Faults
-) -> None:
-    give(folder, "first")
-    outcomes = []
-    for at in range(4):
-        client = f"second-{at}"
-        # The child has no lock after the fork, as no foreign process has; the calls under test begin below it.
-        with faults.at(at, kill_me):
-            assert in_child(lambda name=client: store_without_lock(folder, name)) == signal.SIGKILL
-        outcomes.append(client in folder.held())
-        folder.repair()
-        assert all(not name.startswith(".") for name in names(folder.path / "uploads"))
-        if not outcomes[-1]:
-            give(folder, client, 3.0)
-        assert client in {upload.client for upload in folder.uploads()}
-    # The line is complete before its sync, and only the machine's own crash can take it back.
-    assert outcomes == [False, False, False, True]
-
-
-def store_without_lock(folder: RoundFolder, client: str) -> None:
-    UploadStore.accept(folder, UploadFacts(client, "lenet5", 10, (4, 6)), weights(2.0))
 
 
 def test_a_torn_last_line_of_the_index_is_not_accepted_and_is_overwritten(folder: RoundFolder) -> None:

@@ -19,7 +19,7 @@ from strategies.core.durable import sha256_file, verify_digest
 from strategies.core.errors import StoreError
 from strategies.core.facts import UploadFacts
 from strategies.method import Snapshot
-from strategies.run.files import save_weights
+from strategies.run.files import FolderLock, save_weights
 from strategies.run.run_folder import RunFolder, default_run_dir
 
 # Newer Pythons warn of a fork beside torch's threads; the children here only write files and die.
@@ -150,7 +150,7 @@ def test_run_folder_when_its_writer_is_killed_in_the_middle_of_work_is_whole(tmp
             os._exit(1)
     try:
         assert os.read(heard, 1) == b"1"
-        with pytest.raises(StoreError, match=f"in use by process {pid}"):
+        with pytest.raises(StoreError, match=f"in use by process {pid}, wait or end it"):
             RunFolder.open(path)
         time.sleep(milliseconds / 1000)
     finally:
@@ -195,3 +195,36 @@ def test_a_run_folder_that_is_closed_to_this_user_is_one_line(
         RunFolder.open(closed)
     with pytest.raises(StoreError, match=f"{closed} is not a folder that can be written to"):
         default_run_dir(str(closed / "new"), "dense")
+
+
+def test_lock_held_by_this_process_keeps_a_second_one_out_until_released(tmp_path: Path) -> None:
+    first = FolderLock(tmp_path)
+    with pytest.raises(StoreError, match=rf"in use by process {os.getpid()}, call close\(\) of what opened it here"):
+        FolderLock(tmp_path)
+    first.release()
+    first.release()
+    assert not first.held
+    second = FolderLock(tmp_path)
+    assert second.held
+    assert not first.held
+    second.release()
+
+
+def test_lock_after_a_fork_is_not_kept_by_the_child(tmp_path: Path) -> None:
+    lock = FolderLock(tmp_path)
+    ready, go = os.pipe(), os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.write(ready[1], b"1" if not lock.held else b"0")
+        os.close(go[1])
+        os.read(go[0], 1)  # until the parent closes its end
+        os._exit(0)
+    try:
+        assert os.read(ready[0], 1) == b"1"
+        lock.release()
+        FolderLock(tmp_path).release()
+    finally:
+        os.close(go[1])
+        os.waitpid(pid, 0)
+        for end in (*ready, go[0]):
+            os.close(end)

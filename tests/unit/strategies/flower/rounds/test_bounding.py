@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from flower_fakes import CLASSES, ONE_THREAD, SHAPE, Client, FakeGrid, equal, net, weights
+from flower_fakes import Client, FakeGrid, equal, strategy, weights
 from flwr.app import Array, ArrayRecord, Message, MessageType, RecordDict
 from test_iterative import trainer
 
@@ -35,10 +36,8 @@ def run(place: Path, name: str, *, mallory: Callable[[RecordDict], None] | None 
         return reply
 
     config = IterativeConfig(strategy=name, rounds=2, stc_density=0.2)
-    strategy = Iterative(
-        net, num_classes=CLASSES, input_shape=SHAPE, config=config, run_dir=place / "run", options=ONE_THREAD
-    )
-    result = strategy.start(FakeGrid({**clients, 9: answer}), ArrayRecord(weights(5)))
+    grid: Any = FakeGrid({**clients, 9: answer})
+    result = strategy(Iterative, place / "run", config=config).start(grid, ArrayRecord(weights(5)))
     return dict(result.arrays.to_torch_state_dict())
 
 

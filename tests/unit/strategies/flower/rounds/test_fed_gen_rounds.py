@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from flower_fakes import CLASSES, ONE_THREAD, SHAPE, Client, FakeGrid, equal, net, weights
+from flower_fakes import CLASSES, SHAPE, Client, FakeGrid, equal, net, strategy, weights
 from flwr.app import ArrayRecord, Message, MessageType, MetricRecord, RecordDict
 from torch import nn
 
@@ -68,27 +68,10 @@ class Federation:
         return answer
 
 
-def result(
-    run: Path,
-    federation: Federation,
-    *,
-    refined: bool = True,
-    rounds: int = 3,
-    strategy: str = "fedavg",
-    **changes: Any,
-) -> State:
-    found = Iterative(
-        net,
-        num_classes=CLASSES,
-        input_shape=SHAPE,
-        config=IterativeConfig(rounds=rounds, strategy=strategy),
-        run_dir=run,
-        options=ONE_THREAD,
-        refiner=Refiner.of("fed-gen", **{**SMALL, **changes}) if refined else None,
-        compute="in-process",
-    )
-    arrays = found.start(FakeGrid(federation.nodes()), ArrayRecord(weights(5))).arrays
-    return dict(arrays.to_torch_state_dict())
+def result(run: Path, federation: Federation, *, refined: bool = True, rounds: int = 3, **changes: Any) -> State:
+    refiner = Refiner.of("fed-gen", **{**SMALL, **changes}) if refined else None
+    found: Any = strategy(Iterative, run, config=IterativeConfig(rounds=rounds), refiner=refiner)
+    return dict(found.start(FakeGrid(federation.nodes()), ArrayRecord(weights(5))).arrays.to_torch_state_dict())
 
 
 @pytest.mark.parametrize("level", ["features", "images"])

@@ -1,4 +1,4 @@
-"""The rules of federated learning in rounds: numbers by hand, and what they do on a problem whose answer is known."""
+"""FedNova against its formula, and a method as the stage of every round."""
 
 from __future__ import annotations
 
@@ -16,71 +16,26 @@ from strategies.core.errors import OptionError
 from strategies.core.facts import UploadFacts
 from strategies.flower.rounds.algorithms import (
     add_step,
-    feddyn_step,
     fednova_change,
-    next_control,
-    scaffold_step,
 )
 from strategies.flower.rounds.config import REFINERS
 from strategies.flower.rounds.refinement import Refinement, Refiner, refines
 from strategies.method import METHODS, InRounds, Job, Method, Normalization, Outcome, Progress, Upload
 
 
-def arrays(*values: float) -> dict[str, np.ndarray[Any, Any]]:
-    return {"w": np.array(values, np.float32)}
-
-
-def fednova_step(start: dict[str, np.ndarray[Any, Any]], *given: Any, **more: Any) -> dict[str, np.ndarray[Any, Any]]:
-    return add_step(start, fednova_change(start, *given, **more))
-
-
-def draws(count: int) -> list[dict[str, np.ndarray[Any, Any]]]:
-    rng = np.random.default_rng(0)
-    shapes = {"a": (2, 3), "b": (), "c": (4,)}
-    return [
-        {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()} for _ in range(count)
-    ]
-
-
 def test_fednova_is_its_formula() -> None:
-    start, *ends = draws(4)
+    rng, shapes = np.random.default_rng(0), {"a": (2, 3), "b": (), "c": (4,)}
+    start, *ends = (
+        {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()} for _ in range(4)
+    )
     weights, travels, rate = np.array([3.0, 1.0, 4.0]), np.array([0.5, 2.0, 1.1]), 0.7
     shares = weights / weights.sum()
-    found = fednova_step(start, ends, weights=weights.tolist(), travels=travels.tolist(), server_lr=rate)
+    change = fednova_change(start, ends, weights=weights.tolist(), travels=travels.tolist(), server_lr=rate)
+    found = add_step(start, change)
     for name, value in start.items():
         normalised = sum(p * (value - end[name]) / t for p, end, t in zip(shares, ends, travels, strict=True))
         np.testing.assert_allclose(found[name], value - rate * (shares @ travels) * normalised, rtol=1e-5, atol=1e-6)
         assert found[name].dtype == value.dtype
-
-
-def test_scaffold_of_two_clients_matches_numbers_by_hand() -> None:
-    found = scaffold_step(arrays(1.0), [arrays(3.0), arrays(2.0)], server_lr=0.5)
-    assert found["w"].tolist() == [1.0 + 0.5 * (2.0 + 1.0) / 2]
-    # Two of four clients: c moves by a quarter of the sum of their changes.
-    control = next_control(arrays(10.0), [arrays(1.0), arrays(3.0)], num_clients=4)
-    assert control["w"].tolist() == [11.0]
-
-
-def test_feddyn_of_two_clients_of_four_matches_numbers_by_hand() -> None:
-    # The mean way is 2, of 2 clients in 4: the drift moves by 1, to 1.5; the next model is 1 + 2 + 1.5.
-    model, drift = feddyn_step(arrays(1.0), [arrays(2.0), arrays(4.0)], drift=arrays(0.5), num_clients=4)
-    assert (model["w"].tolist(), drift["w"].tolist()) == ([4.5], [1.5])
-
-
-def test_feddyn_s_drift_is_the_mean_of_the_clients_and_its_model_that_of_theirs_on_it() -> None:
-    start, drift, *ends = draws(5)
-    model, now = feddyn_step(start, ends, drift=drift, num_clients=5)
-    turned = feddyn_step(start, ends[::-1], drift=drift, num_clients=5)
-    for name, value in start.items():
-        stack = np.stack([end[name] for end in ends]).astype(np.float64)
-        wanted = drift[name] + (stack - value).sum(0) / 5
-        np.testing.assert_allclose(now[name], wanted, rtol=1e-5, atol=1e-6)
-        np.testing.assert_allclose(model[name], stack.mean(0) + wanted, rtol=1e-5, atol=1e-6)
-        np.testing.assert_allclose(turned[0][name], model[name], rtol=1e-6, atol=1e-6)
-        assert (model[name].dtype, now[name].dtype) == (value.dtype, value.dtype)
-
-
-# A method as the stage of every round: its input, its results, its log lines, and the methods that can.
 
 
 State = dict[str, torch.Tensor]
@@ -137,23 +92,6 @@ def test_every_round_starts_from_its_model_and_from_the_memory_of_the_last() -> 
     second, _ = stage.run(2, [upload("a")], state(5.0))
     assert torch.equal(second["bias"], torch.full((2,), 6.0))
     assert float(stage.memory["count"]) == 2
-
-
-def test_the_method_gets_the_round_and_the_rounds_models() -> None:
-    seen: list[Job] = []
-
-    def watch(given: Job, progress: Progress) -> Outcome:
-        seen.append(given)
-        return nudge(given, progress)
-
-    stage = refinement(watch)
-    stage.run(7, [upload("a"), upload("b")], state(1.0))
-    (given,) = seen
-    assert given.server_round == 7
-    assert [each.client for each in given.uploads] == ["a", "b"]
-    assert given.memory is None
-    assert given.observer is None
-    assert given.config == NudgeConfig()
 
 
 def test_every_round_draws_anew_be_it_by_its_seed_or_by_its_number() -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from flower_fakes import CLASSES, ONE_THREAD, SHAPE, FakeGrid
+from flower_fakes import CLASSES, SHAPE, FakeGrid, strategy
 from flwr.app import ArrayRecord
 from test_iterative import trainer
 from torch import nn
@@ -36,23 +37,16 @@ def start() -> ArrayRecord:
         return ArrayRecord(Tied().state_dict())
 
 
-def iterative(place: Path, name: str = "fedadam") -> Iterative:
-    config = IterativeConfig(strategy=name, rounds=2, stc_density=0.2)
-    return Iterative(
-        Tied, num_classes=CLASSES, input_shape=SHAPE, config=config, run_dir=place / "run", options=ONE_THREAD
-    )
-
-
 @pytest.mark.parametrize("name", TITLES)
 def test_tied_weights_move_alike_and_as_the_strategy_moves_them(tmp_path: Path, name: str) -> None:
-    strategy, clients = (
-        iterative(tmp_path, name),
-        {k: trainer(f"c{k}", k, place=tmp_path / "disk", build=Tied) for k in (1, 2)},
+    run: Any = strategy(
+        Iterative, tmp_path / "run", model=Tied, config=IterativeConfig(strategy=name, rounds=2, stc_density=0.2)
     )
-    state = strategy.start(FakeGrid(clients), start()).arrays.to_torch_state_dict()
+    clients = {k: trainer(f"c{k}", k, place=tmp_path / "disk", build=Tied) for k in (1, 2)}
+    state = run.start(FakeGrid(clients), start()).arrays.to_torch_state_dict()
     assert not torch.equal(state["one.weight"], start().to_torch_state_dict()["one.weight"])
     assert torch.equal(state["one.weight"], state["two.weight"])
-    assert torch.equal(dict(strategy.outcome.state_dict())["one.weight"], state["one.weight"])
+    assert torch.equal(dict(run.outcome.state_dict())["one.weight"], state["one.weight"])
 
 
 class Spectral(nn.Module):
@@ -73,15 +67,12 @@ def test_a_weight_with_a_spectral_norm_has_norm_1_after_a_round(tmp_path: Path, 
     def build() -> nn.Module:
         return Spectral(form)
 
-    strategy = Iterative(
-        build, num_classes=CLASSES, input_shape=SHAPE, config=IterativeConfig(strategy=name, rounds=1),
-        run_dir=tmp_path / "run", options=ONE_THREAD,
-    )  # fmt: skip
+    run: Any = strategy(Iterative, tmp_path / "run", model=build, config=IterativeConfig(strategy=name, rounds=1))
     clients = {k: trainer(f"c{k}", k, place=tmp_path / "disk", build=build) for k in (1, 2)}
     with torch.random.fork_rng():
         torch.manual_seed(5)
         model = Spectral(form)
-    state = strategy.start(FakeGrid(clients), ArrayRecord(model.state_dict())).arrays.to_torch_state_dict()
+    state = run.start(FakeGrid(clients), ArrayRecord(model.state_dict())).arrays.to_torch_state_dict()
     model.load_state_dict(state)
     model.eval()(torch.zeros(1, *SHAPE))  # the old form then writes its weight
     assert np.linalg.norm(model.layer.weight.detach().numpy(), 2) == pytest.approx(1.0, abs=1e-5)
