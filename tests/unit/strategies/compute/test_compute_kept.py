@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from compute_fakes import ON_RAY, Heard, uploads_of
 from torch import nn
 
 from strategies.compute.in_process import InProcess
@@ -19,15 +20,7 @@ from strategies.core.errors import ComputeError, OptionError
 from strategies.core.facts import UploadFacts
 from strategies.method import Job, Method, Normalization, Outcome, Progress, Silent, Upload
 
-pytestmark = [
-    pytest.mark.ray,
-    pytest.mark.slow,
-    pytest.mark.usefixtures("local_ray"),
-    # Ray's own: a tip on its next release, and log files and processes that it leaves to the garbage collector.
-    pytest.mark.filterwarnings("ignore::FutureWarning:ray"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = [*ON_RAY, pytest.mark.usefixtures("local_ray")]
 
 ray = pytest.importorskip("ray")
 
@@ -84,22 +77,8 @@ def relu_net() -> nn.Module:
 TOY = Method("toy", "Toy", "nowhere", dict, fit)
 
 
-class Pids(Silent):
-    """Keeps the process of each run."""
-
-    def __init__(self) -> None:
-        self.all: list[int] = []
-
-    def record(self, row: Any) -> None:
-        self.all.append(row["pid"])
-
-
 def job(server_round: int = 1, **changes: Any) -> Job:
-    def weights(number: int) -> dict[str, torch.Tensor]:
-        draws = torch.Generator().manual_seed(100 * server_round + number)
-        return {key: torch.randn(value.shape, generator=draws) for key, value in tanh_net().state_dict().items()}
-
-    uploads = tuple(Upload(UploadFacts(f"c{n}", "net", 10), lambda n=n: weights(n)) for n in range(2))  # type: ignore[misc]
+    uploads = uploads_of(tanh_net, 2, 100 * server_round)
     facts = Job(uploads, {"net": tanh_net}, "net", 3, (1, 1, 8), Normalization((0.5,), (0.5,)), {"lr": 0.1})
     return replace(facts, **{"server_round": server_round, "start": {"w": torch.ones(3)}, **changes})
 
@@ -126,23 +105,23 @@ def gone(pid: int) -> bool:
 
 
 def test_rounds_in_one_actor_end_as_single_runs_and_carry_memory_over() -> None:
-    pids, memory = Pids(), None
+    heard, memory = Heard(), None
     with RayActors(fallback=False).kept() as kept:
         for number in (1, 2, 3):
             one = job(number, memory=memory)
-            outcome = kept.run(TOY, one, pids)
+            outcome = kept.run(TOY, one, heard)
             assert_as_single(outcome, TOY, one)
             memory = outcome.memory
-    assert len(pids.all) == 3
-    assert len(set(pids.all)) == 1
-    assert pids.all[0] != os.getpid()
-    assert gone(pids.all[0])
+    assert len(heard.pids) == 3
+    assert len(set(heard.pids)) == 1
+    assert heard.pids[0] != os.getpid()
+    assert gone(heard.pids[0])
     assert ray.is_initialized()  # it was there before
 
 
 def test_changes_between_rounds_take_effect() -> None:
     proxy = torch.ones(2, 1, 1, 8, dtype=torch.uint8)
-    pids = Pids()
+    heard = Heard()
     with RayActors(fallback=False).kept() as kept:
         changes: list[dict[str, Any]] = [
             {},
@@ -152,28 +131,28 @@ def test_changes_between_rounds_take_effect() -> None:
             {"proxy": proxy, "start": None, "seed": 7},
         ]
         for change in changes:
-            assert_as_single(kept.run(TOY, job(**change), pids), TOY, job(**change))
+            assert_as_single(kept.run(TOY, job(**change), heard), TOY, job(**change))
         proxy.fill_(9)
-        assert_as_single(kept.run(TOY, job(proxy=proxy), pids), TOY, job(proxy=proxy))
-        assert_as_single(kept.run(TOY, job(), pids), TOY, job())
+        assert_as_single(kept.run(TOY, job(proxy=proxy), heard), TOY, job(proxy=proxy))
+        assert_as_single(kept.run(TOY, job(), heard), TOY, job())
         other = replace(TOY, fit=fit_negated)
-        assert_as_single(kept.run(other, job(), pids), other, job())
-        assert_as_single(kept.run(TOY, job(device="auto"), pids), TOY, job())
-    assert len(set(pids.all[:-1])) == 1
-    assert pids.all[-1] != pids.all[0]  # another device asks for another share of a GPU
+        assert_as_single(kept.run(other, job(), heard), other, job())
+        assert_as_single(kept.run(TOY, job(device="auto"), heard), TOY, job())
+    assert len(set(heard.pids[:-1])) == 1
+    assert heard.pids[-1] != heard.pids[0]  # another device asks for another share of a GPU
 
 
 def test_an_actor_that_dies_between_or_in_runs_is_replaced(tmp_path: Any, caplog: pytest.LogCaptureFixture) -> None:
-    pids = Pids()
+    heard = Heard()
     with RayActors(fallback=False, max_restarts=1).kept() as kept:
-        kept.run(TOY, job(1), pids)
-        os.kill(pids.all[0], signal.SIGKILL)
-        assert_as_single(kept.run(TOY, job(2), pids), TOY, job(2))
+        kept.run(TOY, job(1), heard)
+        os.kill(heard.pids[0], signal.SIGKILL)
+        assert_as_single(kept.run(TOY, job(2), heard), TOY, job(2))
         dying = replace(TOY, fit=die_once)
         for number in (3, 4):
             one = job(number, config={"lr": 0.1, "marker": str(tmp_path / str(number))})
-            assert_as_single(kept.run(dying, one, pids), TOY, one)
-    assert len(set(pids.all)) == 4
+            assert_as_single(kept.run(dying, one, heard), TOY, one)
+    assert len(set(heard.pids)) == 4
     ours = [record.getMessage() for record in caplog.records if record.name.startswith("strategies")]
     assert ours == [
         "the Ray actor died since the last run: a new one replaces it",
@@ -182,23 +161,23 @@ def test_an_actor_that_dies_between_or_in_runs_is_replaced(tmp_path: Any, caplog
 
 
 def test_a_run_that_fails_leaves_the_next_its_actor_and_one_cut_off_does_not() -> None:
-    class Interrupting(Pids):
+    class Interrupting(Heard):
         def record(self, row: Any) -> None:
             super().record(row)
             raise KeyboardInterrupt
 
-    pids, cut = Pids(), Interrupting()
+    heard, cut = Heard(), Interrupting()
     with RayActors(fallback=False).kept() as kept:
-        kept.run(TOY, job(1), pids)
+        kept.run(TOY, job(1), heard)
         with pytest.raises(OptionError, match="no such round 2"):
-            kept.run(replace(TOY, fit=refuse), job(2), pids)
-        assert_as_single(kept.run(TOY, job(3), pids), TOY, job(3))
+            kept.run(replace(TOY, fit=refuse), job(2), heard)
+        assert_as_single(kept.run(TOY, job(3), heard), TOY, job(3))
         with pytest.raises(KeyboardInterrupt):
             kept.run(replace(TOY, fit=hang), job(4), cut)
-        assert gone(cut.all[0])
-        assert_as_single(kept.run(TOY, job(5), pids), TOY, job(5))
-    assert pids.all[0] == pids.all[1] == cut.all[0] != pids.all[2]
-    assert gone(pids.all[2])
+        assert gone(cut.pids[0])
+        assert_as_single(kept.run(TOY, job(5), heard), TOY, job(5))
+    assert heard.pids[0] == heard.pids[1] == cut.pids[0] != heard.pids[2]
+    assert gone(heard.pids[2])
 
 
 def test_memory_does_not_grow_with_the_rounds() -> None:
@@ -210,16 +189,16 @@ def test_memory_does_not_grow_with_the_rounds() -> None:
         return Outcome({"w": torch.full((mib // 4,), total)})
 
     uploads = tuple(Upload(UploadFacts(f"c{n}", "net", 10), lambda: {"w": torch.ones(mib)}) for n in range(4))
-    pids, sizes = Pids(), []
+    heard, sizes = Heard(), []
     with RayActors(fallback=False).kept() as kept:
         for number in range(1, 25):
-            kept.run(replace(TOY, fit=heavy), job(number, uploads=uploads, start={"w": torch.ones(mib)}), pids)
+            kept.run(replace(TOY, fit=heavy), job(number, uploads=uploads, start={"w": torch.ones(mib)}), heard)
             if 5 < number <= 10 or number > 19:
                 gc.collect()
-                sizes.append(psutil.Process(pids.all[-1]).memory_full_info().uss / mib)
+                sizes.append(psutil.Process(heard.pids[-1]).memory_full_info().uss / mib)
         gc.collect()
         assert soon(lambda: not ray._private.worker.global_worker.core_worker.get_all_reference_counts())
-    assert len(set(pids.all)) == 1
+    assert len(set(heard.pids)) == 1
     # A round brings 20 MiB, 4 of them with each upload.
     assert max(sizes[5:]) < max(sizes[:5]) + 40
 
@@ -228,24 +207,24 @@ def test_ray_that_ends_between_rounds_is_missed_at_once_and_our_own_is_started_a
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Last in this file: it ends the module's Ray."""
-    pids = Pids()
+    heard = Heard()
     with RayActors(owns_ray=False).kept() as kept, RayActors(owns_ray=False, fallback=False).kept() as strict:
-        kept.run(TOY, job(1), pids)
-        strict.run(TOY, job(1), pids)
+        kept.run(TOY, job(1), heard)
+        strict.run(TOY, job(1), heard)
         ray.shutdown()
         began = time.monotonic()
         with pytest.raises(ComputeError, match="the simulation's Ray has ended"):
-            strict.run(TOY, job(2), pids)
-        assert_as_single(kept.run(TOY, job(2), pids), TOY, job(2))
+            strict.run(TOY, job(2), heard)
+        assert_as_single(kept.run(TOY, job(2), heard), TOY, job(2))
         assert time.monotonic() - began < 60  # not the 120 s that a Ray to come is waited for
-    assert pids.all[2:] == [os.getpid()]
+    assert heard.pids[2:] == [os.getpid()]
     assert not ray.is_initialized()
     with RayActors(fallback=False).kept() as kept:
         for number in (1, 2):
-            assert_as_single(kept.run(TOY, job(number), pids), TOY, job(number))
+            assert_as_single(kept.run(TOY, job(number), heard), TOY, job(number))
         raylets = [child for child in psutil.Process().children(recursive=True) if "raylet" in child.name()]
-        assert pids.all[-1] == pids.all[-2]
+        assert heard.pids[-1] == heard.pids[-2]
         assert raylets
     assert not ray.is_initialized()
     assert all(gone(child.pid) for child in raylets)
-    assert gone(pids.all[-1])
+    assert gone(heard.pids[-1])

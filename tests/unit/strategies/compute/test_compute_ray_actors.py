@@ -11,25 +11,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
+from compute_fakes import ON_RAY, Heard, uploads_of
 
 from strategies.compute.in_process import InProcess
 from strategies.compute.ray_actors import RayActors
 from strategies.core.errors import ComputeError
-from strategies.core.facts import UploadFacts
-from strategies.method import Job, Method, Normalization, Outcome, Progress, Silent, Snapshot, Upload
+from strategies.method import Job, Method, Normalization, Outcome, Progress, Silent, Snapshot
 
-pytestmark = [
-    pytest.mark.ray,
-    pytest.mark.slow,
-    pytest.mark.usefixtures("local_ray"),
-    # Ray's own: a tip on its next release, and log files and processes that it leaves to the garbage collector.
-    pytest.mark.filterwarnings("ignore::FutureWarning:ray"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = [*ON_RAY, pytest.mark.usefixtures("local_ray")]
 
 ray = pytest.importorskip("ray")
 
@@ -94,51 +85,8 @@ def observe(epoch: int, module: torch.nn.Module) -> dict[str, float]:
 TOY = Method("toy", "Toy", "nowhere", ToyConfig, fit)
 
 
-class Log:
-    """Keeps all that a method says, and resumes from its last checkpoint."""
-
-    interval_s = 0.0
-
-    def __init__(self) -> None:
-        self.said: list[Any] = []
-        self.snapshots: list[Snapshot] = []
-        self.resumed: list[int] = []
-        self.ticks: list[float] = []
-
-    def resume(self) -> Snapshot | None:
-        if not self.snapshots:
-            return None
-        last = self.snapshots[-1]
-        self.resumed.append(last.step)
-        pool = torch.cat([snapshot.appended["pool"] for snapshot in self.snapshots])
-        return replace(last, appended={"pool": pool})
-
-    def report(self, step: int, total: int, values: Any = None, *_: Any) -> None:  # noqa: ARG002
-        assert total == 4
-
-    def record(self, row: Any) -> None:
-        self.said.append(dict(row))
-
-    def checkpoint(self, take: Any) -> None:
-        self.save(take())
-
-    def save(self, snapshot: Snapshot) -> None:
-        self.said.append(snapshot.step)
-        own = snapshot.state["state"]  # the method's, beside the counted work
-        own = {**own, "net": {key: value.clone() for key, value in own["net"].items()}}
-        self.snapshots.append(replace(snapshot, state={**snapshot.state, "state": own}))
-
-    def tick(self) -> None:
-        self.ticks.append(time.monotonic())
-
-
 def job(**changes: Any) -> Job:
-    def weights(number: int) -> dict[str, torch.Tensor]:
-        draws = torch.Generator().manual_seed(number)
-        return {key: torch.randn(value.shape, generator=draws) for key, value in Net().state_dict().items()}
-
-    uploads = tuple(Upload(UploadFacts(f"c{n}", "net", 10 + n, (5, 5 + n)), lambda n=n: weights(n)) for n in range(3))  # type: ignore[misc]
-    facts = Job(uploads, {"net": Net}, "net", 3, (1, 8, 8), Normalization((0.5,), (0.5,)), ToyConfig())
+    facts = Job(uploads_of(Net, 3), {"net": Net}, "net", 3, (1, 8, 8), Normalization((0.5,), (0.5,)), ToyConfig())
     return replace(facts, **{"threads": 2, "device": "auto", "observer": observe, "seed": 3, **changes})
 
 
@@ -149,15 +97,15 @@ def assert_equal(one: Outcome, two: Outcome) -> None:
 
 
 def test_run_in_an_actor_ends_as_in_process_and_says_the_same() -> None:
-    here, there = Log(), Log()
+    here, there = Heard(), Heard()
     threads = torch.get_num_threads()
     expected = InProcess().run(TOY, job(), here)
     outcome = RayActors(fallback=False).run(TOY, job(), there)
     assert_equal(outcome, expected)
     assert outcome.student["facts"].tolist() == [2.0, 1.0]
     assert outcome.student["pool"].dtype == torch.bfloat16
-    assert there.said == here.said
-    assert len(here.said) == 8
+    assert there.rows == here.rows
+    assert len(here.rows) == 4
     for one, two in zip(here.snapshots, there.snapshots, strict=True):
         assert torch.equal(one.appended["pool"], two.appended["pool"])
         first, second = (snapshot.state["state"]["net"]["body.0.weight"] for snapshot in (one, two))
@@ -170,11 +118,11 @@ def test_run_with_a_dying_actor_resumes_from_the_checkpoint_and_ends_equal(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = ToyConfig(marker=str(tmp_path / "died"), die_at=2)
-    log = Log()
+    log = Heard()
     outcome = RayActors(fallback=False).run(TOY, job(config=config), log)
     assert (tmp_path / "died").exists()
     assert log.resumed == [2]
-    assert [said for said in log.said if isinstance(said, int)] == [1, 2, 3, 4]
+    assert [snapshot.step for snapshot in log.snapshots] == [1, 2, 3, 4]
     assert_equal(outcome, InProcess().run(TOY, job(), Silent()))
     assert [record.getMessage() for record in caplog.records if record.name.startswith("strategies")] == [
         "the Ray actor died; restart 1 of 2 from the last checkpoint"
@@ -182,7 +130,7 @@ def test_run_with_a_dying_actor_resumes_from_the_checkpoint_and_ends_equal(
 
 
 def test_run_without_room_falls_back_in_one_line_or_refuses(caplog: pytest.LogCaptureFixture) -> None:
-    log = Log()
+    log = Heard()
     outcome = RayActors(num_gpus=1, wait_s=1.0).run(TOY, job(), log)
     assert_equal(outcome, InProcess().run(TOY, job(), Silent()))
     assert log.ticks
@@ -229,28 +177,6 @@ def test_run_with_the_library_under_another_name_works(tmp_path: Path, monkeypat
         monkeypatch.delitem(sys.modules, name)
 
 
-def test_run_when_interrupted_kills_the_actor() -> None:
-    def tell_and_wait(job: Job, progress: Progress) -> Outcome:
-        progress.record({"pid": os.getpid()})
-        time.sleep(60.0)
-        return Outcome()
-
-    working: list[int] = []
-
-    class Interrupting(Log):
-        def record(self, row: Any) -> None:
-            working.append(row["pid"])
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        RayActors(fallback=False).run(replace(TOY, fit=tell_and_wait), job(), Interrupting())
-    assert working != [os.getpid()]
-    deadline = time.monotonic() + 10
-    while psutil.pid_exists(working[0]) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not psutil.pid_exists(working[0]) or psutil.Process(working[0]).status() == psutil.STATUS_ZOMBIE
-
-
 def test_run_without_any_ray_starts_its_own_on_loopback_and_ends_it(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -267,7 +193,7 @@ def test_run_without_any_ray_starts_its_own_on_loopback_and_ends_it(
     addresses: list[str] = []
     handler = signal.getsignal(signal.SIGTERM)
 
-    class Looking(Log):
+    class Looking(Heard):
         def record(self, row: Any) -> None:  # noqa: ARG002
             addresses.append(ray.nodes()[0]["NodeManagerAddress"])
 

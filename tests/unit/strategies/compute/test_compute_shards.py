@@ -2,28 +2,21 @@
 
 import os
 import signal
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+from compute_fakes import ON_RAY, Heard
 from torch import nn
 
 from strategies.compute.in_process import InProcess
 from strategies.compute.ray_actors import RayActors
 from strategies.core.facts import UploadFacts
-from strategies.method import METHODS, Job, Normalization, Outcome, Silent, Snapshot, Upload
+from strategies.method import METHODS, Job, Normalization, Outcome, Snapshot, Upload
 from strategies.methods.co_boosting import CoBoostingConfig
 
-pytestmark = [
-    pytest.mark.ray,
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = ON_RAY
 
 ray = pytest.importorskip("ray")
 
@@ -82,33 +75,17 @@ def job(count: int = 5) -> Job:
     return Job(uploads, builders, "net4", 3, SHAPE, space, CONFIG, seed=3, threads=1)
 
 
-class Book(Silent):
-    """Keeps rows and checkpoints; kills a process at an epoch's border if told to."""
+class Striking(Heard):
+    """Kills a process at the border of the first epoch."""
 
-    interval_s = 0.0
-
-    def __init__(self, at: int = 0, strike: Any = None) -> None:
-        self.rows: list[Any] = []
-        self.snapshots: list[Snapshot] = []
-        self.resumed: list[int] = []
-        self.at, self.strike = at, strike
-
-    def resume(self) -> Snapshot | None:
-        if not self.snapshots:
-            return None
-        last = self.snapshots[-1]
-        self.resumed.append(last.step)
-        names = last.appended
-        return replace(last, appended={n: torch.cat([s.appended[n] for s in self.snapshots]) for n in names})
-
-    def record(self, row: Any) -> None:
-        self.rows.append(dict(row))
+    def __init__(self, strike: Callable[[], None]) -> None:
+        super().__init__()
+        self.strikes = [strike]
 
     def save(self, snapshot: Snapshot) -> None:
-        self.snapshots.append(snapshot)
-        if snapshot.step == self.at:
-            self.at = 0
-            self.strike()
+        super().save(snapshot)
+        if self.strikes:
+            self.strikes.pop()()
 
 
 def shards() -> list[Any]:
@@ -124,7 +101,7 @@ def assert_close(found: Outcome, expected: Outcome) -> None:
 
 
 def test_shards_on_two_nodes_end_as_one_process_even_if_one_dies(caplog: pytest.LogCaptureFixture) -> None:
-    method, plain = METHODS["co-boosting"], Book()
+    method, plain = METHODS["co-boosting"], Heard()
     expected = InProcess().run(method, job(), plain)
     place, seen = RayActors(shards=2, fallback=False, max_restarts=1), []
 
@@ -132,7 +109,7 @@ def test_shards_on_two_nodes_end_as_one_process_even_if_one_dies(caplog: pytest.
         seen.extend(shards())
         os.kill(seen[0]["Pid"], signal.SIGKILL)
 
-    book = Book(1, strike)
+    book = Striking(strike)
     assert_close(place.run(method, job(), book), expected)
     # Processes of their own. Two nodes are a wish, which test_compute_shard_plan tests, and no promise:
     # with a soft affinity Ray passes over a living node that the placing node does not know yet.

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from compute_fakes import Heard
 from ray import cloudpickle as ray_cloudpickle
 
 import strategies.method
@@ -19,13 +20,11 @@ from strategies.compute.worker import Event, Outbox, OutboxProgress, Relay, Work
 from strategies.core.errors import ComputeError, UploadError
 from strategies.core.facts import UploadFacts
 from strategies.core.options import config_class, option
-from strategies.core.work import KEY
-from strategies.method import EnsembleSpec, Job, Method, Normalization, Outcome, Progress, Silent, Snapshot
+from strategies.method import EnsembleSpec, Job, Method, Normalization, Outcome, Progress, Snapshot
 
 
 def fit_sum(job: Job, progress: Progress) -> Outcome:
-    start = progress.resume()
-    total = torch.zeros(2) if start is None else start.state["total"]
+    total = torch.zeros(2)
     for step, upload in enumerate(job.uploads, 1):
         total = total + upload.read()["w"]
         progress.report(step, len(job.uploads))
@@ -43,8 +42,8 @@ def job(fit: Any = fit_sum, **changes: Any) -> tuple[Method, Job]:
     return Method("toy", "Toy", "", dict, fit), Job(**{**vars(plain), "start": {"w": torch.ones(2)}, **changes})
 
 
-def run(worker: Worker, task: ActorTask, snapshot: Any = None, interval_s: float = 0.0) -> list[Event]:
-    worker.start(task, snapshot, interval_s)
+def run(worker: Worker, task: ActorTask) -> list[Event]:
+    worker.start(task, None, 0.0)
     events: list[Event] = []
     while not events or events[-1][0] not in ("done", "failed"):
         events += worker.poll(5)
@@ -70,13 +69,6 @@ def test_worker_with_a_task_says_everything_in_order_and_ends() -> None:
     events = run(worker_with([1.0, 2.0]), ActorTask.of(*job(), Plain))
     assert [kind for kind, _ in events if kind != "report"] == ["record", "checkpoint", "record", "checkpoint", "done"]
     assert torch.equal(unpack(events[-1][1][0]).student["total"], torch.full((2,), 4.0))
-
-
-def test_worker_with_a_snapshot_goes_on_from_it() -> None:
-    state = {KEY: {}, "state": {"total": torch.full((2,), 10.0)}}
-    snapshot = pack(Snapshot(1, state))
-    events = run(worker_with([1.0]), ActorTask.of(*job(), Plain), snapshot)
-    assert torch.equal(unpack(events[-1][1][0]).student["total"], torch.full((2,), 12.0))
 
 
 def test_worker_with_a_failing_method_ends_with_its_class_and_text() -> None:
@@ -121,33 +113,13 @@ def test_outbox_progress_with_later_changes_sends_the_state_of_the_moment() -> N
     assert sent == {"epoch": 1}
 
 
-class Keeping(Silent):
-    """Saves every checkpoint, as the driver's journal does."""
-
-    interval_s = 0.25
-
-    def __init__(self) -> None:
-        self.saved: list[Snapshot] = []
-        self.ticks = 0
-
-    def save(self, snapshot: Snapshot) -> None:
-        self.saved.append(snapshot)
-
-    def tick(self) -> None:
-        self.ticks += 1
-
-
-def rows(step: int, value: float) -> tuple[str, tuple[Any, ...]]:
-    return "checkpoint", (pack(Snapshot(step, None, {"pool": torch.full((1,), value)})),)
-
-
-def test_relay_with_save_saves_each_checkpoint() -> None:
-    keeping = Keeping()
-    relay = Relay(keeping)
-    relay.deliver(*rows(1, 1.0))
-    assert [snapshot.step for snapshot in keeping.saved] == [1]
+def test_relay_saves_each_checkpoint_and_ticks() -> None:
+    heard = Heard()
+    relay = Relay(heard)
+    relay.deliver("checkpoint", (pack(Snapshot(1, None, {"pool": torch.ones(1)})),))
+    assert [snapshot.step for snapshot in heard.snapshots] == [1]
     assert list(relay.ticking("ab")) == ["a", "b"]
-    assert (keeping.ticks, relay.interval_s) == (2, 0.25)
+    assert (len(heard.ticks), relay.interval_s) == (2, heard.interval_s)
 
 
 # Trees of tensors as trees of arrays.
@@ -163,19 +135,6 @@ def test_unpack_of_pack_returns_the_same_bits(dtype: torch.dtype) -> None:
     assert again.dtype == dtype
     assert again.shape == (2, 3)
     assert torch.equal(again.view(torch.uint8), tensor.view(torch.uint8))
-
-
-def test_unpack_of_pack_with_outcome_and_snapshot_returns_them() -> None:
-    spec = EnsembleSpec(("a", "b"), "weighted", {"weights": torch.tensor([0.25, 0.75])})
-    outcome = unpack(
-        pack(Outcome({"w": torch.ones(2)}, spec, {"fit": 1.5}, torch.zeros(1, 1, 2, 2, dtype=torch.uint8)))
-    )
-    assert isinstance(outcome, Outcome)
-    assert outcome.ensemble.clients == ("a", "b")
-    assert torch.equal(outcome.ensemble.weights["weights"], torch.tensor([0.25, 0.75]))
-    assert outcome.images.dtype == torch.uint8
-    snapshot = unpack(pack(Snapshot(3, {"w": torch.ones(1)}, {"pool": torch.zeros(2, 1)})))
-    assert (snapshot.step, snapshot.appended["pool"].shape) == (3, (2, 1))
 
 
 # User code that travels by value.
@@ -195,33 +154,26 @@ def helper(x: torch.Tensor) -> torch.Tensor:
     return x * SCALE
 
 
-LOAD = "import pickle, sys; built = pickle.load(sys.stdin.buffer)(); print(float(built(__import__('torch').ones(()))))"
-
-
-def elsewhere(pickled: bytes, folder: Path) -> float:
-    """Load and call in a process that cannot import this file."""
-    done = subprocess.run([sys.executable, "-c", LOAD], input=pickled, capture_output=True, cwd=folder, timeout=60)
-    assert done.returncode == 0, done.stderr.decode()
-    return float(done.stdout)
-
-
-@pytest.mark.slow
-def test_dumps_with_a_users_class_loads_where_its_module_is_absent(tmp_path: Path) -> None:
-    assert elsewhere(dumps("the builder", functools.partial(Scaled), cloudpickle), tmp_path) == 3.0
-
-
 @config_class("mine")
 class OwnConfig:
     rate: float = option(0.5, "a rate", above=0.0)
 
 
-def test_dumps_with_a_users_config_checks_its_options_where_its_module_is_absent(tmp_path: Path) -> None:
-    load = "import pickle, sys; found = pickle.load(sys.stdin.buffer); print(found.rate); type(found)(0.0)"
-    pickled = dumps("the method's config", OwnConfig(2.0), cloudpickle)
+LOAD = """
+import pickle, sys, torch
+build, config = map(pickle.loads, pickle.load(sys.stdin.buffer))
+print(float(build()(torch.ones(()))), config.rate)
+type(config)(0.0)
+"""
 
-    done = subprocess.run([sys.executable, "-c", load], input=pickled, capture_output=True, cwd=tmp_path, timeout=60)
 
-    assert done.stdout == b"2.0\n"
+def test_dumps_with_a_users_classes_loads_and_checks_options_where_their_module_is_absent(tmp_path: Path) -> None:
+    given = {"the builder": functools.partial(Scaled), "the method's config": OwnConfig(2.0)}
+    pickled = pickle.dumps([dumps(what, value, cloudpickle) for what, value in given.items()])
+
+    done = subprocess.run([sys.executable, "-c", LOAD], input=pickled, capture_output=True, cwd=tmp_path, timeout=60)
+
+    assert done.stdout == b"3.0 2.0\n", done.stderr.decode()
     assert "OptionError: setting 'mine.rate' is 0.0: must be" in done.stderr.decode()
 
 

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from method_fakes import Book
 from torch import nn
 
 from strategies.compute import threads
 from strategies.compute.in_process import InProcess
 from strategies.compute.threads import Sharing, choose_threads, follow_threads, multiplications
 from strategies.core.facts import Normalization
-from strategies.method import METHODS, Job, Silent, Snapshot
+from strategies.method import METHODS, Job, Outcome, Silent, Snapshot
 
 
 def convolutional(channels: int) -> nn.Module:
@@ -27,23 +28,6 @@ def a_job(channels: int, **changes: Any) -> Job:
         "config": METHODS["fedavg"].config(), "threads": 0,
     }  # fmt: skip
     return Job(**{**facts, **changes})
-
-
-class Stage(Silent):
-    """Keeps rows and the last snapshot."""
-
-    def __init__(self, snapshot: Snapshot | None = None) -> None:
-        self.rows: list[Any] = []
-        self.snapshot = snapshot
-
-    def resume(self) -> Snapshot | None:
-        return self.snapshot
-
-    def record(self, row: Any) -> None:
-        self.rows.append(row)
-
-    def checkpoint(self, take: Any) -> None:
-        self.snapshot = take()
 
 
 @pytest.fixture
@@ -82,37 +66,35 @@ def test_a_small_model_has_one_thread_and_a_large_one_the_idle_cores(monkeypatch
 
 
 def test_a_stage_goes_on_with_the_cores_that_it_gets_and_records_them(clock: dict[str, float]) -> None:
-    stage = Stage()
-    sharing = Sharing(a_job(2000), 4, stage)
+    book = Book()
+    sharing = Sharing(a_job(2000), 4, book)
     assert run_epochs(sharing, clock, [7.0, 4.0, 3.6, 0.5, 2.0]) == [4, 4, 2, 2, 1]
     assert sharing.counts == {0: 4, 2: 2, 4: 1}
-    assert [row for row in stage.rows if "threads" in row] == [
+    assert [row for row in book.rows if "threads" in row] == [
         {"threads": 4, "after_epoch": 0}, {"threads": 2, "after_epoch": 2}, {"threads": 1, "after_epoch": 4},
     ]  # fmt: skip
 
 
 def test_a_resumed_stage_goes_on_with_its_last_number(clock: dict[str, float]) -> None:
-    stage = Stage()
-    run_epochs(Sharing(a_job(2000), 4, stage), clock, [4.0, 3.8])
-    resumed = Sharing(a_job(2000), 4, stage)
+    book = Book(keep=True)
+    run_epochs(Sharing(a_job(2000), 4, book), clock, [4.0, 3.8])
+    resumed = Sharing(a_job(2000), 4, Book(book.snapshots[-1]))
     assert run_epochs(resumed, clock, [3.8, 3.8]) == [2, 2]
     assert resumed.counts == {0: 4, 1: 2}
 
 
 def test_a_number_of_the_caller_stays(clock: dict[str, float]) -> None:
-    assert run_epochs(Sharing(a_job(2000, threads=4), 4, Stage()), clock, [1.0, 1.0, 1.0]) == [4, 4, 4]
+    assert run_epochs(Sharing(a_job(2000, threads=4), 4, Silent()), clock, [1.0, 1.0, 1.0]) == [4, 4, 4]
 
 
 def test_a_replay_has_the_numbers_of_the_run(clock: dict[str, float]) -> None:
     job = follow_threads(a_job(2000), {"threads": {"0": 4, "2": 1}})
-    assert run_epochs(Sharing(job, choose_threads(job), Stage()), clock, [8.0, 8.0, 0.1]) == [4, 4, 1]
+    assert run_epochs(Sharing(job, choose_threads(job), Silent()), clock, [8.0, 8.0, 0.1]) == [4, 4, 1]
     assert follow_threads(a_job(2000, threads=3), {"threads": {"0": 4}}).threads == 3
 
 
 def test_an_outcome_tells_its_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fit(job: Job, progress: Any) -> Any:
-        from strategies.method import Outcome
-
+    def fit(job: Job, progress: Any) -> Outcome:
         return Outcome(timings={"threads": float(torch.get_num_threads())})
 
     monkeypatch.setattr(threads, "free_cores", lambda: 2)
