@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import nn
 
 from strategies import Result, load_ensemble_module, merge
@@ -71,20 +71,6 @@ def test_ten_lines_end_with_a_student_and_an_ensemble_and_leave_the_models_alone
         assert all(torch.equal(value, state[key]) for key, value in net.state_dict().items())
 
 
-def test_modules_state_dicts_and_files_give_the_same_result(tmp_path: Path) -> None:
-    states = [net.state_dict() for net in NETS]
-    save_file(states[0], tmp_path / "a.safetensors")
-    torch.save(states[1], tmp_path / "b.pt")
-    files = [tmp_path / "a.safetensors", str(tmp_path / "b.pt"), tmp_path / "a.safetensors"]
-
-    ways = [merge(models, "fedavg", model=Net, **SHAPE) for models in (NETS, states)]
-    from_files, same = (merge(models, "fedavg", model=Net, **SHAPE) for models in (files, [NETS[0], NETS[1], NETS[0]]))
-
-    assert torch.equal(predicted(ways[0]), predicted(ways[1]))
-    assert torch.equal(predicted(from_files), predicted(same))
-    assert not torch.equal(predicted(from_files), predicted(ways[0]))
-
-
 def test_sizes_of_training_sets_and_configs_reach_the_method() -> None:
     by_name = {f"client-{number:03d}": COUNTS[number] for number in (2, 0, 1)}
     plain, weighted, counted, named = (
@@ -114,10 +100,18 @@ def test_two_architectures_need_the_student_s_name_and_a_seed_draws_it() -> None
     assert not torch.equal(first, other)
 
 
+OF_ANOTHER_TYPE: list[tuple[str, Any]] = [
+    ("num_classes", "2"), ("input_shape", (1, 4)), ("normalization", 0.5), ("normalization", (0.5, 0.5)),
+    ("label_counts", 5), ("label_counts", [5] * 3), ("label_counts", [[1, "x", 1, 1]] * 3), ("num_examples", 7),
+    ("log", True), ("proxy", [1]), ("labelled", IMAGES), ("seed", "a"), ("threads", "2"), ("model", Net()),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("change", "error", "said"),
     [
         ({"models": []}, OptionError, "models is empty"),
+        *(({name: value}, OptionError, name) for name, value in OF_ANOTHER_TYPE),
         ({"models": [NETS[0].state_dict()]}, OptionError, "model 'client-000' is OrderedDict: needs model="),
         ({"models": {"a b": NETS[0]}}, OptionError, "client name is 'a b'"),
         ({"method": merge}, OptionError, "method is function: must be a name, one of .*tally"),

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 from strategies import merge
-from strategies.core.errors import OneShotError, OptionError
+from strategies.core.errors import OneShotError, OptionError, StoreError
 from strategies.merging.copies import copies_of
 
 SHAPE: dict[str, Any] = {"num_classes": 4, "input_shape": (1, 8, 8), "threads": 1, "log": str}
@@ -86,6 +86,21 @@ def test_an_ensemble_keeps_what_sets_its_members_apart_in_any_order(models: list
             torch.testing.assert_close(ensemble(IMAGES), expected)
 
 
+def test_a_buffer_that_no_state_dict_has_is_not_lost_in_a_saved_ensemble(tmp_path: Path) -> None:
+    result = merge([Shifted(0.0), Shifted(3.0)], "fedens", **SHAPE)
+    with pytest.raises(StoreError, match="the models differ in buffer 'mean', which is not in their state_dict"):
+        result.save(tmp_path)
+    merge([Shifted(3.0), Shifted(3.0)], "fedens", **SHAPE).save(tmp_path / "equal")
+
+
+def test_a_buffer_that_a_builder_draws_anew_is_refused() -> None:
+    def drawn() -> nn.Module:
+        return Shifted(float(torch.rand(())))
+
+    with pytest.raises(OptionError, match="mean.*persistent=True"):
+        merge([drawn(), drawn()], "fedens", model=drawn, **SHAPE)
+
+
 @pytest.mark.parametrize(
     "build",
     [
@@ -112,25 +127,19 @@ def test_modules_that_differ_in_their_weights_alone_are_of_one_architecture(buil
     assert not copies.difference
 
 
+DIFFER = "method 'fedavg' needs one architecture, but models 'a' and 'b' differ in 'held': .* model="
+
+
 @pytest.mark.parametrize(
-    ("method", "student", "said"),
+    ("method", "asked", "said"),
     [
-        ("fedavg", None, "method 'fedavg' needs one architecture, but models 'a' and 'b' differ in 'held': .* model="),
-        (
-            "fedavg",
-            "Holder",
-            "method 'fedavg' needs one architecture, but models 'a' and 'b' differ in 'held': .* model=",
-        ),
-        (
-            "tally",
-            None,
-            "student is None: must be one of Holder, Holder-2, because .* differ in 'held'; or give model=",
-        ),
+        ("fedavg", {}, DIFFER),
+        ("fedavg", {"student": "Holder"}, DIFFER),
+        ("tally", {}, "student is None: must be one of Holder, Holder-2, because .* differ in 'held'; or give model="),
     ],
 )
-def test_a_method_that_needs_one_architecture_says_what_differs(method: str, student: str | None, said: str) -> None:
+def test_a_method_that_needs_one_architecture_says_what_differs(method: str, asked: dict[str, Any], said: str) -> None:
     models = {"a": Holder(torch.relu), "b": Holder(torch.sin)}
-    asked: dict[str, Any] = {} if student is None else {"student": student}
 
     with pytest.raises(OptionError, match=said):
         merge(models, method, **asked, **SHAPE)
