@@ -61,6 +61,13 @@ def upload(k: int, architecture: str) -> Upload:
     return Upload(UploadFacts(f"c{k}", architecture, sum(counts), counts), read)
 
 
+def model_of(upload: Upload, builders: Mapping[str, Callable[[], nn.Module]] = BUILDERS) -> nn.Module:
+    """Return an upload's model, in eval mode."""
+    model = builders[upload.architecture]()
+    model.load_state_dict(upload.read())
+    return model.eval()
+
+
 def telling(upload: Upload, **facts: Any) -> Upload:
     """Return an upload whose client says something else about it."""
     return replace(upload, facts=replace(upload.facts, **facts))
@@ -143,11 +150,7 @@ def run(method: Method, config: Any, *, seed: int = 0) -> Outcome:
 def logits_of(job: Job) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Return the fresh student's logits [B, C] and the clients' [M, B, C] on the images as they are."""
     inputs = Standardize(job.normalization)(PROXY / 255)
-    found = []
-    for upload in job.uploads:
-        model = BUILDERS[upload.architecture]().eval()
-        model.load_state_dict(upload.read())
-        found.append(model(inputs).detach().double().numpy())
+    found = [model_of(upload)(inputs).detach().double().numpy() for upload in job.uploads]
     return fresh_student(job)(inputs).detach().double().numpy(), np.stack(found)
 
 

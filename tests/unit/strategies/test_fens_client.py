@@ -30,6 +30,8 @@ from strategies.uploads.packed import ensemble_digest, pack_member
 
 MEMBERS = ("m0", "m1", "m2")
 ROOT = Path(__file__).resolve().parents[3]
+# What every question says.
+KNOWN: dict[str, Any] = {"run-id": RUN, "seed": 0, "holdout": 0.1, "per-class": False, "num-classes": CLASSES}
 
 
 def logits(members: tuple[str, ...] = MEMBERS, seed: int = 0) -> Logits:
@@ -125,10 +127,7 @@ def test_rounds_and_votes_run_where_torch_cannot_be_imported(tmp_path: Path) -> 
         def never(*args):
             raise AssertionError("a round needs neither data nor models")
 
-        facts = {{
-            "run-id": {RUN!r}, "seed": 0, "holdout": 0.1, "per-class": False, "num-classes": 3,
-            "ensemble": {ensemble!r}, "round": 1, "steps": 2, "batch-size": 4, "lr": 0.5,
-        }}
+        facts = {{**{KNOWN!r}, "ensemble": {ensemble!r}, "round": 1, "steps": 2, "batch-size": 4, "lr": 0.5}}
         local = LocalFens("c0", never, never, never, state_dir={str(tmp_path)!r})
         for name in ("linear", "per-class", "nn"):
             params = AGGREGATORS[name].start(0, members=3, classes=3)
@@ -143,10 +142,7 @@ def test_rounds_and_votes_run_where_torch_cannot_be_imported(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("step", ["offer", "ensemble", "round", "votes"])
 def test_an_ensemble_whose_name_is_a_path_is_refused(tmp_path: Path, step: str) -> None:
-    facts = {
-        "run-id": RUN, "seed": 0, "holdout": 0.1, "per-class": False, "num-classes": 3, "step": step,
-        "ensemble": "../../../victim",
-    }  # fmt: skip
+    facts = {**KNOWN, "step": step, "ensemble": "../../../victim"}
 
     said, _ = respond(facts, {}, DirectClients(tmp_path).local("c0"))
 
@@ -160,9 +156,8 @@ MINE = pack_member("narrow", OWN.state, precision="float32").digest
 def repeated(folder: Path, step: str, count: int, *, classes: int = CLASSES, limit: float = 0.0) -> dict[str, Any]:
     """Return what client c0 says about an ensemble of its own upload alone, so often."""
     facts = {
-        "run-id": RUN, "seed": 0, "holdout": 0.1, "per-class": False, "num-classes": classes, "step": step,
-        "ensemble": ensemble_digest([MINE] * count), "members": [MINE] * count, "sizes": [8] * count,
-        "architectures": ["narrow"] * count, "precision": "float32",
+        **KNOWN, "num-classes": classes, "step": step, "ensemble": ensemble_digest([MINE] * count),
+        "members": [MINE] * count, "sizes": [8] * count, "architectures": ["narrow"] * count, "precision": "float32",
     }  # fmt: skip
     local = replace(DirectClients(folder, limit=limit).local("c0"), own=lambda _: OWN)
     return respond(facts, {}, local)[0]
@@ -197,8 +192,8 @@ def stepped(folder: Path, aggregator: str, given: dict[str, np.ndarray[Any, Any]
     found = Logits(MEMBERS, rng.normal(size=(3, 40, 3)).astype(np.float32), rng.integers(0, 3, 40), IMAGES)
     LogitCache(str(folder), RUN, "c0", "0/0.1/False").save("e" * 64, found)
     facts = {
-        "run-id": RUN, "seed": 0, "holdout": 0.1, "per-class": False, "num-classes": 3, "ensemble": "e" * 64,
-        "step": "round", "round": 1, "aggregator": aggregator, "steps": 1, "batch-size": 2**20, "lr": 0.1,
+        **KNOWN, "ensemble": "e" * 64, "step": "round", "round": 1, "aggregator": aggregator, "steps": 1,
+        "batch-size": 2**20, "lr": 0.1,
     }  # fmt: skip
     said, moved = respond(facts, given, DirectClients(folder, limit=limit).local("c0"))
     assert moved.keys() == (set() if "error" in said else given.keys())

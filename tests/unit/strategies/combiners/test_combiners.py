@@ -8,7 +8,7 @@ from fused_fakes import First
 from fused_fakes import made as fused_blocks
 from torch import Tensor, nn
 
-from strategies.combiners.aggregators import Array, sum_votes, vote_counts
+from strategies.combiners.aggregators import AGGREGATORS, Array, sum_votes, vote_counts
 from strategies.combiners.combiners import (
     COMBINERS,
     LabelCount,
@@ -147,6 +147,12 @@ def test_build_from_the_state_dict_gives_the_same_bits(name: str) -> None:
     rebuilt = build_combiner(name, BUILT[name].state_dict(), MEMBERS.get(name))
     given = drawn(name)
     assert torch.equal(rebuilt(*given), BUILT[name](*given))
+
+
+@pytest.mark.parametrize("name", [name for name, entry in AGGREGATORS.items() if entry.kind != "trained"])
+def test_an_aggregator_without_a_form_in_numpy_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="not trained by gradients in numpy"):
+        AGGREGATORS[name].start(0, members=2, classes=2)
 
 
 # Class shares read off a model; the formulas once more in numpy stand in ``tests/reference``.
