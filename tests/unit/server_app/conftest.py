@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import torch
 import typer.testing
-from typer.testing import CliRunner
+from commands import named
+from commands import oneshot as run_command
 
 from fl_app.data import open_split
 from fl_app.models import build
-from server_app import cli as command_line
 from server_app.compare import comparison
 from server_app.compare.cell import Cell, work
 from server_app.settings.build import build_job, held_out
@@ -148,11 +148,9 @@ def oneshot(
     del quick["compute"], quick["method"]
 
     def command(name: str, *words: object, **settings: Scalar) -> tuple[int, dict[str, Any], str]:
-        given = {**quick, **{key.replace("__", ".").replace("_", "-"): value for key, value in settings.items()}}
-        (tmp_path / "settings.toml").write_text(toml_table(given))
+        (tmp_path / "settings.toml").write_text(toml_table({**quick, **named(settings)}))
         more = ["--set", "settings.toml", "--clients", "3"] if name == "run" else []
-        arguments = [name, *map(str, words), "--local", *more, "--format", "json"]
-        done = CliRunner().invoke(command_line.cli, arguments, catch_exceptions=False)
+        done = run_command(name, *words, "--local", *more, "--format", "json")
         lines = done.stdout.splitlines()
         return done.exit_code, json.loads(lines[-1]) if lines else {}, done.stderr
 
@@ -180,7 +178,7 @@ def run_folder(tmp_path: Path) -> Callable[..., Path]:
     """Return a function that makes a run folder with stored uploads, as an app's run leaves it."""
 
     def make(*architectures: str, name: str = "run", **settings: Any) -> Path:
-        flat = {**default_settings(), **SMALL, **settings}
+        flat = {**default_settings(), **SMALL, **named(settings)}
         info = {
             "method": flat["method"],
             "seed": flat["seed"],
@@ -212,7 +210,7 @@ def stage() -> Callable[..., tuple[StageReport, Settings, HeldOut]]:
     """Return a function that runs a method on uploads of some architectures, in memory."""
 
     def run(method: str, *architectures: str, **settings: Any) -> tuple[StageReport, Settings, HeldOut]:
-        chosen = read_settings({**SMALL, "method": method, **settings})
+        chosen = read_settings({**SMALL, "method": method, **named(settings)})
         images, split = held_out(chosen)
         uploads = tuple(
             Upload(

@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from commands import replayed
 from safetensors.torch import load_file, save_file
 
 import strategies.core.vision  # noqa: F401  before transformers, which imports torchvision
 from server_app.export.exporting import stored_models
 from server_app.replay.imports import ImportRequest, import_checkpoints, import_lines
-from server_app.replay.request import ReplayRequest
-from server_app.replay.stored import replay_run
 from strategies import TiesConfig, merge
 from strategies.core.errors import OneShotError, OptionError
 
@@ -40,10 +39,8 @@ def folder(tmp_path: Path) -> Path:
 
 def update(place: Path) -> torch.Tensor:
     """Return s B A of a folder."""
-    tensors, config = (
-        load_file(place / "adapter_model.safetensors"),
-        json.loads((place / "adapter_config.json").read_text()),
-    )
+    tensors = load_file(place / "adapter_model.safetensors")
+    config = json.loads((place / "adapter_config.json").read_text())
     a, b = (tensors[f"{LAYER}.lora_{part}.weight"] for part in "AB")
     return config["lora_alpha"] / len(a) * b @ a
 
@@ -53,10 +50,8 @@ def imported(folder: Path, **how: Any) -> dict[str, Any]:
     return import_checkpoints(ImportRequest(folder, **given), log=lambda _: None)
 
 
-def replayed(result: dict[str, Any], method: str, **overrides: Any) -> Path:
-    found = replay_run(ReplayRequest(Path(result["run_dir"]), method, overrides), log=lambda _: None)
-    assert found["status"] == "finished"
-    return Path(found["run_dir"]) / "adapter"
+def merged_by(method: str, result: dict[str, Any], **overrides: Any) -> Path:
+    return Path(replayed(result, method, **overrides)["run_dir"]) / "adapter"
 
 
 def test_adapters_are_imported_and_a_replay_merges_their_updates_into_one_folder(folder: Path) -> None:
@@ -68,7 +63,7 @@ def test_adapters_are_imported_and_a_replay_merges_their_updates_into_one_folder
     ]  # fmt: skip
     assert sorted(result["left_out"]) == ["README.md", "base.pt"]
     assert "3 imported, 0 refused, 2 other files left out" in "\n".join(import_lines(result))
-    merged = replayed(result, "fedavg")
+    merged = merged_by("fedavg", result)
     wanted = 0.3 * update(folder / "north") + 0.1 * update(folder / "south") + 0.6 * update(folder / "west")
     torch.testing.assert_close(update(merged), wanted)
     with pytest.raises(OptionError, match="no logits of classes, which an export needs: load adapter/ by PeftModel"):
@@ -84,7 +79,7 @@ def test_every_merge_of_adapters_gives_what_merge_gives(
 ) -> None:
     (folder / "base.pt").unlink()
     merge(folder, method, config=config, log=lambda _: None).save(tmp_path / "wanted")
-    merged = replayed(imported(folder), method, **options)
+    merged = merged_by(method, imported(folder), **options)
     torch.testing.assert_close(update(merged), update(tmp_path / "wanted"))
 
 
@@ -93,7 +88,7 @@ def test_peft_loads_the_merged_folder(folder: Path) -> None:
     base = torch.nn.Sequential()
     base.add_module("fc", torch.nn.Linear(4, 3))
     before = base.fc.weight.detach().clone()
-    merged = replayed(imported(folder), "fedavg")
+    merged = merged_by("fedavg", imported(folder))
     whole = peft.PeftModel.from_pretrained(base, merged).merge_and_unload().fc.weight
     torch.testing.assert_close(whole - before, sum(update(folder / name) for name in RANKS) / 3)
 
@@ -132,7 +127,7 @@ def test_a_damaged_adapter_is_refused_or_skipped_and_a_folder_without_any_says_w
     result = imported(folder, skip_bad=True)
     assert (len(result["uploads"]), result["refused"]) == (2, 1)
     with pytest.raises(OptionError, match="needs label counts|merges|method"):
-        replayed(result, "tally")
+        merged_by("tally", result)
     for name in RANKS:
         (folder / name / "adapter_config.json").unlink()
     with pytest.raises(OptionError, match="holds no folders of LoRA adapters .* needs --architecture"):

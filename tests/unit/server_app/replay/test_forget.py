@@ -14,6 +14,7 @@ from server_app.settings.build import facts_of
 from server_app.settings.checks import check_adopted
 from server_app.settings.read import read_settings
 from strategies.core.errors import OptionError
+from strategies.run.files import read_json
 from strategies.run.run_folder import RunFolder
 from strategies.run.stage import pinned_clients
 
@@ -21,8 +22,7 @@ MakeRun = Callable[..., Path]
 
 
 def stored(run: Path) -> dict[str, Any]:
-    with RunFolder.open(run, write=False) as folder:
-        return dict(folder.info["settings"])
+    return dict(read_json(run / "run.json")["settings"])
 
 
 def adopted(tmp_path: Path, run: Path, forget: str = "", *, min_uploads: int = 2) -> RunFolder:
@@ -90,22 +90,18 @@ def test_facts_name_the_run_that_the_clients_uploaded_to_over_any_number_of_step
     assert facts_of("", "") == {}
 
 
-def adoption(run: Path, *, clients: int = 3, **changes: Any) -> None:
-    given = {**stored(run), "uploads": str(run), **changes}
-    check_adopted(read_settings(given), clients)
-
-
 @pytest.mark.parametrize(
-    ("changes", "reason"),
+    ("changes", "clients", "reason"),
     [
-        ({"data.alpha": 0.7}, "setting 'data.alpha' is 0.7, but the run whose uploads these are was made with 0.3"),
-        ({"seed": 4}, "setting 'seed' is 4, but the run whose uploads these are was made with 0"),
-        ({"fens.holdout": 0.3}, "setting 'fens.holdout' is 0.3, but the clients of .* kept 0.1 from training"),
-        ({"clients": 9}, "--num-supernodes is 9: must be 3"),
+        ({"data.alpha": 0.7}, 3, "setting 'data.alpha' is 0.7, but the run whose uploads these are was made with 0.3"),
+        ({"seed": 4}, 3, "setting 'seed' is 4, but the run whose uploads these are was made with 0"),
+        ({"fens.holdout": 0.3}, 3, "setting 'fens.holdout' is 0.3, but the clients of .* kept 0.1 from training"),
+        ({}, 9, "--num-supernodes is 9: must be 3"),
     ],
 )
 def test_settings_by_which_clients_would_hold_other_examples_are_refused(
-    run_folder: MakeRun, changes: dict[str, Any], reason: str
+    run_folder: MakeRun, changes: dict[str, Any], clients: int, reason: str
 ) -> None:
+    run = run_folder(method="fens")
     with pytest.raises(OptionError, match=reason):
-        adoption(run_folder(method="fens"), **changes)
+        check_adopted(read_settings({**stored(run), "uploads": str(run), **changes}), clients)

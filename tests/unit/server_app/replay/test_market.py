@@ -8,14 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from commands import oneshot, replayed
 from safetensors.torch import save_file
 from torch import nn
-from typer.testing import CliRunner
 
 from fl_app.models import build
-from server_app.cli import cli
 from server_app.replay.imports import ImportRequest, import_checkpoints
-from server_app.replay.stored import ReplayRequest, replay_run
 from server_app.settings.build import held_out
 from server_app.settings.read import read_settings
 from strategies.core.errors import OneShotError, OptionError, UploadError
@@ -76,10 +74,6 @@ def imported(tmp_path: Path, models: Path) -> Callable[..., dict[str, Any]]:
 Import = Callable[..., dict[str, Any]]
 
 
-def replayed(result: dict[str, Any], method: str, **overrides: Any) -> dict[str, Any]:
-    return replay_run(ReplayRequest(Path(result["run_dir"]), method, overrides), log=lambda _: None)
-
-
 def stored(result: dict[str, Any]) -> dict[str, State]:
     with RunFolder.open(Path(result["run_dir"]), write=False) as run:
         return {upload.client: upload.read() for upload in run.round(1).uploads()}
@@ -126,11 +120,6 @@ def test_a_replay_of_an_import_scores_the_checkpoints_as_they_are(imported: Impo
     assert {name: table[name] for name in "abc"} == dict(zip("abc", map(images.accuracy, members), strict=True))
     assert table["FedENS"] == images.accuracy(both)
     assert len({table[name] for name in "abc"}) == 3
-
-
-@pytest.mark.slow
-def test_an_import_can_be_distilled(imported: Import, small: dict[str, Any]) -> None:
-    assert replayed(imported(settings=small), "dense")["table"][-1]["name"] == "DENSE (2 epochs of 200)"
 
 
 def test_methods_that_need_label_counts_work_with_a_map_and_refuse_without(imported: Import, tmp_path: Path) -> None:
@@ -234,14 +223,6 @@ def test_a_bad_file_refuses_the_whole_import_in_one_line_and_leaves_nothing_behi
     assert not (models / "evil").exists()
 
 
-def test_the_malicious_file_is_malicious(models: Path) -> None:
-    write("malicious", models / "bad.pt")
-
-    torch.load(models / "bad.pt", weights_only=False)
-
-    assert (models / "evil").exists()
-
-
 def test_bad_files_when_skipped_are_left_out_and_logged(imported: Import, models: Path) -> None:
     write("malicious", models / "bad.pt")
     lines: list[str] = []
@@ -264,10 +245,7 @@ def test_bad_files_when_skipped_are_left_out_and_logged(imported: Import, models
         ("[b.pt]", r"map.toml names 'b': must be the checkpoints .*; names with dots are quoted, \[\"b.pt\"\]"),
         ('"b.pt" = 3', "map.toml: 'b.pt' is int: must be a table of facts"),
         ("keys = 3", "map.toml: 'keys' is int: must be a table of facts"),
-        (
-            '["b.pt"]\nnum_examples = 3',
-            r"\[\"b.pt\"\]: has 'num_examples': must be name, architecture",
-        ),
+        ('["b.pt"]\nnum_examples = 3', r"\[\"b.pt\"\]: has 'num_examples': must be name, architecture"),
         ('["b.pt"]\narchitecture = "lenet"', "architecture is 'lenet': must be lenet5, "),
         ('["b.pt"]\narchitecture = "cnn5"', "architecture is 'cnn5': must be lenet5, "),
         ('["b.pt"]\nname = "a b"', "name is 'a b': must match"),
@@ -277,10 +255,7 @@ def test_bad_files_when_skipped_are_left_out_and_logged(imported: Import, models
         ('["b.pt"]\nnum-examples = "many"', "num-examples is 'many': must be a positive whole number"),
         ('["b.pt"]\nlabel-counts = [1, 2]', r"label-counts is \[1, 2\]: must be 10 whole numbers from 0"),
         ('["b.pt"]\nlabel-counts = [1,1,1,1,1,1,1,1,1,-1]', "label-counts is .*: must be 10 whole numbers from 0"),
-        (
-            '["b.pt"]\nnum-examples = 9\nlabel-counts = [1,1,1,1,1,1,1,1,1,1]',
-            "label-counts sum to 10, but num-examples is 9",
-        ),
+        ('["b.pt"]\nnum-examples = 9\nlabel-counts = [1,1,1,1,1,1,1,1,1,1]', "label-counts sum to 10, but num-.* is 9"),
         ('["b.pt"]\nlabel-counts = [0,0,0,0,0,0,0,0,0,0]', "the sum of label-counts is 0: must be a positive"),
         ('["b.pt"]\nkeys = "x"', "keys is str: must be a table, old prefix -> new prefix"),
         ("[keys]\nnet.layers = ''", "keys has 'net' = dict: must be a text, .* prefixes with dots are quoted"),
@@ -347,14 +322,10 @@ def test_one_checkpoint_is_in_memory_at_a_time_and_an_interrupt_leaves_nothing(
     assert [path.name for path in tmp_path.iterdir()] == ["models"]
 
 
-# The command.
-
-
 def test_the_command_prints_the_uploads_the_folder_and_the_next_command(models: Path, tmp_path: Path) -> None:
     out = tmp_path / "market place"
-    words = ["import", str(models), "--architecture", "lenet5", "--run-config", "method=fedens", "--out", str(out)]
 
-    said = CliRunner().invoke(cli, words)
+    said = oneshot("import", models, "--architecture", "lenet5", "--run-config", "method=fedens", "--out", out)
 
     assert said.exit_code == 0, said.output
     lines = said.stdout.splitlines()

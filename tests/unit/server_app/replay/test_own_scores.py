@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,13 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from commands import replayed, run_card
 from foreign_runs import foreign_run
 from torch import nn
 
 from server_app.compare.comparison import Comparison, compare_runs
 from server_app.compare.report import lines_of, table_of
-from server_app.replay.request import ReplayRequest
-from server_app.replay.stored import replay_run
 from strategies.core.errors import OptionError
 
 CODE = """
@@ -43,14 +41,6 @@ def scores(model):
 
 def fails(model):
     raise ValueError("no test\\ndata")
-
-
-def fraction(model):
-    return score(model) / 100
-
-
-def never(model):
-    return 0.0
 
 
 share = lambda model: "most"
@@ -79,18 +69,16 @@ def run(tmp_path: Path) -> Path:
     return foreign_run(tmp_path / "runs" / "run", uploads, **{"num-classes": 2})
 
 
-def replayed(run: Path, method: str, evaluate: str, **more: Any) -> dict[str, Any]:
-    return replay_run(ReplayRequest(run, method, more, model="scored_net:net", evaluate=evaluate), log=lambda _: None)
+OWN: dict[str, Any] = {"model": "scored_net:net", "evaluate": "scored_net:score"}
 
 
 @pytest.mark.parametrize("evaluate", ["scored_net:score", "scored_net:scores"])
 def test_a_scored_replay_has_a_table_a_card_and_a_page(run: Path, evaluate: str) -> None:
     lines: list[str] = []
-    result = replay_run(ReplayRequest(run, "fedens", {}, model="scored_net:net", evaluate=evaluate), log=lines.append)
+    result = replayed(run, "fedens", **{**OWN, "evaluate": evaluate}, log=lines.append)
 
-    shown = re.findall(r"evaluation: batch (\d) of (\d)", "\n".join(lines))
-    assert shown[-1] == ("5", "5")  # a and b, their ensemble of two, FedAvg
-    assert all(done <= total for done, total in shown)
+    shown = [line.split()[2:5:2] for line in lines if line.startswith("evaluation: batch")]
+    assert shown[-1] == ["5", "5,"]  # a and b, their ensemble of two, FedAvg
     assert [(row["name"], row["accuracy"]) for row in result["table"]] == [
         ("a", 100.0), ("b", 0.0), ("FedAvg (one shot)", 100.0), ("FedENS", 100.0)
     ]  # fmt: skip
@@ -105,15 +93,12 @@ def test_a_scored_replay_has_a_table_a_card_and_a_page(run: Path, evaluate: str)
 def test_the_card_loads_the_result_with_the_project_s_own_model(
     run: Path, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = Path(replayed(run, method, "scored_net:score")["run_dir"])
-    (code,) = re.findall(r"```python\n(.*?)```", (folder / "model_card.md").read_text(), re.DOTALL)
+    folder = Path(replayed(run, method, **OWN)["run_dir"])
     monkeypatch.syspath_prepend(str(Path.cwd()))
-    monkeypatch.chdir(folder)
-    found: dict[str, Any] = {}
 
-    exec(code, found)  # noqa: S102  the code that the card shows
+    found = run_card(folder)
 
-    assert "from scored_net import net" in code
+    assert "from scored_net import net" in (folder / "model_card.md").read_text()
     assert isinstance(found["model"], nn.Module)
     assert found["model"](torch.zeros(3, 1, 4, 4)).shape == (3, 2)
 
@@ -132,13 +117,13 @@ def test_the_card_loads_the_result_with_the_project_s_own_model(
 )
 def test_a_wrong_function_is_refused_in_one_line(run: Path, evaluate: str, reason: str) -> None:
     with pytest.raises(OptionError, match=reason):
-        replayed(run, "fedens", evaluate)
+        replayed(run, "fedens", **{**OWN, "evaluate": evaluate})
     assert list(run.parent.iterdir()) == [run]
 
 
 @pytest.mark.slow
 def test_runs_of_another_project_are_compared_with_its_scores(run: Path, tmp_path: Path) -> None:
-    asked = Comparison((run,), "fedens", model="scored_net:net", evaluate="scored_net:score", out=tmp_path / "compared")
+    asked = Comparison((run,), "fedens", **OWN, out=tmp_path / "compared")
 
     found = compare_runs(asked, log=lambda _: None)
 

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from commands import replayed
 
-from server_app.replay.request import ReplayRequest
-from server_app.replay.stored import replay_run
 from server_app.settings.build import build_job, build_strategy, held_out
 from server_app.settings.checks import check_needs_of_settings
 from server_app.settings.read import read_settings
@@ -20,11 +19,6 @@ from strategies.run.ensembles import save_ensemble
 from strategies.run.run_folder import RunFolder
 
 MakeRun = Callable[..., Path]
-
-
-def replayed(run: Path, method: str, **overrides: Any) -> dict[str, Any]:
-    given = {key.replace("__", ".").replace("_", "-"): value for key, value in overrides.items()}
-    return replay_run(ReplayRequest(run, method, given), log=lambda _: None)
 
 
 def ended_with(run: Path, combiner: str, weights: dict[str, torch.Tensor]) -> Path:
@@ -102,7 +96,3 @@ def test_settings_hand_tally_to_the_strategy(small: dict[str, Any], tmp_path: Pa
     strategy = build_strategy(settings, build_job(settings, held_out(settings)[1], None))
 
     assert strategy.job.teacher == "tally"
-    other = read_settings({**small, "method": "fedavg", "teacher": "tally"})
-    job = build_job(other, held_out(other)[1], None)
-    with pytest.raises(OptionError, match="'fedavg' does not distil an ensemble"):
-        build_strategy(other, job)

@@ -6,13 +6,104 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from feature_fakes import SETTINGS as SUMS
 
 from fl_app.attacks import AttackConfig
-from server_app.settings.build import build_job, check_before_start
-from server_app.settings.checks import check_attackers, check_needs_of_settings
+from server_app.settings.build import check_before_start
+from server_app.settings.checks import check_attackers
 from server_app.settings.read import read_settings
-from server_app.settings.server_data import open_half
 from strategies.core.errors import OptionError
+
+ROUNDS = {"method": "iterative", "iterative.rounds": 3}
+ADAM = {**ROUNDS, "client.optimizer": "adam"}
+COUNTED = {"method": "label-count-ensemble"}
+PRIVATE = {"privacy.epsilon": 8.0, "client.share-label-counts": False}
+NOISY = {**SUMS, **PRIVATE}
+HEADS = {**SUMS, "method": "fedavg", "model.name": "head+tiny_backbone:make", "data.proxy": 0.2}
+SILENT, MEMBERSHIP = {"client.share-label-counts": False}, {"client.label-counts-as": "presence"}
+ONE = "must be one of .*with 'privacy.epsilon'"
+
+
+def attack(kind: str, client: str = "client-001", **more: Any) -> dict[str, Any]:
+    return {"attack.kind": kind, "attack.clients": client, **more}
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        # What the method needs.
+        ({"method": "fedavg", "model.per-client": "lenet5,resnet8"}, "is 'lenet5,resnet8'.*'fedavg'"),
+        ({"method": "fedavg", "model.student": "resnet8"}, "'model.name' is 'lenet5' and .*'resnet8'"),
+        ({**COUNTED, **SILENT}, "'client.share-label-counts' is False: must be True .*'label-count-ensemble'"),
+        ({"method": "fedavg", "teacher": "tally"}, "'fedavg' does not distil an ensemble"),
+        ({"method": "feddf"}, "'feddf' needs that .*'data.proxy', .*'data.proxy-name', .*or 'data.proxy-file'"),
+        ({"method": "feddf", "data.proxy": 0.001}, "here it holds images of shape .*must be at least 2"),
+        ({"method": "fedcvae-ens", "data.image-size": 20}, r"a CVAE cannot take examples of shape \(1, 20, 20\)"),
+        # The data set and the machine.
+        ({"model.student": "cnn5"}, r"'model.student' is 'cnn5', .* shape \(1, 16, 16\) in 10 classes: must be lenet5"),
+        ({"model.per-client": "lenet5,cnn5"}, r"'model.per-client' is 'cnn5', .* shape \(1, 16, 16\)"),
+        ({"data.partition": "classes", "data.classes-per-client": 11}, "s-per-client' is 11: must be at most 10"),
+        ({"client.device": "cuda:99"}, "'client.device' is 'cuda:99': must be auto, cpu or cuda in a simulation"),
+        # Attackers and their judge.
+        (attack("random", "client-005"), "names client-005: must be clients of .*, client-000 to client-004"),
+        ({"method": "iterative", **attack("copy")}, "is 'copy': must be .*label-flip, backdoor with .*, whose"),
+        (attack("backdoor", **{"attack.target": 10}), "'attack.target' is 10: must be 0 to 9"),
+        ({"gatekeeper.policy": "warn", "method": "iterative"}, "must be 'off' with method 'iterative'"),
+        ({"gatekeeper.policy": "warn", "uploads": "somewhere"}, "'uploads' 'somewhere': must be 'off'"),
+        # Rounds.
+        ({**ROUNDS, "client.checkpoint": "{client}.pt"}, "'client.checkpoint' .*: must be empty with .* 'iterative'"),
+        ({**ADAM, "iterative.strategy": "scaffold"}, "'client.optimizer' is 'adam': must be 'sgd' with .* 'scaffold'"),
+        ({**ADAM, "iterative.strategy": "fednova"}, "must be 'sgd' with 'iterative.strategy' 'fednova'"),
+        ({**ROUNDS, "iterative.server-momentum": 0.9}, "-momentum' is 0.9 .*'fedavg': must be 0; only fednova"),
+        ({**ROUNDS, "model.per-client": "lenet5,cnn1"}, "method 'iterative' needs one architecture for all"),
+        # A budget of privacy, which one upload spends.
+        *(
+            ({**PRIVATE, "method": name}, f"'method' is '{name}': {ONE}")
+            for name in ("iterative", "fens", "fedov", "fedcvae-ens", "label-count-ensemble")
+        ),
+        ({**PRIVATE, "method": "dense", "dense.rounds": 2}, "'dense.rounds' is 2: must be 1 with 'privacy.epsilon'"),
+        ({**PRIVATE, "model.per-client": "lenet5,wrn16-1"}, "'wrn16-1' has batch .* one of lenet5, cnn.* with 'priv"),
+        *(({**NOISY, "method": name}, f"'method' is '{name}': must be one of .*ridge") for name in ("fedpft", "lda")),
+        ({**NOISY, "features.moments": True}, "is True: must be False .*; the sums of squares carry no nois"),
+        ({**NOISY, "features.min-examples": 5}, "'features.min-examples' is 5: must be 0 .* which no noise hides"),
+        # Sums of a backbone's features, and heads on them.
+        ({**SUMS, **SILENT}, "'client.share-label-counts' is False: must be True with method 'ridge'"),
+        ({**SUMS, **MEMBERSHIP}, "'client.label-counts-as' is 'presence': must be 'numbers' with method 'ridge'"),
+        ({**SUMS, "max-upload-mib": 0.02}, r"dim' is 96: an upload would have 0\.0214 MiB, .* at most 0.02"),
+        ({**SUMS, "max-upload-mib": 0.02, "features.moments": True}, r"is 96: an upload would have 0\.0251 MiB"),
+        ({**SUMS, "features.dim": 97}, "'features.dim' is 97: must be at most 96"),
+        ({**SUMS, "features.backbone": "tiny_backbone:net"}, r"a oneshot_fl\.fl_app\.models\.backbones\.Backbone"),
+        ({**SUMS, "features.backbone": "nowhere:make"}, "'nowhere:make', but there is no module 'nowhere' in "),
+        ({**SUMS, "features.backbone": "torchvision:resnet18"}, "'features.weights' is '.*': must be the file"),
+        ({**SUMS, "features.backbone": "torchvision:nothing"}, "torchvision has no classifier of this name"),
+        ({**HEADS, "method": "dense"}, "'model.name' is 'head.*: must be .*which makes images"),
+        ({**HEADS, "method": "fedov"}, "works on uploads of kind 'open-set'"),
+        ({**HEADS, "method": "iterative"}, "trains whole models in rounds"),
+        *(({"model.name": name}, "'model.name' names .*head[+]<backbone>") for name in ("head+", "heads+tiny")),
+        ({"model.name": "statistics"}, "'model.name' names .*head[+]<backbone>"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused_in_one_line_before_anything_starts(
+    given: dict[str, Any], line: str
+) -> None:
+    with pytest.raises(OptionError, match=line) as error:
+        check_before_start(read_settings(given), 5)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        *({**PRIVATE, "method": name} for name in ("fedavg", "fedens", "dense", "co-boosting", "dw-fedens")),
+        {**PRIVATE, "method": "feddf", "data.proxy": 0.1},
+        {**NOISY, **MEMBERSHIP},
+        {**SUMS, "method": "fedpft", "max-upload-mib": 0.02},
+        {**ADAM, "iterative.strategy": "fedadam"},
+        {**ROUNDS, **attack("label-flip")},
+    ],
+)
+def test_settings_that_go_together_are_let_pass(given: dict[str, Any]) -> None:
+    check_before_start(read_settings(given), 5)
 
 
 def test_an_attacker_among_nodes_that_are_not_played_is_refused(tmp_path: Path) -> None:
@@ -26,33 +117,3 @@ def test_an_attacker_among_nodes_that_are_not_played_is_refused(tmp_path: Path) 
     (tmp_path / "c.toml").write_text('client = "c"\npartition-id = 0\nmax-epsilon = 8.0\n')
     with pytest.raises(OptionError, match="client.nodes: c: setting 'attack.kind' is 'random', and .* must be 'none'"):
         check_attackers(attack, 3, str(tmp_path))
-
-
-def test_attacks_when_they_cannot_be_are_refused_before_anything_starts(small: dict[str, Any]) -> None:
-    def settings(**more: Any) -> Any:
-        return read_settings({**small, **{key.replace("__", "."): value for key, value in more.items()}})
-
-    with pytest.raises(
-        OptionError, match="names client-005: must be clients of this simulation, client-000 to client-004"
-    ):
-        check_before_start(settings(attack__kind="random", attack__clients="client-005"), 5)
-    with pytest.raises(
-        OptionError, match="'attack.kind' is 'copy': must be .*label-flip, backdoor with method 'iterative', whose"
-    ):
-        check_needs_of_settings(settings(method="iterative", attack__kind="copy", attack__clients="client-001"))
-    check_needs_of_settings(settings(method="iterative", attack__kind="label-flip", attack__clients="client-001"))
-    chosen = settings(attack__kind="backdoor", attack__clients="client-001", attack__target=10)
-    with pytest.raises(OptionError, match="'attack.target' is 10: must be 0 to 9"):
-        build_job(chosen, open_half(chosen, "test"), None)
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"method": "iterative"}, "must be 'off' with method 'iterative'"),
-        ({"uploads": "somewhere"}, "'uploads' 'somewhere': must be 'off'"),
-    ],
-)
-def test_a_gatekeeper_where_nothing_is_uploaded_once_is_refused(settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(OptionError, match=said):
-        check_needs_of_settings(read_settings({**settings, "gatekeeper.policy": "warn"}))

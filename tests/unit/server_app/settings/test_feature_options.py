@@ -17,7 +17,6 @@ from fl_app.data.split import pixels, unchanged
 from fl_app.feature_cache import FeatureSource
 from fl_app.models.features import FeatureFunction
 from fl_app.models.features_config import FeaturesConfig
-from server_app.settings.build import check_before_start
 from server_app.settings.read import read_settings
 from strategies.core.errors import DataError, OptionError, UploadError
 
@@ -45,17 +44,6 @@ def test_half_precision_is_another_function_whose_features_are_near() -> None:
         function().sums(10).check_upload(dict(function(precision="bfloat16").sums(10).state_dict()))
 
 
-def test_sums_too_large_for_the_server_are_refused_before_anything_starts() -> None:
-    given = {**SETTINGS, "max-upload-mib": 0.02}
-    with pytest.raises(
-        OptionError, match=r"'features.dim' is 96: an upload would have 0\.0214 MiB, must be at most 0.02"
-    ):
-        check_before_start(read_settings(given), CLIENTS)
-    with pytest.raises(OptionError, match=r"'features.dim' is 96: an upload would have 0\.0251 MiB"):
-        check_before_start(read_settings({**given, "features.moments": True}), CLIENTS)
-    check_before_start(read_settings({**given, "method": "fedpft"}), CLIENTS)
-
-
 @pytest.mark.parametrize(("task", "architecture"), [("statistics", ""), ("classifier", "statistics")])
 def test_a_small_client_sends_nothing_and_the_server_is_not_told_its_number(
     task: str, architecture: str, caplog: pytest.LogCaptureFixture
@@ -73,22 +61,6 @@ def test_a_small_client_sends_nothing_and_the_server_is_not_told_its_number(
     assert [trained.facts.num_examples for trained in sent] == [101, 101, 101]
     assert silent == ["it has fewer examples than 'features.min-examples', 101, so it sends nothing"]
     assert caplog.text.count("has 100 examples and sends nothing: 'features.min-examples' is 101") == 1
-
-
-def test_label_counts_that_sums_hold_cannot_be_kept_back_without_a_budget() -> None:
-    for key, value, needed in (("share-label-counts", False, "True"), ("label-counts-as", "presence", "'numbers'")):
-        given = {**SETTINGS, f"client.{key}": value}
-        with pytest.raises(OptionError, match=f"'client.{key}' is {value!r}: must be {needed} with method 'ridge'"):
-            check_before_start(read_settings(given), CLIENTS)
-        check_before_start(
-            read_settings({**given, "privacy.epsilon": 1.0, "client.share-label-counts": False}), CLIENTS
-        )
-
-
-def test_with_a_budget_no_client_may_stay_silent_because_it_is_small() -> None:
-    given = {**SETTINGS, "privacy.epsilon": 1.0, "client.share-label-counts": False, "features.min-examples": 5}
-    with pytest.raises(OptionError, match=r"'features.min-examples' is 5: must be 0 .* which no noise hides"):
-        read_settings(given)
 
 
 def test_images_that_a_backbone_would_clamp_or_cannot_take_are_refused() -> None:

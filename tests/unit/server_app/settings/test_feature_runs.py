@@ -20,8 +20,6 @@ from fl_app.ledger import Ledger
 from fl_app.models.features import FeatureFunction
 from fl_app.models.features_config import FeaturesConfig
 from fl_app.node_policy import NodePolicy
-from server_app.settings.build import build_job
-from server_app.settings.checks import check_needs_of_settings
 from server_app.settings.read import read_settings
 from strategies.core.errors import OptionError, UploadError
 from strategies.core.facts import UploadFacts
@@ -203,25 +201,6 @@ def test_spherical_fedpft_takes_every_upload_and_diagonal_refuses_those_without_
     assert result["accuracy"] > 70.0
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"method": "fedpft"}, r"'method' is 'fedpft': must be one of .*ridge"),
-        ({"method": "lda"}, r"'method' is 'lda': must be one of .*ridge"),
-        (
-            {"features.moments": True},
-            r"'features.moments' is True: must be False .*; the sums of squares carry no nois",
-        ),
-    ],
-)
-def test_lda_and_sums_of_squares_with_a_budget_are_refused_before_any_client_spends_it(
-    given: dict[str, Any], message: str
-) -> None:
-    private = {**SETTINGS, "privacy.epsilon": 1.0, "client.share-label-counts": False}
-    with pytest.raises(OptionError, match=message):
-        check_needs_of_settings(read_settings({**private, **given}))
-
-
 def test_a_client_never_answers_a_private_request_for_squares(tmp_path: Path) -> None:
     given = {**SETTINGS, "method": "fedpft", "privacy.epsilon": 1.0, "client.share-label-counts": False}
     given["client.state-dir"] = str(tmp_path)
@@ -242,22 +221,6 @@ def test_a_capped_share_weighs_a_boastful_client_down(
     free = replayed(path, "ridge", tmp_path / "free")
     capped = replayed(path, "ridge", tmp_path / "capped", **{"server.max-share": 0.25})
     assert free["accuracy"] + 20.0 < capped["accuracy"]
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"features.backbone": "tiny_backbone:net"}, r"must return a oneshot_fl\.fl_app\.models\.backbones\.Backbone"),
-        ({"features.backbone": "nowhere:make"}, "'nowhere:make', but there is no module 'nowhere' in "),
-        ({"features.backbone": "torchvision:resnet18"}, "'features.weights' is '.*': must be the file"),
-        ({"features.backbone": "torchvision:nothing"}, "torchvision has no classifier of this name"),
-        ({"features.dim": 97}, "'features.dim' is 97: must be at most 96"),
-    ],
-)
-def test_a_backbone_that_cannot_be_is_one_line(given: dict[str, Any], message: str) -> None:
-    settings = read_settings({**SETTINGS, **given})
-    with pytest.raises(OptionError, match=message):
-        build_job(settings, open_split("digits", "test"), None).builders["statistics"]()
 
 
 def test_features_have_norm_one_and_do_not_depend_on_the_batch() -> None:

@@ -16,7 +16,6 @@ from fl_app.models.features import FeatureFunction
 from fl_app.models.features_config import FeaturesConfig
 from server_app.export.exporting import stored_models, write_programs
 from server_app.settings.build import build_job
-from server_app.settings.checks import check_needs_of_settings
 from server_app.settings.read import read_settings
 from strategies.core.errors import OptionError, UploadError
 from strategies.core.facts import UploadFacts
@@ -74,27 +73,6 @@ def test_a_setting_that_makes_images_is_named(
 ) -> None:
     with pytest.raises(OptionError, match=message):
         replayed(run, method, tmp_path / method, **given)
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"method": "dense"}, "'model.name' is 'head.*: must be .*which makes images"),
-        ({"method": "fedov"}, "works on uploads of kind 'open-set'"),
-        ({"method": "iterative"}, "trains whole models in rounds"),
-    ],
-)
-def test_settings_that_heads_do_not_fit_are_refused_before_a_client_is_asked(
-    given: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(OptionError, match=message):
-        check_needs_of_settings(read_settings({**GIVEN, **given}))
-
-
-@pytest.mark.parametrize("name", ["head+", "heads+tiny", "statistics"])
-def test_a_name_that_is_no_model_is_refused(name: str) -> None:
-    with pytest.raises(OptionError, match="'model.name' names .*head[+]<backbone>"):
-        read_settings({"model.name": name})
 
 
 def test_a_head_of_another_function_is_refused_at_the_door_and_where_it_is_loaded(heads: tuple[Sent, Facts]) -> None:

@@ -3,55 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
-
-import pytest
 
 from fl_app.models import build
-from server_app.replay.request import ReplayRequest
-from server_app.replay.stored import replay_run, unmet_need
 from server_app.report.evaluation import result_table
 from server_app.settings.build import build_job, build_strategy, held_out
-from server_app.settings.checks import check_needs_of_settings
 from server_app.settings.read import read_settings
-from strategies.core.errors import OptionError
 from strategies.core.seeds import seeded_torch
 from strategies.flower.rounds.iterative import Iterative
 from strategies.method import Outcome
 from strategies.run.stage import StageReport
 
 ROUNDS = {"method": "iterative", "iterative.rounds": 3}
-
-
-@pytest.mark.parametrize(
-    ("settings", "reason"),
-    [
-        (
-            {"client.checkpoint": "{client}.pt"},
-            "'client.checkpoint' is '{client}.pt': must be empty with method 'iterative'",
-        ),
-        (
-            {"client.optimizer": "adam", "iterative.strategy": "scaffold"},
-            "'client.optimizer' is 'adam': must be 'sgd' with 'iterative.strategy' 'scaffold'",
-        ),
-        (
-            {"client.optimizer": "adam", "iterative.strategy": "fednova"},
-            "must be 'sgd' with 'iterative.strategy' 'fednova'",
-        ),
-        (
-            {"iterative.server-momentum": 0.9},
-            "'iterative.server-momentum' is 0.9 with 'iterative.strategy' 'fedavg': must be 0; only fednova",
-        ),
-        ({"model.per-client": "lenet5,cnn1"}, "method 'iterative' needs one architecture for all"),
-    ],
-)
-def test_settings_that_rounds_can_do_nothing_with_are_refused(settings: dict[str, Any], reason: str) -> None:
-    with pytest.raises(OptionError, match=reason):
-        check_needs_of_settings(read_settings({**ROUNDS, **settings}))
-
-
-def test_adam_and_the_plain_strategies_go_together() -> None:
-    check_needs_of_settings(read_settings({**ROUNDS, "client.optimizer": "adam", "iterative.strategy": "fedadam"}))
 
 
 def test_settings_make_the_strategy(tmp_path: Path) -> None:
@@ -75,12 +37,3 @@ def test_result_table_has_the_last_model_alone() -> None:
     (row,) = result_table(report, "iterative", images)
     assert (row.name, row.kind) == ("SCAFFOLD, 3 rounds", "baseline")
     assert 0.0 <= row.accuracy <= 40.0
-
-
-def test_replay_of_stored_uploads_is_refused_in_one_line(run_folder: Any) -> None:
-    run = run_folder()
-    with pytest.raises(OptionError, match=r"'iterative' needs that clients answer in every round.*oneshot run"):
-        replay_run(ReplayRequest(run, "iterative", {}), log=lambda line: None)
-    # A comparison of all methods leaves it out for the same reason.
-    assert "clients answer in every round" in unmet_need(ReplayRequest(run, "iterative", {}))
-    assert [path.name for path in run.parent.iterdir()] == [run.name]

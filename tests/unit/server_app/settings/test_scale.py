@@ -7,15 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import replayed
 
 from fl_app.config import AppConfig
 from server_app.launch.result import print_result
-from server_app.replay.request import ReplayRequest
-from server_app.replay.stored import replay_run
 from server_app.report.finish import table_lines
 from server_app.settings.choices import CHOICES
 from server_app.settings.read import read_settings
-from strategies.core.errors import OptionError
 from strategies.core.options import flatten
 
 TRAINED = ("dense", "co-boosting", "intactofl", "tally", "f-dafl", "f-adi", "feddf", "fedkd", "fed-et")
@@ -62,9 +60,8 @@ def test_a_shortened_replay_says_so_while_it_runs_and_in_its_result(
     run_folder: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines: list[str] = []
-    run = run_folder(scale=0.5, **{"client.epochs": 10, "server.epochs": 2})
 
-    result = replay_run(ReplayRequest(run, "dense", {}), log=lines.append)
+    result = replayed(run_folder(scale=0.5, client__epochs=10, server__epochs=2), "dense", log=lines.append)
 
     said = "client.epochs 5 instead of 10, server.epochs 1 instead of 2"
     assert result["scaled"] == {"client.epochs": [10, 5], "server.epochs": [2, 1]}
@@ -72,10 +69,3 @@ def test_a_shortened_replay_says_so_while_it_runs_and_in_its_result(
     assert f"scaled: {said}" in table_lines(result)
     print_result(result, "text")
     assert f"scaled       {said}" in capsys.readouterr().out
-
-
-def test_a_replay_cannot_change_the_scale_that_its_clients_trained_under(run_folder: Callable[..., Path]) -> None:
-    wanted: dict[str, Any] = {"scale": 0.5}
-
-    with pytest.raises(OptionError, match="'scale' is 0.5, but the run was made with 1.0"):
-        replay_run(ReplayRequest(run_folder(), "dense", wanted), log=lambda _: None)

@@ -1,8 +1,5 @@
 """What a replay refuses: settings that it cannot follow, and images that the clients trained on."""
 
-from __future__ import annotations
-
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,11 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from commands import replayed
 
 from fl_app.data import open_split, server_share
 from server_app.launch.run_command import stored_settings
-from server_app.replay.request import ReplayRequest
-from server_app.replay.stored import replay_run
 from server_app.settings.checks import check_same_run
 from server_app.settings.read import default_settings, read_settings
 from strategies.core.errors import OneShotError, OptionError, StoreError
@@ -22,10 +18,10 @@ from strategies.method import METHODS
 from strategies.run.files import read_json, write_json
 
 MakeRun = Callable[..., Path]
-
-
-def replayed(run: Path, method: str, settings: dict[str, Any]) -> dict[str, Any]:
-    return replay_run(ReplayRequest(run, method, settings), log=lambda _: None)
+FIXED = {
+    "client.epochs": 3, "data.partition": "iid", "data.name": "mnist", "model.name": "cnn-torch", "compute": "ray",
+    "run-dir": "elsewhere", "scale": 0.5,
+}  # fmt: skip
 
 
 def seen_proxies(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
@@ -42,23 +38,26 @@ def seen_proxies(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("key", "value"),
+    ("method", "asked", "message"),
     [
-        ("client.epochs", 3),
-        ("data.partition", "iid"),
-        ("data.name", "mnist"),
-        ("model.name", "cnn-torch"),
-        ("compute", "ray"),
-        ("run-dir", "elsewhere"),
+        *(
+            ("fedens", {key: value}, f"'{key}' is {value!r}, but the run was made with .*: must be that value")
+            for key, value in FIXED.items()
+        ),
+        ("fedprox", {}, "unknown method 'fedprox'"),
+        ("dense", {"server.epochs": 0}, "'server.epochs' is 0"),
+        ("dense", {"dense.epoch": 1}, "unknown setting 'dense.epoch'"),
+        ("fedavg", {"model": "net:Net"}, "--model is 'net:Net': must be '' for .*, whose settings name its models"),
+        ("iterative", {}, "'iterative' needs that clients answer in every round.*oneshot run"),
     ],
 )
-def test_a_setting_that_a_replay_cannot_follow_is_refused_in_one_line(
-    run_folder: MakeRun, key: str, value: object
+def test_what_a_replay_cannot_follow_is_refused_in_one_line(
+    run_folder: MakeRun, method: str, asked: dict[str, Any], message: str
 ) -> None:
     run = run_folder()
 
-    with pytest.raises(OptionError, match=f"'{key}' is {value!r}, but the run was made with .*: must be that value"):
-        replayed(run, "fedens", {key: value})
+    with pytest.raises(OptionError, match=message):
+        replayed(run, method, **asked)
 
     assert list(run.parent.iterdir()) == [run]
 
@@ -67,7 +66,7 @@ def test_settings_that_are_the_run_s_own_or_the_server_s_are_let_pass(run_folder
     run = run_folder(**{"client.epochs": 7})
 
     free = {"seed": 2, "threads": 1, "device": "cpu", "checkpoint-s": 1.0, "server.epochs": 1, "data.proxy": 0.05}
-    result = replayed(run, "fedens", {"client.epochs": 7, "data.alpha": 0.3, **free})
+    result = replayed(run, "fedens", **{"client.epochs": 7, "data.alpha": 0.3, **free})
 
     assert result["status"] == "finished"
 
@@ -79,7 +78,7 @@ def test_proxy_images_follow_the_seed_of_the_run_and_not_that_of_the_replay(
     train = open_split("digits", "train")
 
     for seed in (6, 7):
-        replayed(run, "feddf", {"data.proxy": 0.2, "seed": seed})
+        replayed(run, "feddf", data__proxy=0.2, seed=seed)
 
     wanted = train.take(server_share(train, seed=6, proxy=0.2)).images
     assert all(torch.equal(proxy, wanted) for proxy in found)
@@ -93,11 +92,11 @@ def test_proxy_images_that_the_clients_trained_on_are_refused_in_one_line(
     run = run_folder(**{"data.limit": limit, "data.proxy": kept})
 
     with pytest.raises(OptionError, match=rf"'data.proxy' is 0.2, the last 259 of 1297.* at most {allowed}"):
-        replayed(run, "feddf", {"data.proxy": 0.2})
+        replayed(run, "feddf", data__proxy=0.2)
 
     assert list(run.parent.iterdir()) == [run]
     if float(allowed):
-        assert replayed(run, "feddf", {"data.proxy": float(allowed)})["method"] == "feddf"
+        assert replayed(run, "feddf", data__proxy=float(allowed))["method"] == "feddf"
 
 
 def test_a_run_older_than_the_share_is_replayed(run_folder: MakeRun) -> None:
@@ -106,20 +105,18 @@ def test_a_run_older_than_the_share_is_replayed(run_folder: MakeRun) -> None:
     facts["settings"] = {k: v for k, v in facts["settings"].items() if not k.startswith(("data.proxy", "feddf."))}
     write_json(run / "run.json", facts)
 
-    assert replayed(run, "fedens", {})["status"] == "finished"
+    assert replayed(run, "fedens")["status"] == "finished"
     with pytest.raises(OptionError, match="'data.proxy' is 0.2"):
-        replayed(run, "feddf", {"data.proxy": 0.2})
+        replayed(run, "feddf", data__proxy=0.2)
     with pytest.raises(OptionError, match="'feddf' needs that .* set 'data.proxy'"):
-        replayed(run, "feddf", {})
+        replayed(run, "feddf")
     assert "data.proxy" in default_settings()
 
 
 def test_a_stored_setting_that_this_version_does_not_know_has_no_effect(run_folder: MakeRun) -> None:
     run = run_folder(**{"dense.gone": 0.5})
 
-    result = replayed(run, "fedens", {})
-
-    kept = json.loads((Path(result["run_dir"]) / "run.json").read_text())["settings"]
+    kept = read_json(Path(replayed(run, "fedens")["run_dir"]) / "run.json")["settings"]
     assert "dense.gone" not in kept
     check_same_run({"settings": {**kept, "dense.gone": 0.5}}, kept)
     assert read_settings(stored_settings(run)).flat == kept
@@ -133,7 +130,7 @@ def test_a_replay_that_is_refused_leaves_no_folder_behind(run_folder: MakeRun, d
         file.write_bytes(file.read_bytes()[:-1])
 
     with pytest.raises(StoreError if damaged else OptionError):
-        replayed(run, "fedens" if damaged else "fedavg", {})
+        replayed(run, "fedens" if damaged else "fedavg")
 
     assert list(run.parent.iterdir()) == [run]
 
@@ -151,6 +148,6 @@ def test_a_replay_that_fails_after_its_first_epoch_keeps_its_folder(
     run = run_folder()
 
     with pytest.raises(OneShotError, match="the disk is full"):
-        replayed(run, "dense", {})
+        replayed(run, "dense")
 
     assert len(list(run.parent.iterdir())) == 2

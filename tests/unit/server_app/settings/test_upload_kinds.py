@@ -155,13 +155,6 @@ def test_job_of_a_method_of_classifiers_knows_no_other_models() -> None:
     assert {kind_of(name) for name in job.builders} == {"classifier"}
 
 
-def test_images_that_a_cvae_cannot_take_are_refused_before_any_client_is_asked() -> None:
-    settings = read_settings({**SETTINGS, "method": "fedcvae-ens", "data.image-size": 20})
-
-    with pytest.raises(OptionError, match=r"a CVAE cannot take examples of shape \(1, 20, 20\)"):
-        build_job(settings, open_split("digits", "test", image_size=settings.app.data.image_size), None)
-
-
 @pytest.mark.parametrize("shape", [(13, 1, 1), (1, 1, 64), (1, 2, 2)])
 @pytest.mark.parametrize("task", ["open-set", "prototypes"])
 def test_examples_that_cannot_be_destroyed_or_viewed_are_refused(task: str, shape: tuple[int, int, int]) -> None:
