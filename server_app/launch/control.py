@@ -27,12 +27,14 @@ class Control:
         # No interceptor: Flower's check of versions would end this process.
         self._client = ControlHttpClient.from_server_address(f"127.0.0.1:{port}", True, None, [])
 
-    def start(self, app: Path, settings: Mapping[str, Scalar], simulation: Mapping[str, float]) -> str:
+    def start(self, app: Path, settings: Mapping[str, Scalar], num_supernodes: int) -> str:
         """Submit an app, and return the run's id.
 
         Raises:
-            ComputeError: Flower refuses the app or a setting.
+            ComputeError: The folder is no app, or Flower refuses it or a setting.
         """
+        if not (app / "pyproject.toml").is_file():
+            raise ComputeError(f"{app} is not a Flower app: it has no pyproject.toml")
         from flwr.cli.build import build_fab_from_files
         from flwr.common.serde import fab_to_proto, user_config_to_proto
         from flwr.proto.control_pb2 import StartRunRequest
@@ -47,9 +49,7 @@ class Control:
         request = StartRunRequest(
             fab=fab_to_proto(Fab(hashlib.sha256(content).hexdigest(), content, {})),
             override_config=user_config_to_proto(dict(settings)),
-            override_federation_config=simulation_config_from_json(
-                {key.replace("-", "_"): value for key, value in simulation.items()}
-            ),
+            override_federation_config=simulation_config_from_json({"num_supernodes": num_supernodes}),
         )
         with _translated("start the run"):
             answer = self._client.StartRun(request)

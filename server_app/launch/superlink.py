@@ -31,6 +31,7 @@ from fl_app.project import FOLDER_VARIABLE, project_folder
 from server_app.launch.console import ACTOR, ANSI
 from server_app.launch.control import Control
 from server_app.launch.guard import TOKEN_KEY, guarded, sigterm_as_interrupt
+from server_app.launch.simulation import CLIENTS, PORT
 from server_app.settings.commit import COMMIT_VARIABLE
 from strategies.core import offline
 from strategies.core.errors import ComputeError, causing_error, with_remedy
@@ -119,40 +120,8 @@ sys.argv = ["flower-superlink", "--insecure", "--simulation", "--isolation", "pr
 sys.argv += ["--port", port]
 sys.exit(serve())
 """
-# Flower's SuperExec and the command that it starts, in one process that imports while the SuperLink starts.
-_SIMULATION = """
-import gc, pathlib, sys, sysconfig, time
-gc.disable()
-import httpx, ray._private.node, torch
-from flwr.proto.runtime_pb2 import AcquireTaskRequest
-from flwr.server.superlink.fleet.vce.backend import raybackend
-from flwr.simulation.app import flwr_simulation
-from flwr.supercore.constant import TaskType
-from flwr.supercore.runtime import RuntimeHttpClient
-gc.freeze()
-gc.enable()
-
-# A Ray of one run needs neither its dashboard, for which it would wait, nor its autoscaler.
-ray._private.services.start_api_server = lambda *_, **__: (None, None)
-ray._private.node.Node.start_monitor = lambda _: None
-place, superlink = pathlib.Path(sys.argv[1]), sys.argv[2]
-while not place.exists():
-    time.sleep(0.02)
-address, token = f"127.0.0.1:{place.read_text()}", ""
-client = RuntimeHttpClient.from_server_address(address, True, None, [])
-while not token:
-    time.sleep(0.05)
-    try:
-        token = client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.SIMULATION])).token
-    except httpx.ConnectError:  # the SuperLink does not listen yet
-        pass
-client.close()
-sys.argv = [str(pathlib.Path(sysconfig.get_path("scripts"), "flwr-simulation")), "--insecure"]
-sys.argv += ["--runtime-api-address", address, "--token", token, "--parent-pid", superlink]
-sys.exit(flwr_simulation())
-"""
 _LAST = (SUPERNODES_VARIABLE, COMMIT_VARIABLE)  # known once the settings are
-_PORT, _LOG, _RUN = "port", "superlink.log", "run.json"
+_LOG, _RUN = "superlink.log", "run.json"
 _START_S = 60.0  # time limit of the SuperLink's first answer
 _POLL_S = 0.5
 _TAIL = 400  # lines of the log in which the reason of a failure is sought
@@ -216,12 +185,13 @@ def launch(
     with sigterm_as_interrupt():
         try:
             with prepare_runtime() if runtime is None else contextlib.closing(runtime) as own:
+                # Each process has its own imports, of seconds.
+                processes = max(1, min(all_cores(), num_supernodes, at_once or num_supernodes))
+                own.start_clients(processes, gpu_share(str(settings.get("client.device", "auto")), processes))
                 last = {name: os.environ[name] for name in _LAST if name in os.environ}
                 (own.folder / _RUN).write_text(json.dumps(last), encoding="utf-8")
                 control = Control(_await_superlink(own))
-                # Flower starts one client actor per CPU of Ray, each with its own imports.
-                cpus = max(1, min(all_cores(), num_supernodes, at_once or num_supernodes))
-                run_id = _submit(control, app_dir, settings, num_supernodes, cpus)
+                run_id = control.start(app_dir, settings, num_supernodes)
                 stage = "lost"
                 tail = deque[str](maxlen=_TAIL)
 
@@ -257,8 +227,15 @@ class Runtime:
 
     def port(self) -> int:
         """Return the SuperLink's port; 0 before it has one."""
-        place = self.folder / _PORT
+        place = self.folder / PORT
         return int(place.read_text()) if place.exists() else 0
+
+    def start_clients(self, processes: int, gpus: float) -> None:
+        """Start the processes that train clients, each with a core and a share of a GPU."""
+        asked = {"processes": processes, "resources": {"num_cpus": 1, "num_gpus": gpus}}
+        place = self.folder / CLIENTS
+        place.with_suffix(".new").write_text(json.dumps(asked), encoding="utf-8")
+        place.with_suffix(".new").rename(place)
 
     def is_over(self) -> bool:
         """Return whether the simulation, or the SuperLink that it needs, has ended."""
@@ -282,17 +259,18 @@ def prepare_runtime() -> Iterator[Runtime]:
         runtime = Runtime(folder, stack.close)
         for name in ("cwd", "tmp"):
             (folder / name).mkdir()
-        runtime.superlink = _start(folder, token, _SUPERLINK)
+        runtime.superlink = _start(folder, token, "-c", _SUPERLINK, str(folder / PORT))
         started.append(runtime.superlink)
-        runtime.simulation = _start(folder, token, _SIMULATION, str(runtime.superlink.pid))
+        script = Path(__file__).with_name("simulation.py")
+        runtime.simulation = _start(folder, token, script, folder, str(runtime.superlink.pid), str(all_cores()))
         started.append(runtime.simulation)
         yield runtime
 
 
-def _start(folder: Path, token: str, script: str, *arguments: str) -> subprocess.Popen[bytes]:
+def _start(folder: Path, token: str, *command: str | Path) -> subprocess.Popen[bytes]:
     with (folder / _LOG).open("a", encoding="utf-8") as output:
         return subprocess.Popen(  # noqa: S603  this interpreter, and Flower's own commands
-            [sys.executable, "-P", "-c", script, str(folder / _PORT), *arguments],
+            [sys.executable, "-P", *command],
             env=run_environment(folder, token),
             cwd=folder / "cwd",
             stdin=subprocess.DEVNULL,
@@ -330,19 +308,6 @@ def _answers(port: int) -> bool:
         return False
     finally:
         connection.close()
-
-
-def _submit(control: Control, app_dir: Path, settings: Mapping[str, Scalar], num_supernodes: int, cpus: int) -> str:
-    """Submit the app to the SuperLink and return the run's id."""
-    if not (app_dir / "pyproject.toml").is_file():
-        raise ComputeError(f"{app_dir} is not a Flower app: it has no pyproject.toml")
-    simulation = {
-        "num-supernodes": num_supernodes,
-        "client-resources-num-cpus": 1,
-        "client-resources-num-gpus": gpu_share(str(settings.get("client.device", "auto")), cpus),
-        "init-args-num-cpus": cpus,
-    }
-    return control.start(app_dir, settings, simulation)
 
 
 def _stream_log(

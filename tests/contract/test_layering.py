@@ -41,7 +41,9 @@ LAYERS = {
         frozenset({"client_app", "fl_app", "strategies.client", *BASICS, *SUMS}), flwr=("client_app/app.py",)
     ),
     "server_app": Layer(
-        frozenset({"server_app", "fl_app", "strategies"}), flwr=("server_app/app.py", "server_app/launch/control.py")
+        frozenset({"server_app", "fl_app", "strategies"}),
+        flwr=("server_app/app.py", "server_app/launch/control.py", "server_app/launch/simulation.py"),
+        ray=("server_app/launch/simulation.py",),
     ),
 }
 
