@@ -123,7 +123,7 @@ sys.exit(serve())
 _LAST = (SUPERNODES_VARIABLE, COMMIT_VARIABLE)  # known once the settings are
 _LOG, _RUN = "superlink.log", "run.json"
 _START_S = 60.0  # time limit of the SuperLink's first answer
-_POLL_S = 0.5
+_POLL_S = 0.1
 _TAIL = 400  # lines of the log in which the reason of a failure is sought
 _NO_DETAILS = "An error was encountered"
 _SILENCE_S = 9.0  # after so long without a log line, one is printed
