@@ -1,4 +1,4 @@
-"""The command and replays in this process, and the code of a model card, as most tests of the app ask for them."""
+"""What most tests of the app do: run the command, replay a run, finish one, and run the code of a model card."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ from typer.testing import CliRunner
 from server_app import cli as command_line
 from server_app.replay.request import ReplayRequest
 from server_app.replay.stored import replay_run
+from server_app.report.finish import finish
+from server_app.settings.read import Settings
+from server_app.settings.server_data import Scorer
 from strategies.core.options import Scalar
+from strategies.run.run_folder import RunFolder
+from strategies.run.stage import StageReport, keep_outcome
 
 REQUEST = ("resume", "model", "evaluate")
 
@@ -45,3 +50,13 @@ def run_card(folder: Path) -> dict[str, Any]:
     with chdir(folder):
         exec(code, names)  # noqa: S102  our own card
     return names
+
+
+def finished_in(
+    path: Path, report: StageReport, settings: Settings, images: Scorer, *, log: Callable[[str], Any] = str,
+    **seconds: float,
+) -> dict[str, Any]:  # fmt: skip
+    """Keep the outcome of a stage in a run folder, with its scores and report; return the result."""
+    with RunFolder.open(path) as folder:
+        keep_outcome(folder, report, 1)
+        return finish(folder, settings, report, images, seconds=seconds, log=log)

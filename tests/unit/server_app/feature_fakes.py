@@ -10,8 +10,6 @@ import torch
 
 from client_app.node import Node, TrainRequest
 from client_app.work import prepare_upload
-from server_app.replay.request import ReplayRequest
-from server_app.replay.stored import replay_run
 from server_app.settings.build import build_job
 from server_app.settings.read import default_settings, read_settings
 from server_app.settings.server_data import open_half
@@ -25,11 +23,10 @@ SETTINGS: dict[str, Any] = {
     "features.backbone": "tiny_backbone:make",
 }  # fmt: skip
 Sent = dict[str, dict[str, torch.Tensor]]
+Uploads = tuple[Sent, dict[str, UploadFacts]]
 
 
-def sent_by_clients(
-    given: dict[str, Any], run_id: str = "", task: str = "statistics"
-) -> tuple[Sent, dict[str, UploadFacts]]:
+def sent_by_clients(given: dict[str, Any], run_id: str = "", task: str = "statistics") -> Uploads:
     settings, states, facts = read_settings(given), {}, {}
     for partition_id in range(CLIENTS):
         node = Node.of({"partition-id": partition_id, "num-partitions": CLIENTS}, settings.app)
@@ -57,7 +54,3 @@ def stored(path: Path, given: dict[str, Any], states: Sent, facts: dict[str, Upl
             check_outputs(architecture, state, build, job.input_shape, num_examples=size)
             folder.round(1).accept(facts[name], state)
     return path
-
-
-def replayed(path: Path, method: str, target: Path, **given: Any) -> dict[str, Any]:
-    return replay_run(ReplayRequest(path, method, given, folder=target), log=lambda _: None)

@@ -4,7 +4,6 @@ import html
 import json
 import math
 import os
-import re
 import signal
 import statistics
 import subprocess
@@ -18,18 +17,15 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from commands import oneshot, replayed
 from safetensors.torch import load_file
-from typer.testing import CliRunner
 
 from fl_app.data import open_split
 from fl_app.models import build, builders
-from server_app import cli as command_line
 from server_app.compare import comparison as running
 from server_app.compare.cell import Cell, run_cell
 from server_app.compare.comparison import Comparison, compare_runs
 from server_app.compare.report import differences_table, lines_of, table_of
-from server_app.replay.request import ReplayRequest
-from server_app.replay.stored import replay_run
 from strategies.core.errors import OneShotError, OptionError
 from strategies.core.facts import HEADLINES
 from strategies.core.processor import all_cores
@@ -65,10 +61,6 @@ def compared(*runs: Path, methods: str = "fedens", log: list[str] | None = None,
 
 def rows_of(comparison: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return {row["name"]: row for row in comparison["table"]}
-
-
-def oneshot(*words: str | Path) -> Any:
-    return CliRunner().invoke(command_line.cli, [str(word) for word in words])
 
 
 @pytest.mark.usefixtures("both")
@@ -235,99 +227,62 @@ def test_every_cell_is_a_normal_replay_folder_and_compare_json_holds_all_of_them
         assert result["weights_sha256"] == cell["weights_sha256"]
         assert cell["server_s"] >= 0.0
         assert cell["peak_mib"] > 50.0
-    plain = replay_run(ReplayRequest(run, "dense", {"server.epochs": 1, "seed": 1}), log=lambda _: None)
+    plain = replayed(run, "dense", server__epochs=1, seed=1)
     assert plain["weights_sha256"] == found["cells"][2]["weights_sha256"]
 
 
 @pytest.mark.usefixtures("both")
-@pytest.mark.slow
-def test_a_comparison_that_has_finished_does_no_work_and_one_with_more_does_the_rest(
-    run_folder: MakeRun, ran: list[Any], tmp_path: Path
-) -> None:
-    run = run_folder()
-    first = compared(run, methods="fedens,dense", out=tmp_path / "out")
-    ran.clear()
-
-    again = compared(run, methods="fedens,dense", out=tmp_path / "out")
-    nothing = list(ran)
-    more = compared(run, methods="dense,fedens,fedavg", seeds=2, out=tmp_path / "out")
-
-    assert again == first
-    assert nothing == []
-    assert ran == [("fedavg", "run", 0), ("dense", "run", 1)]
-    assert [cell["weights_sha256"] for cell in more["cells"][:2]] == [
-        cell["weights_sha256"] for cell in reversed(first["cells"])
-    ]
-    with pytest.raises(
-        OptionError, match=r"out compares with server.epochs=not set, now it is 9: must be its original settings"
-    ):
-        compared(run, methods="fedens,dense", out=tmp_path / "out", overrides={"server.epochs": 9})
-
-
-def test_a_folder_s_earlier_methods_stay_in_the_table_and_other_settings_are_refused(
+def test_a_finished_comparison_does_no_work_and_further_methods_join_its_table_under_its_settings_alone(
     run_folder: MakeRun, ran: list[Any], tmp_path: Path
 ) -> None:
     run, out = run_folder(), tmp_path / "out"
-    oneshot("compare", run, "--methods", "fedens", "--set", "server.pool-cap=5", "--out", out)
-    ended = oneshot("compare", run, "--methods", "dense", "--set", "server.pool-cap=5", "--out", out, "--format", "csv")
-
-    assert [line.split(",")[0] for line in ended.stdout.splitlines()[1:]] == ["fedens", "dense"]
+    first = compared(run, methods="fedens,dense", out=out, overrides={"server.pool-cap": 5})
+    assert compared(run, methods="fedens,dense", out=out, overrides={"server.pool-cap": 5}) == first
     assert ran == [("fedens", "run", 0), ("dense", "run", 0)]
-    refused = oneshot("compare", run, "--methods", "dense", "--set", "server.pool-cap=6", "--out", out)
+
+    words = ["compare", run, "--methods", "dense,fedavg", "--seeds", "2", "--out", out, "--format", "csv", "--set"]
+    ended = oneshot(*words, "server.pool-cap=5")
+    refused = oneshot(*words, "server.pool-cap=6")
+
+    assert ran[2:] == [("fedavg", "run", 0), ("dense", "run", 1)]
+    assert {line.split(",")[0] for line in ended.stdout.splitlines()[1:]} == {"fedens", "dense", "fedavg"}
+    cells = {
+        (cell["method"], cell["seed"]): cell["weights_sha256"] for cell in read_json(out / "compare.json")["cells"]
+    }
+    assert cells.items() > {(cell["method"], 0): cell["weights_sha256"] for cell in first["cells"]}.items()
     assert refused.exit_code == 1
     assert "compares with server.pool-cap=5, now it is 6: must be its original settings" in refused.output
 
 
 @pytest.mark.parametrize(
-    ("how", "message"),
+    ("how", "facts", "message"),
     [
-        ({"methods": "fedens,fedprox"}, "unknown method 'fedprox': known are"),
-        ({"methods": "fedens,dense,fedens"}, "--methods names 'fedens' twice: must name each method once"),
-        ({"methods": " , "}, "--methods is ' , ': must name methods, or be 'all' alone"),
-        ({"methods": "all,dense"}, "--methods is 'all,dense': must name methods, or be 'all' alone"),
-        ({"overrides": {"method": "dense"}}, "setting 'method' is 'dense': name the methods by --methods"),
-        ({"overrides": {"seed": "x"}}, "setting 'seed' is 'x': must be a whole number at least 0"),
-        ({"overrides": {"seed": -1}}, "setting 'seed' is -1: must be"),
-        ({"methods": "dense", "overrides": {"server.epochs": 0}}, "'server.epochs' is 0"),
-        ({"methods": "all", "overrides": {"server.epochs": 0}}, "'server.epochs' is 0"),
+        ({"methods": "fedens,fedprox"}, {}, "unknown method 'fedprox': known are"),
+        ({"methods": "fedens,dense,fedens"}, {}, "--methods names 'fedens' twice: must name each method once"),
+        ({"methods": " , "}, {}, "--methods is ' , ': must name methods, or be 'all' alone"),
+        ({"methods": "all,dense"}, {}, "--methods is 'all,dense': must name methods, or be 'all' alone"),
+        ({"overrides": {"method": "dense"}}, {}, "setting 'method' is 'dense': name the methods by --methods"),
+        ({"overrides": {"seed": "x"}}, {}, "setting 'seed' is 'x': must be a whole number at least 0"),
+        ({"overrides": {"seed": -1}}, {}, "setting 'seed' is -1: must be"),
+        ({"methods": "dense", "overrides": {"server.epochs": 0}}, {}, "'server.epochs' is 0"),
+        ({"methods": "all", "overrides": {"server.epochs": 0}}, {}, "'server.epochs' is 0"),
+        # Another run that is not alike.
+        ({}, {"num-classes": 11}, "has number of classes 11, .* has 10: all runs must have the same"),
+        ({}, {"input-shape": [1, 32, 32]}, r"has input shape \[1, 32, 32\], .* has \[1, 16, 16\]"),
+        ({}, {"settings": {"data.name": "mnist"}}, "has data set 'mnist', .* has 'digits'"),
+        ({}, {"settings": None}, "has data set None, .* has 'digits'"),
     ],
 )
-def test_a_wrong_name_or_setting_is_one_line_before_anything_starts(
-    run_folder: MakeRun, ran: list[Any], how: dict[str, Any], message: str
-) -> None:
-    run = run_folder()
-
-    with pytest.raises(OptionError, match=re.escape(message)):
-        compared(run, **how)
-
-    assert list(run.parent.iterdir()) == [run]
-    assert ran == []
-
-
-def changed(run: Path, **facts: Any) -> None:
-    """Change facts of a run folder."""
-    info = read_json(run / "run.json")
-    write_json(run / "run.json", {**info, **facts})
-
-
-@pytest.mark.parametrize(
-    ("facts", "message"),
-    [
-        ({"num-classes": 11}, "has number of classes 11, .* has 10: all runs must have the same"),
-        ({"input-shape": [1, 32, 32]}, r"has input shape \[1, 32, 32\], .* has \[1, 16, 16\]"),
-        ({"settings": {"data.name": "mnist"}}, "has data set 'mnist', .* has 'digits'"),
-        ({"settings": None}, "has data set None, .* has 'digits'"),
-    ],
-)
-def test_runs_that_are_not_alike_are_refused(
-    run_folder: MakeRun, ran: list[Any], facts: dict[str, Any], message: str
+def test_what_cannot_be_compared_is_one_line_before_anything_starts(
+    run_folder: MakeRun, ran: list[Any], how: dict[str, Any], facts: dict[str, Any], message: str
 ) -> None:
     run, other = run_folder(), run_folder(name="other")
-    changed(other, **facts)
+    write_json(other / "run.json", {**read_json(other / "run.json"), **facts})
 
     with pytest.raises(OptionError, match=message):
-        compared(run, other)
+        compared(run, other, **how)
 
+    assert {*run.parent.iterdir()} == {run, other}
     assert ran == []
 
 
@@ -380,16 +335,7 @@ def test_a_cell_that_fails_is_reported_and_the_others_are_in_the_table(
     run_folder: MakeRun, ran: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     run, here = run_folder(), vars(running)["run_cell"]
-    words: list[str | Path] = [
-        "compare",
-        run,
-        "--methods",
-        "fedens,fedavg",
-        "--out",
-        tmp_path / "out",
-        "--format",
-        "json",
-    ]
+    words = ["compare", run, "--methods", "fedens,fedavg", "--out", tmp_path / "out", "--format", "json"]
     monkeypatch.setattr(
         running, "run_cell", lambda cell, *rest: "no memory." if cell.method == "fedens" else here(cell, *rest)
     )
@@ -486,7 +432,7 @@ def test_a_comparison_when_interrupted_or_killed_leaves_no_process_and_goes_on_t
     result = json.loads(said.splitlines()[-1])
     assert [cell["resumed_at"] > 0 for cell in result["cells"]] == [False, True]
     assert "1 cell has finished before" in said
-    whole = replay_run(ReplayRequest(run, "dense", {"server.epochs": 8, "threads": all_cores()}), log=lambda _: None)
+    whole = replayed(run, "dense", server__epochs=8, threads=all_cores())
     assert result["cells"][1]["weights_sha256"] == whole["weights_sha256"]
     assert result["table"][1]["accuracy"] == whole["accuracy"]
 

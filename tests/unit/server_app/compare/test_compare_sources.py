@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
+from commands import oneshot
 
-from server_app import cli as command_line
 from server_app.compare import comparison as comparing
 from server_app.compare.comparison import Comparison, compare_runs
 from server_app.compare.sources import differing, own_results, with_uploads
@@ -131,8 +130,9 @@ def test_a_comparison_puts_methods_on_stored_uploads_and_a_run_s_own_result_side
     assert read_json(tmp_path / "out" / "compare.json") == json.loads(json.dumps(found))
 
     ran.clear()
-    words = ["compare", str(run), str(rounds), "--methods", "fedens", "--out", str(tmp_path / "out"), "--format", "md"]
-    ended = CliRunner().invoke(command_line.cli, words)
+    ended = oneshot(
+        "compare", run, rounds, "--methods", "fedens", "--out", tmp_path / "out", "--format", "md"
+    )  # fmt: skip
 
     assert ended.exit_code == 0, ended.output
     assert ran == []

@@ -7,17 +7,16 @@ from typing import Any
 
 import pytest
 import torch
+from commands import finished_in
 from torch import nn
 
 from fl_app.attacks import triggered
 from fl_app.data import ImageData
 from server_app.launch.result import print_result
-from server_app.report.finish import finish, table_lines
+from server_app.report.finish import table_lines
 from server_app.report.gatekeeping import backdoor_success
 from server_app.settings.server_data import HeldOut
 from strategies.method import Normalization
-from strategies.run.run_folder import RunFolder
-from strategies.run.stage import keep_outcome
 
 BACKDOOR = {"attack.kind": "backdoor", "attack.clients": "client-000,client-002", "attack.target": 1}
 
@@ -50,10 +49,7 @@ def test_success_is_the_share_of_other_classes_images_that_the_trigger_leads_to_
 
 
 def finished(path: Path, stage: Callable[..., Any], **settings: Any) -> dict[str, Any]:
-    report, chosen, images = stage("fedens", **settings)
-    with RunFolder.open(path) as folder:
-        keep_outcome(folder, report, 1)
-        return finish(folder, chosen, report, images, seconds={"server": 1.0}, log=lambda _: None)
+    return finished_in(path, *stage("fedens", **settings))
 
 
 def test_a_result_when_attackers_were_simulated_says_so_everywhere(

@@ -4,9 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from commands import replayed
 
-from server_app.replay.request import ReplayRequest
-from server_app.replay.stored import replay_run
 from server_app.report.communication import Cost, cost_of, cost_of_uploads, moved_in, moved_lines
 from strategies.core.durable import MIB
 from strategies.core.errors import StoreError
@@ -61,7 +60,7 @@ def test_a_replay_has_the_cost_of_its_uploads_and_moves_nothing(run_folder: Make
     traffic.add("ensemble", "client-000", down=MIB)
     traffic.save()
 
-    result = replay_run(ReplayRequest(run, "fedens", {}), log=lambda _: None)
+    result = replayed(run, "fedens")
 
     assert (result["mib_up_per_client"], result["mib_down_per_client"]) == (0.0, 0.0)
     cost = result["communication"]

@@ -7,7 +7,6 @@ import pytest
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
-from server_app.compare.report import AMOUNTS, Line
 from server_app.report.communication import Point, plot_costs
 from server_app.report.drawing import COLOURS
 
@@ -80,8 +79,3 @@ def test_rounds_when_drawn_are_a_curve_in_the_colour_of_their_result() -> None:
     assert {to_hex(line.get_color()) for line in drawn} == {COLOURS["ensemble"]}
     assert texts_of(figure)[0] == "FENS, 56.0 ± 2.0 %"
     assert_readable(figure)
-
-
-def line(name: str, kind: str, seconds: float | None, *scores: float) -> Line:
-    amounts = {**dict.fromkeys(AMOUNTS, 0.25), "server_cpu_s": seconds}
-    return Line(name, "x", kind, len(scores), scores or None, None, amounts, (3, 3))

@@ -10,14 +10,11 @@ from typing import Any
 
 import pytest
 import yaml
+from commands import finished_in, replayed
 
-from server_app.replay.request import ReplayRequest
-from server_app.replay.stored import replay_run
-from server_app.report.finish import finish, table_lines
+from server_app.report.finish import table_lines
 from strategies.core.facts import HEADLINES
 from strategies.run.files import read_json
-from strategies.run.run_folder import RunFolder
-from strategies.run.stage import keep_outcome
 
 KEYS = [
     "status", "run_dir", "method", "seed", "accuracy", "best_accuracy", "best_score", "table", "uploads", "refused",
@@ -27,24 +24,12 @@ KEYS = [
 ]  # fmt: skip
 
 
-def finished(path: Path, stage: Callable[..., Any], method: str, server_round: int = 1) -> dict[str, Any]:
-    report, settings, images = stage(method)
-    with RunFolder.open(path) as folder:
-        keep_outcome(folder, report, server_round)
-        return finish(
-            folder, settings, report, images, seconds={"clients": 1.234, "server": 2.0, "app": 4.0}, log=lambda _: None
-        )
-
-
 def test_named_classes_stand_in_the_result_its_card_and_its_page(
     run_folder: Callable[..., Path], stage: Callable[..., Any]
 ) -> None:
     path, (report, settings, images) = run_folder(), stage("fedavg")
     names = [f"creature {'abcdefghij'[k]}" for k in range(10)]
-    with RunFolder.open(path) as folder:
-        keep_outcome(folder, report, 1)
-        named = replace(images, classes=tuple(names))
-        result = finish(folder, settings, report, named, seconds={}, log=lambda _: None)
+    result = finished_in(path, report, settings, replace(images, classes=tuple(names)))
 
     assert result["classes"] == read_json(path / "result.json")["classes"] == names
     assert "logits of 10 classes: 0 creature a, 1 creature b, " in (path / "model_card.md").read_text()
@@ -59,10 +44,8 @@ def test_a_plot_that_cannot_be_drawn_is_one_line_of_the_log(
         raise ValueError("no such\ncolour")
 
     monkeypatch.setattr("server_app.report.plots.plot_scores", refused)
-    (report, settings, images), lines = stage("fedavg"), list[str]()
-    with RunFolder.open(run_folder()) as folder:
-        keep_outcome(folder, report, 1)
-        result = finish(folder, settings, report, images, seconds={}, log=lines.append)
+    lines = list[str]()
+    result = finished_in(run_folder(), *stage("fedavg"), log=lines.append)
 
     assert result["plots"] == ["labels.png", "confusion.png", "recall.png", "reliability.png"]
     assert [line for line in lines if "plot" in line] == ["plot accuracy: not drawn, ValueError: no such colour"]
@@ -74,7 +57,7 @@ def test_a_finished_run_has_a_result_file_with_exactly_the_agreed_keys(
 ) -> None:
     path = run_folder()
 
-    result = finished(path, stage, method)
+    result = finished_in(path, *stage(method), clients=1.234, server=2.0, app=4.0)
 
     stored = read_json(path / "result.json")
     assert stored == json.loads(json.dumps(result))
@@ -115,9 +98,7 @@ def test_a_finished_run_has_a_result_file_with_exactly_the_agreed_keys(
 
 
 def test_a_result_that_nobody_scores_has_a_page_and_a_card_that_say_so(run_folder: Callable[..., Path]) -> None:
-    source = run_folder(**{"evaluate.on": "none"})
-
-    result = replay_run(ReplayRequest(source, "fedavg", {}), log=lambda _: None)
+    result = replayed(run_folder(**{"evaluate.on": "none"}), "fedavg")
 
     place = Path(result["run_dir"])
     assert (result["accuracy"], result["scores"], result["table"]) == (None, {}, [])

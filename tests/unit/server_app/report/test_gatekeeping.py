@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import replayed
 
-from server_app.replay.request import ReplayRequest
-from server_app.replay.stored import replay_run
 from server_app.report.gatekeeping import verdict_lines, verdict_table
 from strategies.core.durable import sha256_file, with_digest
 from strategies.gatekeeper.verdicts import Finding, Inspection, VerdictRow
@@ -49,7 +48,7 @@ def test_a_replay_with_exclude_leaves_the_suspect_out_and_tells_it_everywhere(ru
     scale_first(run)
     lines: list[str] = []
 
-    result = replay_run(ReplayRequest(run, "fedavg", {**QUICK, "gatekeeper.policy": "exclude"}), log=lines.append)
+    result = replayed(run, "fedavg", log=lines.append, **QUICK, **{"gatekeeper.policy": "exclude"})
 
     assert result["uploads"] == 2
     assert result["gatekeeper"]["quarantined"] == ["client-000"]

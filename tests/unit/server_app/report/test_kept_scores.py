@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import replayed
 from method_fakes import telling
 
 from fl_app.data import ImageData
 from server_app.compare.comparison import Comparison, compare_runs
-from server_app.replay.request import ReplayRequest
-from server_app.replay.stored import replay_run
 from server_app.report.evaluation import KeptScores
 from server_app.settings.build import build_job, held_out
 from server_app.settings.read import read_settings
@@ -48,7 +47,7 @@ def test_cells_on_the_same_uploads_have_the_rows_of_fresh_replays_and_score_the_
     found = compare_runs(Comparison((run,), ",".join(methods)), log=lambda _: None)
     in_cells = sorted(passes)
     passes.clear()
-    alone = [replay_run(ReplayRequest(run, method, {}), log=lambda _: None) for method in methods]
+    alone = [replayed(run, method) for method in methods]
 
     tables = [json.loads((Path(cell["run_dir"]) / "result.json").read_text())["table"] for cell in found["cells"]]
     assert tables == [result["table"] for result in alone]

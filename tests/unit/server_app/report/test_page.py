@@ -13,18 +13,17 @@ from typing import Any, cast
 import pytest
 from browser import check_looks, needs_browser
 from click import Group
+from commands import finished_in
 from typer.main import get_command
 
 from server_app.cli import cli
 from server_app.replay.request import ReplayRequest
 from server_app.replay.stored import unmet_need
-from server_app.report.finish import finish
 from server_app.report.page import Page, Plot, write_page
 from server_app.report.tables import Table
 from server_app.settings.catalogue import catalogue
 from server_app.settings.read import default_settings
 from strategies.run.run_folder import RunFolder
-from strategies.run.stage import keep_outcome
 
 
 class Outline(HTMLParser):
@@ -53,11 +52,8 @@ def page(
     run_folder: Callable[..., Path], stage: Callable[..., Any], request: pytest.FixtureRequest
 ) -> tuple[Path, dict[str, Any]]:
     method = getattr(request, "param", "fedens")
-    report, settings, images = stage(method, **{"client.epochs": 8})
-    path = run_folder(**{"client.epochs": 8, "method": method})
-    with RunFolder.open(path) as folder:
-        keep_outcome(folder, report, 1)
-        return path, finish(folder, settings, report, images, seconds={"server": 2.0}, log=str)
+    path = run_folder(client__epochs=8, method=method)
+    return path, finished_in(path, *stage(method, client__epochs=8), log=str)
 
 
 def test_page_of_a_run_holds_its_facts_table_classes_bytes_and_refusals(page: tuple[Path, dict[str, Any]]) -> None:

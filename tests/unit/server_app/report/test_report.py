@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import re
-import runpy
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from commands import run_card
 from figure_checks import assert_inside_and_apart, drawn
 from matplotlib.image import imread
 from method_fakes import telling
@@ -147,24 +146,22 @@ def test_the_plots_of_a_run_when_written_are_readable_files_of_a_sensible_size(
         assert (tmp_path / "report" / name).stat().st_size < 500_000
 
 
-def card(tmp_path: Path, report: StageReport, method: Method, images: HeldOut) -> str:
+def card(tmp_path: Path, report: StageReport, method: Method, images: HeldOut) -> None:
     with RunFolder.create(tmp_path / "run", {}) as folder:
         digest = keep_outcome(folder, report)
-    table = result_table(report, method.name, images)
-    return model_card(method, report, table, {"weights_sha256": digest, "options": {"server.epochs": 2}})
+    facts = {"weights_sha256": digest, "options": {"server.epochs": 2}}
+    text = model_card(method, report, result_table(report, method.name, images), facts)
+    (tmp_path / "run" / "model_card.md").write_text(text)
 
 
 @pytest.mark.parametrize("method", ["dense", "dw-fedens", "label-count-ensemble", "tally"])
 def test_the_load_snippet_of_the_model_card_when_executed_gives_the_result(
-    tmp_path: Path, stage: Stage, monkeypatch: pytest.MonkeyPatch, method: str
+    tmp_path: Path, stage: Stage, method: str
 ) -> None:
     report, settings, images = stage(method)
-    text = card(tmp_path, report, settings.choice, images)
-    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    (tmp_path / "snippet.py").write_text(code)
-    monkeypatch.chdir(tmp_path / "run")
+    card(tmp_path, report, settings.choice, images)
 
-    loaded = runpy.run_path(str(tmp_path / "snippet.py"))
+    loaded = run_card(tmp_path / "run")
 
     assert ("ensemble" in loaded) is (method == "tally")
     outcomes = {"model": report.outcome, "ensemble": replace(report.outcome, student=None)}

@@ -10,10 +10,9 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from commands import replayed
 
 from fl_app.config import TRACKERS
-from server_app.replay.request import ReplayRequest
-from server_app.replay.stored import replay_run
 from server_app.report import tracking
 from server_app.report.tracking import track
 from server_app.settings.checks import check_tracker
@@ -138,4 +137,4 @@ def test_a_tracker_without_its_package_is_refused_before_anything_starts(
     with pytest.raises(
         OptionError, match=r"'tracker' is 'wandb', which is not installed: pip install 'oneshot-fl\[wandb\]'"
     ):
-        replay_run(ReplayRequest(run_folder(), "fedavg", {"tracker": "wandb"}), log=lambda _: None)
+        replayed(run_folder(), "fedavg", tracker="wandb")

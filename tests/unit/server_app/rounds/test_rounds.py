@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 from browser import check_looks, needs_browser
-from typer.testing import CliRunner
+from commands import oneshot
 
-from server_app import cli as command_line
 from server_app.compare.comparison import Comparison, compare_runs
 from server_app.compare.rounds import plot_rounds, report_rounds, table_of
 from server_app.settings.read import default_settings
@@ -67,10 +66,6 @@ def _result(path: Path, flat: dict[str, Any], scores: Sequence[float | None], ti
         "weights_sha256": "0" * 64, "resumed_at": 0, "seconds": {"clients": 9.0, "server": 4.0 + flat["seed"]},
         "communication": {"counted": "messages", "clients": 4, "phases": {"rounds": ways}, "total": ways},
     }  # fmt: skip
-
-
-def oneshot(*words: str | Path) -> Any:
-    return CliRunner().invoke(command_line.cli, [str(word) for word in words])
 
 
 def reported(*runs: Path, targets: Sequence[float] = (), out: Path | None = None) -> dict[str, Any]:

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from feature_fakes import CLIENTS, SETTINGS, Sent, replayed, sent_by_clients, stored
+from commands import replayed
+from feature_fakes import CLIENTS, SETTINGS, Uploads, sent_by_clients, stored
 from safetensors.torch import load_file
 
 from client_app.training.features import ClientSums
@@ -27,15 +28,7 @@ from strategies.statistics.heads import Ridge
 from strategies.statistics.privacy import noise_for
 from strategies.statistics.sums import Statistics
 
-
-@pytest.fixture(scope="module")
-def sums() -> tuple[Sent, dict[str, UploadFacts]]:
-    return sent_by_clients(SETTINGS)
-
-
-@pytest.fixture(scope="module")
-def run(sums: tuple[Sent, dict[str, UploadFacts]], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return stored(tmp_path_factory.mktemp("runs") / "ridge", SETTINGS, *sums)
+GIVEN = SETTINGS
 
 
 @pytest.mark.parametrize("method", ["ridge", "lda"])
@@ -75,17 +68,15 @@ def test_the_head_of_a_whole_run_is_that_of_all_examples_in_one_place(oneshot: A
     torch.testing.assert_close(sent["head.bias"].double(), head.bias, rtol=1e-4, atol=1e-4)
 
 
-def test_a_function_that_lies_about_its_fields_is_found_by_the_probe(
-    sums: tuple[Sent, dict[str, UploadFacts]], tmp_path: Path
-) -> None:
+def test_a_function_that_lies_about_its_fields_is_found_by_the_probe(sent: Uploads, tmp_path: Path) -> None:
     honest = FeatureFunction(FeaturesConfig(backbone="tiny_backbone:make"), 0, (0.5,), (0.5,))
     other = FeatureFunction(FeaturesConfig(backbone="tiny_backbone:make", side=20), 0, (0.5,), (0.5,))
-    states = {name: dict(state) for name, state in sums[0].items()}
+    states = {name: dict(state) for name, state in sent[0].items()}
     assert honest.sums(10).check_upload(states["client-001"]) == ""
     states["client-001"]["probe"] = other.probe
     assert "its features of the probe differ by 0." in honest.sums(10).check_upload(states["client-001"])
 
-    run = stored(tmp_path / "run", SETTINGS, states, sums[1])
+    run = stored(tmp_path / "run", SETTINGS, states, sent[1])
     replayed(run, "ridge", tmp_path / "replay", **{"gatekeeper.policy": "exclude"})
     verdict = json.loads((tmp_path / "replay" / "gatekeeper.json").read_text())
     assert verdict["quarantined"] == []
@@ -103,9 +94,9 @@ BROKEN: dict[str, tuple[Callable[[dict[str, torch.Tensor]], None], str]] = {
 
 
 @pytest.mark.parametrize("name", list(BROKEN))
-def test_sums_that_no_examples_can_have_are_refused(sums: tuple[Sent, dict[str, UploadFacts]], name: str) -> None:
+def test_sums_that_no_examples_can_have_are_refused(sent: Uploads, name: str) -> None:
     change, message = BROKEN[name]
-    state = {key: value.clone() for key, value in sums[0]["client-000"].items()}
+    state = {key: value.clone() for key, value in sent[0]["client-000"].items()}
     change(state)
     with pytest.raises(UploadError, match=message):
         FeatureFunction(FeaturesConfig(backbone="tiny_backbone:make"), 0).sums(10).check_upload(state)
@@ -208,10 +199,8 @@ def test_a_client_never_answers_a_private_request_for_squares(tmp_path: Path) ->
         sent_by_clients(given, "0123456789abcdef0123456789abcdef")
 
 
-def test_a_capped_share_weighs_a_boastful_client_down(
-    sums: tuple[Sent, dict[str, UploadFacts]], tmp_path: Path
-) -> None:
-    states, facts = {name: dict(state) for name, state in sums[0].items()}, dict(sums[1])
+def test_a_capped_share_weighs_a_boastful_client_down(sent: Uploads, tmp_path: Path) -> None:
+    states, facts = {name: dict(state) for name, state in sent[0].items()}, dict(sent[1])
     facts["client-000"] = UploadFacts("client-000", "statistics", 100 * (facts["client-000"].num_examples or 0), None)
     for key in ("counts", "sums", "gram"):  # passes every bound
         states["client-000"][key] = states["client-000"][key] * 100

@@ -10,7 +10,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from feature_fakes import CLIENTS, SETTINGS, Sent, replayed, sent_by_clients, stored
+from commands import replayed, run_card
+from feature_fakes import CLIENTS, SETTINGS, Uploads, sent_by_clients, stored
 from tiny_texts import write_news
 
 from client_app.node import Node, TrainRequest
@@ -22,7 +23,6 @@ from server_app.settings.build import build_job, check_before_start
 from server_app.settings.read import read_settings
 from server_app.settings.server_data import open_half
 from strategies.core.errors import OptionError, UploadError
-from strategies.core.facts import UploadFacts
 
 TEXTS: dict[str, Any] = {**SETTINGS, "features.backbone": "tiny_texts:make", "data.name": "ag-news", "data.limit": 0}
 
@@ -35,35 +35,29 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def sums(given: dict[str, Any]) -> tuple[Sent, dict[str, UploadFacts]]:
+def sums(given: dict[str, Any]) -> Uploads:
     return sent_by_clients(given)
 
 
 @pytest.fixture(scope="module")
-def run(
-    given: dict[str, Any], sums: tuple[Sent, dict[str, UploadFacts]], tmp_path_factory: pytest.TempPathFactory
-) -> Path:
+def run(given: dict[str, Any], sums: Uploads, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return stored(tmp_path_factory.mktemp("runs") / "ridge", given, *sums)
 
 
-def test_news_lead_to_a_head_whose_card_says_how_it_reads_texts(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_news_lead_to_a_head_whose_card_says_how_it_reads_texts(run: Path, tmp_path: Path) -> None:
     for method in ("ridge", "lda"):
         assert replayed(run, method, tmp_path / method)["accuracy"] > 97.0
     card = (tmp_path / "ridge" / "model_card.md").read_text()
     assert "Backbone: tiny-texts, frozen, the first 64 tokens of a text, 24 features" in card
     assert "tokenizer crc32 of words, special-tokens none, truncation 64" in card
-    names: dict[str, Any] = {}
-    monkeypatch.chdir(tmp_path / "ridge")
-    exec(card.split("```python\n")[1].split("```")[0], names)  # noqa: S102  the card's own code
+    names = run_card(tmp_path / "ridge")
     with torch.no_grad():
         found = names["model"](names["tokens"](["Robot chip in space", "The coach's last match", "oil and shares"]))
     assert found.argmax(1).tolist() == [3, 1, 2]
 
 
 def test_texts_without_tokens_are_left_out_of_the_sums_and_of_the_told_number(
-    sums: tuple[Sent, dict[str, UploadFacts]],
+    sums: Uploads,
 ) -> None:
     assert sum(facts.num_examples or 0 for facts in sums[1].values()) == 240 - 12
     for name, state in sums[0].items():
@@ -80,7 +74,7 @@ def test_a_client_whose_texts_have_no_tokens_sends_nothing(given: dict[str, Any]
 
 
 def test_features_of_texts_are_cached_by_tokenizer(
-    given: dict[str, Any], sums: tuple[Sent, dict[str, UploadFacts]], caplog: pytest.LogCaptureFixture
+    given: dict[str, Any], sums: Uploads, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", logger="flwr")
     for run_id, lines in (("a" * 32, 0), ("b" * 32, CLIENTS)):
@@ -93,7 +87,7 @@ def test_features_of_texts_are_cached_by_tokenizer(
     assert "from the cache" not in caplog.text
 
 
-def test_another_tokenizer_is_refused_with_both_names(sums: tuple[Sent, dict[str, UploadFacts]]) -> None:
+def test_another_tokenizer_is_refused_with_both_names(sums: Uploads) -> None:
     other = FeatureFunction(FeaturesConfig(backbone="tiny_texts:shouting"), 0, (0.0,), (1.0,))
     with pytest.raises(UploadError, match=r"differ in tokenizer: crc32 of words, expected is crc32 of WORDS$"):
         other.sums(4).check_upload(sums[0]["client-000"])

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from feature_fakes import SETTINGS, Sent, replayed, sent_by_clients, stored
+from commands import replayed, run_card
+from feature_fakes import SETTINGS, Uploads
 from safetensors.torch import load_file
 
 from fl_app.data import normalize, open_split
@@ -18,32 +19,21 @@ from server_app.export.exporting import stored_models, write_programs
 from server_app.settings.build import build_job
 from server_app.settings.read import read_settings
 from strategies.core.errors import OptionError, UploadError
-from strategies.core.facts import UploadFacts
 from strategies.method import METHODS, Need
 from strategies.uploads.checks import check_outputs
 
 HEAD = "head+tiny_backbone:make"
 GIVEN = {**SETTINGS, "method": "fedavg", "model.name": HEAD, "client.epochs": 15, "data.proxy": 0.2, "fens.rounds": 60}
-Facts = dict[str, UploadFacts]
+TASK = "classifier"
 MAKERS = [name for name in METHODS if Need.IMAGE_GRADIENTS in METHODS[name].needs]
 
 
-@pytest.fixture(scope="module")
-def heads() -> tuple[Sent, Facts]:
-    return sent_by_clients(GIVEN, task="classifier")
-
-
-@pytest.fixture(scope="module")
-def run(heads: tuple[Sent, Facts], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return stored(tmp_path_factory.mktemp("runs") / "heads", GIVEN, *heads)
-
-
-def test_a_client_sends_its_head_and_no_backbone(heads: tuple[Sent, Facts]) -> None:
-    state = heads[0]["client-000"]
+def test_a_client_sends_its_head_and_no_backbone(sent: Uploads) -> None:
+    state = sent[0]["client-000"]
     assert {key: tuple(value.shape) for key, value in state.items()} == {
         "fingerprint": (1024,), "head.weight": (10, 96), "head.bias": (10,)
     }  # fmt: skip
-    assert heads[1]["client-000"].architecture == HEAD
+    assert sent[1]["client-000"].architecture == HEAD
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedens", "dw-fedens", "label-count-ensemble", "fens", "tally"])
@@ -75,9 +65,9 @@ def test_a_setting_that_makes_images_is_named(
         replayed(run, method, tmp_path / method, **given)
 
 
-def test_a_head_of_another_function_is_refused_at_the_door_and_where_it_is_loaded(heads: tuple[Sent, Facts]) -> None:
+def test_a_head_of_another_function_is_refused_at_the_door_and_where_it_is_loaded(sent: Uploads) -> None:
     other = read_settings({**GIVEN, "features.side": 20})
-    job, state = build_job(other, open_split("digits", "test"), None), heads[0]["client-000"]
+    job, state = build_job(other, open_split("digits", "test"), None), sent[0]["client-000"]
     with pytest.raises(UploadError, match="another function: .*they differ in side: 16, expected is 20$"):
         check_outputs(HEAD, state, job.builders[HEAD], job.input_shape)
     with pytest.raises(UploadError, match="another function"):
@@ -86,10 +76,10 @@ def test_a_head_of_another_function_is_refused_at_the_door_and_where_it_is_loade
         )
 
 
-def test_a_head_s_own_form_on_features_gives_the_same_logits(heads: tuple[Sent, Facts]) -> None:
+def test_a_head_s_own_form_on_features_gives_the_same_logits(sent: Uploads) -> None:
     model = build_job(read_settings(GIVEN), open_split("digits", "test"), None).builders[HEAD]()
     assert isinstance(model, FeatureHead)
-    model.load_state_dict(heads[0]["client-001"])
+    model.load_state_dict(sent[0]["client-001"])
     alone = model.on_features()
     alone.load_state_dict(model.state_dict())
     images = torch.randn(5, 1, 8, 8, generator=torch.Generator().manual_seed(1))
@@ -97,14 +87,12 @@ def test_a_head_s_own_form_on_features_gives_the_same_logits(heads: tuple[Sent, 
     torch.testing.assert_close(alone(features[..., None, None]), model(images))
 
 
-def test_the_card_s_code_loads_an_ensemble_of_heads(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_card_s_code_loads_an_ensemble_of_heads(run: Path, tmp_path: Path) -> None:
     result = replayed(run, "label-count-ensemble", tmp_path / "ensemble")
     card = (tmp_path / "ensemble" / "model_card.md").read_text()
     assert "Backbone: tiny, frozen, 16 pixels a side, 96 features" in card
     assert "Penalty" not in card
-    names: dict[str, Any] = {}
-    monkeypatch.chdir(tmp_path / "ensemble")
-    exec(card.split("```python\n")[1].split("```")[0], names)  # noqa: S102  the card's own code
+    names = run_card(tmp_path / "ensemble")
     split = open_split("digits", "test")
     test = split.take()
     right = names["model"](normalize(test.images, *split.normalization)).argmax(1) == test.labels

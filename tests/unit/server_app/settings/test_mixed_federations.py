@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from feature_fakes import CLIENTS, SETTINGS, Sent, replayed, sent_by_clients, stored
+from commands import replayed
+from feature_fakes import CLIENTS, SETTINGS, Uploads, sent_by_clients
 from safetensors.torch import save_file
 
 from fl_app.data import open_split
@@ -16,7 +17,7 @@ from server_app.settings.build import build_job
 from server_app.settings.checks import check_needs_of_settings
 from server_app.settings.read import read_settings
 from strategies.core.errors import OptionError
-from strategies.core.facts import Upload, UploadFacts
+from strategies.core.facts import Upload
 from strategies.core.stage_options import GatekeeperConfig
 from strategies.gatekeeper.inspection import inspect
 from strategies.run.run_folder import RunFolder, load_ensemble
@@ -29,21 +30,11 @@ GIVEN = {
     **SETTINGS, "method": "label-count-ensemble", "model.per-client": ",".join(KINDS), "client.epochs": 8,
     "data.proxy": 0.2, "fens.rounds": 20, "server.epochs": 1, "tally.images": 64, "tally.probes": 64,
 }  # fmt: skip
+TASK = "classifier"
 MEMBERS = ["client-000", "client-001", "sums-tiny_backbone-make"]
-Facts = dict[str, UploadFacts]
 
 
-@pytest.fixture(scope="module")
-def sent() -> tuple[Sent, Facts]:
-    return sent_by_clients(GIVEN, task="classifier")
-
-
-@pytest.fixture(scope="module")
-def run(sent: tuple[Sent, Facts], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return stored(tmp_path_factory.mktemp("runs") / "mixed", GIVEN, *sent)
-
-
-def job_of(sent: tuple[Sent, Facts], *clients: str) -> Any:
+def job_of(sent: Uploads, *clients: str) -> Any:
     states, facts = sent
     job = build_job(read_settings(GIVEN), open_split("digits", "test"), None)
     uploads = tuple(Upload(facts[name], lambda name=name: states[name]) for name in clients)  # type: ignore[misc]
@@ -66,18 +57,11 @@ def test_an_ensemble_has_nets_heads_and_one_head_per_group_of_sums(run: Path, tm
 
 def test_a_finished_mixed_run_is_read_again(run: Path, tmp_path: Path) -> None:
     first = replayed(run, "fedens", tmp_path / "one")
-    again = replay_of(run, tmp_path / "one")
+    again = replayed(run, "fedens", resume=tmp_path / "one")
     assert again["weights_sha256"] == first["weights_sha256"]
 
 
-def replay_of(run: Path, resumed: Path) -> dict[str, Any]:
-    from server_app.replay.request import ReplayRequest as Replay
-    from server_app.replay.stored import replay_run
-
-    return replay_run(Replay(run, "fedens", {}, resume=resumed), log=lambda _: None)
-
-
-def test_a_group_counts_as_one_client_with_the_examples_of_all(sent: tuple[Sent, Facts]) -> None:
+def test_a_group_counts_as_one_client_with_the_examples_of_all(sent: Uploads) -> None:
     lines: list[str] = []
     job = with_heads(job_of(sent, "client-000", "client-002", "client-003"), lines.append)
     member = job.uploads[1]
@@ -91,7 +75,7 @@ def test_a_group_counts_as_one_client_with_the_examples_of_all(sent: tuple[Sent,
 KEPT = ("client-002", "client-003")
 
 
-def test_logits_of_a_group_have_the_size_of_a_net_s_on_its_examples(sent: tuple[Sent, Facts]) -> None:
+def test_logits_of_a_group_have_the_size_of_a_net_s_on_its_examples(sent: Uploads) -> None:
     job = with_heads(job_of(sent, *KEPT))
     (member,) = job.uploads
     state, total = member.read(), merge_sums(sent[0][name] for name in KEPT)
@@ -105,7 +89,7 @@ def test_logits_of_a_group_have_the_size_of_a_net_s_on_its_examples(sent: tuple[
     assert float(total["counts"].sum()) == member.num_examples
 
 
-def test_sums_of_an_unknown_function_and_noisy_sums_are_refused(sent: tuple[Sent, Facts]) -> None:
+def test_sums_of_an_unknown_function_and_noisy_sums_are_refused(sent: Uploads) -> None:
     job = job_of(sent, *KEPT)
     heads = {name: build for name, build in job.builders.items() if name != "head+tiny_backbone:make"}
     with pytest.raises(
@@ -121,13 +105,13 @@ def test_sums_of_an_unknown_function_and_noisy_sums_are_refused(sent: tuple[Sent
         check_needs_of_settings(read_settings(given))
 
 
-def test_the_gatekeeper_compares_sums_with_sums(sent: tuple[Sent, Facts]) -> None:
+def test_the_gatekeeper_compares_sums_with_sums(sent: Uploads) -> None:
     found = inspect(job_of(sent, *sent[0]), GatekeeperConfig(policy="warn"))
     assert [row.client for row in found.rows] == list(sent[0])
     assert found.notes == ("2 uploads cannot be judged: a client is compared with at least 2 others",)
 
 
-def test_a_folder_of_models_and_sums_is_imported_as_one_federation(sent: tuple[Sent, Facts], tmp_path: Path) -> None:
+def test_a_folder_of_models_and_sums_is_imported_as_one_federation(sent: Uploads, tmp_path: Path) -> None:
     folder = tmp_path / "market"
     folder.mkdir()
     lines = []
@@ -148,7 +132,7 @@ def test_a_folder_of_models_and_sums_is_imported_as_one_federation(sent: tuple[S
     assert [row["name"] for row in result["table"]][:3] == MEMBERS
 
 
-def test_sums_of_another_backbone_are_checked_by_their_own_function(sent: tuple[Sent, Facts]) -> None:
+def test_sums_of_another_backbone_are_checked_by_their_own_function(sent: Uploads) -> None:
     given = {**GIVEN, "model.per-client": "lenet5,statistics+other_backbone:make"}
     states, facts = sent_by_clients(given, task="classifier")
     job = build_job(read_settings(given), open_split("digits", "test"), None)

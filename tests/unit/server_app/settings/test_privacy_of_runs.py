@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import finished_in
 
 from server_app.launch.result import print_result
-from server_app.report.finish import finish, table_lines
+from server_app.report.finish import table_lines
 from server_app.settings.checks import check_needs_of_settings
 from server_app.settings.read import read_settings
 from strategies.core.errors import OptionError
-from strategies.run.run_folder import RunFolder
-from strategies.run.stage import keep_outcome
 
 PRIVATE = {"privacy.epsilon": 8.0, "client.share-label-counts": False}
 
@@ -41,11 +40,8 @@ def test_methods_that_can_be_private_are_named_where_another_is_refused(small: d
 def test_a_result_when_clients_were_private_names_the_guarantee(
     run_folder: Callable[..., Path], stage: Callable[..., Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    report, chosen, images = stage("fedens", **PRIVATE)
     path = run_folder()
-    with RunFolder.open(path) as folder:
-        keep_outcome(folder, report, 1)
-        result = finish(folder, chosen, report, images, seconds={"server": 1.0}, log=lambda _: None)
+    result = finished_in(path, *stage("fedens", **PRIVATE))
 
     line = "each client's upload is (8, 1e-05)-differentially private in its examples (DP-SGD, clip 1)"
     stored = json.loads((path / "result.json").read_text())["privacy"]
