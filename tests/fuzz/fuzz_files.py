@@ -5,18 +5,21 @@ from __future__ import annotations
 import io
 import json
 import pickle
+import runpy
 import tempfile
 import warnings
 import zipfile
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from flower_fakes import net
 from fuzz_decoder import Decoder
 from fuzz_inputs import HOSTILE_TOML, json_bytes, mutated, safetensors_files
-from fuzz_messages import PLACES, STATE, net
+from fuzz_messages import PLACES, STATE
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -143,14 +146,6 @@ def _saved(content: Any, *, legacy: bool = False) -> bytes:
     return stream.getvalue()
 
 
-def _zip(method: int, **entries: bytes) -> bytes:
-    stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w", method, compresslevel=1) as archive:
-        for name, data in entries.items():
-            archive.writestr(name, data)
-    return stream.getvalue()
-
-
 def _rezipped(**changes: bytes) -> bytes:
     """A torch file with some entries replaced, compressed."""
     with zipfile.ZipFile(io.BytesIO(_saved({"a": torch.arange(4.0)}))) as archive:
@@ -158,17 +153,18 @@ def _rezipped(**changes: bytes) -> bytes:
     for part, data in changes.items():
         name = next((name for name in entries if name.endswith(f"/{part.replace('__', '/')}")), part)
         entries[name] = data
-    return _zip(zipfile.ZIP_DEFLATED, **entries)
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as packed:
+        for name, data in entries.items():
+            packed.writestr(name, data)
+    return stream.getvalue()
 
 
 def _giant() -> bytes:
     """A torch file that says of a tensor of four numbers that it has 2^40."""
     with zipfile.ZipFile(io.BytesIO(_saved({"a": torch.arange(4.0)}))) as archive:
-        entries = {name: archive.read(name) for name in archive.namelist()}
-    stem = next(iter(entries)).split("/")[0]
-    told = entries[f"{stem}/data.pkl"]
-    entries[f"{stem}/data.pkl"] = told.replace(b"K\x04", b"\x8a\x06\x00\x00\x00\x00\x00\x01")
-    return _zip(zipfile.ZIP_STORED, **entries)
+        told = archive.read(next(name for name in archive.namelist() if name.endswith("/data.pkl")))
+    return _rezipped(**{"data.pkl": told.replace(b"K\x04", b"\x8a\x06\x00\x00\x00\x00\x00\x01")})
 
 
 def _nested_pickle() -> bytes:
@@ -292,25 +288,17 @@ def _finite(found: Any) -> None:
 # Doctor.
 
 
-def _pem() -> tuple[bytes, bytes, bytes]:
-    from datetime import UTC, datetime, timedelta
-
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    key, name = ec.generate_private_key(ec.SECP256R1()), x509.Name([])
-    names = x509.SubjectAlternativeName([x509.DNSName("localhost")])
-    begin = datetime.now(UTC) - timedelta(days=1)
-    builder = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
-    builder = builder.serial_number(7).not_valid_before(begin).not_valid_after(begin + timedelta(days=99))
-    certificate = builder.add_extension(names, critical=False).sign(key, hashes.SHA256())
-    pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
-    forms = (serialization.PrivateFormat.PKCS8, serialization.PrivateFormat.OpenSSH)
-    return (certificate.public_bytes(pem), *(key.private_bytes(pem, form, plain) for form in forms))
+def _made_keys() -> tuple[bytes, ...]:
+    """Return a server's certificate and key, and a node's key, as deploy/make_keys.py makes them."""
+    make = runpy.run_path(str(Path(__file__).parents[2] / "deploy" / "make_keys.py"))["main"]
+    with redirect_stdout(io.StringIO()):
+        make([str(ROOT / "keys"), "--server", "localhost", "--node", "a"])
+    return tuple(
+        (ROOT / "keys" / name).read_bytes() for name in ("server/server.pem", "server/server.key", "a/node.key")
+    )
 
 
-CERTIFICATE, SERVER_KEY, NODE_KEY = _pem()
+CERTIFICATE, SERVER_KEY, NODE_KEY = _made_keys()
 
 
 def _findings(read: Callable[[Path], Any]) -> Callable[[Path], Any]:

@@ -5,46 +5,29 @@ from __future__ import annotations
 import atexit
 import shutil
 import tempfile
-from pathlib import Path
-from types import SimpleNamespace
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
+from flower_fakes import CLASSES, SIGNATURES, net
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from fuzz_decoder import Decoder
 from fuzz_inputs import EXTREMES, mutated, texts
 from hypothesis import strategies as st
-from torch import nn
 
 from strategies.client import upload_facts
 from strategies.client.corrections import LocalUpdate
 from strategies.client.fens import HoldoutRequest, LocalFens, OwnModel, respond
 from strategies.distillation.generator_spec import GeneratorSpec
-from strategies.flower.clients import GridClients
 from strategies.flower.messages import read_reply
-from strategies.flower.nodes import Nodes, Refusals, SentQuestion
-from strategies.flower.rounds.algorithms import Stc
-from strategies.flower.rounds.answers import decode_record
-from strategies.run.round_folder import RoundFolder
-from strategies.run.traffic import Traffic
-from strategies.uploads.checks import Signatures
 from strategies.uploads.packed import ensemble_digest, from_wire, pack_member, to_wire, unpack_member
 from strategies.uploads.quantization import dequantize_state, quantize_state
 from strategies.uploads.ternary import Compression, flatten_arrays
 
-CLASSES = 4
-
-
-def net() -> nn.Module:
-    """A small model, seeded."""
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        return nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(72, CLASSES))
-
-
-STATE = net().state_dict()
-SIGNATURES = Signatures({"net": net, "linear": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, CLASSES))})
+with torch.random.fork_rng():
+    torch.manual_seed(0)
+    STATE = net().state_dict()
 GOOD = {key: Array(value.numpy()) for key, value in STATE.items()}
 PLACES = tempfile.mkdtemp(prefix="oneshot-fuzz-")
 atexit.register(shutil.rmtree, PLACES, ignore_errors=True)
@@ -90,29 +73,23 @@ def arrays(draw: st.DrawFn) -> Array:
 
 
 @st.composite
-def records(draw: st.DrawFn, good: dict[str, Array]) -> ArrayRecord:
-    """An array record in which some arrays are others, lost, or too many."""
+def changed(
+    draw: st.DrawFn, good: Mapping[str, Any], value: st.SearchStrategy[Any] = anything, least: int = 1
+) -> dict[str, Any]:
+    """Entries of which some are others, lost, or too many."""
     found = dict(good)
-    for _ in range(draw(st.integers(0, 3))):
-        key = draw(st.one_of(st.sampled_from(sorted(good)), word))
-        if draw(st.integers(0, 3)) == 0:
-            found.pop(key, None)
-        else:
-            found[key] = draw(st.one_of(arrays(), st.sampled_from(list(good.values()))))
-    return ArrayRecord(found)
-
-
-@st.composite
-def changed(draw: st.DrawFn, good: dict[str, Any], value: st.SearchStrategy[Any] = anything) -> dict[str, Any]:
-    """Facts of which some are others, lost, or too many."""
-    found = dict(good)
-    for _ in range(draw(st.integers(1, 4))):
+    for _ in range(draw(st.integers(least, 4))):
         key = draw(st.one_of(st.sampled_from(sorted(good)), word))
         if draw(st.integers(0, 4)) == 0:
             found.pop(key, None)
         else:
             found[key] = draw(value)
     return found
+
+
+def records(good: Mapping[str, Array]) -> st.SearchStrategy[ArrayRecord]:
+    """Array records in which some arrays are others, lost, or too many."""
+    return changed(good, st.one_of(arrays(), st.sampled_from(list(good.values()))), 0).map(ArrayRecord)
 
 
 UPLOAD = dict(
@@ -132,34 +109,13 @@ def uploads(draw: st.DrawFn) -> RecordDict:
     return content
 
 
-def _usable(state: dict[str, torch.Tensor]) -> None:
-    assert all(bool(torch.isfinite(value).all()) for value in state.values())
+def usable(state: Mapping[str, Any]) -> None:
+    """Check that the tensors of an answer are finite."""
+    assert all(bool(torch.isfinite(value).all()) for value in state.values() if isinstance(value, torch.Tensor))
 
 
 def _read_upload(content: RecordDict) -> Any:
     return read_reply(content, SIGNATURES, num_classes=CLASSES, max_bytes=10**6, sender="node-7")
-
-
-@st.composite
-def answers(draw: st.DrawFn) -> RecordDict:
-    """An answer to a question after the upload."""
-    facts = draw(changed({"client": "alice", "ensemble": "ab" * 32, "round": 3, "examples": 9}))
-    return RecordDict({"answer": ConfigRecord(facts), "arrays": draw(records(GOOD))})
-
-
-def _read_answer(content: RecordDict) -> Any:
-    folder = Path(PLACES)
-    clients = GridClients(
-        Nodes(object(), Refusals(RoundFolder(folder, None)), Traffic(), max_bytes=10**6),  # type: ignore[arg-type]
-        common={},
-        timeout=1.0,
-    )
-    reply: Any = SimpleNamespace(has_error=lambda: False, content=content)
-    return clients._read(reply, SentQuestion(7, "fens", 10))
-
-
-def _read_record(content: RecordDict) -> Any:
-    return decode_record(content, "control", {key: value.numpy() for key, value in STATE.items()})
 
 
 WEIGHTS = {key: value.numpy() for key, value in STATE.items() if value.is_floating_point()}
@@ -177,23 +133,6 @@ def codes(draw: st.DrawFn) -> dict[str, np.ndarray[Any, Any]]:
     if draw(st.integers(0, 9)) == 0:
         found[draw(word)] = bits
     return found
-
-
-def _read_code(code: dict[str, np.ndarray[Any, Any]]) -> Any:
-    return STC.decode(code, flatten_arrays(WEIGHTS).size, "alice: ternary").dense()
-
-
-def _read_sparse(content: RecordDict) -> Any:
-    strategy = Stc(density=DENSITY)
-    strategy._start = dict(WEIGHTS)
-    return strategy.check_answer(content)
-
-
-@st.composite
-def sparse_answers(draw: st.DrawFn) -> RecordDict:
-    """A ternary update as it arrives."""
-    code = {name: Array(value) for name, value in draw(codes()).items()}
-    return RecordDict({"arrays": ArrayRecord({}), "ternary": draw(records(code))})
 
 
 # What the server asks of a client.
@@ -217,25 +156,17 @@ QUESTION: dict[str, Any] = {
 }  # fmt: skip
 
 
-@st.composite
-def wires(draw: st.DrawFn) -> dict[str, np.ndarray[Any, Any]]:
-    """The arrays of an ensemble with some that are others."""
-    found = dict(SENT)
-    for _ in range(draw(st.integers(0, 3))):
-        key = draw(st.one_of(st.sampled_from(sorted(SENT)), word))
-        if draw(st.booleans()):
-            found.pop(key, None)
-        else:
-            found[key] = draw(st.sampled_from(list(SENT.values()) + ODD))
-    return found
-
-
 ODD: list[np.ndarray[Any, Any]] = [
     np.zeros(0, np.float32), np.array(np.nan, np.float32), np.full((2, 2), np.inf, np.float32),
     np.zeros(3, np.complex64),
     np.array(["a"]), np.zeros((1,) * 30, np.int8), np.array(-1.0, np.float32), np.zeros((2, 2), np.uint16),
     np.zeros((1, 3), np.float32), np.array([[2.0, -2.0]], np.float32), np.array([[1e38, 3e38]], np.float32),
 ]  # fmt: skip
+
+
+def wires() -> st.SearchStrategy[dict[str, np.ndarray[Any, Any]]]:
+    """The arrays of an ensemble with some that are others."""
+    return changed(SENT, st.sampled_from([*SENT.values(), *ODD]), 0)
 
 
 def _examples(_: HoldoutRequest) -> tuple[torch.Tensor, torch.Tensor]:
@@ -279,7 +210,19 @@ def _unpack(sent: tuple[dict[str, Any], dict[str, Any]]) -> Any:
 SPEC = GeneratorSpec("images", "normal", 8, CLASSES, 16, (1, 8, 8), 4, 1.0, 2).as_config()
 with torch.random.fork_rng():
     GENERATOR = GeneratorSpec.read(SPEC).build(0).state_dict()
+PARAMETERS = {name: STATE[name] for name, _ in net().named_parameters()}
 ROUND: dict[str, Any] = {"server-round": 2, "last-round": 1, "safe-round": 1, "seed": 0, **SPEC}
+
+
+ODD_TENSORS = (
+    torch.zeros(0), torch.full((2,), torch.nan), torch.zeros(1, dtype=torch.int8), torch.zeros(2, 3, 4),
+    torch.tensor(1),
+)  # fmt: skip
+
+
+def states(good: Mapping[str, torch.Tensor]) -> st.SearchStrategy[dict[str, torch.Tensor]]:
+    """Weights of which some are others."""
+    return changed(good, st.sampled_from([*ODD_TENSORS, *good.values()]), 0)
 
 
 @st.composite
@@ -294,43 +237,23 @@ def rounds(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, dict[str, torch.T
     if draw(st.booleans()):
         sent["generator"] = draw(states(GENERATOR))
     if draw(st.integers(0, 3)) == 0:
-        sent["control"] = draw(states(dict(net().named_parameters())))
+        sent["control"] = draw(states(PARAMETERS))
     if draw(st.integers(0, 3)) == 0:
         sent["ternary"] = {name: torch.from_numpy(value.copy()) for name, value in draw(codes()).items()}
     return said, sent
 
 
-@st.composite
-def states(draw: st.DrawFn, good: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Weights of which some are others."""
-    found = {name: value.detach() for name, value in good.items()}
-    for _ in range(draw(st.integers(0, 2))):
-        name = draw(st.one_of(st.sampled_from(sorted(found) or ["a"]), word))
-        odd = [
-            torch.zeros(0),
-            torch.full((2,), torch.nan),
-            torch.zeros(1, dtype=torch.int8),
-            torch.zeros(2, 3, 4),
-            torch.tensor(1),
-        ]
-        found[name] = draw(st.sampled_from([*odd, *good.values()])).detach()
-    return found
-
-
 def _start_round(request: tuple[dict[str, Any], dict[str, Any]]) -> Any:
     said, sent = request
     model = net()
+    model.load_state_dict(STATE)
     update = LocalUpdate(model, said, sent)
     images, labels = torch.zeros(4, 1, 8, 8), torch.arange(4)
     return update.penalty(model, model(images), labels)
 
 
 MESSAGES: dict[str, Decoder] = {
-    "upload": Decoder(uploads(), _read_upload, look=lambda found: _usable(found.state)),
-    "answer": Decoder(answers(), _read_answer),
-    "round record": Decoder(st.builds(lambda r: RecordDict({"control": r}), records(GOOD)), _read_record),
-    "ternary code": Decoder(codes(), _read_code),
-    "ternary answer": Decoder(sparse_answers(), _read_sparse),
+    "upload": Decoder(uploads(), _read_upload, look=lambda found: usable(found.state)),
     "int8 weights": Decoder(wires().map(lambda sent: {**sent, **quantize_state(STATE)}), dequantize_state),
     "fens question": Decoder(questions(), _respond, look=_told),
     "ensemble member": Decoder(members(), _unpack),

@@ -13,31 +13,31 @@ from unittest import mock
 
 import numpy as np
 import torch
+from flower_fakes import CLASSES, SIGNATURES, net
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.supercore.inflatable.inflatable_object import get_object_id
 from flwr.supercore.task_identity import TaskIdentity
 from fuzz_decoder import Decoder
 from fuzz_inputs import HOSTILE_JSON, mangled, mutated
 from fuzz_messages import (
-    CLASSES,
     CODE,
     DENSITY,
     GOOD,
-    SIGNATURES,
+    PARAMETERS,
     STATE,
     UPLOAD,
     WEIGHTS,
     changed,
     codes,
-    net,
     number,
     numbers,
     records,
     uploads,
+    usable,
     word,
 )
 from hypothesis import strategies as st
-from wire_fakes import LEVELS, Link, Objects, deflated, grid_of, resealed
+from wire_fakes import LEVELS, Link, Objects, deflated, grid_of, resealed, rewritten
 
 from strategies.combiners.aggregator_trainers import Dialogue
 from strategies.core.errors import UploadError
@@ -65,7 +65,7 @@ def identity() -> AbstractContextManager[Any]:
 
 # Every kind of answer: what an honest client sends, and what a hostile one makes of it.
 
-CONTROL = {name: Array(value.detach().numpy()) for name, value in net().named_parameters()}
+CONTROL = {name: Array(value.numpy()) for name, value in PARAMETERS.items()}
 COUNTS = np.full((1, CLASSES, CLASSES), 1, np.int64)
 LAMBDA = {"weights": np.zeros((1, CLASSES), np.float32)}
 JOB = Job(
@@ -96,7 +96,6 @@ GOODS: dict[str, RecordDict] = {
     "scaffold": content("upload", UPLOAD, arrays=GOOD, control=CONTROL),
     "fednova": content("upload", UPLOAD, arrays=GOOD),
     "stc": content("upload", UPLOAD, arrays={k: v for k, v in GOOD.items() if k not in WEIGHTS}, ternary=TERNARY),
-    "scores": content("upload", UPLOAD),
     "names": content("upload", UPLOAD),
 }
 CLAIMS = {
@@ -139,9 +138,8 @@ FENS = ("ensemble", "fens round", "votes")
 
 
 @st.composite
-def travelling(draw: st.DrawFn) -> tuple[str, Message, dict[str, bytes]]:
+def travelling(draw: st.DrawFn, kind: str) -> tuple[str, Message, dict[str, bytes]]:
     """A kind of answer, and a hostile answer of this kind as objects."""
-    kind = draw(st.sampled_from(sorted(GOODS)))
     with identity():
         if draw(st.integers(0, 19)) == 0:
             code, reason = draw(st.sampled_from([0, 1, 2, 5, 100, 999])), draw(word)
@@ -222,19 +220,10 @@ def _bodied(draw: st.DrawFn, content: bytes, how: str) -> bytes:
 
 
 def _repeated(objects: Objects, times: int) -> dict[str, bytes]:
-    """Name every chunk of an array, and every array of a record, many times."""
-    changed = {}
-    for name, content in objects.items():
-        head, _, body = content.partition(b"\0")
-        if head.startswith(b"Array "):
-            facts = json.loads(body)
-            facts["arraychunk_ids"] = facts["arraychunk_ids"] * times
-        elif head.startswith(b"ArrayRecord ") and times < len(content):
-            facts = {f"{key}-{n}": value for key, value in json.loads(body).items() for n in range(times)}
-        else:
-            continue
-        changed[name] = head.rsplit(b" ", 1)[0] + b" %d\0" % len(text := json.dumps(facts).encode()) + text
-    return resealed(objects, dict(list(changed.items())[:1]))
+    """Name every chunk of an array many times, and every array of a record often."""
+    found = rewritten(objects, "Array", lambda facts: {**facts, "arraychunk_ids": facts["arraychunk_ids"] * times})
+    each = range(min(times, 50))
+    return rewritten(found, "ArrayRecord", lambda facts: {f"{key}-{n}": facts[key] for key in facts for n in each})
 
 
 def _deepened(objects: Objects, depth: int) -> dict[str, bytes]:
@@ -262,6 +251,13 @@ class _Links:
     def __init__(self) -> None:
         self.of: dict[str, Link] = {}
         self._now: Link
+
+    def push(self, messages: Sequence[Message]) -> list[str]:
+        """Let the nodes answer: one that is asked again, once more."""
+        names = [str(message.metadata.dst_node_id) for message in messages]
+        for name in names:
+            self.of[name].waiting = [self.of[name].announced]
+        return names
 
     def PullMessages(self, request: Any) -> Any:  # noqa: N802
         self._now = self.of[request.message_ids[0]]
@@ -292,7 +288,7 @@ class Sitting:
         grid: Any = grid_of(self._links)
         grid.get_node_ids = lambda: [HONEST, self._last]
         grid.get_nodes = lambda: [SimpleNamespace(node_id=node, last_activated_at="") for node in grid.get_node_ids()]
-        grid.push_messages = lambda messages: [str(message.metadata.dst_node_id) for message in messages]
+        grid.push_messages = self._links.push
         self._nodes = Nodes(grid, Refusals(None), Traffic(), max_bytes=MOST_BYTES)
         with identity():
             self._good = {}
@@ -409,10 +405,6 @@ def _bits(value: Any) -> bytes:
     return "".join(parts).encode()
 
 
-def _finite(state: Any) -> None:
-    assert all(bool(torch.isfinite(value).all()) for value in state.values() if isinstance(value, torch.Tensor))
-
-
 SITTING: list[Sitting] = []
 
 
@@ -422,4 +414,4 @@ def _hear(hostile: tuple[str, Message, dict[str, bytes]]) -> Any:
     return SITTING[0].hear(hostile)
 
 
-WIRE = {"answer on the wire": Decoder(travelling(), _hear, look=_finite)}
+WIRE = {f"{kind} on the wire": Decoder(travelling(kind), _hear, look=usable) for kind in GOODS}

@@ -28,6 +28,7 @@ class Link:
 
     Attributes:
         announced: The announcement.
+        waiting: It, until it is pulled.
         absent: Ids of the objects that have not arrived.
         lost: Ids of the objects that will not.
         pulled: Ids of the objects that were pulled.
@@ -41,10 +42,10 @@ class Link:
         bare.metadata.message_id = first
         tree = ObjectTree(object_id=first, children=[ObjectTree(object_id=name) for name in others])
         self.announced = PullAppMessagesResponse(messages_list=[bare], message_object_trees=[tree])
-        self._answers = [self.announced]
+        self.waiting = [self.announced]
 
     def PullMessages(self, request: Any) -> Any:  # noqa: N802, ARG002
-        return self._answers.pop() if self._answers else PullAppMessagesResponse()
+        return self.waiting.pop() if self.waiting else PullAppMessagesResponse()
 
     def PullObject(self, request: Any) -> Any:  # noqa: N802
         name = request.object_id
