@@ -1,4 +1,4 @@
-"""The files of deploy/ against what reads them: systemd, Compose, Flower, the rehearsal; and the rule on the port."""
+"""The files of deploy/ against what reads them: systemd, Compose, Flower, the rehearsal."""
 
 from __future__ import annotations
 
@@ -17,11 +17,6 @@ from flwr.cli.build import build_fab_from_files
 from flwr.cli.utils import collect_files
 from flwr.common.constant import FAB_MAX_SIZE
 from hatchling.build import build_wheel
-from starlette.applications import Starlette
-from starlette.middleware import Middleware
-from starlette.responses import PlainTextResponse
-from starlette.routing import Route
-from starlette.testclient import TestClient
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 UNITS = {"oneshot-superlink": "superlink.env", "oneshot-supernode": "supernode.env"}
@@ -134,28 +129,6 @@ def test_image_installs_this_project_from_the_files_that_it_copies(
     fab, facts = build_fab_from_files(collect_files(tmp_path))
     assert facts.fab_format_version == 1
     assert len(fab) < FAB_MAX_SIZE
-
-
-async def answer(request: Any) -> PlainTextResponse:
-    return PlainTextResponse("here")
-
-
-def client(peer: str, **environment: str) -> TestClient:
-    rule = Middleware(superlink["LocalControl"], allowed=superlink["allowed_addresses"]())
-    app = Starlette(routes=[Route("/{path:path}", answer, methods=["GET", "POST"])], middleware=[rule])
-    return TestClient(app, client=(peer, 40000))
-
-
-@pytest.mark.parametrize("peer", ["127.0.0.1", "::1", "::ffff:127.0.0.1"])
-def test_control_commands_of_this_machine_are_taken(peer: str) -> None:
-    assert client(peer).post("/v1/control/start-run").status_code == 200
-
-
-@pytest.mark.parametrize("peer", ["192.0.2.9", "127.0.0.2", "::ffff:192.0.2.9", ""])
-@pytest.mark.parametrize("path", ["/v1/control/start-run", "/v1/runtime/acquire-task", "/docs", "/", "/v1/fleetx"])
-def test_control_commands_of_other_machines_are_refused(peer: str, path: str) -> None:
-    assert client(peer).post(path).status_code == 403
-    assert client(peer).post(path, headers={"X-Forwarded-For": "127.0.0.1"}).status_code == 403
 
 
 def test_flower_has_the_hook_and_the_paths_that_the_rule_is_about() -> None:

@@ -14,7 +14,6 @@ from uvicorn.config import Config
 
 ROOT = Path(__file__).parents[3]
 OUTSIDE = ("192.0.2.7", 40000)
-HERE = ("127.0.0.1", 40000)
 
 
 @pytest.fixture(scope="module")
@@ -43,12 +42,22 @@ def status(app: Any, path: str, client: tuple[str, int], **headers: str) -> int:
     return int(sent[0]["status"])
 
 
-@pytest.mark.parametrize("header", ["x_forwarded_for", "X_Forwarded_For", "forwarded", "x_real_ip"])
-def test_command_that_came_through_a_proxy_is_refused(superlink: ModuleType, header: str) -> None:
-    app = superlink.LocalControl(_answers, superlink.allowed_addresses())
+@pytest.mark.parametrize(
+    ("peer", "taken"),
+    [
+        *[(peer, True) for peer in ("127.0.0.1", "::1", "::ffff:127.0.0.1")],
+        *[(peer, False) for peer in ("192.0.2.9", "127.0.0.2", "::ffff:192.0.2.9", "")],
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/control/start-run", "/v1/runtime/acquire-task", "/docs", "/", "/v1/fleetx"])
+def test_commands_are_taken_of_this_machine_alone_and_never_through_a_proxy(
+    superlink: ModuleType, peer: str, path: str, taken: bool
+) -> None:
+    app, client = superlink.LocalControl(_answers, superlink.allowed_addresses()), (peer, 40000)
 
-    for client in (HERE, OUTSIDE):
-        assert status(app, "/v1/control/start-run", client, **{header: "127.0.0.1"}) == 403
+    assert status(app, path, client) == (200 if taken else 403)
+    for header in ("x_forwarded_for", "X_Forwarded_For", "forwarded", "x_real_ip"):
+        assert status(app, path, client, **{header: "127.0.0.1"}) == 403
 
 
 def test_server_never_believes_a_forwarded_address(superlink: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,8 @@ from torch import nn
 
 from strategies import Dense, DenseConfig, OneShot, RunOptions
 from strategies.client import already_held, disagreement, upload_facts
+from strategies.client.corrections import LocalUpdate, read_round
+from strategies.client.round_state import RoundState
 from strategies.flower import asking, evaluation, nodes
 from strategies.flower.collect import Collector
 from strategies.flower.rounds import round_trip
@@ -122,6 +125,54 @@ def named(
         return Message(content, reply_to=message)
 
     return answer
+
+
+def trains_in_rounds(
+    name: str,
+    build: Callable[[], nn.Module],
+    loss_of: Callable[[nn.Module, LocalUpdate], torch.Tensor],
+    *,
+    steps: int,
+    rate: float = 0.1,
+    examples: int = 10,
+    label_counts: Sequence[int] | None = None,
+    place: Path | None = None,
+    asked: list[tuple[str, Mapping[str, Any], Mapping[str, State]]] | None = None,
+) -> Client:
+    """A client that takes steps of SGD by the rules of the strategy in rounds; it notes each request in ``asked``."""
+    facts = upload_facts(client=name, label_counts=label_counts)
+
+    def answer(message: Message) -> Message:
+        if message.metadata.message_type == MessageType.QUERY:
+            return Message(RecordDict({"upload": facts}), reply_to=message)
+        said, sent = read_round(message)
+        if asked is not None:
+            asked.append((name, said, sent))
+        model = build()
+        update = LocalUpdate(model, said, sent, memory=RoundState(place, name), label_counts=label_counts)
+        optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+        for _ in range(steps):
+            optimizer.zero_grad()
+            loss = loss_of(model.train(), update)
+            loss.backward()
+            optimizer.step()
+            update.step(rate)
+        trained, metrics = update.finish(model)
+        content = RecordDict({key: ArrayRecord(state) for key, state in trained.items()})
+        content["metrics"] = MetricRecord({"num-examples": examples, "train-loss": loss.item(), **metrics})
+        content["upload"] = facts
+        return Message(content, reply_to=message)
+
+    return answer
+
+
+def answering(content: RecordDict) -> Client:
+    """A client that answers everything with these records."""
+    return lambda message: Message(content, reply_to=message)
+
+
+class KilledError(Exception):
+    """Stands for whatever ends a process."""
 
 
 def failing(reason: str) -> Client:
@@ -290,6 +341,11 @@ def equal(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) ->
 def collector(folder: RoundFolder) -> Collector:
     """The upload phase of a round."""
     return Collector(folder, SIGNATURES, num_classes=CLASSES, max_bytes=10**6)
+
+
+def lines_of(run_dir: Path, name: str) -> list[dict[str, Any]]:
+    """Return the lines of one of a run's files."""
+    return [json.loads(line) for line in (run_dir / f"{name}.jsonl").read_text().splitlines()]
 
 
 def reasons(folder: RoundFolder) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-from flower_fakes import DeployedGrid, failing, named, stock, strategy
+from flower_fakes import DeployedGrid, failing, lines_of, named, stock, strategy
 from flwr.proto.node_pb2 import NodeInfo
 
 from strategies import FedENS
@@ -72,7 +71,7 @@ def test_an_upload_without_a_name_is_refused_where_keys_name_the_nodes(tmp_path:
     run.start(KeyedGrid({1: named("alice", 1), 2: stock(2)}), timeout=5.0)  # type: ignore[arg-type]
 
     assert [upload.client for upload in run.report.job.uploads] == ["alice"]
-    (refused,) = [json.loads(line) for line in (tmp_path / "run" / "refusals.jsonl").read_text().splitlines()]
+    (refused,) = lines_of(tmp_path / "run", "refusals")
     assert refused["client"] == "bob"
     assert "and was 'bob' before: must keep its name" in refused["reason"]
 

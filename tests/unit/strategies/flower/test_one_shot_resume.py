@@ -10,7 +10,21 @@ from typing import Any
 
 import pytest
 import torch
-from flower_fakes import GRID, TINY, FakeGrid, dense, equal, linear, named, net, stock, strategy, weights
+from flower_fakes import (
+    GRID,
+    TINY,
+    FakeGrid,
+    KilledError,
+    dense,
+    equal,
+    linear,
+    lines_of,
+    named,
+    net,
+    stock,
+    strategy,
+    weights,
+)
 from flwr.app import ArrayRecord
 
 from strategies import METHODS, DenseConfig, FedENS, Normalization, OneShot, RunOptions
@@ -21,10 +35,6 @@ from strategies.run.files import read_weights, save_weights, write_json
 from strategies.run.run_folder import RunFolder
 
 START = ArrayRecord(weights(5))
-
-
-class KilledError(Exception):
-    """Stands for whatever ends a process."""
 
 
 class Mortal:
@@ -76,8 +86,7 @@ def test_start_when_the_server_stage_was_cut_off_asks_no_client_and_ends_with_th
     assert equal(result_of(found, grid), whole)
     assert grid.asked == []
     assert found.report.resumed_at == 1
-    metrics = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert [row["epoch"] for row in metrics if "epoch" in row] == [1, 2]
+    assert [row["epoch"] for row in lines_of(tmp_path / "run", "metrics") if "epoch" in row] == [1, 2]
 
 
 def test_start_when_the_run_is_finished_reads_its_result(tmp_path: Path, said: list[str]) -> None:

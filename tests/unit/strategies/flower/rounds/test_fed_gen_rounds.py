@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from flower_fakes import CLASSES, SHAPE, Client, FakeGrid, equal, net, strategy, weights
-from flwr.app import ArrayRecord, Message, MessageType, MetricRecord, RecordDict
+from flower_fakes import CLASSES, SHAPE, Client, FakeGrid, equal, net, strategy, trains_in_rounds, weights
+from flwr.app import ArrayRecord
 from torch import nn
 
 from strategies import Iterative, IterativeConfig
-from strategies.client import upload_facts
-from strategies.client.corrections import LocalUpdate, read_round
-from strategies.client.round_state import RoundState
+from strategies.client.corrections import LocalUpdate
 from strategies.distillation.generator_spec import GeneratorSpec
 from strategies.flower.rounds.refinement import Refiner
 
@@ -32,7 +31,7 @@ class Federation:
     """
 
     def __init__(self, *, heed: bool = True) -> None:
-        self.asked: list[tuple[str, dict[str, Any], dict[str, State]]] = []
+        self.asked: list[tuple[str, Mapping[str, Any], Mapping[str, State]]] = []
         self._heed = heed
 
     def nodes(self) -> dict[int, Client]:
@@ -43,29 +42,12 @@ class Federation:
         labels = torch.arange(8) % 2 + seed
         counts = torch.bincount(labels, minlength=CLASSES).tolist()
 
-        def answer(message: Message) -> Message:
-            facts = upload_facts(client=name, label_counts=counts)
-            if message.metadata.message_type == MessageType.QUERY:
-                return Message(RecordDict({"upload": facts}), reply_to=message)
-            said, sent = read_round(message)
-            self.asked.append((name, said, sent))
-            model = net()
-            update = LocalUpdate(model, said, sent, memory=RoundState(None, name), label_counts=counts)
-            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-            for _ in range(2):
-                optimizer.zero_grad()
-                logits = model.train()(inputs)
-                loss = nn.functional.cross_entropy(logits, labels)
-                (loss + update.penalty(model, logits, labels) if self._heed else loss).backward()
-                optimizer.step()
-                update.step(0.1)
-            records, metrics = update.finish(model)
-            content = RecordDict({key: ArrayRecord(state) for key, state in records.items()})
-            content["metrics"] = MetricRecord({"num-examples": 8, "train-loss": loss.item(), **metrics})
-            content["upload"] = facts
-            return Message(content, reply_to=message)
+        def loss_of(model: nn.Module, update: LocalUpdate) -> torch.Tensor:
+            logits = model(inputs)
+            loss = nn.functional.cross_entropy(logits, labels)
+            return loss + update.penalty(model, logits, labels) if self._heed else loss
 
-        return answer
+        return trains_in_rounds(name, net, loss_of, steps=2, examples=8, label_counts=counts, asked=self.asked)
 
 
 def result(run: Path, federation: Federation, *, refined: bool = True, rounds: int = 3, **changes: Any) -> State:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,20 @@ from typing import Any
 
 import pytest
 import torch
-from flower_fakes import CLASSES, ONE_THREAD, SHAPE, Client, FakeGrid, equal, failing, net, stock, weights
+from flower_fakes import (
+    CLASSES,
+    ONE_THREAD,
+    SHAPE,
+    Client,
+    FakeGrid,
+    KilledError,
+    equal,
+    failing,
+    lines_of,
+    net,
+    stock,
+    weights,
+)
 from flwr.app import ArrayRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, FedMedian, Result, Strategy
 from test_iterative import trainer
@@ -65,7 +77,7 @@ def state_of(result: Result) -> State:
 
 
 def rows_of(run_dir: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return lines_of(run_dir, "metrics")
 
 
 def client(
@@ -152,10 +164,6 @@ def test_invalid_model_ends_the_run_in_a_line(tmp_path: Path) -> None:
 
 
 # Resume.
-
-
-class KilledError(Exception):
-    """Stands for whatever ends a process."""
 
 
 MADE: dict[str, Callable[[], FedAvg]] = {

@@ -19,22 +19,23 @@ from flower_fakes import (
     Client,
     DeployedGrid,
     FakeGrid,
+    KilledError,
     crashing,
     equal,
     failing,
     in_turn,
+    lines_of,
     named,
     net,
     stock,
+    trains_in_rounds,
     weights,
 )  # fmt: skip
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from torch import nn
 
 from strategies import Iterative, IterativeConfig, OneShotFedAvg
-from strategies.client import upload_facts
-from strategies.client.corrections import LocalUpdate, read_round
-from strategies.client.round_state import RoundState
+from strategies.client.corrections import LocalUpdate
 from strategies.core.errors import OptionError, QuorumError
 from strategies.flower.nodes import Nodes, Refusals
 from strategies.flower.rounds.config import TITLES
@@ -42,45 +43,18 @@ from strategies.flower.rounds.round_trip import RoundTrip
 from strategies.run.traffic import Traffic
 
 State = dict[str, torch.Tensor]
-Asked = list[tuple[str, Mapping[str, Any], list[str]]]
+Asked = list[tuple[str, Mapping[str, Any], Mapping[str, State]]]
 
 
-def trainer(
-    name: str,
-    seed: int,
-    *,
-    place: Path | None = None,
-    examples: int = 10,
-    asked: Asked | None = None,
-    build: Callable[[], nn.Module] = net,
-) -> Client:
+def trainer(name: str, seed: int, *, examples: int = 10, build: Callable[[], nn.Module] = net, **more: Any) -> Client:
     """A client that trains a few steps by the strategy's rules, on examples of its own."""
     inputs = torch.randn(examples, *SHAPE, generator=torch.Generator().manual_seed(seed))
     labels = torch.arange(examples) % CLASSES
 
-    def answer(message: Message) -> Message:
-        facts = upload_facts(client=name)
-        if message.metadata.message_type == MessageType.QUERY:
-            return Message(RecordDict({"upload": facts}), reply_to=message)
-        said, sent = read_round(message)
-        if asked is not None:
-            asked.append((name, said, sorted(sent)))
-        model = build()
-        update = LocalUpdate(model, said, sent, memory=RoundState(place, name))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for _ in range(1 + seed % 3):
-            optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(model.train()(inputs), labels) + update.penalty(model)
-            loss.backward()
-            optimizer.step()
-            update.step(0.1)
-        records, metrics = update.finish(model)
-        content = RecordDict({key: ArrayRecord(state) for key, state in records.items()})
-        content["metrics"] = MetricRecord({"num-examples": examples, "train-loss": loss.item(), **metrics})
-        content["upload"] = facts
-        return Message(content, reply_to=message)
+    def loss_of(model: nn.Module, update: LocalUpdate) -> torch.Tensor:
+        return nn.functional.cross_entropy(model(inputs), labels) + update.penalty(model)
 
-    return answer
+    return trains_in_rounds(name, build, loss_of, steps=1 + seed % 3, examples=examples, **more)
 
 
 def three(place: Path | None = None, **more: Any) -> dict[int, Client]:
@@ -103,7 +77,11 @@ def result_of(strategy: Iterative, clients: Mapping[int, Client], **more: Any) -
 
 
 def rows_of(run_dir: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return lines_of(run_dir, "metrics")
+
+
+def refusals_of(run: Path) -> list[tuple[str, str]]:
+    return [(row["client"], row["reason"]) for row in lines_of(run, "refusals")]
 
 
 @pytest.mark.parametrize("name", TITLES)
@@ -125,10 +103,6 @@ def test_every_strategy_runs_its_rounds_and_keeps_them(tmp_path: Path, name: str
     assert json.loads((run / "run.json").read_text())["config"]["strategy"] == name
     assert not (run / "checkpoint").exists()
     assert (run / "student.safetensors").exists()
-
-
-class KilledError(Exception):
-    """Stands for whatever ends a process."""
 
 
 def mortal(clients: Mapping[int, Client], server_round: int) -> dict[int, Client]:
@@ -175,15 +149,11 @@ def test_finished_run_is_read_and_no_client_asked(tmp_path: Path) -> None:
 
 def test_round_goes_on_with_a_quorum(tmp_path: Path, said: list[str]) -> None:
     clients = {**three(), 8: failing("ValueError: no data"), 9: stock(9, architecture="linear")}
-    asked: list[int] = []
-    found = iterative(tmp_path / "run")
-    result_of(found, clients, timeout=5.0)
+    result_of(iterative(tmp_path / "run"), clients, timeout=5.0)
     assert [row["answers"] for row in rows_of(tmp_path / "run")] == [3, 3, 3]
-    refused = [json.loads(line) for line in (tmp_path / "run" / "refusals.jsonl").read_text().splitlines()]
-    assert [entry["client"] for entry in refused] == ["node-8", "node-9"]  # once, not in every round
-    assert refused[0]["reason"] == "ValueError: no data"
-    assert "do not fit architecture" in refused[1]["reason"]
-    assert asked == []
+    (first, reason), (second, other) = refusals_of(tmp_path / "run")  # once, not in every round
+    assert (first, second, reason) == ("node-8", "node-9", "ValueError: no data")
+    assert "do not fit architecture" in other
     assert "refused node-8: ValueError: no data" in said
 
 
@@ -239,15 +209,10 @@ def test_spoilt_answer_is_refused_and_the_others_count(
     run = tmp_path / "run"
     # The last node, so that a second answer under a name is this one.
     found = result_of(iterative(run, strategy=name, rounds=1), {**three(tmp_path / "disk"), 9: bad(spoil)})
-    (refusal,) = [json.loads(line) for line in (run / "refusals.jsonl").read_text().splitlines()]
-    assert re.search(reason, refusal["reason"]), refusal["reason"]
+    ((_, told),) = refusals_of(run)
+    assert re.search(reason, told), told
     if name != "scaffold":  # N counts all who are connected
         assert equal(found, clean(name))
-
-
-def refusals_of(run: Path) -> list[tuple[str, str]]:
-    rows = [json.loads(line) for line in (run / "refusals.jsonl").read_text().splitlines()]
-    return [(row["client"], row["reason"]) for row in rows]
 
 
 def test_client_whose_answer_was_lost_is_asked_again_in_its_round(tmp_path: Path) -> None:
@@ -286,7 +251,7 @@ def test_stc_sends_the_update_alone_to_clients_of_the_round_before(tmp_path: Pat
     clients = three(tmp_path / "disk", asked=asked)
     late = FakeGrid({**clients, 9: trainer("dave", 1, place=tmp_path / "disk", asked=asked)}, joins={9: 22})
     iterative(tmp_path / "run", strategy="stc", stc_values=values, rounds=3).start(late)
-    found = {(name, said["server-round"]): sent for name, said, sent in asked}
+    found = {(name, said["server-round"]): sorted(sent) for name, said, sent in asked}
     assert found["alice", 1] == ["arrays"]
     assert found["alice", 2] == found["alice", 3] == ["arrays", "ternary"]
     joined = min(number for name, number in found if name == "dave")

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from flower_fakes import ONE_THREAD, Client, FakeGrid, failing
-from flwr.app import ArrayRecord, Message, MessageType, MetricRecord, RecordDict
+from flower_fakes import ONE_THREAD, Client, FakeGrid, failing, trains_in_rounds
+from flwr.app import ArrayRecord, Message
 from torch import nn
 
 from strategies import Iterative, IterativeConfig
-from strategies.client import upload_facts
-from strategies.client.corrections import LocalUpdate, read_round
+from strategies.client.corrections import LocalUpdate
 from strategies.client.round_state import RoundState
-from strategies.flower import asking
 from strategies.flower.rounds.algorithms import FedDyn
 from strategies.flower.rounds.base import Base, configured_base
 
@@ -33,55 +31,20 @@ class Point(nn.Module):
         return self.w.expand(len(images), 2)
 
 
-@pytest.fixture(autouse=True)
-def quick(clock: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(asking, "time", clock)
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def quadratic(
-    name: str,
-    curve: Any,
-    target: Any,
-    *,
-    steps: int,
-    rate: float,
-    place: Path,
-    absent: Sequence[int] = (),
-    lost: Sequence[int] = (),
+    name: str, curve: Any, target: Any, *, steps: int, rate: float, place: Path, absent: Sequence[int] = ()
 ) -> Client:
-    """A client whose loss is ``curve / 2 (w - target)^2``, summed over both weights.
-
-    In some rounds it is away, in some it trains and its answer does not arrive.
-    """
+    """A client whose loss is ``curve / 2 (w - target)^2``, summed over both weights; in some rounds it is away."""
     bend, goal = torch.as_tensor(curve, dtype=torch.float32), torch.as_tensor(target, dtype=torch.float32)
 
-    def answer(message: Message) -> Message:
-        facts = upload_facts(client=name)
-        if message.metadata.message_type == MessageType.QUERY:
-            return Message(RecordDict({"upload": facts}), reply_to=message)
-        said, sent = read_round(message)
-        if said["server-round"] in absent:
-            return failing("away")(message)  # type: ignore[return-value]
-        model = Point()
-        update = LocalUpdate(model, said, sent, memory=RoundState(place, name))
-        optimizer = torch.optim.SGD(model.parameters(), lr=rate)
-        for _ in range(steps):
-            optimizer.zero_grad()
-            loss = (bend / 2 * (model.w - goal).square()).sum() + update.penalty(model)
-            loss.backward()
-            optimizer.step()
-            update.step(rate)
-        records, metrics = update.finish(model)
-        if said["server-round"] in lost:
-            return failing("lost")(message)  # type: ignore[return-value]
-        content = RecordDict({key: ArrayRecord(state) for key, state in records.items()})
-        content["metrics"] = MetricRecord({"num-examples": 10, **metrics})
-        content["upload"] = facts
-        return Message(content, reply_to=message)
+    def loss_of(model: nn.Module, update: LocalUpdate) -> torch.Tensor:
+        return (bend / 2 * (model.get_parameter("w") - goal).square()).sum() + update.penalty(model)
+
+    trains = trains_in_rounds(name, Point, loss_of, steps=steps, rate=rate, place=place)
+
+    def answer(message: Message) -> Message | None:
+        away = message.content["config"].get("server-round") in absent
+        return (failing("away") if away else trains)(message)
 
     return answer
 
