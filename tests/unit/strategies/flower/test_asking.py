@@ -7,17 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flower_fakes import (
-    DeployedGrid,
-    FakeGrid,
-    Hostile,
-    crashing,
-    failing,
-    in_turn,
-    stock,
-)  # fmt: skip
-from flwr.app import Error, Message, RecordDict
-from flwr.common.constant import ErrorCode
+from flower_fakes import DeployedGrid, FakeGrid, Hostile, crashing, failing, stock
+from flwr.app import Message, RecordDict
 
 from strategies.core.errors import StoreError, UploadError
 from strategies.flower.asking import PULLS_PER_POLL, Exchange
@@ -131,17 +122,6 @@ def test_an_answer_bears_the_node_that_was_asked_whatever_it_says_of_itself(talk
     found.grid._delays[1] = 0
     assert found.nodes.busy() == set()
     assert heard == [(2, 2)]
-
-
-# A lost question is asked again.
-
-
-@pytest.mark.parametrize("code", [ErrorCode.NODE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE])
-def test_a_lost_answer_is_asked_again_and_is_no_refusal(talk: Any, code: int) -> None:
-    lost = lambda message: Message(Error(code=code, reason="?"), reply_to=message)  # noqa: E731
-    found = talk(DeployedGrid({1: in_turn(lost, stock(1)), 2: stock(2)}))
-    assert found.ask() == [1, 2]
-    assert (found.refusals, found.asked) == ([], [1, 2, 1])
 
 
 # Late answers.

@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
-from flower_fakes import (
-    DeployedGrid,
-    FakeGrid,
-    collector,
-    crashing,
-    failing,
-    in_turn,
-    named,
-    reasons,
-    silent,
-)  # fmt: skip
+from flower_fakes import DeployedGrid, FakeGrid, collector, failing, in_turn, named, reasons, silent, unavailable
 from flwr.app import ArrayRecord, Error, Message
 from flwr.common.constant import ErrorCode
 
@@ -26,15 +17,23 @@ from strategies.run.run_folder import RoundFolder
 REQUEST = Request(ArrayRecord(), {}, 1, "f00", 5)
 
 
-def test_collect_when_a_client_app_dies_asks_the_node_again(folder: RoundFolder, said: list[str]) -> None:
-    grid = DeployedGrid({1: in_turn(crashing, named("alice", 1)), 2: named("bob", 2)})
+@pytest.mark.parametrize(
+    ("code", "line"),
+    [
+        (ErrorCode.CLIENT_APP_CRASHED, "the process of its ClientApp ended without an answer"),
+        (ErrorCode.NODE_UNAVAILABLE, "the connection to the node was lost"),
+        (ErrorCode.REPLY_MESSAGE_UNAVAILABLE, "its answer was lost on its way"),
+    ],
+)
+def test_collect_when_an_answer_is_lost_asks_the_node_again_and_refuses_nothing(
+    folder: RoundFolder, said: list[str], code: int, line: str
+) -> None:
+    grid = DeployedGrid({1: in_turn(partial(unavailable, code=code), named("alice", 1)), 2: named("bob", 2)})
     collector(folder).collect(grid, REQUEST, timeout=60.0, min_uploads=2)
     assert grid.of_type() == [1, 2, 1]
     assert folder.held() == ["alice", "bob"]
     assert folder.refused() == []
-    assert (
-        "node-1: the process of its ClientApp ended without an answer; it is asked again when it is connected" in said
-    )
+    assert f"node-1: {line}; it is asked again when it is connected" in said
 
 
 @pytest.mark.parametrize("code", [ErrorCode.LOAD_CLIENT_APP_EXCEPTION, ErrorCode.CLIENT_APP_RAISED_EXCEPTION])

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flower_fakes import CLASSES, SHAPE, FakeGrid, named, net, weights
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flower_fakes import FakeGrid, answering, named, records, strategy, weights
+from flwr.app import RecordDict
 
-from strategies import METHODS, GatekeeperConfig, OneShot, RunOptions
+from strategies import GatekeeperConfig, OneShot, OneShotFedAvg, RunOptions
 from strategies.client import upload_facts
 from strategies.core.errors import OptionError, QuorumError
 from strategies.gatekeeper import inspection
@@ -22,41 +22,34 @@ QUICK: Mapping[str, Any] = {"images": 1, "steps": 1, "trigger_steps": 0}
 COUNTS = [3, 3, 2, 2]
 
 
-def sends(name: str, factor: float) -> Any:
-    def answer(message: Message) -> Message:
-        state = {key: factor * v if v.is_floating_point() else v for key, v in weights(1).items()}
-        content = RecordDict({"metrics": MetricRecord({"num-examples": 10}), "arrays": ArrayRecord(state)})
-        content["upload"] = ConfigRecord(dict(upload_facts(client=name, label_counts=COUNTS)))
-        return Message(content, reply_to=message)
-
-    return answer
+def scaled_upload() -> RecordDict:
+    """Return an upload that is far longer than the others'."""
+    state = {key: 50.0 * v if v.is_floating_point() else v for key, v in weights(1).items()}
+    return records(state, facts=upload_facts(client="alice", label_counts=COUNTS))
 
 
-def grid(*, scaled: bool = True) -> Any:
+def grid() -> Any:
     honest = {k: named(name, k, label_counts=COUNTS) for k, name in enumerate(("bob", "carl", "dora"), start=2)}
-    return FakeGrid({1: sends("alice", 50.0) if scaled else named("alice", 1, label_counts=COUNTS), **honest})
+    return FakeGrid({1: answering(scaled_upload()), **honest})
 
 
 def one_shot(run_dir: Path, policy: str, **changes: Any) -> OneShot:
     options = RunOptions(threads=1, device="cpu", gatekeeper=GatekeeperConfig(policy, **QUICK))
-    settings: dict[str, Any] = {
-        "num_classes": CLASSES, "input_shape": SHAPE, "compute": "in-process", "options": options,
-    }  # fmt: skip
-    return OneShot(METHODS["fedavg"], net, run_dir=run_dir, **{**settings, **changes})
+    return strategy(OneShotFedAvg, run_dir, options=options, **changes)
 
 
-def clients_of(strategy: OneShot) -> list[str]:
-    return [upload.client for upload in strategy.report.job.uploads]
+def clients_of(run: OneShot) -> list[str]:
+    return [upload.client for upload in run.report.job.uploads]
 
 
 def test_exclude_leaves_a_suspect_out_keeps_its_upload_and_says_why(tmp_path: Path, said: list[str]) -> None:
-    strategy = one_shot(tmp_path / "run", "exclude")
+    run = one_shot(tmp_path / "run", "exclude")
 
-    strategy.start(grid())
+    run.start(grid())
 
-    assert clients_of(strategy) == ["bob", "carl", "dora"]
-    with RunFolder.open(tmp_path / "run", write=False) as run:
-        assert run.round(1).held() == ["alice", "bob", "carl", "dora"]
+    assert clients_of(run) == ["bob", "carl", "dora"]
+    with RunFolder.open(tmp_path / "run", write=False) as folder:
+        assert folder.round(1).held() == ["alice", "bob", "carl", "dora"]
     verdict = read_json(tmp_path / "run" / "gatekeeper.json")
     assert verdict["quarantined"] == ["alice"]
     assert [row["harm"] for row in verdict["clients"]] == ["scaled", "", "", ""]
@@ -65,10 +58,8 @@ def test_exclude_leaves_a_suspect_out_keeps_its_upload_and_says_why(tmp_path: Pa
 
 
 def test_too_few_left_fail_the_run_by_name_and_the_uploads_stay(tmp_path: Path) -> None:
-    strategy = one_shot(tmp_path / "run", "exclude", min_uploads=4)
-
     with pytest.raises(QuorumError, match=r"4 uploads arrived and 3 passed .* alice \(scaled: the norm"):
-        strategy.start(grid())
+        one_shot(tmp_path / "run", "exclude", min_uploads=4).start(grid())
 
     with RunFolder.open(tmp_path / "run", write=False) as run:
         assert len(run.round(1).held()) == 4
@@ -81,10 +72,10 @@ def test_a_resumed_run_keeps_the_first_verdict(tmp_path: Path, monkeypatch: pyte
     first = (tmp_path / "run" / "gatekeeper.json").read_bytes()
     monkeypatch.setattr(inspection, "inspect", lambda *_, **__: pytest.fail("it was judged before"))
 
-    strategy = one_shot(tmp_path / "run", "exclude", min_uploads=3)
-    strategy.start(grid())
+    run = one_shot(tmp_path / "run", "exclude", min_uploads=3)
+    run.start(grid())
 
-    assert clients_of(strategy) == ["bob", "carl", "dora"]
+    assert clients_of(run) == ["bob", "carl", "dora"]
     assert (tmp_path / "run" / "gatekeeper.json").read_bytes() == first
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flower_fakes import CLASSES, ONE_THREAD, SHAPE, net, records, weights
+from flower_fakes import CLASSES, SHAPE, net, records, strategy, weights
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
@@ -184,10 +184,7 @@ def test_clients_of_another_project_score_an_ensemble_and_their_own_models_by_on
     )  # fmt: skip
 
     def server(grid: Grid, _: Context) -> None:
-        ours = FedENS(
-            net, num_classes=CLASSES, input_shape=SHAPE, compute="in-process", options=ONE_THREAD,
-            run_dir=tmp_path / "run",
-        )  # fmt: skip
+        ours = strategy(FedENS, tmp_path / "run")
         ours.start(grid)
         kept.append(ours.outcome)
         found.append(ours.score_on_clients(grid, timeout=60))
@@ -215,16 +212,8 @@ def test_flower_s_own_strategy_and_one_of_ours_run_over_it_and_wait_for_nobody(t
         mean = {key: (weights(0)[key] + value) / 2 for key, value in weights(1).items()}
         for key, value in result.arrays.to_torch_state_dict().items():
             assert torch.allclose(value.double(), mean[key].double()), key
-        ours = FedENS(
-            net,
-            num_classes=CLASSES,
-            input_shape=SHAPE,
-            compute="in-process",
-            options=ONE_THREAD,
-            run_dir=tmp_path / "run",
-        )
         began = time.monotonic()
-        ours.start(grid, arrays)
+        strategy(FedENS, tmp_path / "run").start(grid, arrays)
         assert time.monotonic() - began < SETTLE_S  # all nodes are known at once
 
     run(trained, server)

@@ -30,10 +30,13 @@ def message(arrays: Mapping[str, Any], **records: Any) -> Message:
     return Message(content, reply_to=question)
 
 
+def sent(answer: Message) -> Link:
+    return Link(answer, deflated(answer))
+
+
 def test_an_answer_within_the_limit_is_that_of_flower() -> None:
     values = np.arange(40_000, dtype=np.float32)
-    answer = message({"weight": values})
-    link = Link(answer, deflated(answer))
+    link = sent(message({"weight": values}))
     grid = grid_of(link)
 
     reply = Puller(grid, MIB).pull("1")
@@ -44,8 +47,7 @@ def test_an_answer_within_the_limit_is_that_of_flower() -> None:
 
 
 def test_an_answer_that_is_larger_on_the_wire_is_refused_before_it_is_confirmed() -> None:
-    answer = message({"weight": np.random.default_rng(0).random(400_000, np.float32)})
-    link = Link(answer, deflated(answer))
+    link = sent(message({"weight": np.random.default_rng(0).random(400_000, np.float32)}))
 
     with pytest.raises(UploadError, match=r"its answer is larger than 1.0 MiB \(max-upload-mib\)"):
         Puller(grid_of(link), MIB).pull("1")
@@ -54,8 +56,7 @@ def test_an_answer_that_is_larger_on_the_wire_is_refused_before_it_is_confirmed(
 
 
 def test_an_answer_whose_objects_are_missing_is_not_waited_for_and_pulled_once_they_are_there() -> None:
-    answer = message({"weight": np.arange(40_000, dtype=np.float32), "bias": [1.0]})
-    link = Link(answer, deflated(answer))
+    link = sent(message({"weight": np.arange(40_000, dtype=np.float32), "bias": [1.0]}))
     link.absent = set(link.objects)
     puller = Puller(grid_of(link), MIB)
     began = time.monotonic()
@@ -70,8 +71,7 @@ def test_an_answer_whose_objects_are_missing_is_not_waited_for_and_pulled_once_t
 
 
 def test_an_answer_whose_objects_are_lost_is_an_error_of_flower() -> None:
-    answer = message({"weight": [1.0]})
-    link = Link(answer, deflated(answer))
+    link = sent(message({"weight": [1.0]}))
     link.absent = set(link.objects)
     puller = Puller(grid_of(link), MIB)
 
@@ -83,8 +83,7 @@ def test_an_answer_whose_objects_are_lost_is_an_error_of_flower() -> None:
 
 
 def test_an_object_that_an_announcement_names_often_is_pulled_once() -> None:
-    answer = message({"weight": np.arange(40_000, dtype=np.float32), "bias": [1.0]})
-    link = Link(answer, deflated(answer))
+    link = sent(message({"weight": np.arange(40_000, dtype=np.float32), "bias": [1.0]}))
     tree = link.announced.message_object_trees[0]
     names = [child.object_id for child in tree.children]
     for child in tree.children:
@@ -98,8 +97,7 @@ def test_an_object_that_an_announcement_names_often_is_pulled_once() -> None:
 
 @pytest.mark.parametrize("levels", [1, 3])
 def test_an_announcement_of_too_many_objects_is_refused_before_one_is_pulled(levels: int) -> None:
-    answer = message({"weight": [1.0]})
-    link = Link(answer, deflated(answer))
+    link = sent(message({"weight": [1.0]}))
     leaves = [link.announced.message_object_trees[0]]
     width = math.ceil(MOST_OBJECTS ** (1 / levels))
     for level in range(levels):
@@ -131,7 +129,7 @@ def test_numbers_and_texts_that_would_fill_the_memory_are_refused() -> None:
     answer = message({"weight": [1.0]}, more=ConfigRecord({"numbers": [0], "text": "x" * (MOST_TEXT + 1)}))
 
     with pytest.raises(UploadError, match="MiB of numbers and texts, must be at most 4 MiB"):
-        Puller(grid_of(Link(answer, deflated(answer))), 64 * MIB).pull("1")
+        Puller(grid_of(sent(answer)), 64 * MIB).pull("1")
 
 
 def test_an_answer_that_is_nested_deeper_than_a_message_is_refused() -> None:
