@@ -163,10 +163,8 @@ def test_table_file_names_architectures_that_take_its_images(path: Path) -> None
 
 def test_release_of_dense_under_the_preset_of_its_tables_comment_has_its_student_s_values() -> None:
     given = given_by(ROOT / "conf" / "fedsyn-table1-cifar10.toml")
-    release = read_settings({**given, "preset": "published-code"})
-    assert replace(release.method_config, generator_precision="auto") == CHOICES["dense"].config.preset(
-        "published-code"
-    )
+    release = read_settings({**given, "preset": "published-code"}).method_config
+    assert replace(release, generator_precision="auto") == CHOICES["dense"].config.preset("published-code")
 
 
 # Of FedCVAE-Ens, its authors' best runs: local epochs, length of the noise, images, epochs of the classifier.

@@ -1,4 +1,4 @@
-"""Runs on the sums of a tiny backbone's features, of the embedded digits where no settings name other data."""
+"""Uploads that clients train in this process, and their run folders; sums of a tiny backbone's features unless told."""
 
 from __future__ import annotations
 
@@ -26,10 +26,12 @@ Sent = dict[str, dict[str, torch.Tensor]]
 Uploads = tuple[Sent, dict[str, UploadFacts]]
 
 
-def sent_by_clients(given: dict[str, Any], run_id: str = "", task: str = "statistics") -> Uploads:
+def sent_by_clients(
+    given: dict[str, Any], run_id: str = "", task: str = "statistics", clients: int = CLIENTS
+) -> Uploads:
     settings, states, facts = read_settings(given), {}, {}
-    for partition_id in range(CLIENTS):
-        node = Node.of({"partition-id": partition_id, "num-partitions": CLIENTS}, settings.app)
+    for partition_id in range(clients):
+        node = Node.of({"partition-id": partition_id, "num-partitions": clients}, settings.app)
         trained, states[node.client] = prepare_upload(settings.app, node, TrainRequest(run_id, 1, 0, task=task), {})
         facts[node.client] = replace(trained.facts, label_counts=None) if settings.app.privacy.on else trained.facts
     return states, facts
@@ -44,6 +46,7 @@ def stored(path: Path, given: dict[str, Any], states: Sent, facts: dict[str, Upl
         "method": given["method"], "seed": 0, "student": job.student, "num-classes": split.num_classes,
         "input-shape": list(job.input_shape),
         "normalization": [job.normalization.mean, job.normalization.std], "settings": {**default_settings(), **given},
+        "num-supernodes": len(states),
     }  # fmt: skip
     with RunFolder.create(path, about) as folder:
         for name, state in states.items():

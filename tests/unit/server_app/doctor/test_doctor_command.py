@@ -5,10 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import oneshot
 from doctor_keys import Authority
-from typer.testing import CliRunner
-
-from server_app import cli as command_line
 
 
 @pytest.fixture(autouse=True)
@@ -20,7 +18,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def doctor(*words: str | Path) -> Any:
-    return CliRunner().invoke(command_line.cli, ["doctor", *map(str, words)])
+    return oneshot("doctor", *words)
 
 
 def test_doctor_of_a_good_server_exits_with_0_and_says_fit(tmp_path: Path) -> None:

@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from commands import oneshot
 
-from server_app import cli as command_line
 from server_app.launch import dry_run, superlink
+from server_app.settings.read import default_settings
 from strategies.run.run_folder import RunFolder
 
 
 def planned(*words: str) -> dict[str, Any]:
-    ended = CliRunner().invoke(command_line.cli, ["run", "--dry-run", "--format", "json", *words])
+    ended = oneshot("run", "--dry-run", "--format", "json", *words)
     assert ended.exit_code == 0, ended.output
     found: dict[str, Any] = json.loads(ended.stdout)
     return found
@@ -53,7 +53,7 @@ def test_rounds_cost_a_model_each_way_in_every_round() -> None:
 
 
 def test_stored_uploads_cost_no_bytes(tmp_path: Path) -> None:
-    settings = {**_defaults(), "method": "fens"}
+    settings = {**default_settings(), "method": "fens"}
     with RunFolder.create(tmp_path / "runs" / "a", {"settings": settings, "num-supernodes": 5}) as folder:
         folder.write_result({"status": "finished"})
 
@@ -65,24 +65,17 @@ def test_stored_uploads_cost_no_bytes(tmp_path: Path) -> None:
 
 def test_time_is_that_of_a_trial_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dry_run, "trial", lambda *_: {"clients": 61.24, "server": 3.0})
-    ended = CliRunner().invoke(command_line.cli, ["run", "--dry-run"])
     line = (
         "time         about 1 min 4 s (clients 1 min 1 s, server 3 s), by a trial of seconds on one thread; without the"
     )
-    assert line in ended.stdout
+    assert line in oneshot("run", "--dry-run").stdout
 
     monkeypatch.setattr(dry_run, "trial", lambda *_: {"clients": 61.24})
     assert "; without the server stage, the start of all processes" in planned()["time_basis"]
 
 
 def test_dry_run_of_a_wrong_setting_is_refused() -> None:
-    ended = CliRunner().invoke(command_line.cli, ["run", "--dry-run", "--clients", "1"])
+    ended = oneshot("run", "--dry-run", "--clients", "1")
 
     assert ended.exit_code == 1
     assert "'min-uploads' is 2: must be at most 1" in ended.stderr
-
-
-def _defaults() -> dict[str, Any]:
-    from server_app.settings.read import default_settings
-
-    return default_settings()

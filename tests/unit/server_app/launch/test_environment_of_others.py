@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from server_app.launch.superlink import run_environment
-from strategies.core import offline
 from strategies.core.errors import causing_error, with_remedy
 
 # What a process of the app does first, and then the HTTP client of Flower.
@@ -49,17 +47,6 @@ def test_no_proxy_stands_between_the_processes_of_this_machine(given: dict[str, 
 def test_a_proxy_for_other_machines_stays_and_one_that_flower_cannot_use_is_named() -> None:
     assert "Proxy" in started(CLIENT.format(urls=["http://example.org/"]), HTTP_PROXY="http://127.0.0.1:9").stdout
     assert "ALL_PROXY" in started("import server_app", ALL_PROXY="socks4://127.0.0.1:9").stderr
-
-
-def test_a_simulation_does_not_join_a_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAY_ADDRESS", "198.51.100.1:6379")
-    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
-    monkeypatch.delenv(offline.VARIABLE, raising=False)
-
-    made = run_environment(tmp_path, "token")
-
-    assert "RAY_ADDRESS" not in made
-    assert made["RAY_AUTH_MODE"] == "token"
 
 
 @pytest.mark.parametrize("given", ["error", "error::DeprecationWarning,ignore"])

@@ -9,6 +9,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import psutil
@@ -78,29 +79,19 @@ def guardians(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[bytes]]:
     return found
 
 
-def test_guarded_when_block_ends_removes_folder_and_orphans(stranger: subprocess.Popen[bytes]) -> None:
-    with guard.guarded() as (folder, token):
+@pytest.mark.parametrize("fails", [False, True])
+def test_guarded_when_block_ends_or_raises_removes_folder_and_orphans(
+    stranger: subprocess.Popen[bytes], fails: bool
+) -> None:
+    with pytest.raises(ValueError, match="inside") if fails else nullcontext(), guard.guarded() as (folder, token):
         (folder / "file").write_text("x")
         orphan = start_orphan(token)
         assert is_alive(orphan)
+        if fails:
+            raise ValueError("inside")
     assert not is_alive(orphan)
     assert not folder.exists()
     assert stranger.poll() is None
-
-
-def test_guarded_when_block_raises_cleans_up_and_lets_the_error_pass() -> None:
-    seen: list[tuple[Path, int]] = []
-
-    def fail() -> None:
-        with guard.guarded() as (folder, token):
-            seen.append((folder, start_orphan(token)))
-            raise ValueError("inside")
-
-    with pytest.raises(ValueError, match="inside"):
-        fail()
-    [(folder, orphan)] = seen
-    assert not is_alive(orphan)
-    assert not folder.exists()
 
 
 def test_guarded_when_owners_group_is_killed_cleans_up(stranger: subprocess.Popen[bytes]) -> None:

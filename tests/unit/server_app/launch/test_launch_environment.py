@@ -17,21 +17,31 @@ from server_app.launch.control import shipped_files
 from server_app.launch.superlink import gpu_share, run_environment
 from strategies.core import offline
 
-LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 
-
-def test_run_environment_switches_off_telemetry_whatever_the_caller_s_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("given", "wanted", "gone"),
+    [
+        (dict.fromkeys(offline.QUIET, "1"), {**offline.QUIET, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}, ""),
+        ({"RAY_ADDRESS": "198.51.100.1:6379"}, {"RAY_AUTH_MODE": "token"}, "RAY_ADDRESS"),  # it joins no cluster
+        # Off the network it has a proxy that nobody serves.
+        (
+            {offline.VARIABLE: "1", "https_proxy": "http://proxy.example:3128"},
+            {"https_proxy": "http://127.0.0.1:9", "no_proxy": "127.0.0.1,localhost,::1"}, "",
+        ),
+    ],
+)  # fmt: skip
+def test_run_environment_is_quiet_and_of_this_machine_alone_whatever_the_caller_s_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, str], wanted: dict[str, str], gone: str
 ) -> None:
-    for name in offline.QUIET:
-        monkeypatch.setenv(name, "1")
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.delenv(offline.VARIABLE, raising=False)
+    for name in ("RAY_ADDRESS", "RAY_AUTH_MODE", offline.VARIABLE):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
 
     made = run_environment(tmp_path, "token")
 
-    assert made.items() >= offline.QUIET.items()
-    assert made[LOOPBACK] == "0"
+    assert made.items() >= wanted.items()
+    assert gone not in made
 
 
 def test_the_app_is_packed_without_run_folders_and_folders_of_others(
@@ -57,18 +67,6 @@ def test_run_environment_finds_modules_on_a_relative_path_from_its_own_folder(
     found = run_environment(tmp_path / "run", "token")["PYTHONPATH"].split(os.pathsep)
 
     assert found == [str(tmp_path / "src"), "/elsewhere"]
-
-
-def test_run_environment_off_the_network_has_a_proxy_that_nobody_serves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(offline.VARIABLE, "1")
-    monkeypatch.setenv("https_proxy", "http://proxy.example:3128")
-
-    made = run_environment(tmp_path, "token")
-
-    assert made["https_proxy"] == "http://127.0.0.1:9"
-    assert "127.0.0.1" in made["no_proxy"]
 
 
 @pytest.mark.parametrize(("device", "gpus"), [("auto", 2), ("cpu", 2), ("cuda", 0)])

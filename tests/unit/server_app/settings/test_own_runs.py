@@ -5,27 +5,23 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from commands import replayed
+from feature_fakes import sent_by_clients, stored
 
 from client_app.node import Node, TrainRequest
 from client_app.work import prepare_upload
 from fl_app.data.opening import open_own
 from fl_app.node_policy import NodePolicy
-from server_app.replay.request import ReplayRequest
-from server_app.replay.stored import replay_run
 from server_app.report.evaluation import Row, read_answers, write_answers
-from server_app.settings.build import build_job, check_before_start, held_out
+from server_app.settings.build import check_before_start, held_out
 from server_app.settings.read import read_settings
 from strategies.core.errors import DataError, OneShotError, OptionError, UploadError
 from strategies.core.options import Scalar
 from strategies.run.run_folder import RunFolder
-from strategies.uploads.builders import builders_of_kind
-from strategies.uploads.checks import Signatures, check_upload
-from strategies.uploads.tensors import tensor_form
 
 SMALL: dict[str, Scalar] = {
     "compute": "in-process", "device": "cpu", "threads": 1, "method": "fedavg", "client.epochs": 8, "client.lr": 0.05,
@@ -137,27 +133,8 @@ def run_of(given: dict[str, Scalar], path: Path, clients: int = 3) -> Path:
     """Train the clients, and store their uploads as a run does."""
     settings = read_settings({**SMALL, **given})
     check_before_start(settings, clients)
-    _, split = held_out(settings)
-    job = build_job(settings, split, None)
-    signatures = Signatures(builders_of_kind(job.builders, settings.choice.uploads))
-    info = {
-        "method": settings.choice.name, "seed": 0, "student": job.student, "num-classes": job.num_classes,
-        "input-shape": list(job.input_shape),
-        "normalization": [job.normalization.mean, job.normalization.std],
-        "settings": dict(settings.flat), "num-supernodes": clients,
-    }  # fmt: skip
-    with RunFolder.create(path, info) as folder:
-        for number in range(clients):
-            node = Node.of({"partition-id": number, "num-partitions": clients}, settings.app)
-            request = TrainRequest("", 1, 0, task=settings.choice.uploads)
-            trained, state = prepare_upload(settings.app, node, request, {})
-            name, form = trained.facts.architecture, tensor_form("its tensors", exact=True)
-            folder.round(1).accept(trained.facts, check_upload(state, name, signatures[name], form))
-    return path
-
-
-def replayed(run: Path, method: str = "", **more: Any) -> dict[str, Any]:
-    return replay_run(ReplayRequest(run, method, more), log=lambda _: None)
+    flat = dict(settings.flat)
+    return stored(path, flat, *sent_by_clients(flat, task=settings.choice.uploads, clients=clients))
 
 
 def test_tables_of_three_clients_become_one_model(tables: Path, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from commands import replayed, run_card
 from flwr.app import ArrayRecord
 from test_own_runs import run_of
 
@@ -21,8 +22,6 @@ from fl_app.data import open_split
 from fl_app.models.features import FeatureFunction
 from fl_app.models.features_config import FeaturesConfig
 from fl_app.models.uploaded import uploaded_builders, uploaded_name
-from server_app.replay.request import ReplayRequest
-from server_app.replay.stored import replay_run
 from server_app.settings.build import build_job
 from server_app.settings.read import read_settings
 from strategies.core.errors import OptionError, UploadError
@@ -52,10 +51,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         return made[method]
 
     return make
-
-
-def replayed(path: Path, method: str, target: Path, **overrides: Any) -> dict[str, Any]:
-    return replay_run(ReplayRequest(path, method, overrides, folder=target), log=lambda _: None)
 
 
 @pytest.mark.slow
@@ -89,7 +84,7 @@ def test_fedcvae_ens_from_training_to_result(tmp_path: Path) -> None:
 def test_evaluation_counts_to_its_end(run: Callable[[str], Path], tmp_path: Path, method: str, batches: int) -> None:
     lines: list[str] = []
 
-    replay_run(ReplayRequest(run(method), method, {}, folder=tmp_path / "replay"), log=lines.append)
+    replayed(run(method), method, tmp_path / "replay", log=lines.append)
 
     told = [line.partition(",")[0] for line in lines if line.startswith("evaluation: ")]
     assert told[-1] == f"evaluation: batch {batches} of {batches}"
@@ -111,14 +106,11 @@ def test_encoders_from_training_to_result_and_a_result_by_test_batch_is_marked(
 
 @pytest.mark.parametrize("method", ["fedov", "fafi"])
 def test_model_card_of_models_with_further_outputs_loads_them(
-    run: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+    run: Callable[[str], Path], tmp_path: Path, method: str
 ) -> None:
     replayed(run(method), method, tmp_path / "replay")
-    monkeypatch.chdir(tmp_path / "replay")
 
-    code = Path("model_card.md").read_text().partition("```python\n")[2].partition("```")[0]
-    names: dict[str, Any] = {}
-    exec(code, names)  # noqa: S102  our own page
+    names = run_card(tmp_path / "replay")
 
     assert names["model"](torch.zeros(2, 1, 16, 16)).shape == (2, 10)
 
