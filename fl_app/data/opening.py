@@ -6,8 +6,8 @@ holders)`` or ``(examples, labels, holders, classes)``, as numpy arrays or torch
 
 The test half may have no examples, [0, ...], on a server without any.
 
-- examples: uint8 [N, ch, H, W], pixels of square images; float32 [N, ch, H, W] or [N, F], a model's input already; or
-  int64 [N, L], texts of L tokens.
+- examples: uint8 [N, ch, H, W] or [N, H, W], pixels of square images; float32 [N, ch, H, W] or [N, F], a model's
+  input already; or int64 [N, L], texts of L tokens.
 - labels: whole numbers [N], in 0 .. C - 1.
 - holders: whole numbers [N], in 0 .. K - 1: the client that holds each training example, of K clients; or None.
 - classes: a list of the names of the classes [C], in the order of their numbers, which all parties must share.
@@ -122,18 +122,23 @@ def _examples(found: Any, what: str, *, least: int) -> torch.Tensor:
     tensor = _tensor(found, f"{what} returns examples")
     if tensor.dtype == torch.float64:
         tensor = tensor.float()
-    forms = {(torch.uint8, 4), (torch.float32, 4), (torch.float32, 2), (torch.int64, 2)}
+    forms = {(torch.uint8, 3), (torch.uint8, 4), (torch.float32, 4), (torch.float32, 2), (torch.int64, 2)}
     if (tensor.dtype, tensor.dim()) not in forms or len(tensor) < least or 0 in tensor.shape[1:]:
         kind = f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
         raise DataError(
-            f"{what} returns examples of {kind}: must be uint8 or float32 [N, channels, height, width], float32 "
-            "[N, features], or int64 [N, tokens]"
+            f"{what} returns examples of {kind}: must be uint8 or float32 [N, channels, height, width], uint8 "
+            "[N, height, width], float32 [N, features], or int64 [N, tokens]"
+        )
+    if tensor.dtype == torch.uint8 and tensor.dim() == 4 and tensor.shape[3] <= 4 < min(tensor.shape[1:3]):
+        raise DataError(
+            f"{what} returns examples of shape {list(tensor.shape)}, with the channels last: must be [N, channels, "
+            "height, width], as of np.moveaxis(images, 3, 1)"
         )
     if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
         raise DataError(f"{what} returns examples with NaN or Inf: must be finite numbers")
     if tensor.dim() == 2:
         return tensor[:, :, None, None] if tensor.is_floating_point() else tensor[:, None, None, :]
-    return tensor
+    return tensor[:, None] if tensor.dim() == 3 else tensor
 
 
 def _targets(found: Any, what: str, count: int) -> torch.Tensor:

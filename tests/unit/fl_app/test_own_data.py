@@ -65,6 +65,8 @@ gap = lambda: (np.zeros((2, 2)), [0, 1], [0, 2])
 patients = lambda: (np.zeros((2, 2)), [0, 1], [10**15, 10**15 + 1])
 large = lambda: (np.zeros((2, 2)), np.array([0, 2**63], "uint64"))
 oblong = lambda: (np.zeros((2, 1, 4, 6), "uint8"), [0, 1])
+last = lambda: (np.zeros((2, 8, 8, 3), "uint8"), [0, 1])
+grey = lambda: (np.arange(128).reshape(2, 8, 8).astype("uint8"), [0, 1])
 """
 
 
@@ -89,6 +91,12 @@ def test_pixels_become_images_in_the_input_space_of_all_data_sets() -> None:
         16,
         16,
     )
+
+
+def test_images_without_channels_have_one() -> None:
+    split = open_data(DataConfig(name="own_sources:grey"), "train")
+    assert split.input_shape == (1, 8, 8)
+    assert split.take([1]).images[0, 0, 0].tolist() == list(range(64, 72))
 
 
 def test_rows_stay_as_they_are_and_lie_with_their_holders() -> None:
@@ -136,6 +144,10 @@ def test_texts_are_tokens_and_the_folder_of_the_settings_is_passed_on() -> None:
         ("gap", "returns holders without 1: must be 0 to K - 1"),
         ("patients", "returns holders without 0: must be 0 to K - 1"),
         ("oblong", "returns images of 4 x 6 pixels: must be squares, or set 'data.image-size'"),
+        (
+            "last",
+            r"of shape \[2, 8, 8, 3\], with the channels last: must be \[N, channels, height, width\], as of np.mo",
+        ),
         ("absent", "module 'own_sources' has no 'absent'"),
     ],
 )
