@@ -1,42 +1,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from client_fakes import RUN, State, dotted, sent_by
 from flower_fakes import equal
 
 from client_app.attacking import exaggerate_claims, poison
-from client_app.keeping import Trained
-from client_app.node import Node, TrainRequest
-from client_app.work import prepare_upload
 from fl_app.attacks import AttackConfig, triggered
 from fl_app.config import AppConfig
 from fl_app.data import ImageData
 from strategies.core.facts import UploadFacts
 
-RUN = "0123456789abcdef" * 2
 CLIENTS = 3
-State = Mapping[str, torch.Tensor]
 
 
 def config_of(kind: str = "none", clients: str = "", **more: Any) -> AppConfig:
-    settings = {key.replace("__", ".").replace("_", "-"): value for key, value in more.items()}
     small: dict[str, Any] = {"client.epochs": 1, "client.batch-size": 64, "data.limit": 120, "data.partition": "iid"}
-    return AppConfig.from_settings({**small, "attack.kind": kind, "attack.clients": clients, **settings})
-
-
-def sent_by(partition_id: int, config: AppConfig, **asked: Any) -> tuple[Trained, State]:
-    """Return what a simulated client sends; without a run, so that nothing is kept."""
-    node = Node.of({"partition-id": partition_id, "num-partitions": CLIENTS}, config)
-    trained, state = prepare_upload(
-        config, node, TrainRequest(**{"run_id": "", "server_round": 1, "seed": 0, **asked}), {}
-    )
-    return trained, {key: value.clone() for key, value in state.items()}
+    return AppConfig.from_settings({**small, "attack.kind": kind, "attack.clients": clients, **dotted(more)})
 
 
 def examples(count: int = 20) -> ImageData:

@@ -10,56 +10,45 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flower_fakes import act_in_a_run, equal
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
-from PIL import Image
+from client_fakes import RUN, image_folder, reply_of
+from flower_fakes import equal
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from safetensors.torch import save_file
 
-from client_app import app as client_app
 from client_app import work
 from client_app.tasks import TASKS
-from fl_app.config import AppConfig, DataConfig
+from fl_app.config import DataConfig
 from fl_app.data import open_data, open_split, partition
 from fl_app.models import build, builders
 from strategies.client import start_digest
 from strategies.core.errors import UploadError
 from strategies.core.facts import EXPECTED, Agreed, Agreement, read_agreement, weights_alone
-from strategies.core.options import flatten
 from strategies.core.seeds import seeded_torch
 from strategies.flower.messages import Request, read_reply
 from strategies.uploads.checks import Signatures
 from strategies.uploads.packed import ensemble_digest
 
-RUN = "0123456789abcdef" * 2
 CLIENTS = 4
 SIGNATURES = Signatures(builders(10, (1, 16, 16)))
 
 
 @pytest.fixture
-def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Message]:
+def ask(in_a_run: None) -> Callable[..., Message]:
     """Return a function that asks a client once, as the server does, and returns its reply."""
-    act_in_a_run(monkeypatch)
-    monkeypatch.setenv("ONESHOT_CLIENT_STATE", str(tmp_path / "state"))  # of nodes with a config of their own
     work.cached_split.cache_clear()  # pytest may give two tests a folder of one name
 
     def asked(
         *,
-        node: dict[str, Any] | None = None,
-        start: ArrayRecord | None = None,
         server_round: int = 1,
         held: tuple[str, ...] = (),
         seed: int = 0,
         run_id: str = RUN,
         asks: Mapping[str, Any] | None = None,
-        **settings: Any,
+        **more: Any,
     ) -> Message:
-        small = {"client.epochs": 1, "client.state-dir": str(tmp_path / "state"), "client.batch-size": 64}
-        given = {key.replace("__", ".").replace("_", "-"): value for key, value in settings.items()}
-        run_config = {**flatten(AppConfig()), **small, "seed": seed, **given}
-        facts = {"partition-id": 1, "num-partitions": CLIENTS} if node is None else node
-        context = Context(run_id=1, node_id=9, node_config=facts, state=RecordDict(), run_config=run_config)
-        request = Request(start or ArrayRecord(), {}, server_round, run_id, seed, held, asks or {})
-        return client_app.app(request.message(9, MessageType.TRAIN), context)
+        request = Request(ArrayRecord(), {}, server_round, run_id, seed, held, asks or {})
+        small = {"client__epochs": 1, "client__batch_size": 64, "seed": seed}
+        return reply_of(request.message(9, MessageType.TRAIN).content, **{**small, **more})
 
     return asked
 
@@ -117,15 +106,6 @@ def test_what_is_measured_for_a_merge_travels_beside_the_weights(
     assert names & measured
     assert all(name.startswith(f"{sums}:") for name in measured)
     assert "sums is 'other': must be 'fisher' or 'gram'" in str(facts_of(ask(asks={"sums": "other"}, run_id="2" * 32)))
-
-
-def image_folder(root: Path, classes: tuple[str, ...]) -> Path:
-    for half in ("train", "test"):
-        for number, name in enumerate(classes):
-            (root / half / name).mkdir(parents=True)
-            for image in range(3):
-                Image.new("RGB", (8, 8), (40 * number, 9 * image, 0)).save(root / half / name / f"{image}.png")
-    return root
 
 
 def table(root: Path, classes: str, mean: int = 50) -> Path:
@@ -203,11 +183,9 @@ def test_later_questions_too_are_refused_where_the_classes_are_others(
     ask: Callable[..., Message], tmp_path: Path, kind: str
 ) -> None:
     """A node's folder may have changed since its upload, or another node may answer under its name."""
-    settings = {"data.name": "imagefolder", "data.image-size": 32, "model.name": "lenet5"}
+    named = {"data__name": "imagefolder", "data__image_size": 32, "model__name": "lenet5"}
     facts = {"client": "b", "data-root": str(image_folder(tmp_path / "node", ("ant", "cat")))}
-    named = {key.replace(".", "__").replace("-", "_"): value for key, value in settings.items()}
     ask(node=facts, asks={"task": "block" if kind == "fusefl" else "classifier"}, **named)
-    config = {**flatten(AppConfig()), "client.state-dir": str(tmp_path / "state"), "client.batch-size": 64, **settings}
     said: dict[str, Any] = {
         "run-id": RUN, "seed": 0, "holdout": 0.0, "per-class": False, "num-classes": 2, "test-share": 0.5, "stage": 2,
         "adapter": "conv", "architecture": "lenet5", "step": "offer", "precision": "float32", "sizes": [1],
@@ -220,9 +198,8 @@ def test_later_questions_too_are_refused_where_the_classes_are_others(
     def error(names: tuple[str, ...]) -> str:
         content = RecordDict({"config": ConfigRecord({**said, **Agreement.of(names).to_record(EXPECTED)})})
         content["arrays"] = weights
-        message = Message(content, dst_node_id=9, message_type=f"train.{kind}")
-        context = Context(run_id=1, node_id=9, node_config=facts, state=RecordDict(), run_config=config)
-        return str(client_app.app(message, context).content.config_records["answer"].get("error", ""))
+        reply = reply_of(content, f"train.{kind}", node=facts, client__batch_size=64, **named)
+        return str(reply.content.config_records["answer"].get("error", ""))
 
     assert "class 0 is 'ant' here and 'cat' there, the same names in another order" in error(("cat", "ant"))
     assert " here and " not in error(("ant", "cat"))
@@ -238,11 +215,12 @@ def test_clients_when_they_are_several_hold_the_whole_training_set_once(ask: Cal
     assert total.tolist() == torch.bincount(open_split("digits", "train").labels, minlength=10).tolist()
 
 
+@pytest.mark.parametrize("task", [name for name in TASKS if name != "statistics"])  # sums draw nothing
 def test_training_when_repeated_gives_the_same_bits_and_other_seeds_clients_and_rounds_others(
-    ask: Callable[..., Message], tmp_path: Path
+    ask: Callable[..., Message], tmp_path: Path, task: str
 ) -> None:
     def fresh(name: str, **how: Any) -> dict[str, torch.Tensor]:
-        return state_of(ask(client__state_dir=str(tmp_path / name), **how))
+        return state_of(ask(client__state_dir=str(tmp_path / name), asks={"task": task}, data__limit=400, **how))
 
     first = fresh("a")
 

@@ -8,18 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from flower_fakes import act_in_a_run, equal
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
+from client_fakes import RUN, reply_of
+from flower_fakes import equal
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
-from client_app import app as client_app
-from fl_app.config import AppConfig
 from fl_app.models import build, builders
-from strategies.core.options import flatten
 from strategies.core.seeds import seeded_torch
 from strategies.flower.messages import read_reply
 from strategies.uploads.checks import Signatures
 
-RUN = "0123456789abcdef" * 2
 SIGNATURES = Signatures(builders(10, (1, 16, 16)))
 State = dict[str, torch.Tensor]
 
@@ -34,31 +31,17 @@ START = model_state()
 
 
 @pytest.fixture
-def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Message]:
+def ask(in_a_run: None) -> Callable[..., Message]:
     """Return a function that asks a client for one round, and returns its reply."""
-    act_in_a_run(monkeypatch)
 
     def asked(
-        server_round: int = 1,
-        *,
-        said: dict[str, Any] | None = None,
-        control: State | None = None,
-        generator: State | None = None,
-        **settings: Any,
+        server_round: int = 1, *, said: dict[str, Any] | None = None, control: State | None = None, **settings: Any
     ) -> Message:
-        small = {"client.epochs": 1, "client.state-dir": str(tmp_path / "state"), "client.batch-size": 64}
-        given = {key.replace("__", ".").replace("_", "-"): value for key, value in settings.items()}
         config = {"iterative": True, "server-round": server_round, "run-id": RUN, "seed": 0, **(said or {})}
         content = RecordDict({"arrays": ArrayRecord(START), "config": ConfigRecord(config)})
         if control is not None:
             content["control"] = ArrayRecord(control)
-        if generator is not None:
-            content["generator"] = ArrayRecord(generator)
-        context = Context(
-            run_id=1, node_id=9, node_config={"partition-id": 1, "num-partitions": 4}, state=RecordDict(),
-            run_config={**flatten(AppConfig()), **small, **given},
-        )  # fmt: skip
-        return client_app.app(Message(content, dst_node_id=9, message_type=MessageType.TRAIN), context)
+        return reply_of(content, **{"client__epochs": 1, "client__batch_size": 64, **settings})
 
     return asked
 
@@ -102,13 +85,12 @@ def test_feddyn_s_drift_is_remembered_and_pulls_in_the_next_round(ask: Callable[
     dyn = {"feddyn-alpha": 1.0}
     first = arrays_of(ask(1, said={**dyn, "last-round": 0}))
     assert equal(first, arrays_of(ask(1, said={"proximal-mu": 1.0})))  # h is 0
-    assert [path.name for path in (tmp_path / "state" / RUN).glob("*.safetensors")] == [
-        "client-001-state-1.safetensors"
-    ]
+    (kept,) = (tmp_path / "state" / RUN).glob("*.safetensors")
+    assert kept.name == "client-001-state-1.safetensors"
     second = ask(2, said={**dyn, "last-round": 1, "safe-round": 0})
     assert second.content.metric_records["metrics"]["restarted"] == 0.0
     assert not equal(arrays_of(second), arrays_of(ask(2, said={**dyn, "last-round": 0})))
-    (tmp_path / "state" / RUN / "client-001-state-1.safetensors").unlink()
+    kept.unlink()
     lost = ask(2, said={**dyn, "last-round": 1, "safe-round": 0})
     assert lost.content.metric_records["metrics"]["restarted"] == 1.0
     assert equal(arrays_of(lost), arrays_of(ask(2, said={"proximal-mu": 1.0})))

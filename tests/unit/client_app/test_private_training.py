@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -9,6 +9,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+from client_fakes import RUN, State, dotted, sent_by
 from flower_fakes import equal
 from torch import nn
 
@@ -29,10 +30,14 @@ from strategies.client.fens import HoldoutRequest
 from strategies.core.errors import OptionError, UploadError
 from strategies.core.options import flatten
 
-RUN = "0123456789abcdef" * 2
+NO_NOISE = pytest.mark.usefixtures("no_noise")
 PLAIN = ClientConfig(epochs=1, batch_size=4, lr=0.5, momentum=0.0, share_label_counts=False)
 HALF = Normalization((0.5,), (0.5,))
-State = Mapping[str, torch.Tensor]
+
+
+@pytest.fixture
+def no_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(private_training, "system_normal", lambda *shape: torch.zeros(shape, dtype=torch.float64))
 
 
 def linear_data(count: int = 4, features: int = 3) -> ImageData:
@@ -67,11 +72,9 @@ def clipped_sum(model: nn.Module, data: ImageData, clip: float) -> tuple[np.ndar
     return total[:-2].reshape(2, -1), total[-2:]
 
 
+@NO_NOISE
 @pytest.mark.parametrize("clip", [0.1, 1.0, 1e6])
-def test_a_step_without_noise_is_the_sum_of_clipped_gradients_of_single_examples(
-    monkeypatch: pytest.MonkeyPatch, clip: float
-) -> None:
-    monkeypatch.setattr(private_training, "system_normal", lambda *shape: torch.zeros(shape, dtype=torch.float64))
+def test_a_step_without_noise_is_the_sum_of_clipped_gradients_of_single_examples(clip: float) -> None:
     data, model, start = linear_data(), linear_model(), linear_model()
     weight, bias = clipped_sum(model, data, clip)
 
@@ -82,10 +85,10 @@ def test_a_step_without_noise_is_the_sum_of_clipped_gradients_of_single_examples
     np.testing.assert_allclose(before["1.bias"] - state["1.bias"], 0.5 * bias / 4, rtol=1e-4, atol=1e-6)
 
 
+@NO_NOISE
 def test_one_example_when_it_is_taken_away_changes_the_sum_by_no_more_than_the_clipping_norm(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(private_training, "system_normal", lambda *shape: torch.zeros(shape, dtype=torch.float64))
     monkeypatch.setattr(private_training, "plan_privacy", lambda *_: PrivacyPlan(0.5, 1, 2, 3.0, 1.0))
 
     def moved(data: ImageData, kept: list[float]) -> torch.Tensor:
@@ -102,11 +105,11 @@ def test_one_example_when_it_is_taken_away_changes_the_sum_by_no_more_than_the_c
     assert torch.equal(none, start)  # an empty batch moves nothing but by its noise
 
 
+@NO_NOISE
 @pytest.mark.parametrize("huge", [float("inf"), float("nan"), 3e38])
 def test_an_example_whose_gradient_is_no_number_adds_no_more_than_the_clipping_norm(
     monkeypatch: pytest.MonkeyPatch, huge: float
 ) -> None:
-    monkeypatch.setattr(private_training, "system_normal", lambda *shape: torch.zeros(shape, dtype=torch.float64))
     data, model, without = linear_data(), linear_model(), linear_model()
     data.images[3] = huge
     monkeypatch.setattr(private_training, "plan_privacy", lambda *_: PrivacyPlan(1.0, 1, 4, 3.0, 1.0))
@@ -259,27 +262,22 @@ def test_a_model_with_statistics_of_its_examples_is_refused_because_they_would_b
 
 
 def private(**more: Any) -> AppConfig:
-    settings: dict[str, Any] = {key.replace("__", ".").replace("_", "-"): value for key, value in more.items()}
     small: dict[str, Any] = {
         "client.epochs": 2, "client.batch-size": 32, "data.limit": 120, "data.partition": "iid", "privacy.epsilon": 3.0,
         "client.share-label-counts": False,
     }  # fmt: skip
-    return AppConfig.from_settings({**small, **settings})
+    return AppConfig.from_settings({**small, **dotted(more)})
 
 
-def sent_by(config: AppConfig, **asked: Any) -> tuple[Trained, State]:
-    node = Node.of({"partition-id": 1, "num-partitions": 3}, config)
-    trained, state = prepare_upload(
-        config, node, TrainRequest(**{"run_id": RUN, "server_round": 1, "seed": 0, **asked}), {}
-    )
-    return trained, {key: value.clone() for key, value in state.items()}
+def sent(config: AppConfig, **asked: Any) -> tuple[Trained, State]:
+    return sent_by(1, config, **{"run_id": RUN, **asked})
 
 
 def test_a_private_client_reports_its_spent_budget_neither_loss_nor_accuracy_and_is_never_the_same_twice(
     tmp_path: Path,
 ) -> None:
-    trained, state = sent_by(private(client__state_dir=str(tmp_path / "a")))
-    other = sent_by(private(client__state_dir=str(tmp_path / "b")))[1]
+    trained, state = sent(private(client__state_dir=str(tmp_path / "a")))
+    other = sent(private(client__state_dir=str(tmp_path / "b")))[1]
 
     assert trained.epsilon is not None
     assert 2.5 < trained.epsilon <= 3.0
@@ -294,17 +292,17 @@ def test_an_upload_when_it_is_asked_for_again_is_sent_again_and_spends_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = private(client__state_dir=str(tmp_path))
-    first = sent_by(config)
+    first = sent(config)
     monkeypatch.setattr(private_training, "_private_gradient", None)
 
-    again = sent_by(config)
+    again = sent(config)
 
     assert equal(again[1], first[1])
     assert again[0].epsilon == first[0].epsilon
     (file,) = tmp_path.rglob("*.safetensors")
     file.write_bytes(file.read_bytes()[:-10])
     with pytest.raises(UploadError, match="cannot be read: training again would spend the privacy twice"):
-        sent_by(config)
+        sent(config)
 
 
 def test_a_private_upload_that_may_lie_in_a_closed_folder_is_refused_in_one_line(
@@ -313,7 +311,7 @@ def test_a_private_upload_that_may_lie_in_a_closed_folder_is_refused_in_one_line
     close(tmp_path)
 
     with pytest.raises(UploadError, match="cannot be read: training again would spend the privacy twice"):
-        sent_by(private(client__state_dir=str(tmp_path)))
+        sent(private(client__state_dir=str(tmp_path)))
 
 
 def test_an_upload_when_the_disk_refuses_its_copy_is_not_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -323,14 +321,14 @@ def test_an_upload_when_the_disk_refuses_its_copy_is_not_sent(tmp_path: Path, mo
     monkeypatch.setattr("client_app.keeping.KeptModel.save", refuse)
 
     with pytest.raises(UploadError, match="cannot be kept, so it is not sent"):
-        sent_by(private(client__state_dir=str(tmp_path)))
+        sent(private(client__state_dir=str(tmp_path)))
 
 
 def test_an_upload_when_the_disk_refuses_its_entry_in_the_ledger_is_not_sent(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
 
     with pytest.raises(UploadError, match="privacy ledger cannot be written, so nothing is sent"):
-        sent_by(private(client__state_dir=str(tmp_path / "file")))
+        sent(private(client__state_dir=str(tmp_path / "file")))
 
 
 def test_a_private_training_of_many_steps_learns(tmp_path: Path) -> None:
@@ -345,6 +343,7 @@ def test_a_private_training_of_many_steps_learns(tmp_path: Path) -> None:
     assert not any(module._forward_hooks or module._backward_hooks for module in model.modules())
 
 
+@NO_NOISE
 @pytest.mark.parametrize(
     ("architecture", "classes", "shape"),
     [
@@ -358,9 +357,8 @@ def test_a_private_training_of_many_steps_learns(tmp_path: Path) -> None:
     ],
 )
 def test_gradients_of_single_examples_are_those_of_the_examples_one_by_one(
-    monkeypatch: pytest.MonkeyPatch, architecture: str, classes: int, shape: tuple[int, int, int]
+    architecture: str, classes: int, shape: tuple[int, int, int]
 ) -> None:
-    monkeypatch.setattr(private_training, "system_normal", lambda *shape: torch.zeros(shape, dtype=torch.float64))
     torch.manual_seed(0)
     model, alone = (build(architecture, num_classes=classes, input_shape=shape) for _ in range(2))
     alone.load_state_dict(model.state_dict())
@@ -395,7 +393,7 @@ def test_gradients_of_single_examples_are_those_of_the_examples_one_by_one(
 )
 def test_a_question_when_its_answer_is_outside_the_guarantee_is_refused(how: dict[str, Any], what: str) -> None:
     with pytest.raises(UploadError) as caught:
-        sent_by(private(), **how)
+        sent(private(), **how)
 
     assert str(caught.value).startswith(f"the server asks for {what}")
 
@@ -449,13 +447,13 @@ def test_an_upload_when_another_process_kept_one_meanwhile_is_that_one(
 
     def slowly(*given: Any, **how: Any) -> float:
         monkeypatch.setattr("client_app.tasks.TASKS", TASKS)
-        first.append(sent_by(config)[1])  # the restarted node is asked again while the old one's process still trains
+        first.append(sent(config)[1])  # the restarted node is asked again while the old one's process still trains
         return trained(*given, **how)
 
     slow = replace(TASKS["classifier"], train_privately=slowly)
     monkeypatch.setattr("client_app.tasks.TASKS", {**TASKS, "classifier": slow})
 
-    second = sent_by(config)[1]
+    second = sent(config)[1]
 
     assert equal(second, first[0])
-    assert equal(sent_by(config)[1], first[0])
+    assert equal(sent(config)[1], first[0])

