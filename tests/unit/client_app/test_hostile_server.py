@@ -13,21 +13,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from client_fakes import image_folder, reply_of
 from flower_fakes import act_in_a_run
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
-from PIL import Image
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from safetensors.torch import load_file, save_file
 
 from client_app import app as client_app
 from client_app import work
 from client_app.tasks import TASKS
-from fl_app.config import AppConfig
 from fl_app.ledger import Ledger
 from strategies.core import checkpoints
 from strategies.core.errors import UploadError
-from strategies.core.options import Scalar, flatten
+from strategies.core.options import Scalar
 from strategies.uploads.packed import ensemble_digest, from_wire
 
+IMAGES: dict[str, Scalar] = {"data__name": "imagefolder", "data__image_size": 8, "model__name": "mlp"}
 PRIVATE = {"privacy.epsilon": 8.0, "client.share-label-counts": False, "client.batch-size": 64, "client.steps": 1}
 RUNS = [f"{number:032x}" for number in range(9)]
 
@@ -59,24 +59,20 @@ class Hospital:
     own: dict[str, Any]
 
     def asked(
-        self,
-        said: dict[str, Any],
-        settings: dict[str, Scalar],
-        *,
-        kind: str = MessageType.TRAIN,
-        arrays: ArrayRecord | None = None,
+        self, said: dict[str, Any], settings: dict[str, Scalar], *, kind: str = MessageType.TRAIN, **arrays: Array
     ) -> Message:
         """Return the client's reply to a request of any content under any settings."""
-        content = RecordDict({"config": ConfigRecord(said), "arrays": arrays or ArrayRecord()})
-        config = {**flatten(AppConfig()), **settings}
-        context = Context(run_id=1, node_id=9, node_config=self.own, state=RecordDict(), run_config=config)
-        return client_app.app(Message(content, dst_node_id=9, message_type=kind), context)
+        content = RecordDict({"config": ConfigRecord(said), "arrays": ArrayRecord(arrays)})
+        return reply_of(content, kind, node=self.own, **settings)
 
     def train(self, run_id: str = RUNS[0], **settings: Scalar) -> Message:
         """Return the reply to a request for an upload."""
-        named = {key.replace("__", ".").replace("_", "-"): value for key, value in settings.items()}
         said = {"run-id": run_id, "server-round": 1, "seed": 0}
-        return self.asked(said, {"client.batch-size": 64, "client.steps": 1, **named})
+        return self.asked(said, {"client.batch-size": 64, "client.steps": 1, **settings})
+
+    def with_images(self, *halves: str) -> str:
+        """Write images of two classes into the folder that it may read, and return its path."""
+        return str(image_folder(self.folder / "open", ("ill", "well"), images=1, halves=halves))
 
 
 @pytest.fixture
@@ -108,23 +104,24 @@ def seen_load(path: Path) -> dict[str, torch.Tensor]:
 
 
 def facts_of(reply: Message) -> dict[str, Any]:
-    return dict(reply.content.config_records["upload"])
+    (facts,) = reply.content.config_records.values()  # of an upload, or of an answer to a later question
+    return dict(facts)
 
 
 def error_of(reply: Message) -> str:
-    assert "arrays" not in reply.content.array_records
+    assert not any(reply.content.array_records.values())
     return str(facts_of(reply)["error"])
 
 
-def opened_while(action: Callable[[], object], below: Path) -> set[str]:
-    """Return the paths below a folder that an action touches, with the links resolved."""
+def opened_while(action: Callable[[], Message | None], below: Path) -> tuple[set[str], Message]:
+    """Return the paths below a folder that an action touches, with the links resolved, and the action's reply."""
     WATCH.paths = []
     try:
-        action()
+        reply = action()
     finally:
         found, WATCH.paths = WATCH.paths, None
     resolved = {path: Path(path).resolve() for path in found if path.startswith("/")}
-    return {path for path, real in resolved.items() if real.is_relative_to(below)}
+    return {path for path, real in resolved.items() if real.is_relative_to(below)}, reply
 
 
 def test_no_run_keeps_more_features_on_the_disk_than_the_node_permits(
@@ -151,13 +148,12 @@ def test_no_checkpoint_outside_the_node_s_folders_is_touched_and_all_get_the_sam
 ) -> None:
     node = hospital()
     named = f"{node.folder}/{path}"
-    replies: list[Message] = []
 
-    touched = opened_while(lambda: replies.append(node.train(client__checkpoint=named)), node.folder / "secret")
+    touched, reply = opened_while(lambda: node.train(client__checkpoint=named), node.folder / "secret")
 
     assert touched == set()
     line = "setting 'client.checkpoint' is '{}': must be in a folder of this node's 'read'"
-    assert error_of(replies[0]) == line.format(named)
+    assert error_of(reply) == line.format(named)
 
 
 @pytest.mark.parametrize("kind", [MessageType.TRAIN, "train.fens", "train.fusefl", MessageType.QUERY])
@@ -194,15 +190,11 @@ def test_a_checkpoint_in_the_node_s_folders_is_sent_and_the_error_of_one_stays_o
 
     files = [f"{node.folder}/open/{name}.safetensors" for name in ("absent", "noise")]
     lines = {error_of(node.train(client__checkpoint=file)) for file in files}
-    replies: list[Message] = []
+    good = f"{node.folder}/open/model.safetensors"
+    touched, reply = opened_while(lambda: node.train(client__checkpoint=good), node.folder / "open")
 
-    def ask() -> None:
-        replies.append(node.train(client__checkpoint=f"{node.folder}/open/model.safetensors"))
-
-    touched = opened_while(ask, node.folder / "open")
-
-    assert touched == {f"{node.folder}/open/model.safetensors"}  # so the watch sees an opened file
-    assert replies[0].content.array_records["arrays"].keys() == {"w"}
+    assert touched == {good}  # so the watch sees an opened file
+    assert reply.content.array_records["arrays"].keys() == {"w"}
     assert lines == {"the checkpoint cannot be read on this node; its log has the reason"}
 
 
@@ -211,12 +203,9 @@ def test_a_checkpoint_that_numbers_the_node_s_classes_otherwise_is_not_sent(
     hospital: Callable[..., Hospital], words: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     node = hospital(partition_id=0, num_partitions=1)
-    for label in ("ill", "well"):
-        (node.folder / "open" / "train" / label).mkdir(parents=True)
-        Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(node.folder / "open" / "train" / label / "1.png")
+    root = node.with_images("train")
     torch.save({"state_dict": {"w": torch.ones(2)}, "classes": words}, file := node.folder / "open" / "named.pt")
-    data: dict[str, Scalar] = {"data__name": "imagefolder", "data__image_size": 8, "data__partition": "iid"}
-    reply = node.train(**data, data__root=f"{node.folder}/open", model__name="mlp", client__checkpoint=f"{file}")
+    reply = node.train(**IMAGES, data__root=root, data__partition="iid", client__checkpoint=f"{file}")
     if words == ["ill", "well"]:
         assert reply.content.array_records["arrays"].keys() == {"w"}
     else:
@@ -230,31 +219,25 @@ def test_no_data_outside_the_node_s_folders_are_touched_and_all_get_the_same_lin
 ) -> None:
     node = hospital()
     monkeypatch.setenv("ONESHOT_DATA", str(node.folder / "data"))
-    replies: list[Message] = []
-    settings: dict[str, Scalar] = {"data__name": "imagefolder", "data__image_size": 8, "model__name": "mlp"}
+    touched, reply = opened_while(
+        lambda: node.train(**IMAGES, data__root=f"{node.folder}/{root}"), node.folder / "secret"
+    )
 
-    def ask() -> None:
-        replies.append(node.train(**settings, data__root=f"{node.folder}/{root}"))
-
-    assert opened_while(ask, node.folder / "secret") == set()
-    assert error_of(replies[0]) == "data set 'imagefolder' cannot be read on this node; its log has the reason"
+    assert touched == set()
+    assert error_of(reply) == "data set 'imagefolder' cannot be read on this node; its log has the reason"
 
 
 @pytest.mark.parametrize("file", ["train/ill/Jane_Doe_1961.png", "schema.toml"])
 def test_a_damaged_file_of_the_node_s_own_data_is_not_named(hospital: Callable[..., Hospital], file: str) -> None:
     node = hospital(partition_id=0, num_partitions=1)
-    for label, half in product(("ill", "well"), ("train", "test")):
-        (node.folder / "open" / half / label).mkdir(parents=True)
-        Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(node.folder / "open" / half / label / "1.png")
+    root = node.with_images("train", "test")
     (node.folder / "open" / file).write_text('secret = "Jane Doe"')
-    name = "csv" if file == "schema.toml" else "imagefolder"
-    more: dict[str, Scalar] = (
-        {"data__label": "y"} if name == "csv" else {"data__image_size": 8, "data__partition": "iid"}
-    )
+    table: dict[str, Scalar] = {"data__name": "csv", "data__image_size": 0, "data__label": "y"}
+    given = {**IMAGES, **(table if file == "schema.toml" else {"data__partition": "iid"})}
 
-    reply = node.train(data__name=name, data__root=f"{node.folder}/open", model__name="mlp", **more)
+    reply = node.train(**given, data__root=root)
 
-    assert error_of(reply) == f"data set {name!r} cannot be read on this node; its log has the reason"
+    assert error_of(reply) == f"data set {given['data__name']!r} cannot be read on this node; its log has the reason"
 
 
 def test_no_folder_of_the_server_s_choice_is_written_or_emptied(hospital: Callable[..., Hospital]) -> None:
@@ -297,8 +280,7 @@ def test_nothing_without_privacy_leaves_a_node_with_a_budget(hospital: Callable[
     assert "must be above 0" in error_of(node.asked({"iterative": "fedavg"}, {}))
     file = f"{node.folder}/open/model.safetensors"  # which a node without a budget would send
     assert "must be above 0" in error_of(node.train(client__checkpoint=file))
-    fens = node.asked({"step": "votes", "run-id": RUNS[0]}, {}, kind="train.fens")
-    assert "must be above 0" in str(fens.content.config_records["answer"]["error"])
+    assert "must be above 0" in error_of(node.asked({"step": "votes", "run-id": RUNS[0]}, {}, kind="train.fens"))
     assert Ledger.of(node.folder / "state", "hospital-a").spent() == (0.0, 0.0)
 
 
@@ -401,9 +383,9 @@ def fens_errors(node: Hospital, *, announced: int = 1, arrived: int = 8, step: s
     }  # fmt: skip
     errors = []
     for asked, arrays in (("offer", {}), (step, {"0/w": values})):
-        record = ArrayRecord({key: Array(value) for key, value in arrays.items()})
-        reply = node.asked({**said, "step": asked}, {}, kind="train.fens", arrays=record)
-        errors.append(str(reply.content.config_records["answer"].get("error", "")))
+        sent = {key: Array(value) for key, value in arrays.items()}
+        reply = node.asked({**said, "step": asked}, {}, kind="train.fens", **sent)
+        errors.append(str(facts_of(reply).get("error", "")))
     return errors
 
 
@@ -413,25 +395,29 @@ NOT_NUMBERS = (
 )  # fmt: skip
 
 
+# What is asked -> the message's type, and the words by which the client knows the question.
+ASKED: dict[str, tuple[str, dict[str, Any]]] = {
+    "upload": ("train", {}), "rounds": ("train", {"iterative": "fedavg"}), "fusefl": ("train.fusefl", {"stage": 2}),
+    "fens": ("train.fens", {}), "query": ("query", {}),
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    ("kind", "said"),
+    ("asked", "key", "value"),
     [
-        *product(("upload", "rounds", "fusefl"), NOT_NUMBERS),
-        *product(["rounds"], [("lr-factor", "x"), ("last-round", "x")]),
+        *((asked, *wrong) for asked, wrong in product(("upload", "rounds", "fusefl"), NOT_NUMBERS)),
+        ("rounds", "lr-factor", "x"),
+        ("rounds", "last-round", "x"),
     ],
 )
 def test_a_word_in_place_of_a_number_is_refused_in_one_line(
-    hospital: Callable[..., Hospital], kind: str, said: tuple[str, Any]
+    hospital: Callable[..., Hospital], asked: str, key: str, value: Any
 ) -> None:
-    key, value = said
-    more: dict[str, Any] = {"upload": {}, "rounds": {"iterative": "fedavg"}, "fusefl": {"stage": 2}}[kind]
+    kind, words = ASKED[asked]
 
-    reply = hospital().asked(
-        {"run-id": RUNS[0], **more, key: value}, {}, kind="train.fusefl" if kind == "fusefl" else "train"
-    )
+    error = error_of(hospital().asked({"run-id": RUNS[0], **words, key: value}, {}, kind=kind))
 
-    told = reply.content.config_records["answer" if kind == "fusefl" else "upload"]
-    assert str(told["error"]).startswith(f"the server's {key} is {value!r:.80}: must be a ")
+    assert error.startswith(f"the server's {key} is {value!r:.80}: must be a ")
 
 
 def npy(shape: str, dtype: str = "<f4") -> bytes:
@@ -449,33 +435,29 @@ def archive() -> bytes:
 @pytest.mark.parametrize(
     "data", [b"junk", b"", archive(), npy("((("), npy("(3,)", "|O"), npy(f"({2**40},)"), npy("(-4,)")]
 )
-@pytest.mark.parametrize("kind", ["upload", "rounds", "fusefl", "fens"])
+@pytest.mark.parametrize("asked", ["upload", "rounds", "fusefl", "fens"])
 def test_bytes_that_are_no_array_are_refused_in_one_line(
-    hospital: Callable[..., Hospital], kind: str, data: bytes
+    hospital: Callable[..., Hospital], asked: str, data: bytes
 ) -> None:
-    more: dict[str, Any] = {"rounds": {"iterative": "fedavg"}, "fusefl": {"stage": 2}}.get(kind, {})
-    train = "train" if kind in ("upload", "rounds") else f"train.{kind}"
+    kind, words = ASKED[asked]
 
     reply = hospital().asked(
-        {"run-id": RUNS[0], **more},
-        {},
-        kind=train,
-        arrays=ArrayRecord({"w": Array("float32", (3,), "numpy.ndarray", data)}),
+        {"run-id": RUNS[0], **words}, {}, kind=kind, w=Array("float32", (3,), "numpy.ndarray", data)
     )
 
-    told = reply.content.config_records["upload" if train == "train" else "answer"]
-    assert str(told["error"]).startswith("the server's array 'w' cannot be read: ")
+    assert error_of(reply).startswith("the server's array 'w' cannot be read: ")
 
 
-@pytest.mark.parametrize("kind", ["train", "train.fens", "train.fusefl", "query"])
+@pytest.mark.parametrize("asked", ["upload", "fens", "fusefl", "query"])
 def test_a_setting_that_no_deployed_node_takes_is_refused_in_one_line_whatever_is_asked(
-    hospital: Callable[..., Hospital], kind: str
+    hospital: Callable[..., Hospital], asked: str
 ) -> None:
-    reply = hospital().asked({"run-id": RUNS[0], "stage": 2}, {"client.nodes": "x"}, kind=kind)
+    kind, words = ASKED[asked]
 
-    told = reply.content.config_records["answer" if "." in kind else "upload"]
-    assert told["client"] == "hospital-a"
-    assert str(told["error"]).startswith("setting 'client.nodes' is 'x': must be '' outside `oneshot run`")
+    reply = hospital().asked({"run-id": RUNS[0], **words}, {"client.nodes": "x"}, kind=kind)
+
+    assert facts_of(reply)["client"] == "hospital-a"
+    assert error_of(reply).startswith("setting 'client.nodes' is 'x': must be '' outside `oneshot run`")
 
 
 @pytest.mark.parametrize(("layers", "bounds"), [
@@ -508,5 +490,5 @@ def test_any_combination_of_paths_in_the_settings_touches_nothing_beside_the_nod
                 settings = {**PRIVATE, "data.name": name, "data.image-size": 8 if name != "digits" else 0}
                 node.asked({"run-id": RUNS[0]}, {**settings, key: path, other: path})
 
-    assert opened_while(ask_all, node.folder / "secret") == set()
+    assert opened_while(ask_all, node.folder / "secret")[0] == set()
     assert Ledger.of(node.folder / "state", "hospital-a").spent()[0] <= 20.0
