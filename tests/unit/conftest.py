@@ -56,6 +56,9 @@ def said() -> Iterator[list[str]]:
             lines.append(record.getMessage())
 
     ear, logger = Ear(logging.INFO), logging.getLogger("flwr")
+    before = logger.level
     logger.addHandler(ear)
+    logger.setLevel(logging.INFO)  # as Flower does, where it is imported
     yield lines
     logger.removeHandler(ear)
+    logger.setLevel(before)

@@ -245,24 +245,15 @@ def test_imagefolder_of_named_classes_may_lack_some(images: Path, empty: bool) -
     assert torch.equal(open_data(named, "train").labels, train.labels)
 
 
-def test_every_file_of_an_image_folder_is_taken_or_said_to_be_left_out(
-    images: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lines: list[str] = []
-    monkeypatch.setattr("strategies.core.scan.LOG.log", lambda level, form, line: lines.append(form % line))
+def test_every_file_of_an_image_folder_is_taken_or_said_to_be_left_out(images: Path, said: list[str]) -> None:
     train, pixels = images / "train", Image.fromarray(random_pixels_folders(0))
     for name in ("e.gif", "f.JFIF", "g.PNG", "h.webp", "i.tif", "sub/j.png"):
         (train / "cat" / name).parent.mkdir(exist_ok=True)
         pixels.save(train / "cat" / name, format="JPEG" if name.endswith("JFIF") else None)
     pixels.save(train / "cat" / "no-suffix", format="PNG")
     pixels.save(train / "loose.png")
-    for left in (
-        "cat/notes.txt",
-        "cat/.hidden.png",
-        "cat/@eaDir/a.png",
-        "ant/.ipynb_checkpoints/a.png",
-        "__MACOSX/a.png",
-    ):
+    hidden = ("cat/.hidden.png", "cat/@eaDir/a.png", "ant/.ipynb_checkpoints/a.png", "__MACOSX/a.png")
+    for left in ("cat/notes.txt", *hidden):
         (train / left).parent.mkdir(exist_ok=True)
         pixels.save(train / left, format="PNG")
 
@@ -271,15 +262,13 @@ def test_every_file_of_an_image_folder_is_taken_or_said_to_be_left_out(
     assert split.classes == ("ant", "cat")
     assert split.labels.tolist() == [0] * 3 + [1] * 10
     assert len(split.take().images) == 13
-    assert lines == [
+    assert said == [
         f"{train}: 13 images of 2 classes; left out are 2 files (1 .png, 1 .txt): loose.png, cat/notes.txt; 4 files "
         "that are hidden or a tool's: __MACOSX/a.png, ant/.ipynb_checkpoints/a.png, cat/.hidden.png, cat/@eaDir/a.png"
     ]
 
 
-def test_an_image_is_read_upright_and_its_further_pages_are_said(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines: list[str] = []
-    monkeypatch.setattr("strategies.core.scan.LOG.warning", lambda form, *parts: lines.append(form % parts))
+def test_an_image_is_read_upright_and_its_further_pages_are_said(images: Path, said: list[str]) -> None:
     square = Image.new("L", (8, 8))
     square.paste(255, (0, 0, 8, 4))  # white above
     for orientation, name in ((1, "x1.png"), (6, "x6.png"), (3, "x3.png")):
@@ -294,7 +283,7 @@ def test_an_image_is_read_upright_and_its_further_pages_are_said(images: Path, m
     assert (plain[:4].mean(), plain[4:].mean()) == (1, 0)
     assert (turned[:, 4:].mean(), turned[:, :4].mean()) == (1, 0)  # a quarter to the right
     assert (over[4:].mean(), over[:4].mean()) == (1, 0)
-    assert lines == ["1 of 4 images have several pages, of which the first is read: y.tif"]
+    assert said == ["1 of 4 images have several pages, of which the first is read: y.tif"]
 
 
 @pytest.mark.parametrize(
@@ -323,16 +312,12 @@ def test_a_server_without_examples_knows_what_all_parties_share(images: Path, da
     assert (bare.normalization, bare.augmentation) == (train.normalization, train.augmentation)
 
 
-def test_links_between_images_and_class_folders_alike_are_never_counted_twice(
-    images: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lines: list[str] = []
-    monkeypatch.setattr("strategies.core.scan.LOG.log", lambda level, form, line: lines.append(form % line))
+def test_links_between_images_and_class_folders_alike_are_never_counted_twice(images: Path, said: list[str]) -> None:
     cat, ant = images / "train" / "cat", images / "train" / "ant"
     (cat / "link.png").symlink_to(cat / "a.png")
     (cat / "hard.png").hardlink_to(cat / "b.png")
     assert open_folders(images, "train", 8).labels.tolist() == [0, 0, 0, 1, 1, 1]
-    assert any("2 links to other images of their class are left out" in line for line in lines)
+    assert any("2 links to other images of their class are left out" in line for line in said)
     (link := ant / "z.png").symlink_to(cat / "a.png")
     with pytest.raises(DataError, match=r"are one file: must be in one class"):
         open_folders(images, "train", 8)
@@ -347,9 +332,7 @@ def test_links_between_images_and_class_folders_alike_are_never_counted_twice(
         open_images(images, "train", 8, ("ant", "cat", "feline"))
 
 
-def test_images_of_one_patient_are_found_by_their_names(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines: list[str] = []
-    monkeypatch.setattr("strategies.core.scan.LOG.log", lambda level, form, line: lines.append(form % line))
+def test_images_of_one_patient_are_found_by_their_names(images: Path, said: list[str]) -> None:
     (images / "train/cat/a.png").rename(images / "train/cat/b_2.png")
     data = DataConfig(name="imagefolder", image_size=8, root=str(images), group=r"^(.)")
 
@@ -359,16 +342,13 @@ def test_images_of_one_patient_are_found_by_their_names(images: Path, monkeypatc
     assert split.groups.tolist() == [0, 1, 2, 1, 1, 2]
     assert open_data(data, "test").groups.tolist() == [0, 0]
     assert open_data(replace(data, group="(.)_"), "test").groups is None  # a server may name its files otherwise
-    assert lines[-1] == (
+    assert said[-1] == (
         f"{images}/test has no name that '(.)_' fits (data.group): intervals of scores count its images"
     )
     (images / "test/cat/d.png").rename(images / "test/cat/d_2.png")
-    with pytest.raises(DataError, match=r"'data.group' is '\(.\)_', which does not fit d.png"):
-        open_data(replace(data, group="(.)_"), "test")
-    with pytest.raises(
-        DataError, match=r"'data.group' is '\(.\)_', which does not fit a.png, b.png, c.png, b.png and 1"
-    ):
-        open_data(replace(data, group="(.)_"), "train")
+    for half, names in (("test", "d.png"), ("train", "a.png, b.png, c.png, b.png and 1")):
+        with pytest.raises(DataError, match=rf"'data.group' is '\(.\)_', which does not fit {names}"):
+            open_data(replace(data, group="(.)_"), half)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import nn
 
-from fl_app.data import ImageData
 from fl_app.data.text import BUCKETS, LENGTH, tokens
 from fl_app.models import ARCHITECTURES, build, penultimate, wordllama
 from fl_app.models.backbones import backbone_of
@@ -114,11 +113,6 @@ def test_state_keys_are_the_pinned_ones(name: str) -> None:
 State = dict[str, torch.Tensor]
 
 
-def seeded_layers(name: str, shape: Shape, seed: int = 0) -> nn.Module:
-    with seeded_torch(seed, "init"):
-        return build(name, num_classes=10, input_shape=shape)
-
-
 def pooled(x: torch.Tensor, state: State, layer: str, padding: int = 0) -> torch.Tensor:
     return F.max_pool2d(F.relu(F.conv2d(x, state[f"{layer}.weight"], state[f"{layer}.bias"], padding=padding)), 2)
 
@@ -131,7 +125,7 @@ def linear(x: torch.Tensor, state: State, layer: str) -> torch.Tensor:
 def test_lenet5_equals_the_published_net_whose_third_layer_is_a_convolution(
     side: int, paddings: tuple[int, int]
 ) -> None:
-    model = seeded_layers("lenet5", (1, side, side))
+    model = seeded("lenet5", (1, side, side))
     x, state = images((1, side, side)), model.state_dict()
     maps = pooled(pooled(x, state, "conv1", paddings[0]), state, "conv2", paddings[1])
     kernel = state["fc1.weight"].view(120, 16, *maps.shape[2:])
@@ -141,7 +135,7 @@ def test_lenet5_equals_the_published_net_whose_third_layer_is_a_convolution(
 
 
 def test_mnist_cnn_equals_the_published_order_of_layers() -> None:
-    model = seeded_layers("mnist-cnn", (1, 28, 28)).eval()
+    model = seeded("mnist-cnn", (1, 28, 28)).eval()
     with torch.no_grad():
         for key, value in model.state_dict().items():
             if "running" in key:
@@ -189,19 +183,8 @@ def test_models_that_cannot_be_cut_are_refused_and_not_accepted() -> None:
 # Models of rows and of texts: formulas, shapes, what they refuse, and how they go through training and ensembles.
 
 
-def seeded_tabular(name: str, num_classes: int, shape: tuple[int, int, int], seed: int = 0) -> nn.Module:
-    with seeded_torch(seed, "init"):
-        return build(name, num_classes=num_classes, input_shape=shape)
-
-
-def rows(count: int) -> ImageData:
-    """Examples that one feature tells apart."""
-    features = torch.randn(count, *ROW, generator=generator(0, "rows"))
-    return ImageData(features, (features[:, 3, 0, 0] > 0).long())
-
-
 def test_text_bag_is_the_mean_of_the_words_whatever_their_order() -> None:
-    model = seeded_tabular("text-bag", 4, TEXT).eval()
+    model = seeded("text-bag", TEXT, num_classes=4).eval()
     texts = tokens(["one two three", "three one two", "one", ""])
     vectors = model.get_submodule("words")(texts)
     table = dict(model.named_parameters())["words.embedding.weight"]

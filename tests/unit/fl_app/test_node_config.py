@@ -63,22 +63,6 @@ def test_a_deployed_node_and_one_with_a_name_of_its_own_refuse_to_be_another(
 
 
 @pytest.mark.parametrize(
-    ("config", "line"),
-    [
-        ({"data_root": "/data"}, "the node's config has 'data_root': must be one of client, partition-id"),
-        ({"partition-id": "0"}, "partition-id is '0': must be a whole number"),
-        ({"partition-id": True}, "partition-id is 'True': must be a whole number"),
-        ({"client": 7}, "client is '7': must be a text"),
-        ({"max-ensemble-mib": "big"}, "max-ensemble-mib is 'big': must be a number"),
-        ({"device": "gpu"}, "device is 'gpu': must be auto, cpu, cuda"),
-    ],
-)
-def test_node_config_with_a_typing_error_is_refused(config: dict[str, Any], line: str) -> None:
-    with pytest.raises(OptionError, match=line):
-        node_facts(config, {})
-
-
-@pytest.mark.parametrize(
     ("text", "line"),
     [
         ('client = "alpha', "d.toml is not TOML"),
@@ -114,6 +98,12 @@ def test_node_with_a_config_of_its_own_permits_no_path_of_the_run(own: dict[str,
 @pytest.mark.parametrize(
     ("facts", "line"),
     [
+        ({"data_root": "/data"}, "the node's config has 'data_root': must be one of client, partition-id"),
+        ({"partition-id": "0"}, "partition-id is '0': must be a whole number"),
+        ({"partition-id": True}, "partition-id is 'True': must be a whole number"),
+        ({"client": 7}, "client is '7': must be a text"),
+        ({"max-ensemble-mib": "big"}, "max-ensemble-mib is 'big': must be a number"),
+        ({"device": "gpu"}, "device is 'gpu': must be auto, cpu, cuda"),
         ({"max-epsilon": 0.0}, "max-epsilon is 0.0: must be a number greater than 0"),
         ({"max-epsilon": float("nan")}, "max-epsilon is nan: must be a number greater than 0"),
         ({"max-epsilon": float("inf")}, "max-epsilon is inf: must be a number greater than 0"),
@@ -125,11 +115,9 @@ def test_node_with_a_config_of_its_own_permits_no_path_of_the_run(own: dict[str,
         ({"max-cache-mib": float("inf")}, "max-cache-mib is inf: must be at least 0"),
         ({"label-counts": "some"}, "label-counts is 'some': must be one of numbers, presence, none"),
         ({"read": "/a, b"}, "read has 'b': must be absolute paths"),
-        ({"max-epsilon": "8"}, "max-epsilon is '8': must be a number"),
-        ({"architectures": 3}, "architectures is '3': must be a text"),
     ],
 )
-def test_config_with_a_value_out_of_range_is_one_line_with_key_and_range(facts: dict[str, Any], line: str) -> None:
+def test_config_with_a_wrong_key_or_value_is_one_line_with_key_and_range(facts: dict[str, Any], line: str) -> None:
     with pytest.raises(OptionError, match=re.escape(line)):
         node_facts(facts, {})
 

@@ -42,14 +42,6 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.fixture
-def lines(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What is logged once."""
-    found: list[str] = []
-    monkeypatch.setattr("strategies.core.scan.LOG.log", lambda level, form, line: found.append(form % line))
-    return found
-
-
 def config(folder: Path, name: str = "csv", **more: object) -> DataConfig:
     return DataConfig(name=name, root=str(folder), label="outcome", **more)  # type: ignore[arg-type]
 
@@ -90,13 +82,13 @@ def test_a_training_of_ones_own_gets_the_classes_of_a_schema_that_names_them(fol
     assert open_data(config(folder), "train", targets=True).pairs(torch.arange(4)).tensors[1].tolist() == [1, 0, 0, 1]
 
 
-def test_a_column_names_the_clients(folder: Path, lines: list[str]) -> None:
+def test_a_column_names_the_clients(folder: Path, said: list[str]) -> None:
     data = config(folder, client="centre", partition="domains")
     split = open_data(data, "train")
 
     parts = [own_positions(split, AppConfig(data=data), partition_id=k, num_partitions=2).tolist() for k in (0, 1)]
     assert parts == [[1, 3], [0, 2]]  # north, south
-    assert f"{folder}/train.csv: client-000 is north, client-001 is south, by the order of the texts" in lines
+    assert f"{folder}/train.csv: client-000 is north, client-001 is south, by the order of the texts" in said
     for changed, line in (
         (config(folder, client="centre"), "'data.partition' is 'dirichlet-classes': must be 'domains'"),
         (data, "3 clients where 'data.partition' is 'domains': must be 2"),
@@ -105,29 +97,38 @@ def test_a_column_names_the_clients(folder: Path, lines: list[str]) -> None:
             own_positions(split, AppConfig(data=changed), partition_id=0, num_partitions=3)
 
 
+TEXT = "\n".join([HEAD, *TRAIN])
+WITH_COMMAS = TEXT.replace(",", ";").replace("1.5", "1,5")
+
+
 @pytest.mark.parametrize(
-    ("old", "new", "reason"),
+    ("table", "reason"),
     [
-        ("40,typical", "forty,typical", "column 'age', row 1: 'forty': must be a number"),
-        ("70,3", "inf,3", "column 'age', row 3: 'inf': must be a number"),
-        ("south,40", "south,1e300", "column 'age', row 1: '1e300': must be a number that float32 can hold"),
-        ("1.5", "", "column 'sugar', row 1: no value: must be filled in, or .* must say what stands for 'missing'"),
-        ("typical", "atypical", "column 'chest pain', row 1: 'atypical': must be one of typical, none, 3"),
-        ("x,ill", "x,Ill", "column 'outcome', row 1: 'Ill': must be one of healthy, ill"),
-        ("x y,ill", "x y,\n", "column 'outcome', row 4: no value: must be one of healthy, ill"),
-        ("x y,ill", "x y,", "row 4 ends in an empty cell without a line break"),
-        ("x y,ill", "x y", r"row 4 \(line 5\) has 5 cells, .*cut off: must have 6"),
-        ("south,40", "?,40", "column 'centre', row 1: no value: must name the client of the row"),
-        ("sugar", "glucose", "has no column 'sugar': has centre, age, chest pain, glucose"),
-        ("outcome", "result", "has no column 'outcome'"),
-        ("centre", "place", "has no column 'centre'"),
-        ("north,50", 'north,"50', "is not a CSV file: "),
+        (TEXT.replace("40,typical", "forty,typical"), "column 'age', row 1: 'forty': must be a number"),
+        (TEXT.replace("70,3", "inf,3"), "column 'age', row 3: 'inf': must be a number"),
+        (TEXT.replace("h,40", "h,1e300"), "column 'age', row 1: '1e300': must be a number that float32 can hold"),
+        (TEXT.replace("1.5", ""), "'sugar', row 1: no value: must be filled in, or .* must say what stands for 'miss"),
+        (TEXT.replace("typical", "atypical"), "'chest pain', row 1: 'atypical': must be one of typical, none, 3"),
+        (TEXT.replace("x,ill", "x,Ill"), "column 'outcome', row 1: 'Ill': must be one of healthy, ill"),
+        (TEXT.replace("x y,ill", "x y,\n"), "column 'outcome', row 4: no value: must be one of healthy, ill"),
+        (TEXT.replace("x y,ill", "x y,"), "row 4 ends in an empty cell without a line break"),
+        (TEXT.replace("x y,ill", "x y"), r"row 4 \(line 5\) has 5 cells, .*cut off: must have 6"),
+        (TEXT.replace("south,40", "?,40"), "column 'centre', row 1: no value: must name the client of the row"),
+        (TEXT.replace("sugar", "glucose"), "has no column 'sugar': has centre, age, chest pain, glucose"),
+        (TEXT.replace("outcome", "result"), "has no column 'outcome'"),
+        (TEXT.replace("centre", "place"), "has no column 'centre'"),
+        (TEXT.replace("north,50", 'north,"50'), "is not a CSV file: "),
+        (WITH_COMMAS.replace("1e1", "10.0"), "column 'sugar': '10.0' and '1,5': must have points or decimal commas, n"),
+        (WITH_COMMAS.replace("40;", "1.040;"), "comma in column 'sugar' and with a point in column 'age': must have p"),
+        ("centre,age,Age,chest pain,sugar,outcome\nx,40,90,typical,1,ill\n", "'age' and 'Age', whose names differ"),
+        (f"{HEAD},Outcome\n{TRAIN[0]},healthy\n", "'outcome' and 'Outcome', whose names differ in case alone"),
+        (f"{TEXT}\nSouth,50,,1,,ill\n", "has 'south' and 'South': must name each client in one"),
+        ("version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "pointer of Git LFS"),
+        ("<!DOCTYPE html><html>sign in</html>", "web page"),
     ],
 )
-def test_a_wrong_file_is_named_with_column_and_line(folder: Path, old: str, new: str, reason: str) -> None:
-    text = (folder / "train.csv").read_text()
-    assert old in text
-    (folder / "train.csv").write_text(text.replace(old, new))
+def test_a_wrong_file_is_named_with_column_and_line(folder: Path, table: str, reason: str) -> None:
+    (folder / "train.csv").write_text(table)
 
     with pytest.raises(DataError, match=reason) as error:
         open_data(config(folder, client="centre"), "train")
@@ -205,21 +206,20 @@ def test_parquet_and_csv_files_of_one_table_give_the_same_examples(folder: Path)
 @pytest.mark.parametrize("name", ["train.CSV", "TRAIN.csv", "train.csv.gz", "train.tsv", "train.csv.zip"])
 def test_a_table_may_have_any_case_be_packed_or_have_tabs(folder: Path, name: str) -> None:
     (folder / "train.csv").unlink()
-    text = "\n".join([HEAD, *TRAIN])
-    pd.read_csv(io.StringIO(text), dtype=str, keep_default_na=False, skipinitialspace=True).to_csv(
+    pd.read_csv(io.StringIO(TEXT), dtype=str, keep_default_na=False, skipinitialspace=True).to_csv(
         folder / name, index=False, sep="\t" if name.endswith("tsv") else ","
     )
     assert open_data(config(folder), "train").take().images[:, :, 0, 0].tolist() == FEATURES
 
 
-def test_clients_tables_that_are_not_read_are_said(folder: Path, lines: list[str]) -> None:
+def test_clients_tables_that_are_not_read_are_said(folder: Path, said: list[str]) -> None:
     (folder / "train").mkdir()
     (folder / "train.csv").rename(folder / "train" / "a.csv")
     (folder / "train" / "b.CSV").write_text("\n".join([HEAD, *TRAIN[:2]]).replace(",", ";"))
     (folder / "train" / "c.xlsx").touch()
     split = open_data(config(folder, partition="domains"), "train")
     assert split.domains.tolist() == [0, 0, 0, 0, 1, 1]
-    assert lines == [
+    assert said == [
         f"{folder}/train: 2 tables of training rows; left out are 1 file (1 .xlsx): c.xlsx",
         f"{folder}/train/b.CSV: cells are divided by semicolons",
         f"{folder}/train: client-000 is a, client-001 is b, by the order of the texts",
@@ -227,26 +227,13 @@ def test_clients_tables_that_are_not_read_are_said(folder: Path, lines: list[str
 
 
 def test_decimal_commas_are_read_where_semicolons_divide_cells(folder: Path) -> None:
-    text = "\n".join([HEAD, *TRAIN]).replace(",", ";").replace("1.5", "1,5").replace("1e1", "10,0")
-    (folder / "train.csv").write_text(text)
+    (folder / "train.csv").write_text(WITH_COMMAS.replace("1e1", "10,0"))
     assert open_data(config(folder), "train").take().images[:, :, 0, 0].tolist() == FEATURES
-    (folder / "train.csv").write_text(text.replace("10,0", "10.0"))
-    with pytest.raises(
-        DataError, match="column 'sugar': '10.0' and '1,5': must have points or decimal commas, not both"
-    ):
-        open_data(config(folder), "train")
 
 
 def test_two_tables_of_one_name_are_refused(folder: Path) -> None:
     (folder / "train.tsv").touch()
     with pytest.raises(DataError, match=r"holds train.csv and train.tsv: must have one of them"):
-        open_data(config(folder), "train")
-
-
-def test_a_comma_in_one_column_and_a_point_in_another_are_refused(folder: Path) -> None:
-    text = "\n".join([HEAD, *TRAIN]).replace(",", ";").replace("1.5", "1,5").replace("40;", "1.040;")
-    (folder / "train.csv").write_text(text)
-    with pytest.raises(DataError, match="a comma in column 'sugar' and with a point in column 'age': must have points"):
         open_data(config(folder), "train")
 
 
@@ -288,25 +275,6 @@ def test_a_patient_and_a_client_are_one_whether_their_number_has_a_point(folder:
     (folder / "train.csv").write_text("\n".join([HEAD, *rows]))
     with pytest.raises(DataError, match=r"column 'centre' has '7' and '7.0': must name each client in one way"):
         open_data(config(folder, client="centre", partition="domains"), "train")
-
-
-@pytest.mark.parametrize(
-    ("table", "line"),
-    [
-        ("centre,age,Age,chest pain,sugar,outcome\nx,40,90,typical,1,ill\n", "'age' and 'Age', whose names differ"),
-        (f"{HEAD},Outcome\n{TRAIN[0]},healthy\n", "'outcome' and 'Outcome', whose names differ in case alone"),
-        (
-            f"{HEAD}\n{TRAIN[0]}\n{TRAIN[1]}\nSouth,50,,1,,ill\n",
-            "has 'south' and 'South': must name each client in one",
-        ),
-        ("version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "pointer of Git LFS"),
-        ("<!DOCTYPE html><html>sign in</html>", "web page"),
-    ],
-)
-def test_what_may_be_meant_in_two_ways_or_is_no_table_is_refused(folder: Path, table: str, line: str) -> None:
-    (folder / "train.csv").write_text(table)
-    with pytest.raises(DataError, match=line):
-        open_data(config(folder, client="centre"), "train")
 
 
 def test_spaces_around_cells_and_whole_numbers_with_a_point_mean_nothing(folder: Path) -> None:
