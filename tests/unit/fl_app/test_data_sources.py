@@ -283,7 +283,7 @@ def test_an_image_is_read_upright_and_its_further_pages_are_said(images: Path, s
     assert (plain[:4].mean(), plain[4:].mean()) == (1, 0)
     assert (turned[:, 4:].mean(), turned[:, :4].mean()) == (1, 0)  # a quarter to the right
     assert (over[4:].mean(), over[:4].mean()) == (1, 0)
-    assert said == ["1 of 4 images have several pages, of which the first is read: y.tif"]
+    assert said[1:] == ["1 of 4 images have several pages, of which the first is read: y.tif"]
 
 
 @pytest.mark.parametrize(

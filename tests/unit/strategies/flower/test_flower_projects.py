@@ -24,6 +24,7 @@ from flower_fakes import (
     TINY,
     Client,
     FakeGrid,
+    answering,
     equal,
     failing,
     net,
@@ -228,25 +229,6 @@ def test_too_few_nodes_for_min_available_nodes_are_named_at_the_deadline(tmp_pat
         run.start(TWO, timeout=5)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("kind", "argument", "instead"),
-    [
-        (OneShotFedAvg, {"proximal_mu": 0.1}, "train_config"),
-        (OneShotFedAvg, {"fraction_fit": 0.5}, "fraction_train"),
-        (OneShotFedAvg, {"fraction_train": 0.0}, "above 0"),
-        (OneShotFedAvg, {"server_momentum": 0.9}, "FLBoost"),
-        (OneShotFedAvg, {"train_metrics_aggr_fn": "mean"}, "function"),
-        (Iterative, {"fraction_train": 0.5}, r"base=FedAvg\(fraction_train=...\)"),
-        (Iterative, {"initial_parameters": 1}, "initial_arrays"),
-    ],
-)
-def test_an_argument_without_a_place_is_refused_by_the_class_s_name(
-    tmp_path: Path, kind: Any, argument: dict[str, Any], instead: str
-) -> None:
-    with pytest.raises(OptionError, match=f"^{kind.__name__}.*{next(iter(argument))}.*{instead}"):
-        strategy(kind, tmp_path / "run", **argument)
-
-
 @pytest.mark.parametrize("kind", [OneShotFedAvg, Iterative, FLBoost])
 @pytest.mark.parametrize(("reported", "found"), [("epsilon", "max-epsilon"), ("max_epsilon", "max_epsilon")])
 def test_a_mean_of_epsilons_is_never_reported(tmp_path: Path, kind: Any, reported: str, found: str) -> None:
@@ -269,13 +251,10 @@ def test_a_mean_of_epsilons_is_never_reported(tmp_path: Path, kind: Any, reporte
 
 def test_lists_are_averaged_and_what_has_no_mean_or_no_place_is_said(tmp_path: Path, said: list[str]) -> None:
     def client(seed: int) -> Client:
-        def answer(message: Message) -> Message:
-            own: dict[str, Any] = {f"only-{seed}": 1.0, "loss": math.nan, "recall": [0.0, float(seed)]}
-            content = records(weights(seed), num_examples=seed, **own)
-            content["momentum"] = ArrayRecord({"a": torch.zeros(1)})
-            return Message(content, reply_to=message)
-
-        return answer
+        own: dict[str, Any] = {f"only-{seed}": 1.0, "loss": math.nan, "recall": [0.0, float(seed)]}
+        content = records(weights(seed), num_examples=seed, **own)
+        content["momentum"] = ArrayRecord({"a": torch.zeros(1)})
+        return answering(content)
 
     run = strategy(OneShotFedAvg, tmp_path / "run").start(FakeGrid({1: client(1), 2: client(3)}))  # type: ignore[arg-type]
     assert run.train_metrics_clientapp == {1: {"recall": [0.0, 2.5]}}
@@ -331,12 +310,6 @@ def test_one_mean_and_one_deviation_stand_for_every_channel(tmp_path: Path, give
     assert found.job.normalization == Normalization((0.5,), (0.25,))
 
 
-@pytest.mark.parametrize("given", [0.5, (0.5,), ("0.5", 1.0), ((0.5, 0.5), (1.0,)), (0.5, 0.0)])
-def test_another_normalization_is_refused_in_one_line(tmp_path: Path, given: Any) -> None:
-    with pytest.raises(OptionError, match="^normalization is "):
-        strategy(OneShotFedAvg, tmp_path / "run", normalization=given)
-
-
 def test_methods_that_need_other_clients_are_not_recommended(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="Choose another method: ") as refusal:
         strategy(FedDF, tmp_path / "run")
@@ -369,40 +342,6 @@ class Texts(nn.Module):
         return SimpleNamespace(loss=None, logits=self.head(self.embed(tokens).mean(1)))
 
 
-def sigmoid_logits(x: Tensor) -> Tensor:
-    return torch.stack([torch.zeros(len(x)), x[:, 0]], dim=1)
-
-
-@pytest.mark.parametrize(
-    ("build", "shape", "classes", "expected", "said_of_it"),
-    [
-        (partial(Mlp, 3, lambda z: z), (6,), 3, lambda z: z, "rows"),
-        (partial(Mlp, 1, lambda z: z), (6, 1, 1), 2, sigmoid_logits, "one logit"),
-        (partial(Mlp, 1, torch.sigmoid), (6, 1, 1), 2, sigmoid_logits, "one probability"),
-        (partial(Mlp, 1, lambda z: torch.sigmoid(z).squeeze(1)), (6, 1, 1), 2, sigmoid_logits, "one probability"),
-        (partial(Mlp, 3, lambda z: z.softmax(1)), (6, 1, 1), 3, lambda z: z.log_softmax(1), "probabilities"),
-        (partial(Mlp, 3, torch.sigmoid), (6, 1, 1), 3, lambda z: z, "probability per class"),
-        (partial(Mlp, 3, lambda z: (z, z.sum())), (6, 1, 1), 3, lambda z: z, "larger output"),
-        (partial(Mlp, 3, lambda z: {"logits": z}), (6, 1, 1), 3, lambda z: z, "larger output"),
-    ],
-)
-def test_forms_of_rows_and_outputs_are_recognised(
-    tmp_path: Path, said: list[str], build: Any, shape: Any, classes: int, expected: Any, said_of_it: str
-) -> None:
-    """An ensemble predicts by the members' true logits, in this process and loaded from the disk."""
-    models = [build(), build()]
-    run = strategy(FedENS, tmp_path / "run", model=build, num_classes=classes, input_shape=shape)
-    result = run.start(uploading(models), ArrayRecord(build().state_dict()))  # type: ignore[arg-type]
-    assert sum(said_of_it in line for line in said if line.startswith("model ")) == 1
-    rows = torch.randn(4, 6)
-    logits = torch.stack([expected(model.layer(rows)) for model in models]).mean(0)
-    loaded = load_ensemble_module(tmp_path / "run", {"model": build})
-    for ensemble in (run.outcome, loaded):
-        found = ensemble(rows.view(4, 6, 1, 1))
-        torch.testing.assert_close(found.log_softmax(1), logits.log_softmax(1), atol=1e-4, rtol=1e-4)
-    build().load_state_dict(result.arrays.to_torch_state_dict())
-
-
 class Padded(Texts):
     """Reads as a model of Hugging Face does: a mask of the tokens is a second input, all ones by default."""
 
@@ -428,12 +367,6 @@ def test_an_ensemble_of_texts_reads_no_padding(tmp_path: Path) -> None:
     torch.testing.assert_close(member(padded, seen), member(padded, attention_mask=seen))
 
 
-@pytest.mark.parametrize("build", [lambda: net().half(), lambda: net().double()])
-def test_models_of_another_precision_are_told_what_to_do(tmp_path: Path, build: Any) -> None:
-    with pytest.raises(OptionError, match=r"has weights of torch.float(16|64): must be float32, by .float\(\)"):
-        strategy(FedENS, tmp_path / "run", model=build)
-
-
 class Series(nn.Module):
     """Reads sequences [B, 7, 5], as a head on a speech encoder does."""
 
@@ -446,27 +379,53 @@ class Series(nn.Module):
         return found
 
 
-TOKENS, ROWS = torch.randint(9, (4, 5)), torch.randn(4, 7, 5)
+def sigmoid_logits(x: Tensor) -> Tensor:
+    return torch.stack([torch.zeros(len(x)), x[:, 0]], dim=1)
 
 
-@pytest.mark.parametrize(
-    ("build", "shape", "given", "line"),
-    [
-        (partial(Texts, named=False), (1, 1, 5), TOKENS, "tokens"),
-        (partial(Texts, named=True), (1, 1, 5), {"input_ids": TOKENS}, "a dict"),
-        (Series, (1, 7, 5), ROWS, "sequences [B, L, D]"),
-    ],
-)
-def test_texts_come_as_tokens_or_in_a_dict_and_sequences_without_a_channel(
-    tmp_path: Path, said: list[str], build: Any, shape: tuple[int, int, int], given: Any, line: str
+ROWS, TOKENS, SERIES = torch.randn(4, 6), torch.randint(9, (4, 5)), torch.randn(4, 7, 5)
+FORMS: list[tuple[Any, Any, int, Tensor, Callable[[Any], Tensor], str]] = [
+    *(
+        (partial(Mlp, outputs, end), shape, max(outputs, 2), ROWS, lambda m, logits=logits: logits(m.layer(ROWS)), line)
+        for outputs, end, shape, logits, line in (
+            (3, lambda z: z, (6,), lambda z: z, "rows"),
+            (1, lambda z: z, (6, 1, 1), sigmoid_logits, "one logit"),
+            (1, torch.sigmoid, (6, 1, 1), sigmoid_logits, "one probability"),
+            (1, lambda z: torch.sigmoid(z).squeeze(1), (6, 1, 1), sigmoid_logits, "one probability"),
+            (3, lambda z: z.softmax(1), (6, 1, 1), lambda z: z.log_softmax(1), "probabilities"),
+            (3, torch.sigmoid, (6, 1, 1), lambda z: z, "probability per class"),
+            (3, lambda z: (z, z.sum()), (6, 1, 1), lambda z: z, "larger output"),
+            (3, lambda z: {"logits": z}, (6, 1, 1), lambda z: z, "larger output"),
+        )
+    ),
+    (partial(Texts, named=False), (1, 1, 5), 3, TOKENS, lambda m: m(TOKENS).logits, "tokens"),
+    (partial(Texts, named=True), (1, 1, 5), 3, TOKENS, lambda m: m({"input_ids": TOKENS}).logits, "a dict"),
+    (Series, (1, 7, 5), 3, SERIES, lambda m: m(SERIES), "sequences [B, L, D]"),
+]
+
+
+@pytest.mark.parametrize(("build", "shape", "classes", "examples", "logits_of", "line"), FORMS)
+def test_forms_of_examples_and_outputs_are_recognised(
+    tmp_path: Path,
+    said: list[str],
+    build: Any,
+    shape: Any,
+    classes: int,
+    examples: Tensor,
+    logits_of: Callable[[Any], Tensor],
+    line: str,
 ) -> None:
+    """An ensemble predicts by the members' true logits, in this process and loaded from the disk."""
     models = [build(), build()]
-    run = strategy(FedENS, tmp_path / "run", model=build, num_classes=3, input_shape=shape)
-    run.start(uploading(models))  # type: ignore[arg-type]
-    logits = [getattr(found, "logits", found) for found in (model(given) for model in models)]
-    examples = ROWS if build is Series else TOKENS
-    torch.testing.assert_close(run.outcome(examples.view(4, *shape)), torch.stack(logits).mean(0))
+    run = strategy(FedENS, tmp_path / "run", model=build, num_classes=classes, input_shape=shape)
+    result = run.start(uploading(models), ArrayRecord(build().state_dict()))  # type: ignore[arg-type]
     assert sum(line in each for each in said if each.startswith("model ")) == 1
+    logits = torch.stack([logits_of(model) for model in models]).mean(0)
+    loaded = load_ensemble_module(tmp_path / "run", {"model": build})
+    for ensemble in (run.outcome, loaded):
+        found = ensemble(examples.view(4, *(*shape, 1, 1)[:3]))
+        torch.testing.assert_close(found.log_softmax(1), logits.log_softmax(1), atol=1e-4, rtol=1e-4)
+    build().load_state_dict(result.arrays.to_torch_state_dict())
 
 
 def renamed(state: Mapping[str, Tensor], names: Callable[[str], str | None]) -> dict[str, Tensor]:
@@ -477,19 +436,22 @@ def renamed(state: Mapping[str, Tensor], names: Callable[[str], str | None]) -> 
 def uploading(models: Sequence[nn.Module], names: Callable[[str], str | None] = str) -> FakeGrid:
     """A grid whose stock clients send these models; ``names`` says under which name an array travels, if any."""
 
-    def client(model: nn.Module) -> Client:
-        state = renamed(model.state_dict(), names)
-        return lambda message: Message(records(state), reply_to=message)
+    states = [renamed(model.state_dict(), names) for model in models]
+    return FakeGrid({number: answering(records(state)) for number, state in enumerate(states, 1)})
 
-    return FakeGrid({number: client(model) for number, model in enumerate(models, 1)})
+
+LINEAR = partial(nn.Linear, 6, 3)
+
+
+def averaging(run_dir: Path, model: Callable[[], nn.Module] = LINEAR) -> OneShotFedAvg:
+    return OneShotFedAvg(model, run_dir=run_dir, compute="in-process")
 
 
 def test_an_average_asks_for_no_classes_and_no_logits(tmp_path: Path, said: list[str]) -> None:
     """An autoencoder, whose outputs are a picture and two vectors, is averaged."""
     build = partial(Mlp, 6, lambda z: (z, z.mean(), z.var()))
     models = [build(), build()]
-    run = OneShotFedAvg(build, run_dir=tmp_path / "run", compute="in-process")
-    result = run.start(uploading(models), ArrayRecord(build().state_dict()))  # type: ignore[arg-type]
+    result = averaging(tmp_path / "run", build).start(uploading(models), ArrayRecord(build().state_dict()))  # type: ignore[arg-type]
     assert not any("classes are not named" in line for line in said)
     mean = (models[0].layer.weight + models[1].layer.weight) / 2
     torch.testing.assert_close(result.arrays.to_torch_state_dict()["layer.weight"], mean.detach())
@@ -608,8 +570,7 @@ def test_a_refiner_that_would_train_what_no_client_gets_is_refused(tmp_path: Pat
 def test_replies_of_another_precision_are_averaged(tmp_path: Path) -> None:
     """One client replies in half precision, to send less, another in double."""
     models = [nn.Linear(6, 3).half(), nn.Linear(6, 3).double(), nn.Linear(6, 3)]
-    run = OneShotFedAvg(partial(nn.Linear, 6, 3), run_dir=tmp_path / "run", compute="in-process")
-    result = run.start(uploading(models), ArrayRecord(nn.Linear(6, 3).state_dict()))  # type: ignore[arg-type]
+    result = averaging(tmp_path / "run").start(uploading(models), ArrayRecord(nn.Linear(6, 3).state_dict()))  # type: ignore[arg-type]
     found = result.arrays.to_torch_state_dict()
     for name in ("weight", "bias"):
         mean = sum(model.state_dict()[name].double() for model in models) / 3
@@ -623,47 +584,37 @@ def test_counters_of_another_type_are_taken_where_they_are_whole(tmp_path: Path,
     start = nn.BatchNorm1d(3).state_dict()
 
     def replies(counter: torch.Tensor) -> FakeGrid:
-        sent = {**start, "num_batches_tracked": counter}
-        return FakeGrid(dict.fromkeys((1, 2), lambda message: Message(records(sent), reply_to=message)))
+        return FakeGrid(dict.fromkeys((1, 2), answering(records({**start, "num_batches_tracked": counter}))))
 
-    run = OneShotFedAvg(partial(nn.BatchNorm1d, 3), run_dir=tmp_path / "run", compute="in-process")
+    run = averaging(tmp_path / "run", partial(nn.BatchNorm1d, 3))
     result = run.start(replies(cast(torch.tensor(7))), ArrayRecord(start))
     found = result.arrays.to_torch_state_dict()["num_batches_tracked"]
     assert (found.dtype, found.item()) == (torch.int64, 7)
     for wrong in (torch.tensor(7.5), torch.tensor(1e30)):
-        run = OneShotFedAvg(partial(nn.BatchNorm1d, 3), run_dir=tmp_path / f"run-{wrong}", compute="in-process")
+        run = averaging(tmp_path / f"run-{wrong}", partial(nn.BatchNorm1d, 3))
         with pytest.raises(QuorumError, match=r"is float32\[\], expected is int64\[\], whole numbers"):
             run.start(replies(wrong), ArrayRecord(start))
 
 
 def test_arrays_without_names_are_told_how_to_get_them(tmp_path: Path) -> None:
     arrays = ArrayRecord([value.numpy() for value in nn.Linear(6, 3).state_dict().values()])
-    grid = FakeGrid(
-        dict.fromkeys(
-            (1, 2), lambda message: Message(RecordDict({**records(None), "arrays": arrays}), reply_to=message)
-        )
-    )
-    run = OneShotFedAvg(partial(nn.Linear, 6, 3), run_dir=tmp_path / "run", compute="in-process")
+    grid = FakeGrid(dict.fromkeys((1, 2), answering(RecordDict({**records(None), "arrays": arrays}))))
     with pytest.raises(QuorumError, match=r"not expected 0, 1; must have the model's names, as ArrayRecord\(model.sta"):
-        run.start(grid, ArrayRecord(nn.Linear(6, 3).state_dict()))
+        averaging(tmp_path / "run").start(grid, ArrayRecord(nn.Linear(6, 3).state_dict()))
 
 
 def test_clients_that_did_not_train_or_sent_one_model_are_named(tmp_path: Path, said: list[str]) -> None:
     start, other = nn.Linear(6, 3), nn.Linear(6, 3)
-    run = OneShotFedAvg(partial(nn.Linear, 6, 3), run_dir=tmp_path / "run", compute="in-process")
-    run.start(uploading([start, other, other]), ArrayRecord(start.state_dict()))  # type: ignore[arg-type]
+    averaging(tmp_path / "run").start(uploading([start, other, other]), ArrayRecord(start.state_dict()))  # type: ignore[arg-type]
     (untrained,) = [line for line in said if "weights are those that it was sent" in line]
     (equal,) = [line for line in said if "are equal: must be" in line]
     assert not set(re.findall("anonymous-[0-9a-f]{12}", untrained)) & set(re.findall("anonymous-[0-9a-f]{12}", equal))
 
 
 def test_names_of_more_or_fewer_classes_than_the_model_has_are_refused(tmp_path: Path) -> None:
-    def client(message: Message) -> Message:
-        content = records(nn.Linear(6, 3).state_dict())
-        content["upload"] = upload_facts(client="north", architecture="model", classes=["ill", "well"])
-        return Message(content, reply_to=message)
-
-    run = strategy(FedENS, tmp_path / "run", model=partial(nn.Linear, 6, 3), num_classes=3, input_shape=(6,))
+    facts = upload_facts(client="north", architecture="model", classes=["ill", "well"])
+    client = answering(records(nn.Linear(6, 3).state_dict(), facts=facts))
+    run = strategy(FedENS, tmp_path / "run", model=LINEAR, num_classes=3, input_shape=(6,))
     with pytest.raises(QuorumError, match=r"north: upload.classes has 2 names: must be 3"):
         run.start(FakeGrid({1: client, 2: client}))  # type: ignore[arg-type]
 
@@ -684,13 +635,9 @@ def test_arrays_of_double_precision_without_names_fit_a_linear_layer(
     draw = np.random.default_rng(0)
     fitted = [[draw.normal(size=(3, 6)), draw.normal(size=3)] for _ in range(2)]
 
-    def client(arrays: list[Any]) -> Client:
-        metrics = MetricRecord({"num-examples": 10})
-        content = RecordDict({"arrays": ArrayRecord(arrays), "metrics": metrics})
-        return lambda message: Message(content, reply_to=message)
-
-    grid = FakeGrid({number: client(arrays) for number, arrays in enumerate(fitted, 1)})
-    run = strategy(kind, tmp_path / "run", model=partial(nn.Linear, 6, 3), num_classes=3, input_shape=(6,))
+    sent = [RecordDict({**records(None), "arrays": ArrayRecord(arrays)}) for arrays in fitted]
+    grid = FakeGrid({number: answering(content) for number, content in enumerate(sent, 1)})
+    run = strategy(kind, tmp_path / "run", model=LINEAR, num_classes=3, input_shape=(6,))
     found = run.start(grid, ArrayRecord([np.zeros((3, 6)), np.zeros(3)])).arrays.to_numpy_ndarrays()  # type: ignore[arg-type]
     assert [array.dtype for array in grid.asked[0].content["arrays"].values()] == ["float64"] * 2
     assert any("float64 in messages, and float32 in model" in line for line in said)
@@ -723,11 +670,8 @@ def test_a_loop_of_the_project_s_own_asks_once_and_has_the_result(tmp_path: Path
     models = [Pretrained() for _ in range(4)]
     start = renamed(Pretrained().state_dict(), names)
 
-    def client(model: nn.Module) -> Client:
-        state = renamed(model.state_dict(), names)
-        return lambda message: Message(records(state, train_loss=0.5), reply_to=message)
-
-    grid = FakeGrid({number: client(model) for number, model in enumerate(models)})
+    states = [renamed(model.state_dict(), names) for model in models]
+    grid = FakeGrid({number: answering(records(state, train_loss=0.5)) for number, state in enumerate(states)})
     run: Any = strategy(own_loop(kind), tmp_path / "run", model=Pretrained, num_classes=3, input_shape=(6, 1, 1),
                         fraction_train=0.5)  # fmt: skip
     result = run.start(grid, ArrayRecord(start))
@@ -842,7 +786,7 @@ def test_lora_factors_are_a_part(tmp_path: Path) -> None:
 
     models = [build(), build()]
     states = [peft.get_peft_model_state_dict(model) for model in models]
-    grid = FakeGrid({n: (lambda m, s=s: Message(records(s), reply_to=m)) for n, s in enumerate(states, 1)})
+    grid = FakeGrid({number: answering(records(state)) for number, state in enumerate(states, 1)})
     run = strategy(FedENS, tmp_path / "run", model=build, num_classes=3, input_shape=(6, 1, 1))
     result = run.start(grid, ArrayRecord(peft.get_peft_model_state_dict(build())))  # type: ignore[arg-type]
     assert set(result.arrays) == set(states[0])
