@@ -78,43 +78,33 @@ def test_a_module_imports_only_from_the_packages_below_it(path: str) -> None:
     assert violations(path, SOURCES[path]) == []
 
 
-@pytest.mark.parametrize(
-    ("path", "code"),
-    [
-        ("strategies/new.py", "from flwr.app import Message"),
-        ("strategies/new.py", "def f():\n    import ray"),
-        ("strategies/new.py", "from strategies.core.errors import OptionError"),
-        ("strategies/compute/ray_actors.py", "import flwr"),
-        ("strategies/flower/one_shot.py", "import ray"),
-        ("fl_app/new.py", "from strategies.method import Job"),
-        ("fl_app/new.py", "from server_app.settings.read import read_settings"),
-        ("client_app/new.py", "from flwr.app import Message"),
-        ("client_app/app.py", "from strategies.flower.messages import Request"),
-        ("server_app/replay/stored.py", "if True:\n    from flwr.app import Context"),
-        ("server_app/settings/build.py", "import client_app.app"),
-        ("server_app/settings/build.py", "if TYPE_CHECKING:\n    import flwr"),
-    ],
+FORBIDDEN = (
+    ("strategies/new.py", "from flwr.app import Message"),
+    ("strategies/new.py", "def f():\n    import ray"),
+    ("strategies/new.py", "from strategies.core.errors import OptionError"),
+    ("strategies/compute/ray_actors.py", "import flwr"),
+    ("strategies/flower/one_shot.py", "import ray"),
+    ("fl_app/new.py", "from strategies.method import Job"),
+    ("fl_app/new.py", "from server_app.settings.read import read_settings"),
+    ("client_app/new.py", "from flwr.app import Message"),
+    ("client_app/app.py", "from strategies.flower.messages import Request"),
+    ("server_app/replay/stored.py", "if True:\n    from flwr.app import Context"),
+    ("server_app/settings/build.py", "import client_app.app"),
+    ("server_app/settings/build.py", "if TYPE_CHECKING:\n    import flwr"),
 )
-def test_the_check_finds_forbidden_imports(path: str, code: str) -> None:
-    assert len(violations(path, code)) == 1
+PERMITTED = (
+    ("strategies/new.py", "from .errors import OptionError\nimport torch\nimport json"),
+    ("strategies/client/new.py", "from flwr.app import Message\nfrom ..errors import OptionError"),
+    ("strategies/compute/ray_actors.py", "import ray"),
+    ("fl_app/data/new.py", "from . import laws\nfrom strategies.core.seeds import derive_seed"),
+    ("client_app/app.py", "from flwr.app import Message\nfrom strategies.client import failure"),
+    ("server_app/settings/build.py", "from strategies.flower.one_shot import OneShot\nfrom fl_app.data import Split"),
+)
 
 
-@pytest.mark.parametrize(
-    ("path", "code"),
-    [
-        ("strategies/new.py", "from .errors import OptionError\nimport torch\nimport json"),
-        ("strategies/client/new.py", "from flwr.app import Message\nfrom ..errors import OptionError"),
-        ("strategies/compute/ray_actors.py", "import ray"),
-        ("fl_app/data/new.py", "from . import laws\nfrom strategies.core.seeds import derive_seed"),
-        ("client_app/app.py", "from flwr.app import Message\nfrom strategies.client import failure"),
-        (
-            "server_app/settings/build.py",
-            "from strategies.flower.one_shot import OneShot\nfrom fl_app.data import Split",
-        ),
-    ],
-)
-def test_the_check_passes_permitted_imports(path: str, code: str) -> None:
-    assert violations(path, code) == []
+def test_the_check_finds_forbidden_imports_and_passes_permitted_ones() -> None:
+    assert [len(violations(*each)) for each in FORBIDDEN] == [1] * len(FORBIDDEN)
+    assert [violations(*each) for each in PERMITTED] == [[]] * len(PERMITTED)
 
 
 @of_each(path for path in SOURCES if path.startswith("strategies/"))
@@ -183,10 +173,7 @@ def test_the_commands_load_neither_flwr_nor_ray() -> None:
 
 @pytest.mark.slow
 def test_every_public_name_of_the_library_resolves() -> None:
-    code = """
-        import strategies
-        print(len([getattr(strategies, name) for name in dir(strategies)]) > 50)
-    """
+    code = "import strategies\nprint(len([getattr(strategies, name) for name in dir(strategies)]) > 50)"
 
     assert run_python(code).split() == ["True"]
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -119,20 +119,12 @@ PINNED = {
 }
 
 
-def narrow() -> nn.Module:
-    return nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(108, 4))
+def narrow(outputs: int = 4) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(108, outputs))
 
 
-def wide() -> nn.Module:
-    return nn.Sequential(nn.Conv2d(1, 5, 5), nn.ReLU(), nn.Flatten(), nn.Linear(80, 4))
-
-
-def narrow_and_unknown() -> nn.Module:
-    return nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(108, 5))
-
-
-def wide_and_unknown() -> nn.Module:
-    return nn.Sequential(nn.Conv2d(1, 5, 5), nn.ReLU(), nn.Flatten(), nn.Linear(80, 5))
+def wide(outputs: int = 4) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 5, 5), nn.ReLU(), nn.Flatten(), nn.Linear(80, outputs))
 
 
 class Prototyped(nn.Module):
@@ -175,7 +167,7 @@ def feature_sums() -> nn.Module:
 
 
 BUILDERS: dict[str, Callable[[], nn.Module]] = {
-    "narrow": narrow, "wide": wide, "narrow+unknown": narrow_and_unknown, "wide+unknown": wide_and_unknown,
+    "narrow": narrow, "wide": wide, "narrow+unknown": partial(narrow, 5), "wide+unknown": partial(wide, 5),
     "narrow+prototypes": Prototyped, "narrow+block": First, "cvae-decoder": Decoder, "statistics": feature_sums,
     "head": Head,
 }  # fmt: skip
@@ -445,21 +437,11 @@ def test_merge_runs_the_method_on_bare_weights(method: Method) -> None:
     told = tuple(telling(upload, num_examples=sum(counts[upload.client])) for upload in job.uploads)
     expected = predict(method.fit(replace(job, uploads=told), Silent()), job)
 
-    result = strategies.merge(
-        {upload.client: dict(open_weights(upload)) for upload in job.uploads},
-        method.name,
-        num_classes=job.num_classes,
-        input_shape=job.input_shape,
-        model=BUILDERS,
-        label_counts=list(counts.values()),
-        log=str,
-        config=job.config,
-        proxy=job.proxy,
-        labelled=job.labelled,
-        student=job.student,
-        threads=1,
-        **({} if job.start is None else {"start": job.start}),
-    )
+    told = ("num_classes", "input_shape", "config", "proxy", "labelled", "student", "start")
+    weights = {upload.client: dict(open_weights(upload)) for upload in job.uploads}
+    given = {key: getattr(job, key) for key in told if getattr(job, key) is not None}
+    counted = list(counts.values())
+    result = strategies.merge(weights, method.name, model=BUILDERS, label_counts=counted, log=str, threads=1, **given)
 
     model = result.student if result.student is not None else result.ensemble
     with torch.no_grad():

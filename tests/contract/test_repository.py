@@ -7,6 +7,7 @@ import inspect
 import re
 import sys
 import tomllib
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -101,14 +102,8 @@ def test_names_of_test_files_are_unique_so_that_pytest_can_tell_them_apart() -> 
 
 def test_every_package_that_is_imported_is_a_declared_dependency() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    entries = [
-        *project["dependencies"],
-        *(
-            text
-            for extra in ("adapters", "privacy", "export", "mlflow", "wandb")
-            for text in project["optional-dependencies"][extra]
-        ),
-    ]
+    extras = ("adapters", "privacy", "export", "mlflow", "wandb")
+    entries = [*project["dependencies"], *chain(*(project["optional-dependencies"][extra] for extra in extras))]
     declared = {re.split(r"[\[<>=!~ ]", entry)[0] for entry in entries}
     imported = set()
     for text in SOURCES.values():
@@ -119,9 +114,8 @@ def test_every_package_that_is_imported_is_a_declared_dependency() -> None:
                 imported.add(node.module.partition(".")[0])
     foreign = imported - set(sys.stdlib_module_names) - set(PACKAGES)
 
-    assert {
-        {"sklearn": "scikit-learn", "PIL": "pillow", "mlflow": "mlflow-skinny"}.get(name, name) for name in foreign
-    } <= declared
+    names = {"sklearn": "scikit-learn", "PIL": "pillow", "mlflow": "mlflow-skinny"}
+    assert {names.get(name, name) for name in foreign} <= declared
 
 
 def test_citation_names_the_version_of_the_package() -> None:

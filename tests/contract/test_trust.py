@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-import pytest
 from sources import PACKAGES, SOURCES, nodes, parsed
 
 # Calls that turn bytes or texts into code, or hand a text to a shell; what ends in a dot stands for all below it.
@@ -101,45 +100,38 @@ def test_nothing_runs_code_that_came_from_elsewhere() -> None:
     assert found == set(TRUSTED)
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        "import pickle\npickle.loads(b'')",
-        "import pickle as p\np.load(f)",
-        "from pickle import loads as read\nread(b'')",
-        "import pickle\nmap(pickle.loads, parts)",
-        "import pickle\nclass Mine(pickle.Unpickler): pass",
-        "import torch\ntorch.load(path)",
-        "import torch\ntorch.load(path, weights_only=False)",
-        "import torch\ntorch.load(path, weights_only=safe)",
-        "import numpy as np\nnp.load(path)",
-        "import numpy as np\nnp.load(path, allow_pickle=True)",
-        "eval(text)",
-        "exec(text)",
-        "import yaml\nyaml.load(text)",
-        "import shelve\nshelve.open('x')",
-        "import marshal\nmarshal.loads(b'')",
-        "import subprocess\nsubprocess.run('ls', shell=True)",
-        "import os\nos.system('ls')",
-        "from ray import cloudpickle\nimport torch\ntorch.hub.load('a', 'b')",
-    ],
+CAN_RUN_CODE = (
+    "import pickle\npickle.loads(b'')",
+    "import pickle as p\np.load(f)",
+    "from pickle import loads as read\nread(b'')",
+    "import pickle\nmap(pickle.loads, parts)",
+    "import pickle\nclass Mine(pickle.Unpickler): pass",
+    "import torch\ntorch.load(path)",
+    "import torch\ntorch.load(path, weights_only=False)",
+    "import torch\ntorch.load(path, weights_only=safe)",
+    "import numpy as np\nnp.load(path)",
+    "import numpy as np\nnp.load(path, allow_pickle=True)",
+    "eval(text)",
+    "exec(text)",
+    "import yaml\nyaml.load(text)",
+    "import shelve\nshelve.open('x')",
+    "import marshal\nmarshal.loads(b'')",
+    "import subprocess\nsubprocess.run('ls', shell=True)",
+    "import os\nos.system('ls')",
+    "from ray import cloudpickle\nimport torch\ntorch.hub.load('a', 'b')",
 )
-def test_the_search_finds_calls_that_can_run_code(code: str) -> None:
-    assert list(dangers(code))
+CANNOT = (
+    "import torch\ntorch.load(path, weights_only=True)",
+    "import numpy as np\nnp.load(path, allow_pickle=False)",
+    "model.eval()\npattern = re.compile('x')",
+    "import pickle\ntry:\n    f()\nexcept pickle.UnpicklingError:\n    raise",
+    "import subprocess\nsubprocess.Popen(['ls'])",
+)
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        "import torch\ntorch.load(path, weights_only=True)",
-        "import numpy as np\nnp.load(path, allow_pickle=False)",
-        "model.eval()\npattern = re.compile('x')",
-        "import pickle\ntry:\n    f()\nexcept pickle.UnpicklingError:\n    raise",
-        "import subprocess\nsubprocess.Popen(['ls'])",
-    ],
-)
-def test_the_search_passes_calls_that_cannot(code: str) -> None:
-    assert not list(dangers(code))
+def test_the_search_finds_calls_that_can_run_code_and_passes_others() -> None:
+    assert [code for code in CAN_RUN_CODE if not list(dangers(code))] == []
+    assert [code for code in CANNOT if list(dangers(code))] == []
 
 
 def starts(text: str) -> Iterator[tuple[str, str]]:

@@ -26,6 +26,12 @@ LOOPBACK = {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
 
 
 _GIVEN_PORTS: set[int] = set()
+QUIET = {
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
 
 
 def free_port() -> int:
@@ -43,17 +49,13 @@ def free_port() -> int:
 
 def environment_of(home: Path, token: str, folder: Path) -> dict[str, str]:
     """Return the environment of a deployment's processes, which end with ``guarded``."""
-    return os.environ | {
+    return os.environ | QUIET | {
         "FLWR_HOME": str(home),
-        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-        "FLWR_TELEMETRY_ENABLED": "0",
-        "FLWR_DISABLE_UPDATE_CHECK": "1",
-        "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_TMPDIR": str(home),
         "ONESHOT_CLIENT_STATE": str(folder / "clients"),
         "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
         TOKEN_KEY: token,
-    }
+    }  # fmt: skip
 
 
 def listens(port: int) -> bool:
@@ -203,16 +205,12 @@ def listening(process: psutil.Process) -> set[tuple[str, str]]:
 
 def _machine(folder: Path, log: Path, token: str) -> Machine:
     (folder / "tmp").mkdir(parents=True)
-    environment = {
+    environment = QUIET | {
         "PATH": f"{BIN}{os.pathsep}{os.defpath}",
         "HOME": str(folder),
         "TMPDIR": str(folder / "tmp"),
         "FLWR_HOME": str(folder / ".flwr"),
         "ONESHOT_CLIENT_STATE": str(folder / "state"),
-        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-        "FLWR_TELEMETRY_ENABLED": "0",
-        "FLWR_DISABLE_UPDATE_CHECK": "1",
-        "RAY_USAGE_STATS_ENABLED": "0",
         TOKEN_KEY: token,
     }
     return Machine(folder.name, folder, environment, log)

@@ -109,14 +109,9 @@ class Field:
         (self.folder / name).mkdir(parents=True, exist_ok=True)
         with (self.folder / f"{name}.log").open("a") as log:
             return subprocess.Popen(
-                command,
-                cwd=self.folder / name,
-                env=self.environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+                command, cwd=self.folder / name, env=self.environment, stdin=subprocess.DEVNULL, stdout=log,
+                stderr=log, start_new_session=True,
+            )  # fmt: skip
 
 
 @contextlib.contextmanager

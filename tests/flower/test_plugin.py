@@ -144,36 +144,29 @@ def main(grid, context):
 """
 
 
-@pytest.fixture
-def project(tmp_path: Path) -> Path:
-    folder = tmp_path / "project"
+def write_project(folder: Path, client: str, server: str) -> Path:
+    """Write somebody's project with its package ``hospital``."""
     (folder / "hospital").mkdir(parents=True)
     (folder / "pyproject.toml").write_text(PYPROJECT)
-    sources = {"__init__": "", "model": MODEL, "data": DATA, "client": CLIENT + TWO_LINES_OF_FENS, "server": SERVER}
+    sources = {"__init__": "", "model": MODEL, "data": DATA, "client": client, "server": server}
     for name, source in sources.items():
         (folder / "hospital" / f"{name}.py").write_text(source)
     return folder
 
 
-def run(project: Path, run_dir: Path, notes: Path) -> tuple[dict[str, Any], list[str]]:
-    """Run the project; return what its ServerApp noted, and the log."""
-    notes.mkdir()
-    lines: list[str] = []
-    settings = {"run-dir": str(run_dir), "notes": str(notes)}
-    launched = launch(project, settings=settings, num_supernodes=CLIENTS, echo=lines.append, at_once=1)
-    assert (launched.exit_code, launched.run_status) == (0, "finished:completed"), (launched.reason, lines)
-    facts: dict[str, Any] = json.loads((notes / "server.json").read_text())
-    return facts, lines
-
-
-def test_two_strategies_in_a_foreign_project_run_and_store(
-    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_strategies_in_a_foreign_project_run_and_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One needs nothing of the ClientApp, and FENS two lines; that a run resumes is asked in test_plugin_flboost.py."""
-    builds = tmp_path / "builds"
+    builds, notes, lines = tmp_path / "builds", tmp_path / "notes", list[str]()
+    notes.mkdir()
     monkeypatch.setenv("HOSPITAL_BUILDS", str(builds))
     monkeypatch.setenv("ONESHOT_CLIENT_STATE", str(tmp_path / "clients"))
-    facts, lines = run(project, tmp_path / "runs", tmp_path / "notes")
+    project = write_project(tmp_path / "project", CLIENT + TWO_LINES_OF_FENS, SERVER)
+    settings = {"run-dir": str(tmp_path / "runs"), "notes": str(notes)}
+
+    launched = launch(project, settings=settings, num_supernodes=CLIENTS, echo=lines.append, at_once=1)
+
+    assert (launched.exit_code, launched.run_status) == (0, "finished:completed"), (launched.reason, lines)
+    facts: dict[str, Any] = json.loads((notes / "server.json").read_text())
 
     assert facts["rounds"] == [0, 1]
     assert set(facts["accuracy"]) == {"0", "1"}
@@ -182,7 +175,7 @@ def test_two_strategies_in_a_foreign_project_run_and_store(
     assert any("num_rounds=5 is ignored" in line for line in lines)
 
     # Every client was asked once by each; a process that is neither a client's nor the server's built the model too.
-    trained = [path.name.split("-") for path in (tmp_path / "notes").glob("trained-*")]
+    trained = [path.name.split("-") for path in notes.glob("trained-*")]
     assert {part for _, part, _ in trained} == {"0", "1", "2"}
     clients = {int(pid) for *_, pid in trained}
     assert {int(pid) for pid in builds.read_text().split()} - {facts["pid"]} - clients

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_plugin import DATA, MODEL, PYPROJECT
+from test_plugin import write_project
 
 from strategies import simulate
 from strategies.run.run_folder import RunFolder
@@ -117,13 +117,8 @@ WRAPPED = """strategy = FLBoost(
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    folder = tmp_path / "project"
-    (folder / "hospital").mkdir(parents=True)
-    (folder / "pyproject.toml").write_text(PYPROJECT)
     assert SERVER.count(STOCK) == 1
-    sources = {"__init__": "", "model": MODEL, "data": DATA, "client": CLIENT, "server": SERVER.replace(STOCK, WRAPPED)}
-    for name, source in sources.items():
-        (folder / "hospital" / f"{name}.py").write_text(source)
+    folder = write_project(tmp_path / "project", CLIENT, SERVER.replace(STOCK, WRAPPED))
     monkeypatch.syspath_prepend(str(folder))
     yield folder
     for name in [name for name in sys.modules if name.partition(".")[0] == "hospital"]:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from commands import replayed
 from safetensors.numpy import load_file
 from sklearn.datasets import load_diabetes
 
@@ -21,8 +22,6 @@ from fl_app.node_policy import NodePolicy
 from fl_app.project import scores_in
 from server_app import cli as command_line
 from server_app.export.exporting import stored_models
-from server_app.replay.request import ReplayRequest
-from server_app.replay.stored import replay_run
 from strategies.core.errors import OptionError, UploadError
 from strategies.core.options import Scalar
 from strategies.core.seeds import initial_torch
@@ -202,18 +201,18 @@ def test_a_regression_is_averaged_exactly_scored_by_its_own_metrics_and_replayed
     assert "finish" not in page
     assert "those of the clients&#39; own training" in page or "own training" in (run / "model_card.md").read_text()
 
-    replayed = replay_run(ReplayRequest(run, "ties", {}), log=print)
+    ties = replayed(run, "ties")
     with initial_torch(0, "own_models:net"):
         start = sys.modules["own_models"].net((10, 1, 1)).state_dict()
     tensors = [{key: torch.from_numpy(value) for key, value in state.items()} for state in states]
     merged = merge(dict(zip(CLIENTS, tensors, strict=True)), "ties", start=start).outcome.student
-    found = load_file(Path(replayed["run_dir"]) / "student.safetensors")
+    found = load_file(Path(ties["run_dir"]) / "student.safetensors")
     assert all(np.array_equal(found[key], value.numpy()) for key, value in merged.items())
-    assert [row["name"] for row in replayed["table"]][-2:] == ["FedAvg (one shot)", "TIES"]
+    assert [row["name"] for row in ties["table"]][-2:] == ["FedAvg (one shot)", "TIES"]
     with pytest.raises(OptionError, match="no logits of classes, which an export needs: load student.safetensors"):
         stored_models(run)
     with pytest.raises(OptionError, match="must be one of fedavg, task-arithmetic, ties, dare, tsv"):
-        replay_run(ReplayRequest(run, "fedens", {}), log=print)
+        replayed(run, "fedens")
 
 
 @pytest.mark.usefixtures("ran")
@@ -258,10 +257,8 @@ def test_numbers_in_the_hospitals_tables_are_learned(oneshot: Any, tmp_path: Pat
     assert result["scores"]["mae"]["value"] == pytest.approx(np.abs(wrong).mean(), rel=1e-5)
     _, sizes = uploads_of(Path(result["run_dir"]))
     assert sizes == [114, 114, 114]
-    assert (
-        "has no classes: must name those"
-        in oneshot("run", **{**OWN, **own, "model__train": "", "model__evaluate": ""})[1]["error"]
-    )
+    refused = oneshot("run", **{**OWN, **own, "model__train": "", "model__evaluate": ""})[1]
+    assert "has no classes: must name those" in refused["error"]
 
 
 def test_an_autoencoder_learns_the_images_of_a_named_data_set(oneshot: Any) -> None:
@@ -329,14 +326,14 @@ def test_a_metric_that_is_not_finite_is_left_out_and_named(oneshot: Any) -> None
     assert set(result["scores"]) == {"mae", "r2"}
 
 
+MUST = ": must train the model that it gets, in place, and return None"
+
+
 @pytest.mark.parametrize(
     ("function", "said"),
     [
-        ("train_and_return_it", "returns Sequential: must train the model that it gets, in place, and return None"),
-        (
-            "train_and_say_words",
-            "returns {'loss': 'low'}: must train the model that it gets, in place, and return None",
-        ),
+        ("train_and_return_it", f"returns Sequential{MUST}"),
+        ("train_and_say_words", f"returns {{'loss': 'low'}}{MUST}"),
         ("train_and_diverge", "fails: Diverged: at step 3"),
     ],
 )
@@ -355,14 +352,9 @@ def test_a_training_that_changes_no_weight_is_warned_of(oneshot: Any) -> None:
     assert "changed no weight" not in oneshot("run", **OWN)[2]
 
 
-def test_a_model_without_any_finite_score_has_no_table(oneshot: Any) -> None:
-    status, result, log = oneshot("run", **{**OWN, "model__evaluate": "own_models:evaluate_to_nothing"})
-    assert status == 0, log
-    assert result["table"] == []
-
-
-def test_a_run_without_a_function_that_scores_has_its_result(oneshot: Any) -> None:
-    status, result, log = oneshot("run", **{**OWN, "model__evaluate": ""})
+@pytest.mark.parametrize("evaluate", ["own_models:evaluate_to_nothing", ""])
+def test_a_run_without_a_finite_score_has_its_result_and_no_table(oneshot: Any, evaluate: str) -> None:
+    status, result, log = oneshot("run", **{**OWN, "model__evaluate": evaluate})
 
     assert status == 0, log
     assert result["table"] == []

@@ -13,14 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from commands import replayed
 from torch import nn
 
 from fl_app.data import Normalization
 from fl_app.models import build, builders
 from server_app.export import exporting
 from server_app.export.exporting import Begun, StoredModels, export_run, stored_models, write_programs
-from server_app.replay.request import ReplayRequest
-from server_app.replay.stored import replay_run
 from strategies.combiners.combiners import COMBINERS
 from strategies.core.errors import ComputeError, OptionError, StoreError
 from strategies.core.fingerprint import weights_sha256
@@ -35,8 +34,7 @@ HALF = Normalization((0.5,), (0.5,))
 
 @pytest.fixture
 def tally_run(run_folder: MakeRun) -> Path:
-    result = replay_run(ReplayRequest(run_folder(), "tally", {"server.epochs": 1}), log=lambda _: None)
-    return Path(result["run_dir"])
+    return Path(replayed(run_folder(), "tally", server__epochs=1)["run_dir"])
 
 
 NET = "from torch import nn\n\n\ndef net():\n    return nn.Sequential(nn.Flatten(), nn.Linear(4, 2))\n"
@@ -48,12 +46,7 @@ def foreign_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pat
     (tmp_path / "their_models.py").write_text(NET)
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "foreign"
-    facts: dict[str, Any] = {
-        "student": "net",
-        "num-classes": 2,
-        "input-shape": [1, 2, 2],
-        "normalization": [[0.5], [0.5]],
-    }
+    facts = {"student": "net", "num-classes": 2, "input-shape": [1, 2, 2], "normalization": [[0.5], [0.5]]}
     with RunFolder.create(path, facts) as folder:
         torch.manual_seed(0)
         state = nn.Sequential(nn.Flatten(), nn.Linear(4, 2)).state_dict()
@@ -62,10 +55,6 @@ def foreign_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pat
         write_json(path / OUTCOME_FILE, {"student": True, "weights-sha256": digest})
     yield path
     sys.modules.pop("their_models", None)
-
-
-def silent(line: str) -> None:
-    """Drop a line."""
 
 
 def onnx_logits(file: Path, pixels: torch.Tensor) -> torch.Tensor:
@@ -92,7 +81,7 @@ def test_student_and_ensemble_when_exported_give_the_run_s_logits_for_any_number
     with RunFolder.open(tally_run) as folder:
         folder.write_result({**(folder.result() or {}), "classes": names})
 
-    facts = export_run(tally_run, log=silent)
+    facts = export_run(tally_run, log=str)
 
     student = build("lenet5", num_classes=10, input_shape=(1, 16, 16)).eval()
     with RunFolder.open(tally_run, write=False) as folder:
@@ -137,7 +126,7 @@ def test_an_export_leaves_the_other_files_of_a_linked_folder_and_never_shares_it
     (tmp_path / "link").symlink_to("repo")
 
     def export() -> dict[str, Any]:
-        return export_run(foreign_run, only="torch", model="their_models:net", out=Path("~/link"), log=silent)
+        return export_run(foreign_run, only="torch", model="their_models:net", out=Path("~/link"), log=str)
 
     def export_in_between(*words: Any) -> dict[str, Any]:
         with monkeypatch.context() as patched:
@@ -159,7 +148,7 @@ def test_an_export_that_a_signal_ends_leaves_no_weights(
     monkeypatch.setattr(exporting, "write_programs", lambda *_: signal.raise_signal(number))
 
     with pytest.raises(KeyboardInterrupt):
-        export_run(foreign_run, only="torch", model="their_models:net", out=tmp_path / "out", log=silent)
+        export_run(foreign_run, only="torch", model="their_models:net", out=tmp_path / "out", log=str)
 
     assert list((tmp_path / "out").iterdir()) == []
 
@@ -210,9 +199,9 @@ def test_a_missing_package_is_one_line_before_the_run_is_read(monkeypatch: pytes
     with pytest.raises(
         OptionError, match=r"ONNX needs onnx, onnxscript, .*pip install 'oneshot-fl\[export\]'.*--only torch"
     ):
-        export_run(tmp_path / "absent", log=silent)
+        export_run(tmp_path / "absent", log=str)
     with pytest.raises(StoreError, match="no run folder"):
-        export_run(tmp_path / "absent", only="torch", log=silent)
+        export_run(tmp_path / "absent", only="torch", log=str)
 
 
 class Branching(nn.Module):
