@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from torch import nn
 
 from server_app.settings.choices import CHOICES, Choice
 from server_app.settings.server_data import HeldOut, OwnScores, Scorer, to_text
@@ -28,7 +27,7 @@ from strategies.run.journal import Journal
 from strategies.run.stage import StageReport
 from strategies.run.uploads import StoredWeights
 from strategies.scores.values import LOWER_IS_BETTER
-from strategies.teacher.ensemble import Ensemble
+from strategies.teacher.ensemble import Ensemble, load_member
 
 
 class KeptScores:
@@ -266,12 +265,10 @@ def result_table(
 
 
 def _members(job: Job, spec: EnsembleSpec, held_out: Scorer) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    combiner = build_combiner(spec.combiner, spec.weights)
-    ensemble = Ensemble.from_uploads(job.uploads, job.builders, combiner)
     if not job.num_classes:  # the mean of outputs that are no logits says nothing
-        members = ensemble.members
-        return [held_out.scored(member) for member in members] if isinstance(members, nn.ModuleList) else [], {}
-    return held_out.member_scores(ensemble)
+        return [held_out.scored(load_member(upload, job.builders)) for upload in job.uploads], {}
+    combiner = build_combiner(spec.combiner, spec.weights)
+    return held_out.member_scores(Ensemble.from_uploads(job.uploads, job.builders, combiner))
 
 
 def _fedavg(job: Job, averaging: Any, held_out: Scorer) -> dict[str, Any] | None:

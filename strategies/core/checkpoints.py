@@ -11,6 +11,7 @@ import uuid
 import warnings
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from logging import WARNING
 from pathlib import Path, PureWindowsPath
@@ -183,10 +184,8 @@ def read_checkpoint(path: Path) -> dict[str, torch.Tensor]:
         path = inside
     if not path.is_file():
         raise refusals.no_checkpoint(path, "does not exist", ALLOWED)
-    try:
+    with _readable(path):
         content = _read(path)
-    except _DAMAGES as error:
-        raise refusals.no_checkpoint(path, f"cannot be read as weights: {_reason(error, path)}", ALLOWED) from error
     with blaming(f"checkpoint {path}"):
         found = unwrap_state(content, f"checkpoint {path}")
     if isinstance(found, Mapping):
@@ -307,7 +306,9 @@ def _read_shards(index: Path, read: Callable[[Path], Mapping[str, Any]]) -> dict
 
 
 class OpenFile(Mapping[str, torch.Tensor]):
-    """The tensors of a safetensors file or its shards, each read when it is asked for; the files stay open.
+    """The tensors of a safetensors file or its shards, each read when it is asked for.
+
+    A file is mapped into memory for one tensor at a time: what stays mapped counts as memory of the process.
 
     Args:
         path: The file, or the index of shards.
@@ -320,17 +321,17 @@ class OpenFile(Mapping[str, torch.Tensor]):
     def __init__(self, path: Path, *, bare: bool = True) -> None:
         if not path.is_file():
             raise refusals.no_checkpoint(path, "does not exist", ALLOWED)
-        try:
-            sharded = has_suffix(path, (INDEX,))
-            self._files = _read_shards(path, _opened) if sharded else _opened(path)
-        except _DAMAGES as error:
-            raise refusals.no_checkpoint(path, f"cannot be read as weights: {_reason(error, path)}", ALLOWED) from error
+        sharded = has_suffix(path, (INDEX,))
+        with _readable(path):
+            self._files: dict[str, Path] = _read_shards(path, _places_in) if sharded else _places_in(path)
         own = _strip_prefix(dict.fromkeys(self._files, torch.empty(0))) if bare else self._files
         self._names = dict(zip(own, self._files, strict=True))
 
     def __getitem__(self, name: str) -> torch.Tensor:
         stored = self._names[name]
-        value: torch.Tensor = self._files[stored].get_tensor(stored)
+        path = self._files[stored]
+        with _readable(path), _opened(path) as file:
+            value: torch.Tensor = file.get_tensor(stored)
         return value
 
     def __iter__(self) -> Iterator[str]:
@@ -340,9 +341,22 @@ class OpenFile(Mapping[str, torch.Tensor]):
         return len(self._names)
 
 
-def _opened(path: Path) -> dict[str, Any]:
-    file: Any = safe_open(path, framework="pt")
-    return dict.fromkeys(file.keys(), file)
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Name a file that cannot be read."""
+    try:
+        yield
+    except _DAMAGES as error:
+        raise refusals.no_checkpoint(path, f"cannot be read as weights: {_reason(error, path)}", ALLOWED) from error
+
+
+def _opened(path: Path) -> Any:
+    return safe_open(path, framework="pt")
+
+
+def _places_in(path: Path) -> dict[str, Path]:
+    with _opened(path) as file:
+        return dict.fromkeys(file.keys(), path)
 
 
 def open_checkpoint(path: Path) -> Mapping[str, torch.Tensor]:

@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -29,11 +29,12 @@ MIB = 2**20  # bytes
 _STAGED = re.compile(r"\.(?:.+\.)?[a-z0-9_]{8}\.tmp")
 
 
-def atomic_write(path: Path, data: bytes | memoryview) -> None:
+def atomic_write(path: Path, data: bytes | memoryview | Iterable[bytes | memoryview]) -> None:
     """Write a file so that a crash at any moment leaves the old content or the new one, never a part.
 
     Args:
         path: The file; its folder must exist.
+        data: Its content, whole or in pieces.
 
     Raises:
         OSError: The disk is full or refuses; the temporary file is removed.
@@ -42,7 +43,7 @@ def atomic_write(path: Path, data: bytes | memoryview) -> None:
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
         with temporary.open("xb") as file:
-            file.write(data)
+            file.writelines((data,) if isinstance(data, bytes | memoryview) else data)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)

@@ -800,7 +800,7 @@ def _uploads(
             _check(kept[client], known, signatures, own_notes)
             notes += [f"model {client!r}: {said}" for said in own_notes]
             read = partial(_check, kept[client], known, signatures)
-        uploads.append(Upload(known, read, partial(_open, kept[client])))
+        uploads.append(Upload(known, read, partial(_open_checked, kept[client], signatures[own])))
     return tuple(uploads)
 
 
@@ -894,6 +894,13 @@ def _named(
 
 def _open_named(kept: Kept, wanted: Signature) -> Mapping[str, torch.Tensor]:
     return _named(_open(kept), wanted, [], "")
+
+
+def _open_checked(kept: Kept, wanted: Signature) -> Mapping[str, torch.Tensor]:
+    """Return tensors that :func:`_check` has passed, in its names and dtypes, each read when it is asked for."""
+    tensors = _open(kept)
+    names = match_names(weights_alone(dict.fromkeys(tensors)), wanted, getattr(wanted, "ties", None))
+    return RenamedTensors(tensors, names, wanted)
 
 
 def _read_as(kept: Kept, wanted: Signature) -> State:

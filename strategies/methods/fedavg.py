@@ -14,18 +14,14 @@ Deviations: one round. The published code of DENSE and Co-Boosting averages with
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-
-from torch import Tensor
 
 from ..combiners.update_gate import merge_uploads
-from ..core.facts import weights_alone
 from ..core.options import config_class, option
 from ..method import Job, Method, Need, Outcome, Progress, State
 from ..teacher.average import recorded_weights, weighted_mean
 from ..teacher.copies import build_module
 from ..teacher.weight_space import has_adapters, merge_uploaded_adapters, open_weights
-from ..weights.states import names_with
+from ..weights.states import merge_by_name, names_with
 
 
 @config_class("fedavg")
@@ -46,7 +42,7 @@ class FedAvgConfig:
 
 
 def fit(job: Job, progress: Progress) -> Outcome:
-    """Average the uploads' weights, one upload in memory at a time, or one tensor where the job collects tensors."""
+    """Average the uploads' weights, one tensor of all clients in memory at a time."""
     begin = time.perf_counter()
     equal = job.config.weights == "uniform"
     weights = [1.0] * len(job.uploads) if equal else recorded_weights(job, progress)
@@ -58,30 +54,14 @@ def fit(job: Job, progress: Progress) -> Outcome:
         changed |= {name: first[name] for name in _buffers(job)}
     if job.config.linear == "merged":
         changed |= merge_uploads(job, job.uploads, weights, progress)
-    if job.collect is dict:
-        student = weighted_mean(_states(job, progress), weights) | changed
-    else:
-        student = job.collect((name, changed.get(name, value)) for name, value in _averaged(job, weights, progress))
+    opened = {upload.client: open_weights(upload) for upload in job.uploads}
+
+    def average(*names: str) -> State:
+        return weighted_mean(({name: state[name] for name in names} for state in opened.values()), weights)
+
+    averaged = merge_by_name(opened, average, tick=progress.report)
+    student = job.collect((name, changed.get(name, value)) for name, value in averaged)
     return Outcome(student=student, timings={"average": time.perf_counter() - begin})
-
-
-def _states(job: Job, progress: Progress) -> Iterator[State]:
-    for done, upload in enumerate(job.uploads):
-        progress.report(done, len(job.uploads))
-        yield upload.read()
-    progress.report(len(job.uploads), len(job.uploads))
-
-
-def _averaged(job: Job, weights: Sequence[float], progress: Progress) -> Iterator[tuple[str, Tensor]]:
-    opened = [open_weights(upload) for upload in job.uploads]
-    names = weights_alone(dict.fromkeys(opened[0]))
-    found: State = {}  # the singular vectors of one weight are found together
-    for done, name in enumerate(names):
-        progress.report(done, len(names))
-        if name not in found:
-            group = names_with(name, names)
-            found = weighted_mean(({each: one[each] for each in group} for one in opened), weights)
-        yield name, found.pop(name)
 
 
 def _buffers(job: Job) -> list[str]:

@@ -7,7 +7,8 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+import struct
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,17 +43,34 @@ def weights_bytes(state: Weights) -> bytes:
     Raises:
         StoreError: A value is no dense tensor, or of a dtype that safetensors does not know.
     """
-    # Clones, because safetensors refuses tensors that share memory, as tied weights do.
-    tensors = {name: dense(name, state[name]).clone() for name in sorted(state)}
+    return b"".join(_pieces(state))
+
+
+def _pieces(state: Weights) -> Iterator[bytes | memoryview]:
+    """Yield the file that safetensors writes of tensors: its header, then one tensor after the other."""
+    empty, shapes = dict[str, torch.Tensor](), dict[str, tuple[tuple[int, ...], int]]()
+    for name in state:
+        tensor = dense(name, state[name])
+        empty[name] = torch.empty(0, dtype=tensor.dtype)
+        shapes[name] = tuple(tensor.shape), tensor.nbytes
     try:
-        return safetensors.torch.save(tensors)
+        data = safetensors.torch.save(empty)  # which says the order of the tensors and the names of their dtypes
     except (KeyError, RuntimeError, TypeError, ValueError, safetensors.SafetensorError) as error:
-        dtypes = ", ".join(sorted({str(tensor.dtype) for tensor in tensors.values()}))
+        dtypes = ", ".join(sorted({str(tensor.dtype) for tensor in empty.values()}))
         raise StoreError(f"tensors of {dtypes} cannot be stored as safetensors ({error})") from error
+    header, end = json.loads(data[8:]), 0
+    for name, entry in header.items():
+        shape, size = shapes[name]
+        entry |= {"shape": shape, "data_offsets": [end, end := end + size]}
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text = text.ljust(-(-len(text) // 8) * 8)
+    yield struct.pack("<Q", len(text)) + text
+    for name in header:
+        yield dense(name, state[name]).reshape(-1).view(torch.uint8).numpy().data
 
 
 def save_weights(path: Path, state: Weights) -> str:
-    """Write tensors as safetensors, atomically, and return the sha256 of the file's bytes in hex.
+    """Write tensors as safetensors, atomically and one by one, and return the sha256 of the file's bytes in hex.
 
     Args:
         path: The file; its folder must exist.
@@ -60,10 +78,16 @@ def save_weights(path: Path, state: Weights) -> str:
     Raises:
         StoreError: The disk refuses, or a tensor cannot be stored.
     """
-    data = weights_bytes(state)
+    digest = hashlib.sha256()
+
+    def hashed() -> Iterator[bytes | memoryview]:
+        for piece in _pieces(state):
+            digest.update(piece)
+            yield piece
+
     with store_errors(path):
-        atomic_write(path, data)
-    return hashlib.sha256(data).hexdigest()
+        atomic_write(path, hashed())
+    return digest.hexdigest()
 
 
 def read_weights(path: Path, sha256: str | None = None) -> dict[str, torch.Tensor]:

@@ -31,6 +31,7 @@ from .files import read_equal_weights, read_json, save_weights, write_json
 from .journal import Journal
 from .run_folder import IMAGES_FILE, STUDENT_FILE, RoundFolder, RunFolder, load_ensemble
 from .run_folder import OUTCOME_FILE as OUTCOME_FILE
+from .scratch import to_scratch
 
 SUMS_FILE, SUMS_FACTS = "head-sums.safetensors", "head-sums.json"
 Sums = Mapping[str, "Weights"]
@@ -134,8 +135,12 @@ def run_stage(  # noqa: PLR0913  what a stage needs
     check_agreement(job)
     job = join_sums(method, job, log)
     unit = "epoch" if method.client_phase is None else "round"
+    given = job
+    if method.any_model:
+        # One tensor of all clients is in memory at a time, and no more of the result.
+        unit, given = "tensor", replace(job, collect=partial(to_scratch, folder.path))
     with Journal(folder, log, label=method.name, unit=unit, interval_s=checkpoint_s, tick=tick) as journal:
-        outcome = check_finite(method, compute.run(method, job, journal))
+        outcome = check_finite(method, compute.run(method, given, journal))
         if finish is not None:
             outcome = check_finite(method, finish(replace(job, device="cpu"), outcome))
         resumed_at = journal.resumed_at

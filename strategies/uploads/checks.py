@@ -136,13 +136,17 @@ class RenamedTensors(Mapping[str, "Tensor"]):
 
     tensors: Mapping[str, Tensor]
     names: MatchedNames
+    signature: Signature | None = None  # whose dtypes the tensors get; None: they keep their own
 
     def __getitem__(self, name: str) -> Tensor:
-        if name in self.names.counters:
-            import torch
+        import torch
 
+        if name in self.names.counters:
             return torch.tensor(0)
-        return self.tensors[self._measured[name] if name.startswith(MEASURED) else self.names.sources[name]]
+        if name.startswith(MEASURED):
+            return self.tensors[self._measured[name]]
+        value = self.tensors[self.names.sources[name]]
+        return value if self.signature is None else value.to(getattr(torch, self.signature[name][1]))
 
     @cached_property
     def _measured(self) -> dict[str, str]:

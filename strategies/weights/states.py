@@ -90,28 +90,46 @@ def merge_states(
         OptionError: Names or shapes differ, or whole numbers that no rule can merge.
     """
     total = sum(weights)
-    shares = [weight / total for weight in weights]
+    tensors = _Tensors(states, [weight / total for weight in weights], start)
+
+    def merge(weight: str, *vectors: str) -> dict[str, Tensor]:
+        found = {weight: tensors.merge(weight, rule, scale)}
+        if vectors:
+            first = [tensors.read(each)[0] for each in vectors]
+            found |= zip(vectors, singular_vectors(found[weight], *first), strict=True)
+        return found
+
+    return collect(merge_by_name(states, merge, start=start, tick=tick))
+
+
+def merge_by_name(
+    states: Mapping[str, Mapping[str, Tensor]],
+    merge: Callable[..., dict[str, Tensor]],
+    *,
+    start: Mapping[str, Tensor] | None = None,
+    tick: Callable[[int, int], None],
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield the name of each tensor and the merged one.
+
+    Args:
+        states: Client -> its weights.
+        merge: Given the names that :func:`names_with` returns, it returns these tensors merged.
+
+    Raises:
+        OptionError: Names differ.
+    """
     model = weights_alone(dict.fromkeys(next(iter(states.values())) if start is None else start))
     for client, state in states.items():
         if odd := sorted(model.keys() ^ weights_alone(dict.fromkeys(state)).keys()):
             where = "the start and" if start is not None else f"{next(iter(states))} and"
             raise OptionError(f"the weights of {where} {client} differ in {odd[0]!r}: must have the same names")
-
-    def merged() -> Iterator[tuple[str, Tensor]]:
-        tensors = _Tensors(states, shares, start)
-        found: dict[str, Tensor] = {}  # u and v of one weight are found together
-        for done, name in enumerate(model):
-            tick(done, len(model))
-            if name not in found:
-                weight, *vectors = names_with(name, model)
-                found = {weight: tensors.merge(weight, rule, scale)}
-                if vectors:
-                    first = [tensors.read(each)[0] for each in vectors]
-                    found |= zip(vectors, singular_vectors(found[weight], *first), strict=True)
-            yield name, found.pop(name)
-        tick(len(model), len(model))
-
-    return collect(merged())
+    found: dict[str, Tensor] = {}  # u and v of one weight are found together
+    for done, name in enumerate(model):
+        tick(done, len(model))
+        if name not in found:
+            found = merge(*names_with(name, model))
+        yield name, found.pop(name)
+    tick(len(model), len(model))
 
 
 def names_with(name: str, names: Container[str]) -> tuple[str, ...]:

@@ -151,9 +151,10 @@ def test_a_file_that_is_given_twice_is_named_and_files_below_a_folder_are_found(
     assert merge(tmp_path, "fedavg", model=net, log=said.append, **SHAPE).clients == ("north",)
 
 
-def test_one_model_is_the_same_through_every_door(tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", ["fedavg", "ties"])
+def test_one_model_is_the_same_through_every_door(method: str, tmp_path: Path) -> None:
     own = trained(2).state_dict()
-    expected = merge([trained(1), trained(2)], "fedavg", **SHAPE).student
+    expected = merge([trained(1), trained(2)], method, start=trained(0), **SHAPE).student
     (folder := tmp_path / "hf").mkdir()
     save_file(own, folder / "model.safetensors")
     torch.save({"state_dict": {f"model.{name}": value for name, value in own.items()}}, tmp_path / "lightning.ckpt")
@@ -166,7 +167,8 @@ def test_one_model_is_the_same_through_every_door(tmp_path: Path) -> None:
     ]
     for door in doors:
         lines: list[str] = []
-        found = merge([trained(1).state_dict(), door], "fedavg", model=net, log=lines.append, **SHAPE).student
+        given = {"start": trained(0), "model": net, "log": lines.append, **SHAPE}
+        found = merge([trained(1).state_dict(), door], method, **given).student
         for name, value in found.state_dict().items():
             assert torch.equal(value, expected.state_dict()[name]), (door, name)
     assert any("names were taken without the prefix 'model.'" in line for line in lines)

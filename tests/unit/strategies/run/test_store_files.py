@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from store_faults import Faults, disk_full, names
 
@@ -69,6 +70,14 @@ def test_weights_of_every_dtype_and_shape_round_trip(
     digest = save_weights(tmp_path / "w", {"a": tensor})
     assert same(read_weights(tmp_path / "w")["a"], tensor)
     assert digest == sha256_file(tmp_path / "w")
+
+
+def test_weights_have_the_bytes_that_safetensors_writes() -> None:
+    names = ("w", 'a"b', "\\", "\x01\n", "ü€😀", "z/</")
+    state = {f"{names[k % 6]}{k}": torch.arange(12).reshape(3, 4).T.to(dtype) for k, dtype in enumerate(DTYPES)}
+    state |= {"one": torch.tensor(3.0), "none": torch.empty((0, 3), dtype=torch.float16)}
+    assert weights_bytes(state) == safetensors.torch.save({name: value.contiguous() for name, value in state.items()})
+    assert weights_bytes({}) == safetensors.torch.save({})
 
 
 def test_weights_keep_the_bits_of_nan_and_negative_zero(tmp_path: Path) -> None:

@@ -218,7 +218,13 @@ import contextlib, json, struct, sys, threading, time
 from pathlib import Path
 import torch
 from strategies import merge
-from strategies.compute import in_process
+from strategies.compute import InProcess, in_process
+from strategies.core.checkpoints import OpenFile
+from strategies.core.durable import sha256_file
+from strategies.core.facts import UploadFacts
+from strategies.method import METHODS, Job, Normalization
+from strategies.run.run_folder import RunFolder, UploadRecord
+from strategies.run.stage import keep_outcome, run_stage
 
 in_process.keep_freed_memory = contextlib.nullcontext  # else 512 MiB that were freed are kept for later
 
@@ -243,8 +249,8 @@ one = {"w": torch.ones(2)}
 merge([one, one], method, start=one, log=str)  # what a merge imports
 
 
-def own_bytes():  # without pages of mapped files
-    return int(next(row for row in open("/proc/self/status") if row.startswith("RssAnon")).split()[1]) * 1024
+def own_bytes():  # with the pages of mapped files
+    return int(next(row for row in open("/proc/self/status") if row.startswith("VmRSS")).split()[1]) * 1024
 
 
 def watch():
@@ -258,9 +264,36 @@ threading.Thread(target=watch, daemon=True).start()
 held = own_bytes()
 found = merge(models, method, start=place / "base", folder=place / "merged", log=str).outcome.student
 print("tensors", (max(seen) - held) / size, len(seen))
-assert len(seen) > 100 and max(seen) - held < 12 * size
+assert len(seen) > 100 and max(seen) - held < 16 * size
 assert len(found) == tensors
 assert float(found["layer3.weight"].abs().max()) == 0.0
+
+run = RunFolder.create(place / "run", {})  # the server stage of a run with the same uploads
+(run.path / "uploads").mkdir()
+names = [f"layer{k}.weight" for k in range(tensors)]
+head = json.dumps({
+    one: {"dtype": "F32", "shape": [2**10, 2**10], "data_offsets": [k * size, (k + 1) * size]}
+    for k, one in enumerate(names)
+}).encode()
+for name in "abc":
+    path = run.path / "uploads" / f"{name}.safetensors"
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(head)) + head)
+        file.truncate(8 + len(head) + tensors * size)
+    record = UploadRecord(UploadFacts(name, "x", 1), sha256_file(path), path.stat().st_size, "2026-01-01")
+    run.round().index.append(record.as_row())
+seen.clear()
+job = Job(
+    run.round().uploads(), {}, "x", 0, (1, 1, 1), Normalization((0.0,), (1.0,)), METHODS[method].config(),
+    start=OpenFile(path), clients_seed=0,
+)
+report = run_stage(METHODS[method], job, InProcess(), run.round(), log=str)
+keep_outcome(run, report)
+print("tensors", (max(seen) - held) / size, len(seen))
+assert len(seen) > 50 and max(seen) - held < 16 * size
+stored = OpenFile(run.path / "student.safetensors")
+assert sorted(stored) == sorted(report.outcome.student) == sorted(names)
+assert all(torch.equal(stored[one], report.outcome.student[one]) for one in names)
 """
 
 
@@ -268,7 +301,7 @@ assert float(found["layer3.weight"].abs().max()) == 0.0
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads what Linux knows of a process")
 @pytest.mark.parametrize("method", ["fedavg", "task-arithmetic"])
 def test_checkpoints_merge_in_the_memory_of_a_few_of_their_tensors(method: str, tmp_path: Path) -> None:
-    """At most of twelve, which are half of one model: the others would not fit."""
+    """At most of sixteen, with the pages of mapped files: one model has 24, and all have 96."""
     words = [sys.executable, "-c", LARGE, str(tmp_path), method]
     own = {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}  # what is freed goes at once
     done = subprocess.run(words, capture_output=True, text=True, check=False, env=own)
