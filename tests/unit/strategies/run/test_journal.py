@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +10,7 @@ import torch
 from strategies.method import Progress, Snapshot
 from strategies.run import journal as journal_module
 from strategies.run.journal import Journal, duration
-from strategies.run.run_folder import RoundFolder, RunFolder
+from strategies.run.round_folder import RoundFolder
 
 
 class Clock:
@@ -27,12 +25,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(journal_module, "monotonic", clock)
     return clock
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Iterator[RoundFolder]:
-    with RunFolder.create(tmp_path / "run", {}) as run:
-        yield run.round()
 
 
 def snapshot(step: int) -> Snapshot:

@@ -9,64 +9,36 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from power_cut import PowerCuts
+from run_fakes import (
+    job_of,
+    keep_logits,
+    keep_model,
+    kept_logits,
+    kept_model,
+    ledger,
+    report_of,
+    round_state,
+    run_of,
+    spend,
+    weights,
+)  # fmt: skip
 
-from client_app.keeping import KeptModel, Trained
-from fl_app.ledger import Ledger
-from fl_app.node_policy import FREE
-from fl_app.privacy import PrivacyConfig
 from server_app.launch.run_command import RESUME_FILE, leave_resume_file
-from strategies.client.logits import LogitCache, Logits
-from strategies.client.round_state import RoundState
 from strategies.core.durable import with_digest
 from strategies.core.facts import UploadFacts
 from strategies.core.fingerprint import weights_sha256
-from strategies.method import EnsembleSpec, Job, Normalization, Outcome, Snapshot
-from strategies.methods.fedens import METHOD
+from strategies.method import Snapshot
 from strategies.run.files import read_json, write_json
 from strategies.run.run_folder import RunFolder
-from strategies.run.stage import (
-    StageReport,
-    keep_outcome,
-    last_finished_round,
-    load_report,
-    pin_clients,
-    pinned_clients,
-)
+from strategies.run.stage import keep_outcome, last_finished_round, load_report, pin_clients, pinned_clients
 from strategies.run.traffic import Traffic
-
-RUN = "0123456789abcdef" * 2
-BUILDERS = {"x": lambda: torch.nn.Linear(1, 1)}
-
-
-def weights(value: float) -> dict[str, torch.Tensor]:
-    return {"weight": torch.full((1, 1), value), "bias": torch.full((1,), value)}
-
-
-def run_of(root: Path, *clients: str) -> RunFolder:
-    run = RunFolder.create(root / "run", {"method": "fedens", "seed": 0})
-    for number, client in enumerate(clients):
-        run.round().accept(UploadFacts(client, "x", number, (number, 1)), weights(number))
-    return run
 
 
 def opened(root: Path) -> RunFolder:
     return RunFolder.open(root / "run")
-
-
-def report_of(run: RunFolder, value: float, server_round: int = 1) -> StageReport:
-    uploads = run.round(server_round).uploads()
-    spec = EnsembleSpec(tuple(u.client for u in uploads), "weighted", {"weights": torch.full((len(uploads),), value)})
-    images = torch.full((1, 1, 2, 2), int(value), dtype=torch.uint8)
-    return StageReport(Outcome(weights(value), spec, {}, images), job_of(run, server_round), 0, 1.0)
-
-
-def job_of(run: RunFolder, server_round: int = 1) -> Job:
-    return Job(uploads=run.round(server_round).uploads(), builders=BUILDERS, student="x", num_classes=1,
-               input_shape=(1, 1, 1), normalization=Normalization((0.0,), (1.0,)), config=METHOD.config())  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -146,40 +118,25 @@ def save_traffic(run: RunFolder, number: int) -> None:
 
 
 def kept_by_client(root: Path) -> float | None:
-    found = KeptModel(str(root / "state"), RUN, "a", 1).load()
+    found = kept_model(root).load()
     return None if found is None else found[0].loss + found[1]["bias"].item()
 
 
-def keep(root: Path, value: float) -> None:
-    KeptModel(str(root / "state"), RUN, "a", 1).save(
-        Trained(UploadFacts("a", "x", 1, (1,)), value, 1.0), weights(value)
-    )
-
-
 def states_in(root: Path) -> float:
-    return RoundState(root / "state" / RUN, "a").before(9)[1].get("bias", torch.zeros(1)).item()
+    return round_state(root).before(9)[1].get("bias", torch.zeros(1)).item()
 
 
 def save_state(root: Path, server_round: int) -> None:
-    RoundState(root / "state" / RUN, "a").save(server_round, weights(server_round))
+    round_state(root).save(server_round, weights(server_round))
 
 
 def logits_in(root: Path) -> float | None:
-    found = LogitCache(str(root / "state"), RUN, "a").load("e" * 64)
+    found = kept_logits(root).load("e" * 64)
     return None if found is None else float(found.values.sum())
 
 
-def save_logits(root: Path) -> None:
-    values = np.full((1, 2, 3), 0.5, np.float32)
-    LogitCache(str(root / "state"), RUN, "a").save("e" * 64, Logits(("m",), values, np.zeros(2, np.int64), np.zeros(0)))
-
-
 def spent_in(root: Path) -> float:
-    return Ledger.of(root / "state", "a").spent()[0]
-
-
-def spend(root: Path, run: str) -> None:
-    Ledger.of(root / "state", "a").enter(PrivacyConfig(epsilon=8.0), FREE, run=run, server_round=1)
+    return ledger(root).spent()[0]
 
 
 def accept(run: RunFolder) -> None:
@@ -219,11 +176,11 @@ CASES = [
          outcome_in),
     Case("the outcome of a second round", second_round,
          lambda _, run: keep_outcome(run, report_of(run, 2.0, 2), 2), outcome_in),
-    Case("a client's first training", lambda root: None, lambda root, _: keep(root, 1.0), kept_by_client),
+    Case("a client's first training", lambda root: None, lambda root, _: keep_model(root, 1.0), kept_by_client),
     Case("a client's first state", lambda root: None, lambda root, _: save_state(root, 1), states_in),
     Case("a client's third state", lambda root: [save_state(root, 1), save_state(root, 2)],
          lambda root, _: save_state(root, 3), states_in),
-    Case("a client's logits", lambda root: None, lambda root, _: save_logits(root), logits_in),
+    Case("a client's logits", lambda root: None, lambda root, _: keep_logits(root), logits_in),
     Case("a ledger", lambda root: None, lambda root, _: spend(root, "one"), spent_in),
     Case("a second entry of a ledger", lambda root: spend(root, "one"), lambda root, _: spend(root, "two"), spent_in),
 ]  # fmt: skip

@@ -12,7 +12,6 @@ from store_faults import Faults, disk_full, names
 from strategies.core.errors import StoreError, UploadError
 from strategies.core.facts import UploadFacts
 from strategies.method import Snapshot
-from strategies.run.files import FolderLock
 from strategies.run.round_folder import RoundFolder
 
 
@@ -22,11 +21,6 @@ def weights(value: float, size: int = 4) -> dict[str, torch.Tensor]:
 
 def give(folder: RoundFolder, client: str, value: float = 1.0) -> None:
     folder.accept(UploadFacts(client, "lenet5", 10, (4, 6)), weights(value))
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> RoundFolder:
-    return RoundFolder(tmp_path, FolderLock(tmp_path))
 
 
 def test_accept_stores_weights_and_facts_and_returns_the_upload(folder: RoundFolder) -> None:
@@ -79,16 +73,6 @@ def test_accept_when_the_disk_is_full_at_any_call_leaves_nothing_and_goes_on(
     give(folder, "second", 2.0)
     assert folder.held() == ["first", "second"]
     assert len(folder.uploads()) == 2
-
-
-def test_a_torn_last_line_of_the_index_is_not_accepted_and_is_overwritten(folder: RoundFolder) -> None:
-    give(folder, "a")
-    give(folder, "b")
-    index = folder.path / "uploads.jsonl"
-    index.write_bytes(index.read_bytes()[:-20])
-    assert folder.held() == ["a"]
-    give(folder, "b", 2.0)
-    assert [upload.read()["steps"].item() for upload in folder.uploads()] == [1, 2]
 
 
 def test_uploads_with_a_damaged_file_names_it_both_digests_and_the_remedy(folder: RoundFolder) -> None:

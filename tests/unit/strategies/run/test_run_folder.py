@@ -6,8 +6,8 @@ import json
 import os
 import signal
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -127,62 +127,6 @@ def test_student_and_images_come_back_as_saved(run: RunFolder) -> None:
     assert torch.equal(found, images)
 
 
-def work_without_end(path: Path, ready: int) -> None:
-    run = RunFolder.create(path, {})
-    folder = run.round()
-    os.write(ready, b"1")
-    for step in range(1, 100_000):
-        value = torch.full((1000,), float(step))
-        folder.accept(UploadFacts(f"c{step}", "x", step), {"w": value})
-        folder.record({"epoch": step})
-        folder.save_checkpoint(Snapshot(step, {"w": value}, {"rows": torch.tensor([[step]])}))
-
-
-@pytest.mark.parametrize("milliseconds", [40, 90, 170])
-def test_run_folder_when_its_writer_is_killed_in_the_middle_of_work_is_whole(tmp_path: Path, milliseconds: int) -> None:
-    path = tmp_path / "run"
-    heard, ready = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            work_without_end(path, ready)
-        finally:
-            os._exit(1)
-    try:
-        assert os.read(heard, 1) == b"1"
-        with pytest.raises(StoreError, match=f"in use by process {pid}, wait or end it"):
-            RunFolder.open(path)
-        time.sleep(milliseconds / 1000)
-    finally:
-        os.kill(pid, signal.SIGKILL)
-        status = os.waitpid(pid, 0)[1]
-        os.close(heard)
-        os.close(ready)
-    assert os.WTERMSIG(status) == signal.SIGKILL
-    with RunFolder.open(path) as run:
-        check_whole(run)
-
-
-def check_whole(run: RunFolder) -> None:
-    folder = run.round()
-    clients = [record.client for record in folder.records()]
-    assert clients == [f"c{step}" for step in range(1, len(clients) + 1)]
-    for upload in folder.uploads():
-        assert torch.equal(upload.read()["w"], torch.full((1000,), float(upload.client[1:])))
-    snapshot = folder.load_checkpoint()
-    step = snapshot.step if snapshot else 0
-    # Checkpoints come after the upload of their step.
-    assert len(clients) - 1 <= step <= len(clients)
-    if snapshot:
-        assert torch.equal(snapshot.state["w"], torch.full((1000,), float(step)))
-        assert torch.equal(snapshot.appended["rows"], torch.arange(1, step + 1).reshape(-1, 1))
-    folder.truncate_metrics(step)
-    assert [row["epoch"] for row in folder.metrics()] == list(range(1, step + 1))
-    assert not list(run.path.rglob(".*.tmp"))
-    folder.accept(UploadFacts(f"c{len(clients) + 1}", "x", 1), STATE)
-    folder.save_checkpoint(Snapshot(step + 1, {}))
-
-
 def test_a_run_folder_that_is_closed_to_this_user_is_one_line(
     tmp_path: Path, close: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -210,21 +154,36 @@ def test_lock_held_by_this_process_keeps_a_second_one_out_until_released(tmp_pat
     second.release()
 
 
-def test_lock_after_a_fork_is_not_kept_by_the_child(tmp_path: Path) -> None:
-    lock = FolderLock(tmp_path)
-    ready, go = os.pipe(), os.pipe()
+@contextmanager
+def forked(work: Callable[[], bool]) -> Iterator[int]:
+    """Yield the id of a child that has done something, and lives to the end of the block."""
+    heard, ready = os.pipe()
     pid = os.fork()
     if pid == 0:
-        os.write(ready[1], b"1" if not lock.held else b"0")
-        os.close(go[1])
-        os.read(go[0], 1)  # until the parent closes its end
-        os._exit(0)
+        try:
+            os.write(ready, b"1" if work() else b"0")
+            signal.pause()
+        finally:
+            os._exit(1)
     try:
-        assert os.read(ready[0], 1) == b"1"
+        assert os.read(heard, 1) == b"1"
+        yield pid
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(heard)
+        os.close(ready)
+
+
+def test_lock_after_a_fork_is_not_kept_by_the_child(tmp_path: Path) -> None:
+    lock = FolderLock(tmp_path)
+    with forked(lambda: not lock.held):
         lock.release()
         FolderLock(tmp_path).release()
-    finally:
-        os.close(go[1])
-        os.waitpid(pid, 0)
-        for end in (*ready, go[0]):
-            os.close(end)
+
+
+def test_lock_of_another_process_names_it_and_ends_with_it(tmp_path: Path) -> None:
+    line = "in use by process {}, wait or end it"
+    with forked(lambda: FolderLock(tmp_path).held) as pid, pytest.raises(StoreError, match=line.format(pid)):
+        FolderLock(tmp_path)
+    FolderLock(tmp_path).release()

@@ -10,39 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from run_fakes import described
 from store_faults import names
 
 from strategies.core.errors import StoreError
 from strategies.method import Snapshot
 from strategies.run.checkpoint import CheckpointFolder, flatten
-
-
-def bits(value: float) -> bytes:
-    return struct.pack(">d", value)
-
-
-def assert_same(left: Any, right: Any) -> None:
-    """Equal to the type and the bit."""
-    assert type(left) is type(right)
-    if isinstance(left, dict):
-        assert list(left) == list(right)
-        assert [type(key) for key in left] == [type(key) for key in right]
-        for key in left:
-            assert_same(left[key], right[key])
-    elif isinstance(left, (list, tuple)):
-        assert len(left) == len(right)
-        for one, other in zip(left, right, strict=True):
-            assert_same(one, other)
-    elif isinstance(left, torch.Tensor):
-        assert left.dtype == right.dtype
-        assert torch.equal(left, right)
-    elif isinstance(left, np.ndarray):
-        assert left.dtype == right.dtype
-        assert np.array_equal(left, right)
-    elif isinstance(left, float):
-        assert bits(left) == bits(right)
-    else:
-        assert left == right
 
 
 def rich_state() -> dict[Any, Any]:
@@ -90,8 +63,8 @@ def test_checkpoint_of_everything_round_trips(folder: CheckpointFolder) -> None:
     folder.save(Snapshot(step=7, state=state, appended={"pool": torch.arange(6, dtype=torch.uint8).reshape(2, 3)}))
     snapshot = loaded(CheckpointFolder(folder.path))
     assert snapshot.step == 7
-    assert_same(snapshot.state, state)
-    assert_same(dict(snapshot.appended), {"pool": torch.arange(6, dtype=torch.uint8).reshape(2, 3)})
+    assert described(snapshot.state) == described(state)
+    assert described(snapshot.appended["pool"]) == described(torch.arange(6, dtype=torch.uint8).reshape(2, 3))
 
 
 def test_rows_saved_after_a_load_continue_the_buffer(folder: CheckpointFolder) -> None:
