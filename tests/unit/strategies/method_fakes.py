@@ -68,6 +68,27 @@ def model_of(upload: Upload, builders: Mapping[str, Callable[[], nn.Module]] = B
     return model.eval()
 
 
+def drawn_upload(
+    k: int, name: str, builders: Mapping[str, Callable[[], nn.Module]], examples: int = 10, counts: Any = None
+) -> Upload:
+    """Client k with the weights that its model begins with."""
+    with torch.random.fork_rng():
+        torch.manual_seed(k)
+        state = builders[name]().state_dict()
+    return Upload(UploadFacts(f"c{k}", name, examples, counts), lambda: state)
+
+
+def train(
+    model: nn.Module, inputs: torch.Tensor, labels: torch.Tensor, optimizer: torch.optim.Optimizer, steps: int
+) -> dict[str, torch.Tensor]:
+    """Train on all examples at once, and return the weights."""
+    for _ in range(steps):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(inputs), labels).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    return {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+
 def telling(upload: Upload, **facts: Any) -> Upload:
     """Return an upload whose client says something else about it."""
     return replace(upload, facts=replace(upload.facts, **facts))
@@ -119,7 +140,7 @@ class Book(Silent):
 
 def weights(outcome: Outcome) -> dict[str, torch.Tensor]:
     """Everything an outcome's models are made of, and the images it shows."""
-    found = dict(outcome.student)
+    found = dict(outcome.student or {})
     if outcome.ensemble is not None:
         found |= {f"ensemble.{name}": value for name, value in outcome.ensemble.weights.items()}
     return found if outcome.images is None else {**found, "images": outcome.images}
@@ -154,9 +175,8 @@ def logits_of(job: Job) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     return fresh_student(job)(inputs).detach().double().numpy(), np.stack(found)
 
 
-def check_resume(method: Method, config: Any, **also: Any) -> None:
+def check_resume(method: Method, job: Job) -> None:
     """A process that dies goes on from the last border of epochs: nothing may show it."""
-    job = replace(tiny_job(config), **also)
     whole = Book(keep=True)
     expected = method.fit(job, whole)
     assert [snapshot.step for snapshot in whole.snapshots] == [1, 2, 3]

@@ -3,33 +3,18 @@ from typing import Any
 
 import pytest
 import torch
-from method_fakes import (
-    TINY,
-    UPLOADS,
-    Book,
-    check_resume,
-    close,
-    run,
-    same,
-    telling,
-    tiny_job,
-)
+from method_fakes import TINY, UPLOADS, Book, check_resume, close, run, same, telling, tiny_job
 from torch import Tensor
 
 from strategies.combiners.combiners import name_of
 from strategies.combiners.outcomes import build_ensemble
 from strategies.combiners.tally_pool import build_tally_teacher
-from strategies.distillation.synthesis import Batch, GeneratedImages
 from strategies.method import Outcome, Silent, Upload
-from strategies.methods import dense
 from strategies.methods.co_boosting import METHOD, CoBoostingConfig, CoBoostingServer, fit
 from strategies.teacher.augment import AUGMENTATIONS
 from strategies.teacher.ensemble import Ensemble
 
 SMALL = CoBoostingConfig(**TINY, schedule="constant", reweighting_step=0.05)
-NOTHING: dict[str, Any] = {
-    "hard_exponent": 0.0, "adversarial_weight": 0.0, "perturbation": "none", "reweighting": False,
-}  # fmt: skip
 GRADIENT = "strategies.methods.co_boosting.weighted_mean_gradient"
 THIRDS = torch.full((3,), 1 / 3)
 
@@ -121,29 +106,15 @@ def test_weights_of_the_text_see_moved_images_of_every_epoch(monkeypatch: pytest
     assert all(any(torch.equal(image, x) for x in seen) for image in moved)
 
 
-def test_everything_switched_off_is_dense_with_its_cross_entropy_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Equal weights are the mean ensemble; only the order of the labels differs.
-    config = {**TINY, "epochs": 2, "student_lr": 1e-3, "student_clip": 0.0, "generator_clip": 10.0}
-    config |= {"schedule": "constant", "weight_decay": 0.0, "kd_temperature": 2.0, "adversarial_weight": 0.0}
-    batch = GeneratedImages.batch
-
-    def unsorted(self: GeneratedImages, *args: Any, sort_labels: bool = False, **rest: Any) -> Batch:
-        return batch(self, *args, **rest)
-
-    monkeypatch.setattr(GeneratedImages, "batch", unsorted)
-    plain = run(dense.METHOD, dense.DenseConfig(**config, bn_weight=0.0))
-    ours = run(METHOD, CoBoostingConfig(**{**config, **NOTHING}))
-    close(replace(ours, ensemble=None), plain)
-
-
 MUTE = tuple(telling(upload, label_counts=None) for upload in UPLOADS)
 
 
 @pytest.mark.parametrize("uploads", [UPLOADS, MUTE], ids=["told", "silent"])
 def test_weights_of_tallys_pool_are_learned_and_resumed(uploads: tuple[Upload, ...]) -> None:
     config = replace(SMALL, perturbation="none")
-    check_resume(METHOD, config, teacher="tally", uploads=uploads)
-    outcome = fit(replace(tiny_job(config), teacher="tally", uploads=uploads), Silent())
+    job = replace(tiny_job(config), teacher="tally", uploads=uploads)
+    check_resume(METHOD, job)
+    outcome = fit(job, Silent())
     assert outcome.ensemble.combiner == name_of(build_tally_teacher(tiny_job(config, uploads=uploads))[1])
     assert outcome.ensemble.weights.keys() >= {"counts", "weights"}
     assert not torch.equal(final(outcome), THIRDS)

@@ -132,7 +132,7 @@ RESUMED = [(name, changes) for name, case in CASES.items() for changes in case.r
 
 @pytest.mark.parametrize(("name", "changes"), RESUMED, ids=[f"{name} {'+'.join(more)}" for name, more in RESUMED])
 def test_fit_resumed_after_a_crash_ends_with_the_same_bits(name: str, changes: dict[str, Any]) -> None:
-    check_resume(METHODS[name], replace(CASES[name].config, **changes))
+    check_resume(METHODS[name], tiny_job(replace(CASES[name].config, **changes)))
 
 
 @cache

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from method_fakes import drawn_upload, model_of
 from torch import nn
 
 from strategies.combiners.outcomes import load_model
-from strategies.core.facts import UploadFacts
 from strategies.core.seeds import generator
 from strategies.method import Job, Normalization, Silent, Upload
 from strategies.methods.fafi import NOISE_IMAGES, FafiConfig, fit
@@ -40,10 +40,7 @@ BUILDERS = {"net": nn.Identity, "net+prototypes": Encoder, "normed+prototypes": 
 
 
 def upload(k: int, name: str = "net+prototypes") -> Upload:
-    with torch.random.fork_rng():
-        torch.manual_seed(k)
-        state = {key: value.clone() for key, value in BUILDERS[name]().state_dict().items()}
-    return Upload(UploadFacts(f"c{k}", name, 10 * (k + 1)), lambda: state)
+    return drawn_upload(k, name, BUILDERS, 10 * (k + 1))
 
 
 def job(*uploads: Upload, student: str = "net", **options: str) -> Job:
@@ -109,9 +106,5 @@ def test_predictions_by_test_batch_depend_on_the_other_images_and_by_default_do_
     torch.testing.assert_close(running(images)[:3], running(images[:3]))
     assert not torch.allclose(batch(images)[:3], batch(images[:3]), atol=1e-3)
     # Equal to members in training mode.
-    members = []
-    for each in uploads:
-        member = normed()
-        member.load_state_dict(each.read())
-        members.append(member.train()(images))
+    members = [model_of(each, BUILDERS).train()(images) for each in uploads]
     torch.testing.assert_close(batch(images), batch.combiner(torch.stack(members)))  # type: ignore[operator]

@@ -37,18 +37,12 @@ def test_fit_weighs_by_examples_and_averages_the_buffers_too() -> None:
     assert student["1.num_batches_tracked"].item() == 8  # 0.25 * 1 + 0.75 * 11 = 8.5, cut
 
 
-def test_fit_with_uniform_weights_is_the_plain_mean() -> None:
-    one = job(FedAvgConfig(weights="uniform"))
+def test_fit_with_uniform_weights_or_a_client_that_tells_no_examples_is_the_plain_mean_and_says_so_once() -> None:
+    one, progress = job(FedAvgConfig(weights="uniform")), Book()
     a, b = (upload.read() for upload in one.uploads)
-    student = fit(one, Silent()).student
-    torch.testing.assert_close(student["0.weight"], (a["0.weight"] + b["0.weight"]) / 2)
-
-
-def test_fit_with_a_client_that_tells_no_examples_is_uniform_and_says_so_once() -> None:
-    progress = Book()
-    outcome = fit(job(examples=(10, None)), progress)
-    uniform = fit(job(FedAvgConfig(weights="uniform")), Silent())
-    assert all(torch.equal(outcome.student[name], uniform.student[name]) for name in uniform.student)
+    uniform, untold = fit(one, Silent()).student, fit(job(examples=(10, None)), progress).student
+    torch.testing.assert_close(uniform["0.weight"], (a["0.weight"] + b["0.weight"]) / 2)
+    assert all(torch.equal(untold[name], value) for name, value in uniform.items())
     [row] = progress.rows
     assert "no num-examples from c1" in row["note"]
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from method_fakes import Book, same, telling
+from method_fakes import check_resume, same, telling
 from torch import nn
 
 from strategies.core.errors import OptionError
@@ -95,13 +95,8 @@ def usual() -> Outcome:
     return fit(tiny_job(), Silent())
 
 
-def test_fit_resumed_after_a_crash_ends_with_the_same_bits(usual: Outcome) -> None:
-    kept = Book(keep=True)
-    fit(tiny_job(), kept)
-
-    assert [snapshot.step for snapshot in kept.snapshots] == [1, 2, 3]
-    for snapshot in kept.snapshots:
-        assert same(fit(tiny_job(), Book(snapshot)), usual)
+def test_fit_resumed_after_a_crash_ends_with_the_same_bits() -> None:
+    check_resume(METHOD, tiny_job())
 
 
 def test_classifiers_are_refused() -> None:

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from method_fakes import drawn_upload, model_of
 from torch import nn
 
 from strategies.combiners.outcomes import load_model
 from strategies.core.errors import OptionError
-from strategies.core.facts import UploadFacts
 from strategies.method import METHODS, Job, Normalization, Silent, Upload
 from strategies.methods.fedov import FedOvConfig, OpenSet, fit
 from strategies.uploads.needs import check_needs
@@ -56,10 +56,7 @@ BUILDERS = {"net+unknown": small, "net": plain}
 
 
 def upload(k: int, name: str = "net+unknown") -> Upload:
-    with torch.random.fork_rng():
-        torch.manual_seed(k)
-        state = {key: 3 * value for key, value in BUILDERS[name]().state_dict().items()}
-    return Upload(UploadFacts(f"c{k}", name, 10), lambda: state)
+    return drawn_upload(k, name, BUILDERS)
 
 
 def job(*uploads: Upload, voters: int = 0) -> Job:
@@ -74,12 +71,8 @@ def test_outcome_is_the_vote_of_all_uploads(voters: int) -> None:
 
     model = load_model(fit(one, Silent()), one)
 
-    logits = []
-    for each in one.uploads:
-        member = small()
-        member.load_state_dict(each.read())
-        logits.append(member(images).detach().double().numpy())
-    np.testing.assert_allclose(model(images).exp().numpy(), vote(np.stack(logits), voters), rtol=1e-4)
+    logits = np.stack([model_of(each, BUILDERS)(images).detach().double().numpy() for each in one.uploads])
+    np.testing.assert_allclose(model(images).exp().numpy(), vote(logits, voters), rtol=1e-4)
 
 
 def test_model_without_an_output_for_unknown_is_refused() -> None:

@@ -5,31 +5,19 @@ from typing import Any
 
 import pytest
 import torch
-from method_fakes import BUILDERS, OTHER, SHAPE, TINY, UPLOADS, Book, options_to_try, tiny_job
+from method_fakes import BUILDERS, OTHER, SHAPE, TINY, UPLOADS, Book, check_resume, options_to_try, run, same, tiny_job
 
 from strategies.combiners.outcomes import load_model
 from strategies.core.seeds import generator
 from strategies.distillation.losses import draw_directions
-from strategies.method import Job, Outcome, Silent
-from strategies.methods.intactofl import ByPixels, IntactOflConfig, fit
+from strategies.method import Outcome
+from strategies.methods.intactofl import METHOD, ByPixels, IntactOflConfig, fit
 from strategies.teacher.augment import Standardize, dequantize
 from strategies.teacher.ensemble import Ensemble
 
 SMALL = IntactOflConfig(**{key: value for key, value in TINY.items() if key != "student_lr"} | {"generator_lr": 1e-3})
 PREDICTIONS = replace(SMALL, gate="predictions")
 SEED = 3  # with it the gate and the plain mean disagree on images of the first epochs
-
-
-def run(config: Any, **also: Any) -> Outcome:
-    return fit(replace(tiny_job(config, seed=SEED), **also), Silent())
-
-
-def same(one: Outcome, other: Outcome) -> bool:
-    gates = one.ensemble.weights, other.ensemble.weights
-    alike = gates[0].keys() == gates[1].keys() and all(
-        torch.equal(value, gates[1][key]) for key, value in gates[0].items()
-    )
-    return alike and one.ensemble.combiner == other.ensemble.combiner and torch.equal(one.images, other.images)
 
 
 @cache
@@ -107,18 +95,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def check_resume(job: Job) -> None:
-    whole = Book(keep=True)
-    expected = fit(job, whole)
-    for snapshot in whole.snapshots:
-        resumed = Book(snapshot)
-        assert same(fit(job, resumed), expected), f"resumed after epoch {snapshot.step}"
-        assert resumed.epochs == whole.epochs[snapshot.step :]
-
-
 @pytest.mark.parametrize("name", VARIANTS)
 def test_fit_resumed_after_a_crash_ends_with_the_same_bits(name: str) -> None:
-    check_resume(tiny_job(replace(SMALL, **VARIANTS[name])))
+    check_resume(METHOD, tiny_job(replace(SMALL, **VARIANTS[name])))
 
 
 INTACT_OTHER: dict[str, Any] = OTHER | {
@@ -135,11 +114,11 @@ def keep_last(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @cache
 def usual_with_last_images() -> Outcome:
-    return run(SMALL)
+    return run(METHOD, SMALL, seed=SEED)
 
 
 @pytest.mark.usefixtures("keep_last")
 @pytest.mark.parametrize("name", options_to_try(IntactOflConfig))
 def test_every_option_changes_the_result(name: str) -> None:
     assert getattr(SMALL, name) != INTACT_OTHER[name]
-    assert not same(run(replace(SMALL, **{name: INTACT_OTHER[name]})), usual_with_last_images())
+    assert not same(run(METHOD, replace(SMALL, **{name: INTACT_OTHER[name]}), seed=SEED), usual_with_last_images())

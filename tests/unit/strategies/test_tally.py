@@ -4,15 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from method_fakes import (
-    SHAPE,
-    UPLOADS,
-    Book,
-    run,
-    telling,
-    tiny_job,
-    upload,
-)
+from method_fakes import SHAPE, UPLOADS, Book, run, telling, tiny_job, train, upload
 from torch import Tensor, nn
 
 from strategies.combiners.noise import noise_batches
@@ -160,12 +152,7 @@ def trained(k: int, kind: str = "net") -> dict[str, Tensor]:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = BUILDERS[kind]()
-    optimizer = torch.optim.Adam(model.parameters(), 0.01)
-    for _ in range(40):
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(images), labels).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-    return {name: value.clone() for name, value in model.state_dict().items()}
+    return train(model, images, labels, torch.optim.Adam(model.parameters(), 0.01), 40)
 
 
 def upload_scaled(k: int, factor: float = 1.0, kind: str = "net") -> Upload:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from method_fakes import UPLOADS, telling, tiny_job
+from method_fakes import UPLOADS, model_of, telling, tiny_job, train
 from torch import Tensor, nn
 
 from strategies.combiners.combiners import Mean, weights_gradient
@@ -55,12 +55,7 @@ def trained(k: int, architecture: str) -> dict[str, Tensor]:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = BUILDERS[architecture]()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-    for _ in range(60):
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(images), labels).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-    return {name: value.clone() for name, value in model.state_dict().items()}
+    return train(model, images, labels, torch.optim.SGD(model.parameters(), 0.1, momentum=0.9), 60)
 
 
 def upload(k: int, architecture: str = "linear", **facts: Any) -> Upload:
@@ -88,13 +83,7 @@ def counted(uploads: tuple[Upload, ...], *, sharpness: float = 1.0, **options: A
 
 def noise_answers(uploads: tuple[Upload, ...], count: int, seed: int = 0) -> Tensor:
     images = (next(noise_batches(count, SHAPE, generator(seed, "tally", "probes"))) - 0.4) / 0.3
-    answers = []
-    for one in uploads:
-        model = BUILDERS[one.architecture]()
-        model.load_state_dict(one.read())
-        with torch.no_grad():
-            answers.append(model(images))
-    return torch.stack(answers)
+    return torch.stack([model_of(one, BUILDERS)(images).detach() for one in uploads])
 
 
 def estimate_counts(uploads: tuple[Upload, ...], counts: str, probes: int = 1024) -> Tensor:

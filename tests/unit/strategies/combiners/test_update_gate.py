@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from method_fakes import Book, check_resume
+from method_fakes import Book, check_resume, model_of, train
 from scipy.special import logsumexp
 from torch import Tensor, nn
-from torch.nn import functional
 
 from strategies.combiners.opinion_pools import OpinionPool, center_logits
 from strategies.combiners.outcomes import build_ensemble
@@ -54,12 +53,7 @@ def trained(client: int, builder: Any = chain, seed: int = SEED) -> Mapping[str,
         model = builder()
     inputs = torch.cat([images_of(label, client) for label in OWN[client]])
     labels = torch.tensor(OWN[client]).repeat_interleave(EXAMPLES)
-    optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
-    for _ in range(30):
-        optimizer.zero_grad()
-        functional.cross_entropy(model(inputs), labels).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-    return model.state_dict()
+    return train(model, inputs, labels, torch.optim.SGD(model.parameters(), 0.05, momentum=0.9), 30)
 
 
 def upload(client: int, state: Mapping[str, Tensor]) -> Upload:
@@ -129,12 +123,8 @@ def test_gate_finds_the_client_of_a_class_where_the_pool_does_not(builder: Any) 
     labels = torch.arange(CLASSES).repeat_interleave(EXAMPLES)
     pool = pool_of(job)
     gate = gate_of(job, pool)
-    models = []
-    for one in job.uploads:
-        models.append(builder())
-        models[-1].load_state_dict(one.read())
     with torch.no_grad():
-        logits = torch.stack([model(fresh) for model in models])
+        logits = torch.stack([model_of(one, job.builders)(fresh) for one in job.uploads])
         right = (gate.densities(fresh).argmax(0) == labels // 2).float().mean()
         plain, gated = ((made.argmax(1) == labels).float().mean() for made in (pool(logits), gate(logits, fresh)))
     assert float(right) > 0.95
@@ -205,8 +195,7 @@ def test_tally_reads_spanned_images_beside_the_noise_and_says_where_there_are_no
     assert float(outside[8:].mean()) < 0.5 * float(outside[:8].mean())
     torch.testing.assert_close(logits[:8], without["logits"])
     monkeypatch.undo()
-    facts = {name: value for name, value in vars(job).items() if name != "config"}
-    check_resume(METHOD, replace(config, epochs=3), **facts)
+    check_resume(METHOD, replace(job, config=replace(config, epochs=3)))
 
 
 def of_two_directions(client: int) -> dict[str, Tensor]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cache, partial
 
 import torch
+from method_fakes import train
 from torch import nn
 
 from strategies.core.facts import UploadFacts
@@ -66,13 +67,7 @@ def fitted(images: torch.Tensor, labels: torch.Tensor, architecture: str = "net"
     with torch.random.fork_rng():
         torch.manual_seed(start)
         model = BUILDERS[architecture]()
-        optimizer = torch.optim.SGD(model.parameters(), 0.05, 0.9)
-        for _ in range(60):
-            loss = nn.functional.cross_entropy(model((images - 0.5) / 0.5), labels)
-            optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-    return {key: value.detach().clone() for key, value in model.state_dict().items()}
+    return train(model, (images - 0.5) / 0.5, labels, torch.optim.SGD(model.parameters(), 0.05, 0.9), 60)
 
 
 @cache
