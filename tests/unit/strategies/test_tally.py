@@ -125,15 +125,6 @@ def net() -> nn.Module:
     )  # fmt: skip
 
 
-def plain() -> nn.Module:
-    return nn.Sequential(
-        nn.Flatten(), nn.Linear(36, 24), nn.ReLU(), nn.Linear(24, 12), nn.ReLU(), nn.Linear(12, CLASSES)
-    )
-
-
-BUILDERS = {"net": net, "plain": plain}
-
-
 def examples(count: int, seed: int, classes: int = CLASSES) -> tuple[Tensor, Tensor]:
     rng = torch.Generator().manual_seed(seed)
     labels = torch.randint(classes, (count,), generator=rng)
@@ -146,25 +137,25 @@ def held(k: int) -> tuple[Tensor, Tensor]:
 
 
 @cache
-def trained(k: int, kind: str = "net") -> dict[str, Tensor]:
+def trained(k: int) -> dict[str, Tensor]:
     """Train client k, from weights that all clients start from."""
     images, labels = held(k)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = BUILDERS[kind]()
+        model = net()
     return train(model, images, labels, torch.optim.Adam(model.parameters(), 0.01), 40)
 
 
-def upload_scaled(k: int, factor: float = 1.0, kind: str = "net") -> Upload:
-    state = {name: factor * value if value.is_floating_point() else value for name, value in trained(k, kind).items()}
+def upload_scaled(k: int, factor: float = 1.0) -> Upload:
+    state = {name: factor * value if value.is_floating_point() else value for name, value in trained(k).items()}
     counts = tuple(torch.bincount(held(k)[1], minlength=CLASSES).tolist())
-    return Upload(UploadFacts(f"c{k}", kind, sum(counts), counts), lambda: dict(state))
+    return Upload(UploadFacts(f"c{k}", "net", sum(counts), counts), lambda: dict(state))
 
 
-def job(factor: float = 1.0, attacker: int = 1, clients: int = CLIENTS, kind: str = "net", **options: Any) -> Job:
-    uploads = tuple(upload_scaled(k, factor if k == attacker else 1.0, kind) for k in range(clients))
+def job(factor: float = 1.0, attacker: int = 1, clients: int = CLIENTS, **options: Any) -> Job:
+    uploads = tuple(upload_scaled(k, factor if k == attacker else 1.0) for k in range(clients))
     space = Normalization((0.5,), (0.1,))
-    return Job(uploads, BUILDERS, kind, CLASSES, SCALED_SHAPE, space, replace(SCALED_STILL, **options))
+    return Job(uploads, {"net": net}, "net", CLASSES, SCALED_SHAPE, space, replace(SCALED_STILL, **options))
 
 
 @cache

@@ -25,7 +25,7 @@ from strategies.combiners.tally_pool import (
 from strategies.core.facts import UploadFacts
 from strategies.core.seeds import generator
 from strategies.distillation.learner import build_teacher
-from strategies.method import METHODS, TEACHERS, Job, Normalization, Upload
+from strategies.method import TEACHERS, Job, Normalization, Upload
 from strategies.teacher.ensemble import Ensemble
 
 SHAPE, CLASSES = (1, 6, 6), 4
@@ -154,7 +154,7 @@ COUNTS = torch.tensor([upload.label_counts for upload in UPLOADS], dtype=torch.f
 
 
 def taught(**changes: Any) -> Job:
-    return replace(tiny_job(None), teacher="tally", **changes)
+    return replace(tiny_job(None), **{"teacher": "tally", **changes})
 
 
 @pytest.mark.parametrize("uploads", [UPLOADS, MUTE, HALF_MUTE], ids=["told", "silent", "one silent"])
@@ -201,32 +201,8 @@ def test_gradient_by_the_weights_of_a_pool_is_that_of_small_changes(rule: str) -
     assert float(found.abs().min()) > 1e-6
 
 
-# The uploads weighted by their numbers of examples, as the teacher of other methods.
+def test_teacher_by_examples_is_the_mean_of_logits_weighted_by_them() -> None:
+    ensemble, _ = TEACHERS["dw-fedens"].build(taught(teacher="dw-fedens"))
 
-
-SIZES = (10, 30)
-
-
-def net() -> nn.Module:
-    return nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
-
-
-def job_teacher(method: str = "dense") -> Job:
-    states = [{"1.weight": torch.full((3, 16), k + 1.0), "1.bias": torch.arange(3.0) * k} for k in range(2)]
-    uploads = tuple(
-        Upload(UploadFacts(f"c{k}", "net", SIZES[k], (1, 2, 3)), lambda state=state: state)  # type: ignore[misc]
-        for k, state in enumerate(states)
-    )
-    space = Normalization((0.5,), (0.5,))
-    proxy = torch.zeros(4, 1, 4, 4, dtype=torch.uint8)
-    config = METHODS[method].config()
-    return Job(uploads, {"net": net}, "net", 3, (1, 4, 4), space, config, teacher="dw-fedens", proxy=proxy)
-
-
-def test_teacher_is_the_mean_of_logits_weighted_by_examples() -> None:
-    ensemble, _ = TEACHERS["dw-fedens"].build(job_teacher())
-
-    found = ensemble(torch.ones(1, 1, 4, 4))
-
-    # Members say (16, 16, 16) and (32, 33, 34), and weigh 1 to 3.
-    assert found.tolist() == [[28.0, 28.75, 29.5]]
+    wanted = sum((one.num_examples or 0) * model_of(one)(INPUTS) for one in UPLOADS) / (10 + 20 + 30)
+    torch.testing.assert_close(ensemble(INPUTS), wanted, rtol=1e-4, atol=1e-5)

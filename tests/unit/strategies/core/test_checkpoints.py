@@ -113,20 +113,6 @@ def test_a_torchscript_archive_is_refused_as_code(tmp_path: Path) -> None:
         read_checkpoint(tmp_path / "a.pt")
 
 
-@pytest.mark.parametrize("name", ["a.pt", "a.safetensors"])
-@pytest.mark.parametrize("content", [b"", b"hello\n", b"<html>gone</html>", b"\x80\x04", pickle.dumps([print])])
-def test_another_file_than_a_checkpoint_is_refused_without_advice_to_trust_it(
-    tmp_path: Path, name: str, content: bytes, recwarn: pytest.WarningsRecorder
-) -> None:
-    (tmp_path / name).write_bytes(content)
-
-    with pytest.raises(UploadError, match=rf"{name} cannot be read as weights: .*: must be a .safeten") as error:
-        read_checkpoint(tmp_path / name)
-
-    assert "weights_only" not in str(error.value)
-    assert not recwarn.list
-
-
 def test_an_archive_that_unpacks_to_far_more_than_it_is_is_refused_unread(tmp_path: Path) -> None:
     stream = io.BytesIO()
     torch.save({"a": torch.arange(4.0)}, stream)
@@ -203,16 +189,25 @@ def test_an_index_names_its_files_as_any_system_writes_paths(tmp_path: Path, sep
 @pytest.mark.parametrize(
     ("content", "line"),
     [
-        (b"version https://git-lfs.github.com/spec/v1\n", "a pointer of Git LFS, 'git lfs pull' fetches"),
-        (b"\n<!DOCTYPE html><html>404", "a web page, perhaps of a download that failed"),
-        (b"\x89HDF\r\n\x1a\n" + bytes(99), "an HDF5 file, as Keras writes them"),
-        (b"", "empty"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "it is a pointer of Git LFS, 'git lfs pull' fetches"),
+        (b"\n<!DOCTYPE html><html>404", "it is a web page, perhaps of a download that failed"),
+        (b"\x89HDF\r\n\x1a\n" + bytes(99), "it is an HDF5 file, as Keras writes them"),
+        (b"", "it is empty"),
+        (b"hello\n", ""),
+        (b"\x80\x04", ""),
+        (pickle.dumps([print]), ""),
     ],
 )
-def test_what_is_often_taken_for_weights_is_named(tmp_path: Path, name: str, content: bytes, line: str) -> None:
+def test_another_file_is_refused_without_advice_to_trust_it_and_named_if_often_taken_for_weights(
+    tmp_path: Path, name: str, content: bytes, line: str, recwarn: pytest.WarningsRecorder
+) -> None:
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(UploadError, match=f"{name} cannot be read as weights: it is {line}"):
+
+    with pytest.raises(UploadError, match=f"{name} cannot be read as weights: {line}.*: must be a .safeten") as error:
         read_checkpoint(tmp_path / name)
+
+    assert "weights_only" not in str(error.value)
+    assert not recwarn.list
 
 
 class Malicious:
@@ -242,34 +237,3 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         read_checkpoint(tmp_path / "absent.pt")
     with pytest.raises(UploadError, match="is a folder without a model"):
         read_checkpoint(tmp_path)
-
-
-@pytest.mark.filterwarnings("ignore:Detected pickle protocol:UserWarning")
-@pytest.mark.parametrize("name", ["model.safetensors", "model.pt"])
-@pytest.mark.parametrize("legacy", [False, True])
-def test_a_damaged_file_is_refused_in_one_line_whatever_is_wrong_with_it(
-    tmp_path: Path, name: str, legacy: bool
-) -> None:
-    path, rng = tmp_path / name, np.random.default_rng(0)
-    if name.endswith(".pt"):
-        torch.save({"state_dict": STATE}, path, _use_new_zipfile_serialization=not legacy)
-    else:
-        save_file(STATE, path)
-    whole, refused = path.read_bytes(), 0
-
-    for cut in (0, 1, 7, 8, 20, len(whole) // 2, len(whole) - 1):
-        path.write_bytes(whole[:cut])
-        with pytest.raises(UploadError, match="cannot be read as weights") as error:
-            read_checkpoint(path)
-        assert len(str(error.value)) < 400 + len(str(path))
-    for _ in range(150):
-        torn = bytearray(whole)
-        for position in rng.integers(0, min(len(whole), 700), 3):
-            torn[position] = rng.integers(0, 256)
-        path.write_bytes(torn)
-        try:
-            read_checkpoint(path)  # anything but an UploadError fails the test
-        except UploadError as error:
-            refused += "\n" not in str(error)
-
-    assert refused > 10

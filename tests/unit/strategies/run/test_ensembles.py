@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from method_fakes import telling
+from method_fakes import drawn_upload, model_of, telling
 from store_faults import Faults, disk_full
 from torch import nn
 
@@ -31,24 +31,10 @@ def wide() -> nn.Module:
 BUILDERS = {"narrow": narrow, "wide": wide}
 
 
-def upload(client: str, architecture: str, examples: int | None, counts: tuple[int, ...] | None) -> Upload:
-    torch.manual_seed(sum(map(ord, client)))
-    state = BUILDERS[architecture]().state_dict()
-    return Upload(UploadFacts(client, architecture, examples, counts), lambda: state)
-
-
 def job(method: Method) -> Job:
-    uploads = (upload("a", "narrow", 10, (10, 0, 0)), upload("b", "wide", 30, (10, 20, 0)))
+    drawn = drawn_upload(0, "narrow", BUILDERS, 10, (10, 0, 0)), drawn_upload(1, "wide", BUILDERS, 30, (10, 20, 0))
+    uploads = tuple(telling(upload, client=name) for upload, name in zip(drawn, "ab", strict=True))
     return Job(uploads, BUILDERS, "narrow", 3, (1, 4, 4), Normalization((0.5,), (0.5,)), method.config())
-
-
-def logits(one: Job) -> list[torch.Tensor]:
-    models = []
-    for entry in one.uploads:
-        model = one.builders[entry.architecture]()
-        model.load_state_dict(entry.read())
-        models.append(model.eval())
-    return [model(IMAGES).detach() for model in models]
 
 
 @pytest.mark.parametrize(
@@ -64,7 +50,7 @@ def test_loaded_ensemble_of_two_architectures_weighs_logits_as_the_formula_says(
     method: Method, weights: list[list[float]]
 ) -> None:
     one = job(method)
-    a, b = logits(one)
+    a, b = (model_of(upload, BUILDERS)(IMAGES).detach() for upload in one.uploads)
     model = load_model(method.fit(one, Silent()), one)
     torch.testing.assert_close(model(IMAGES), torch.tensor(weights[0]) * a + torch.tensor(weights[1]) * b)
 
@@ -76,9 +62,7 @@ def test_ensemble_in_int8_quantises_its_members_in_memory_and_from_a_folder(tmp_
     spec = EnsembleSpec(("a", "b"), "mean", precision="int8")
     expected = torch.zeros(4, 3)
     for upload in one.uploads:
-        model = BUILDERS[upload.architecture]()
-        model.load_state_dict(upload.read())
-        expected = expected + simulate_int8(model, upload.ranges)(IMAGES) / 2
+        expected = expected + simulate_int8(model_of(upload, BUILDERS), upload.ranges)(IMAGES) / 2
     save_ensemble(tmp_path, spec, one.uploads)
     for ensemble in (build_ensemble(one, spec), load_ensemble_module(tmp_path, BUILDERS)):
         torch.testing.assert_close(ensemble(IMAGES), expected, rtol=0, atol=1e-6)

@@ -1,5 +1,5 @@
 from collections.abc import Callable
-from copy import deepcopy
+from typing import Any
 
 import pytest
 import torch
@@ -18,22 +18,6 @@ from strategies.teacher.ensemble import Ensemble
 @pytest.fixture
 def images() -> torch.Tensor:
     return torch.rand(5, 1, 8, 8, generator=torch.Generator().manual_seed(0))
-
-
-@pytest.mark.parametrize("before", [(), (nn.Flatten(),), (nn.Identity(), nn.Dropout())])
-def test_a_first_layer_that_works_in_place_leaves_the_images_to_the_other_members(
-    images: torch.Tensor, before: tuple[nn.Module, ...]
-) -> None:
-    def small(*, inplace: bool) -> nn.Module:
-        torch.manual_seed(0)
-        return nn.Sequential(*before, nn.LeakyReLU(0.5, inplace=inplace), nn.Flatten(), nn.Linear(64, 3))
-
-    inputs = images - 0.5
-    expected = small(inplace=False).eval()(inputs)
-    ensemble = Ensemble([small(inplace=True) for _ in range(2)], Mean())
-    for logits in ensemble.member_logits(inputs):
-        torch.testing.assert_close(logits, expected)
-    assert torch.equal(inputs, images - 0.5)
 
 
 # Members of two kinds, which are called one by one, stacked, or computed again for the gradient.
@@ -97,7 +81,7 @@ def test_stacked_members_equal_the_loop(fold: bool, most: int, images: Tensor, m
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
-# Members that cannot be called as one: whatever form is asked for, each answers as it would alone.
+# Members that differ in what they do: whatever form is asked for, each answers as it would alone.
 
 
 class Net(nn.Module):
@@ -169,6 +153,39 @@ class Differing(Net):
         return -out if torch._C._functorch.is_batchedtensor(out) else out
 
 
+class Viewing(nn.Module):
+    """The convolutions and the ``view`` of PyTorch's tutorial net, smaller."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.max_pool2d(F.relu(self.norm(self.first(x))), 2).view(-1, 4))  # type: ignore[no-any-return]
+
+
+class Changing(Viewing):
+    """Centres its images where they lie."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.sub_(3.0).div_(2.0))
+
+
+class Gated(Viewing):
+    """What it computes follows from a buffer's value, which each model has its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("open", torch.rand(()) > 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * (1 if self.open else -1)
+
+
+def in_place_after(*before: nn.Module) -> nn.Module:
+    return nn.Sequential(*before, nn.LeakyReLU(0.5, inplace=True), nn.Flatten(), nn.Linear(16, 3))
+
+
 NETS: dict[str, Callable[[], nn.Module]] = {
     "tied weights": Tied,
     "a function that closes over the model": Closing,
@@ -178,16 +195,31 @@ NETS: dict[str, Callable[[], nn.Module]] = {
     "a branch by values": Branching,
     "a sum in place": Adding,
     "another answer": Differing,
+    "a view": Viewing,
+    "images in place": Changing,
+    "a branch by a buffer": Gated,
+    "a first layer in place": in_place_after,
+    "flat images in place": lambda: in_place_after(nn.Flatten()),
+    "the same images in place": lambda: in_place_after(nn.Identity(), nn.Dropout()),
 }
 
 
-def members(make: Callable[[], nn.Module]) -> list[nn.Module]:
+def members(build: Callable[[], nn.Module]) -> list[nn.Module]:
+    """Return four members whose running statistics, if any, have moved."""
     torch.manual_seed(0)
-    return [make().eval().requires_grad_(False) for _ in range(4)]
+    nets = [build() for _ in range(4)]
+    for net in nets:
+        net(torch.randn(9, 1, 4, 4))
+    return [net.eval().requires_grad_(False) for net in nets]
 
 
-def stacked(nets: list[nn.Module]) -> Ensemble:
-    return Ensemble(nets, Mean(), form="stacked", kinds=["net"] * len(nets))
+def one_by_one(nets: list[nn.Module]) -> Callable[[Tensor], Tensor]:
+    return lambda x: torch.stack([net(x.clone()) for net in nets])
+
+
+def ensemble_of(nets: list[nn.Module], build: Callable[[], nn.Module], **how: Any) -> Ensemble:
+    given = [Upload(UploadFacts(f"c{k}", "net"), net.state_dict) for k, net in enumerate(nets)]
+    return Ensemble.from_uploads(given, {"net": build}, Mean(), **how)
 
 
 @pytest.fixture
@@ -196,19 +228,24 @@ def images_members() -> Tensor:
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("form", ["auto", "loop", "stacked"])
+@pytest.mark.parametrize("fold", [False, True])
 @pytest.mark.parametrize("most", [2, 10])
 @pytest.mark.parametrize("name", NETS)
-def test_members_that_cannot_be_stacked_answer_as_they_do_alone(
-    name: str, most: int, images_members: Tensor, monkeypatch: pytest.MonkeyPatch
+def test_members_answer_as_they_do_alone(
+    name: str, most: int, fold: bool, form: str, images_members: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "KEPT", most)  # of 2, the first images of the second stack pass through a checkpoint
-    nets = members(NETS[name])
-    expected = answers(lambda x: torch.stack([net(x) for net in nets]), images_members)
-    ensemble = stacked(nets)
+    nets, before = members(NETS[name]), images_members.clone()
+    expected = answers(one_by_one(nets), images_members)
+    ensemble = ensemble_of(nets, NETS[name], form=form, fold=fold)
     for ours, theirs in zip(answers(ensemble.member_logits, images_members), expected, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
     with torch.no_grad():
-        torch.testing.assert_close(ensemble.member_logits(images_members), expected[0], rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(ensemble.member_logits(images_members), expected[0], rtol=1e-5, atol=1e-5)
+        part = ensemble.member_logits(images_members, slice(1, 3))
+    torch.testing.assert_close(part, expected[0][1:3], rtol=1e-5, atol=1e-5)
+    assert torch.equal(images_members, before)
 
 
 def stacks(calls: list[Call]) -> list[bool | None]:
@@ -217,14 +254,13 @@ def stacks(calls: list[Call]) -> list[bool | None]:
 
 def test_members_that_can_be_stacked_are_tried_once(images_members: Tensor) -> None:
     nets = members(Net)
-    alone = [deepcopy(net) for net in nets]
-    ensemble = stacked(nets)
+    ensemble = ensemble_of(nets, Net, form="stacked", fold=False)
     ensemble.member_logits(images_members[:0])
     assert stacks(ensemble._together) == [None]
     ensemble.member_logits(images_members)
     assert stacks(ensemble._together) == [True]
     for net in ensemble.members:
         net.forward = None  # type: ignore[assignment]
-    expected = answers(lambda x: torch.stack([net(x) for net in alone]), images_members)
+    expected = answers(one_by_one(nets), images_members)
     for ours, theirs in zip(answers(ensemble.member_logits, images_members), expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)

@@ -1,5 +1,3 @@
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
@@ -9,10 +7,6 @@ from forward_backward import answers
 from torch import Tensor, nn
 
 from fl_app.models import build, builders
-from strategies.combiners.combiners import Mean
-from strategies.core.facts import UploadFacts
-from strategies.method import Upload
-from strategies.teacher.ensemble import Ensemble
 from strategies.teacher.frozen import lean_max_pool2d, simplify
 
 
@@ -60,34 +54,6 @@ def test_simplified_resnet_in_single_precision_agrees_and_has_no_normalisation_l
     assert norms(model) > 0
     assert norms(fast) == 0
     assert_equal(model, fast, images(16), tolerance=3e-6)
-
-
-class Gated(nn.Module):
-    """What it computes follows from a buffer's value, which each model has its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.norm = nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3)
-        self.register_buffer("open", torch.tensor(True))
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.norm(self.conv(x))
-        return (x if self.open else -x).mean((2, 3))
-
-
-@pytest.mark.parametrize("make", [Gated, lambda: nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.Flatten())])
-def test_members_of_one_architecture_compute_what_each_of_them_did(make: Callable[[], nn.Module]) -> None:
-    models = [lively(make()), lively(make())]
-    for name, buffer in models[1].named_buffers():
-        if name == "open":
-            buffer.fill_(False)
-    states = [model.state_dict() for model in models]
-    uploads = [Upload(UploadFacts(f"c{k}", "a", 3, (1, 1, 1)), partial(dict, state)) for k, state in enumerate(states)]
-    ensemble = Ensemble.from_uploads(uploads, {"a": make}, Mean(), form="loop")
-
-    found = ensemble.member_logits(images())
-    for one, model in zip(found, models, strict=True):
-        torch.testing.assert_close(one, model(images()), rtol=1e-5, atol=1e-5)
 
 
 WINDOWS: list[dict[str, Any]] = [

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from method_fakes import tiny_job
+from method_fakes import model_of, tiny_job
 from torch import Tensor, nn
 
 from fl_app.models import builders
@@ -95,14 +95,10 @@ def test_feddf_learns_from_rows_and_from_tokens_as_they_are(precision: str) -> N
         assert state is not None
         student = given.builders["net"]()
         student.load_state_dict(state)
-        teachers = []
-        for upload in given.uploads:
-            teacher = given.builders["net"]()
-            teacher.load_state_dict(upload.read())
-            teachers.append(teacher(proxy))
-        apart = (student(proxy).softmax(1) - torch.stack(teachers).mean(0).softmax(1)).abs().max()
-        fresh = (given.builders["net"]()(proxy).softmax(1) - torch.stack(teachers).mean(0).softmax(1)).abs().max()
-        assert apart < 0.5 * fresh
+        taught = torch.stack([model_of(upload, given.builders)(proxy) for upload in given.uploads]).mean(0).softmax(1)
+        fresh = given.builders["net"]()
+        apart, before = ((model(proxy).softmax(1) - taught).abs().max() for model in (student, fresh))
+        assert apart < 0.5 * before
 
 
 # Finite weights whose model answers with numbers that are not finite.
