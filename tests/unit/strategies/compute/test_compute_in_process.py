@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -76,18 +77,10 @@ class FakeRayError(Exception):
     """Ray's own."""
 
 
-def raising(error: Exception) -> Any:
-    def fails(*_: Any, **__: Any) -> Any:
-        raise error
-
-    return fails
-
-
 def ray_that_raises(error: Exception) -> Any:
     kinds = dict.fromkeys(("RayActorError", "OutOfMemoryError", "ObjectLostError"), type("Other", (FakeRayError,), {}))
     return SimpleNamespace(
-        init=raising(error),
-        get=raising(error),
+        init=Mock(side_effect=error),
         exceptions=SimpleNamespace(RayError=FakeRayError, **kinds),
         _private=SimpleNamespace(ray_constants=SimpleNamespace(ENABLE_RAY_CLUSTER=True)),
     )

@@ -61,13 +61,6 @@ def weight(one: Learner) -> torch.Tensor:
     return found
 
 
-def test_teacher_of_a_job_with_a_teacher_is_that_one() -> None:
-    spec = EnsembleSpec(("c1", "c0"), "weighted", {"weights": torch.tensor([3.0, 1.0])})
-    teacher = build_teacher(replace(JOB, teacher=spec), Mean())
-    first, second = (INPUTS.flatten(1) @ one.read()["1.weight"].T + one.read()["1.bias"] for one in JOB.uploads)
-    torch.testing.assert_close(teacher(INPUTS), (3 * second + first) / 4)
-
-
 def test_teacher_of_a_job_whose_teacher_has_a_part_of_the_clients_reads_no_others() -> None:
     def unread() -> dict[str, torch.Tensor]:
         raise AssertionError

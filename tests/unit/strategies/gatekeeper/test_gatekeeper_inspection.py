@@ -13,6 +13,7 @@ from strategies.core.facts import UploadFacts
 from strategies.gatekeeper.inspection import inspect
 from strategies.gatekeeper.verdicts import Inspection
 from strategies.method import Upload
+from strategies.statistics.sums import Statistics, to_arrays
 
 WITHOUT_TRIGGERS = replace(QUICK, trigger_steps=0)
 
@@ -111,14 +112,8 @@ def examples(seed: int, sizes: tuple[int, ...]) -> tuple[torch.Tensor, torch.Ten
 
 
 def state(rows: torch.Tensor, labels: torch.Tensor, noise: float = 0.0) -> SumsState:
-    upper = torch.triu_indices(FEATURES, FEATURES)
-    hot = torch.nn.functional.one_hot(labels, CLASSES).double()
-    return {
-        "counts": hot.sum(0),
-        "sums": (hot.T @ rows).float(),
-        "gram": (rows.T @ rows)[upper[0], upper[1]].float(),
-        "noise": torch.tensor([noise], dtype=torch.float64),
-    }
+    arrays = to_arrays(Statistics.of([(rows, labels)], CLASSES, FEATURES))
+    return {**arrays, "noise": torch.tensor([noise], dtype=torch.float64)}
 
 
 def honest_sums(skewed: bool = False) -> dict[str, SumsState]:

@@ -91,12 +91,6 @@ def test_first_report_at_the_end_of_an_epoch_of_one_step_gives_no_estimate_yet()
     assert pace.left(1.2) is None
 
 
-def test_start_is_no_work() -> None:
-    found = errors([1.0] * 10, [10] * 10, start_s=300.0, told=True)
-
-    assert max(ratio for _, ratio in found if ratio is not None) <= 1.3
-
-
 def test_estimate_of_growing_epochs_grows_with_their_steps() -> None:
     steps = [10 + 2 * (number + 1) for number in range(24)]
     seconds = [1.0 + 0.1 * count for count in steps]  # steps of two kinds, of which one becomes more

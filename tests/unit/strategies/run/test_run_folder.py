@@ -19,7 +19,7 @@ from strategies.core.durable import sha256_file, verify_digest
 from strategies.core.errors import StoreError
 from strategies.core.facts import UploadFacts
 from strategies.method import Snapshot
-from strategies.run.files import FolderLock, save_weights
+from strategies.run.files import FolderLock
 from strategies.run.run_folder import RunFolder, default_run_dir
 
 # Newer Pythons warn of a fork beside torch's threads; the children here only write files and die.
@@ -114,17 +114,6 @@ def test_round_one_is_the_run_folder_and_later_ones_are_below(run: RunFolder) ->
     assert run.round(1).load_checkpoint() is None
     with pytest.raises(StoreError, match="round 0"):
         run.round(0)
-
-
-def test_student_and_images_come_back_as_saved(run: RunFolder) -> None:
-    assert run.student() is None
-    assert run.images() is None
-    save_weights(run.path / "student.safetensors", STATE)
-    images = torch.arange(12, dtype=torch.uint8).reshape(1, 3, 2, 2)
-    save_weights(run.path / "images.safetensors", {"images": images})
-    student, found = run.student(), run.images()
-    assert torch.equal(student["w"], STATE["w"])
-    assert torch.equal(found, images)
 
 
 def test_a_run_folder_that_is_closed_to_this_user_is_one_line(

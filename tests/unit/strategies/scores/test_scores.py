@@ -263,18 +263,6 @@ def test_a_gain_counts_the_examples_that_changed() -> None:
     assert verdict(same) == "ties"
 
 
-def test_gains_cover_the_truth() -> None:
-    rng, covered = np.random.default_rng(0), 0
-    for _ in range(400):
-        kinds = rng.choice(4, 20, p=[0.6, 0.2, 0.05, 0.15])  # both right, second only, first only, none
-        labels = torch.zeros(20, dtype=torch.long)
-        first, second = (Answers.of(torch.eye(2)[torch.from_numpy(~np.isin(kinds, right)).long()], labels)
-                         for right in ((0, 2), (0, 1)))  # fmt: skip
-        found = gain(first.sums(), second.sums(), first.against(second, 2), "accuracy")
-        covered += found is not None and found.low <= 0.15 <= found.high
-    assert covered / 400 >= 0.92
-
-
 def of_scores(positive: list[float], negative: list[float]) -> Answers:
     """Return the answers of a model with these probabilities of class 1."""
     scores = np.array([*positive, *negative])
@@ -309,28 +297,6 @@ def test_the_variance_of_a_gain_in_auroc_is_that_of_all_pairs(classes: int) -> N
     assert pair.areas is not None
     sizes = np.bincount(truth)
     assert (np.array(pair.areas) / ONE / sizes**2).sum() == pytest.approx((moved**2).sum(), rel=1e-6)
-
-
-def test_gains_in_auroc_cover_the_truth_and_pairing_makes_them_narrow() -> None:
-    """Normal scores of two models, correlated by .8, with AUROC .85 and .90."""
-    rng, centres = np.random.default_rng(0), np.array([1.4657, 1.8124])
-    for n, most in ((50, 0.7), (200, 0.6)):
-        covered, widths = [], []
-        for run in range(200):
-            ill = rng.random(n) < 0.3
-            common = rng.normal(size=(n, 1))
-            scores = 0.8**0.5 * common + 0.2**0.5 * rng.normal(size=(n, 2)) + ill[:, None] * centres
-            first, second = (
-                Answers.of(torch.tensor(np.stack([-row, row], axis=1)), torch.from_numpy(ill.astype(int)))
-                for row in scores.T
-            )
-            pair = first.against(second, 2)
-            found = gain(first.sums(), second.sums(), pair, "auroc")
-            covered.append(found.low <= 0.05 <= found.high)
-            if run % 20 == 0 and (apart := gain(first.sums(), second.sums(), None, "auroc")) is not None:
-                widths.append((found.high - found.low) / (apart.high - apart.low))
-        assert 0.92 <= np.mean(covered) <= 0.999, (n, np.mean(covered))
-        assert np.mean(widths) < most, (n, np.mean(widths))
 
 
 def test_gains_in_auroc_of_a_class_without_examples_and_of_equal_models() -> None:
@@ -423,6 +389,8 @@ def test_differences_are_those_of_sums_and_of_no_order(classes: int) -> None:
     for name in ("accuracy", "balanced-accuracy", "auroc", "log-loss"):
         by_sums = gain(first.sums(), second.sums(), pair, name)
         assert found[name].as_json() == pytest.approx(by_sums.as_json(), abs=2e-6), name
+    apart = gain(first.sums(), second.sums(), None, "auroc")
+    assert found["auroc"].high - found["auroc"].low < 0.7 * (apart.high - apart.low)  # pairing makes it narrow
     order = np.random.default_rng(0).permutation(60)
     turned, back = paired(first.take(order), second.take(order)), paired(second, first)
     for name, score in found.items():

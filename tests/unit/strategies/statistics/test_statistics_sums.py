@@ -102,19 +102,6 @@ def rows_of(seed: int, count: int, shift: float) -> tuple[torch.Tensor, torch.Te
     return rows, labels
 
 
-def test_pooled_variance_of_two_clients_is_that_of_their_examples_and_not_the_published_code_s() -> None:
-    clients = ([0.0, 2.0], [4.0, 6.0])
-
-    found = Gaussians.pooled([Gaussians.of(torch.tensor(own)[:, None], torch.tensor([0, 0]), 1) for own in clients])
-
-    assert found.counts.tolist() == [4]
-    assert found.means.tolist() == [[3.0]]
-    assert float(found.covariances) == pytest.approx(20 / 3)
-    # The code leaves mu mu^T in, of covariances with n_k in the denominator.
-    released = sum((2 - 1) * np.var(own) + 2 * np.mean(own) ** 2 for own in clients) / (4 - 1)
-    assert released == pytest.approx(18)
-
-
 def test_pooled_gaussians_are_numpys_of_all_examples() -> None:
     clients = [rows_of(seed, count, 100.0 * seed) for seed, count in ((1, 9), (2, 1), (3, 14))]
     found = Gaussians.pooled([Gaussians.of(rows, labels, 4) for rows, labels in clients])

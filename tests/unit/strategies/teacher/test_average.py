@@ -15,17 +15,6 @@ from strategies.teacher.merged import AVERAGED, merge_layers
 STATES = [{"w": torch.randn(3, 4, generator=rng(i)) * 10**i, "batches": torch.tensor(100 + 3 * i)} for i in range(4)]
 
 
-def test_mean_of_two_states_by_hand() -> None:
-    states = [
-        {"w": torch.tensor([1.0, 2.0]), "n": torch.tensor(3)},
-        {"w": torch.tensor([5.0, -2.0]), "n": torch.tensor(4)},
-    ]
-    mean = weighted_mean(states, [1, 3])
-    assert mean["w"].tolist() == [4.0, -1.0]
-    assert mean["n"].dtype == torch.int64
-    assert mean["n"].item() == 3  # 3.75, cut
-
-
 def test_states_are_read_one_at_a_time_and_left_alone() -> None:
     read: list[weakref.ref[torch.Tensor]] = []
 
@@ -93,16 +82,6 @@ def test_merged_layers_are_those_of_numpy() -> None:
     wanted = numpy_merge(start, clients, weights)
     np.testing.assert_allclose(found["l.weight"].numpy(), wanted[:, :-1], rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(found["l.bias"].numpy(), wanted[:, -1], rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("bias", [True, False])
-def test_one_client_or_equal_clients_keep_their_weights(bias: bool) -> None:
-    start, own = layer(0, bias=bias), layer(1, bias=bias)
-    for count in (1, 3):
-        found = merge_layers(start, [(own, 1.0)] * count, ["l"])
-        assert found.keys() == own.keys()
-        for key, value in own.items():
-            torch.testing.assert_close(found[key], value)
 
 
 def test_clients_of_different_inputs_both_keep_their_answers(monkeypatch: pytest.MonkeyPatch) -> None:

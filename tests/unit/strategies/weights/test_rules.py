@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -16,7 +14,6 @@ from strategies.weights.rules import average, drop_and_rescale, fisher, regmean,
 
 Array = np.ndarray[Any, Any]
 WEIGHTS = [0.5, 0.2, 0.3]
-Rule = Callable[[Sequence[Tensor]], Tensor]
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:
@@ -25,20 +22,6 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
 
 def updates() -> list[Tensor]:
     return list(draw(3, 12, 9))
-
-
-def equal_grams(count: int) -> list[Tensor]:
-    inputs = draw(9, 40, seed=5)
-    return [inputs @ inputs.T] * count
-
-
-RULES: dict[str, Rule] = {
-    "average": lambda taus: average(taus, WEIGHTS[: len(taus)] if len(taus) > 1 else [1.0]),
-    "ties": lambda taus: ties(taus, 1.0),
-    "fisher": lambda taus: fisher(taus, [1 / len(taus)] * len(taus), [draw(12, 9, seed=4).abs()] * len(taus)),
-    "regmean": lambda taus: regmean(taus, [1 / len(taus)] * len(taus), equal_grams(len(taus)), 0.9),
-    "tsv": tsv,
-}
 
 
 def ties_by_numpy(taus: Array, density: float) -> Array:
@@ -159,24 +142,3 @@ def test_tsv_counts_equal_clients_once_and_ignores_those_without_change() -> Non
 def test_tsv_keeps_a_direction_of_each_of_more_clients_than_rows() -> None:
     taus = [draw(4, 9, seed=k) for k in range(7)]
     assert float(tsv(taus).norm()) > 1.0
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_one_client_and_equal_clients_give_its_update(rule: str) -> None:
-    tau = low_rank(3)
-    torch.testing.assert_close(RULES[rule]([tau]), tau, atol=1e-9, rtol=0)
-    torch.testing.assert_close(RULES[rule]([tau] * 3), tau, atol=1e-9, rtol=0)
-
-
-def test_the_order_of_clients_does_not_matter() -> None:
-    taus, grams = updates(), [x @ x.T for x in draw(3, 9, 50, seed=3)]
-    ways: list[Callable[[list[int]], Tensor]] = [
-        lambda order: average([taus[k] for k in order], [WEIGHTS[k] for k in order]),
-        lambda order: ties([taus[k] for k in order], 0.3),
-        lambda order: tsv([taus[k] for k in order]),
-        lambda order: fisher([taus[k] for k in order], [WEIGHTS[k] for k in order], [taus[k].square() for k in order]),
-        lambda order: regmean([taus[k] for k in order], [WEIGHTS[k] for k in order], [grams[k] for k in order], 0.9),
-    ]
-    for way in ways:
-        for order in permutations(range(3)):
-            torch.testing.assert_close(way(list(order)), way([0, 1, 2]), atol=1e-10, rtol=0)

@@ -21,7 +21,6 @@ from strategies.core import checkpoints
 from strategies.core.checkpoints import OpenFile
 from strategies.core.errors import OneShotError, OptionError, StoreError, UploadError
 from strategies.methods.dare import DareConfig
-from strategies.methods.task_arithmetic import TaskArithmeticConfig
 from strategies.weights.rules import average, ties
 from strategies.weights.states import Rule, merge_states
 
@@ -231,19 +230,13 @@ in_process.keep_freed_memory = contextlib.nullcontext  # else 512 MiB that were 
 place, method, tensors, size = Path(sys.argv[1]), sys.argv[2], 24, 2**22  # bytes of a tensor
 for name in ("base", "a", "b", "c"):  # zeros as holes: no disk holds them
     (place / name).mkdir()
-    index = {}
-    for shard in range(2):
-        names = [f"layer{k}.weight" for k in range(shard, tensors, 2)]
-        head = json.dumps({
-            one: {"dtype": "F32", "shape": [2**10, 2**10], "data_offsets": [k * size, (k + 1) * size]}
-            for k, one in enumerate(names)
-        }).encode()
-        path = place / name / f"model-0000{shard + 1}-of-00002.safetensors"
-        with path.open("wb") as file:
-            file.write(struct.pack("<Q", len(head)) + head)
-            file.truncate(8 + len(head) + len(names) * size)
-        index |= dict.fromkeys(names, path.name)
-    (place / name / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    head = json.dumps({
+        f"layer{k}.weight": {"dtype": "F32", "shape": [2**10, 2**10], "data_offsets": [k * size, (k + 1) * size]}
+        for k in range(tensors)
+    }).encode()
+    with (place / name / "model.safetensors").open("wb") as file:
+        file.write(struct.pack("<Q", len(head)) + head)
+        file.truncate(8 + len(head) + tensors * size)
 models = [place / name for name in "abc"]
 one = {"w": torch.ones(2)}
 merge([one, one], method, start=one, log=str)  # what a merge imports
@@ -306,18 +299,6 @@ def test_checkpoints_merge_in_the_memory_of_a_few_of_their_tensors(method: str, 
     own = {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}  # what is freed goes at once
     done = subprocess.run(words, capture_output=True, text=True, check=False, env=own)
     assert not done.returncode, done.stdout + done.stderr[-2000:]
-
-
-def test_task_arithmetic_is_fedavg_at_one_and_the_start_at_zero() -> None:
-    sizes = {"a": 10, "b": 30, "c": 60}
-    whole, none = (
-        merge(MODELS, "task-arithmetic", start=BASE, num_examples=sizes, config=TaskArithmeticConfig(s), log=str)
-        for s in (1.0, 0.0)
-    )
-    mean = merge(MODELS, "fedavg", num_examples=sizes, log=str)
-    name = "attention.in_proj_weight"
-    torch.testing.assert_close(whole.outcome.student[name], mean.outcome.student[name])
-    assert torch.equal(none.outcome.student[name], BASE.state_dict()[name])
 
 
 @pytest.mark.parametrize("rule", ["average", "ties", "tsv"])
