@@ -82,22 +82,21 @@ def test_folders_do_not_import_each_other_in_a_circle() -> None:
     tuple(TopologicalSorter(folder_graph(SOURCES)).static_order())
 
 
-@pytest.mark.parametrize(
-    ("path", "code"),
-    [
-        ("strategies/core/options.py", "if TYPE_CHECKING:\n    from ..method import Job"),
-        ("strategies/method.py", "if TYPE_CHECKING:\n    from .teacher.ensemble import Ensemble"),
-        ("strategies/combiners/gate.py", "def f():\n    from ..methods.fens import METHOD"),
-        ("strategies/methods/fens.py", "from ..run import stage"),
-        ("strategies/flower/one_shot.py", "from .rounds.iterative import Iterative"),
-        ("server_app/settings/read.py", "from server_app.report.finish import finish"),
-        ("server_app/replay/stored.py", "from server_app import cli"),
-    ],
-)
-def test_the_order_of_the_rooms_finds_an_import_that_climbs(path: str, code: str) -> None:
-    (found,) = climbing({**dict.fromkeys(SOURCES, ""), path: code})
+CLIMBING = {
+    "strategies/core/options.py": "if TYPE_CHECKING:\n    from ..method import Job",
+    "strategies/method.py": "if TYPE_CHECKING:\n    from .teacher.ensemble import Ensemble",
+    "strategies/combiners/gate.py": "def f():\n    from ..methods.fens import METHOD",
+    "strategies/methods/fens.py": "from ..run import stage",
+    "strategies/flower/one_shot.py": "from .rounds.iterative import Iterative",
+    "server_app/settings/read.py": "from server_app.report.finish import finish",
+    "server_app/replay/stored.py": "from server_app import cli",
+}
 
-    assert found.startswith(f"{path} imports ")
+
+def test_the_order_of_the_rooms_finds_imports_that_climb() -> None:
+    found = climbing({**dict.fromkeys(SOURCES, ""), **CLIMBING})
+
+    assert sorted(line.partition(" imports ")[0] for line in found) == sorted(CLIMBING)
 
 
 def test_the_searches_for_circles_find_those_for_type_checkers_and_in_functions() -> None:

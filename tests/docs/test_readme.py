@@ -25,6 +25,7 @@ from typer.testing import CliRunner
 
 from fl_app.data import Normalization as Pixels
 from fl_app.models import build
+from fl_app.node_config import KEYS
 from server_app import cli
 from server_app.export.exporting import Begun, StoredModels, write_programs
 from server_app.launch import arguments
@@ -240,7 +241,7 @@ def check_supernode(words: list[str]) -> None:
 
     config = _parse_args_run_supernode().parse_args(words).node_config
     if not config.endswith(".toml"):  # such a file is what deploy/nodes has
-        assert parse_config_args([config]).keys() <= documented_node_keys(), config
+        assert parse_config_args([config]).keys() <= set(KEYS), config
 
 
 def check_python(words: list[str]) -> None:
@@ -274,12 +275,6 @@ CHECKS: dict[str, Callable[[list[str]], None]] = {
     "flower-supernode": check_supernode,
     "python": check_python,
 }
-
-
-def documented_node_keys() -> set[str]:
-    return {
-        key for row in rows((ROOT / "deploy" / "README.md").read_text(), "key of a node") for key in row[0].split(", ")
-    }
 
 
 def test_commands_with_an_unknown_setting_are_refused() -> None:

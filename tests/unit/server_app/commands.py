@@ -27,6 +27,13 @@ def oneshot(*words: object) -> Any:
     return CliRunner().invoke(command_line.cli, [str(word) for word in words], catch_exceptions=False)
 
 
+def completed(ended: tuple[int, dict[str, Any], str]) -> tuple[dict[str, Any], str]:
+    """Return the JSON and the log of a command that has to succeed."""
+    status, result, log = ended
+    assert status == 0, log
+    return result, log
+
+
 def named(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings by their keys: ``server__epochs`` stands for ``server.epochs``."""
     return {key.replace("__", ".").replace("_", "-"): value for key, value in settings.items()}

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from commands import completed
 from commands import oneshot as run_command
 
 from client_app import work
@@ -56,11 +57,9 @@ def test_clients_of_a_finished_run_score_its_result_and_those_of_replays_in_one_
 ) -> None:
     place = tmp_path / "run"
     _, result, _ = oneshot("run", "--method", "fedavg", evaluate__on="both", run_dir=str(place))
-    status, compared, log = oneshot("compare", place, "--methods", "fedens,fedavg", "--on", "clients")
+    compared, _ = completed(oneshot("compare", place, "--methods", "fedens,fedavg", "--on", "clients"))
 
-    assert status == 0, log
     assert not compared["own"]  # scores are no part of a result: the replay is the run's own
-    replayed = {row["method"]: row for row in compared["results"]}
     replayed = {row["method"]: row for row in compared["results"]}
     assert set(replayed) == {"fedens", "fedavg"}
     scores = {row["run_dir"]: row["evaluation"]["pooled"]["choice"]["accuracy"] for row in replayed.values()}
@@ -85,8 +84,7 @@ def test_clients_of_a_finished_run_score_its_result_and_those_of_replays_in_one_
     assert "own examples" not in log  # the command prints the scores itself, as JSON here
     assert repeated["results"][0]["evaluation"]["clients"] == result["evaluation"]["clients"]
     places = [row["run_dir"] for row in reversed(compared["results"])]
-    status, repeated, log = oneshot("evaluate", *places, "--on", "clients")
-    assert status == 0, log  # the same results in another order
+    repeated, _ = completed(oneshot("evaluate", *places, "--on", "clients"))  # the same results in another order
     assert [row["evaluation"] for row in repeated["results"][::-1]] == [
         row["evaluation"] for row in compared["results"]
     ]
@@ -97,9 +95,8 @@ def test_clients_of_a_finished_run_score_its_result_and_those_of_replays_in_one_
 
 
 def test_rounds_record_the_score_that_heads_the_tables(oneshot: Any) -> None:
-    status, result, log = oneshot("run", "--method", "iterative", metric="auroc", iterative__rounds=2)
+    result, _ = completed(oneshot("run", "--method", "iterative", metric="auroc", iterative__rounds=2))
 
-    assert status == 0, log
     rows = [json.loads(line) for line in (Path(result["run_dir"]) / "metrics.jsonl").read_text().splitlines()]
     assert rows[-1]["auroc"] == pytest.approx(100 * result["scores"]["auroc"]["value"], abs=1e-3)
     assert rows[-1]["accuracy"] == result["accuracy"]
@@ -110,9 +107,8 @@ def test_rounds_record_the_score_that_heads_the_tables(oneshot: Any) -> None:
 def test_a_client_without_test_examples_is_named_once_and_its_upload_counts(oneshot: Any) -> None:
     """Of three examples each, two clients keep one of another class for a test, and one client none."""
     few: dict[str, Scalar] = {"data__limit": 10, "data__alpha": 0.05}
-    status, result, log = oneshot("run", "--method", "fedens", evaluate__on="clients", metric="auroc", **few)
+    result, log = completed(oneshot("run", "--method", "fedens", evaluate__on="clients", metric="auroc", **few))
 
-    assert status == 0, log
     assert (result["uploads"], result["refused"], result["refusals"]) == (3, 0, [])
     found = result["evaluation"]
     assert [row["client"] for row in found["clients"]] == ["client-000", "client-001"]
@@ -181,9 +177,8 @@ def test_a_run_that_is_interrupted_while_its_clients_score_resumes_to_the_same_s
     assert oneshot("run", method="fedens", evaluate__on="clients", run_dir=str(run))[0] == 130
     assert not (run / "result.json").exists()
 
-    status, result, log = oneshot("resume", run)
+    result, _ = completed(oneshot("resume", run))
 
-    assert status == 0, log
     assert asked == [0, 1, 1, 1, 2]  # answers kept: the first client repeats its own
     assert result["evaluation"] == whole["evaluation"]
     assert result["table"] == whole["table"]
@@ -206,8 +201,7 @@ def test_a_second_run_in_the_process_reads_its_data_anew(oneshot: Any, tmp_path:
     try:
         for number in (30, 60):
             (tmp_path / "number").write_text(str(number))
-            status, result, log = oneshot("run", method="fedavg", **own)
-            assert status == 0, log
+            result, _ = completed(oneshot("run", method="fedavg", **own))
             rows = (Path(result["run_dir"]) / "uploads.jsonl").read_text().splitlines()
             found.append([json.loads(row)["num_examples"] for row in rows])
     finally:

@@ -7,11 +7,16 @@ from typing import Any
 import pytest
 import torch
 
+from fl_app.models import build
 from server_app.report.evaluation import result_table
+from server_app.settings.build import build_job, held_out
+from server_app.settings.read import read_settings
 from server_app.settings.server_data import HeldOut
 from strategies.combiners.combiners import Mean
 from strategies.combiners.outcomes import load_model
-from strategies.method import METHODS, EnsembleSpec, Silent
+from strategies.core.seeds import seeded_torch
+from strategies.method import METHODS, EnsembleSpec, Outcome, Silent
+from strategies.run.stage import StageReport
 from strategies.teacher.ensemble import Ensemble
 
 Stage = Callable[..., Any]
@@ -86,3 +91,16 @@ def test_the_table_when_a_method_ends_with_both_has_the_ensemble_before_the_stud
     ensemble = load_model(replace(both.outcome, student=None), both.job)
     assert rows[-2].accuracy == images.accuracy(ensemble)
     assert rows[-1].accuracy == images.accuracy(load_model(report.outcome, report.job))
+
+
+def test_the_table_of_rounds_has_the_last_model_alone() -> None:
+    settings = read_settings(
+        {"method": "iterative", "iterative.rounds": 3, "iterative.strategy": "scaffold", "device": "cpu"}
+    )
+    images, split = held_out(settings)
+    with seeded_torch(0):
+        state = build("lenet5", num_classes=10, input_shape=(1, 16, 16)).state_dict()
+    report = StageReport(Outcome(student=dict(state)), build_job(settings, split, images), 0, 0.0)
+    (row,) = result_table(report, "iterative", images)
+    assert (row.name, row.kind) == ("SCAFFOLD, 3 rounds", "baseline")
+    assert 0.0 <= row.accuracy <= 40.0

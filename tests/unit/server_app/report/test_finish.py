@@ -12,6 +12,7 @@ import pytest
 import yaml
 from commands import finished_in, replayed
 
+from server_app.launch.result import print_result
 from server_app.report.finish import table_lines
 from strategies.core.facts import HEADLINES
 from strategies.run.files import read_json
@@ -109,3 +110,18 @@ def test_a_result_that_nobody_scores_has_a_page_and_a_card_that_say_so(run_folde
     assert "None: this result was scored on no examples." in card
     assert "held-out" not in card
     assert any(line.startswith("no scores: ") for line in table_lines(result))
+
+
+def test_a_result_when_clients_were_private_names_the_guarantee(
+    run_folder: Callable[..., Path], stage: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = run_folder()
+    result = finished_in(path, *stage("fedens", **{"privacy.epsilon": 8.0, "client.share-label-counts": False}))
+
+    line = "each client's upload is (8, 1e-05)-differentially private in its examples (DP-SGD, clip 1)"
+    stored = read_json(path / "result.json")["privacy"]
+    assert {key: stored[key] for key in ("epsilon", "delta", "clip")} == {"epsilon": 8.0, "delta": 1e-05, "clip": 1.0}
+    assert any(said.startswith(f"privacy: {line}") for said in table_lines(result))
+    assert f"Privacy: {line}" in (path / "model_card.md").read_text()
+    print_result({**result, "refusals": []}, "text")
+    assert f"privacy      {line}" in capsys.readouterr().out

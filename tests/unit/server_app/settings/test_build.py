@@ -17,6 +17,7 @@ from server_app.settings.choices import CHOICES
 from server_app.settings.read import default_settings, listed_settings, overridden, read_settings
 from strategies.core.errors import ComputeError, DataError, OneShotError, OptionError
 from strategies.core.options import PRESET_NAMES, QUICK
+from strategies.flower.rounds.iterative import Iterative
 from strategies.method import Normalization
 from strategies.methods.dense import DenseConfig
 
@@ -220,6 +221,24 @@ def test_the_strategy_has_the_settings_and_writes_them_into_its_run_folder(
     strategy.close()
     assert facts["settings"] == dict(settings.flat)
     assert (facts["method"], facts["num-supernodes"]) == ("fedens", 7)
+
+
+def test_settings_of_rounds_make_their_strategy(tmp_path: Path) -> None:
+    given = {
+        "method": "iterative",
+        "iterative.rounds": 3,
+        "iterative.strategy": "fedyogi",
+        "run-dir": str(tmp_path / "run"),
+        "seed": 4,
+    }
+    settings = read_settings(given)
+    images, split = held_out(settings)
+    strategy = build_strategy(settings, build_job(settings, split, images))
+    assert isinstance(strategy, Iterative)
+    assert (strategy.job.config.strategy, strategy.job.config.rounds, strategy.job.seed) == ("fedyogi", 3, 4)
+    assert strategy.job.observer is images
+    assert strategy.folder.info["settings"]["iterative.strategy"] == "fedyogi"
+    strategy.close()
 
 
 def test_proxy_images_when_the_method_needs_them_are_a_share_that_no_client_gets() -> None:

@@ -91,6 +91,16 @@ def test_settings_that_do_not_go_together_are_refused_in_one_line_before_anythin
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("method", ["fens", "label-count-ensemble"])
+def test_methods_that_can_be_private_are_named_where_another_is_refused(method: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        check_before_start(read_settings({**PRIVATE, "method": method}), 5)
+
+    named = str(caught.value).partition("must be one of ")[2].partition(" with 'privacy.epsilon'")[0].split(", ")
+    assert "fedens" in named
+    assert not {*named} & {"iterative", "fens", "fedov", "fedcvae-ens", "label-count-ensemble"}
+
+
 @pytest.mark.parametrize(
     "given",
     [

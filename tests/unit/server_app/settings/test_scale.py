@@ -12,7 +12,6 @@ from commands import replayed
 from fl_app.config import AppConfig
 from server_app.launch.result import print_result
 from server_app.report.finish import table_lines
-from server_app.settings.choices import CHOICES
 from server_app.settings.read import read_settings
 from strategies.core.options import flatten
 
@@ -31,29 +30,22 @@ def test_scale_when_below_one_shortens_local_and_server_epochs_and_nothing_else(
     assert {**flatten(tenth.app), "client.epochs": 300, "scale": 1.0} == flatten(whole.app)
 
 
-def test_scale_is_the_same_for_the_client_that_reads_the_settings_itself() -> None:
-    settings = read_settings({"client.epochs": 15, "scale": 0.5})
+@pytest.mark.parametrize(
+    ("given", "scaled"),
+    [
+        ({}, {}),
+        ({"method": "dense", "client.epochs": 3, "server.epochs": 1, "scale": 0.01}, {"client.epochs": [3, 1]}),
+        ({"method": "fedavg", "client.epochs": 15, "scale": 0.5}, {"client.epochs": [15, 8]}),  # it trains nothing
+    ],
+)
+def test_scale_leaves_an_epoch_at_least_also_to_the_client_that_reads_the_settings_itself(
+    given: dict[str, Any], scaled: dict[str, list[int]]
+) -> None:
+    settings = read_settings(given)
 
+    assert settings.scaled == scaled
     assert AppConfig.from_settings(settings.flat) == settings.app
-    assert settings.app.client.epochs == 8
-
-
-def test_scale_leaves_an_epoch_at_least() -> None:
-    settings = read_settings({"method": "dense", "client.epochs": 3, "server.epochs": 1, "scale": 0.01})
-
-    assert (settings.app.client.epochs, settings.method_config.epochs) == (1, 1)
-    assert settings.scaled == {"client.epochs": [3, 1]}
-
-
-def test_scale_when_a_method_trains_nothing_shortens_the_clients_alone() -> None:
-    settings = read_settings({"method": "fedavg", "client.epochs": 10, "scale": 0.5})
-
-    assert settings.scaled == {"client.epochs": [10, 5]}
-    assert settings.method_config == CHOICES["fedavg"].config()
-
-
-def test_scale_when_it_is_one_is_logged_nowhere() -> None:
-    assert read_settings({}).scaled == {}
+    assert {key: flatten(settings.app)[key] for key in scaled} == {key: now for key, (_, now) in scaled.items()}
 
 
 def test_a_shortened_replay_says_so_while_it_runs_and_in_its_result(
