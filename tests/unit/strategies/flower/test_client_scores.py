@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flower_fakes import CLASSES, ONE_THREAD, SHAPE, Client, FakeGrid, net, weights
+from flower_fakes import FakeGrid, answering, silent, strategy, weights
 from flwr.app import ArrayRecord, Error, Message, MessageType, MetricRecord, RecordDict
-from flwr.serverapp.strategy import FedAvg, Result, Strategy
+from flwr.serverapp.strategy import FedAvg
 
 from strategies import FLBoost
 from strategies.flower.evaluation import ClientEvaluation
@@ -59,25 +59,14 @@ def test_scores_of_an_honest_round_are_flower_s_own_to_the_bit() -> None:
 # In a run.
 
 
-def boosted(run_dir: Path, base: Strategy, clients: dict[int, Client]) -> Result:
-    refiner = Refiner.of("flboost", iterations=1, batch_size=6, latent=5)
-    grid: Any = FakeGrid(clients)
-    found = FLBoost(
-        net, base=base, refiner=refiner, num_classes=CLASSES, input_shape=SHAPE, run_dir=run_dir,
-        compute="in-process", options=ONE_THREAD,
-    )  # fmt: skip
-    return found.start(grid, ArrayRecord(weights(5)), num_rounds=2)
-
-
 def test_no_name_of_a_client_s_number_steers_a_terminal(tmp_path: Path, said: list[str]) -> None:
     steering = "\x1b[2Jdone"
 
-    def hostile(message: Message) -> Message:
-        content = scores(**{"num-examples": 5, steering: 1.0})
-        return Message(RecordDict({**content, "arrays": ArrayRecord(weights(1))}), reply_to=message)
-
-    alone = {"min_train_nodes": 1, "min_evaluate_nodes": 1, "min_available_nodes": 1}
-    boosted(tmp_path / "run", FedAvg(**alone), {1: hostile, 2: lambda message: None})
+    hostile = answering(RecordDict({**scores(**{"num-examples": 5, steering: 1.0}), "arrays": ArrayRecord(weights(1))}))
+    base = FedAvg(min_train_nodes=1, min_evaluate_nodes=1, min_available_nodes=1)
+    refiner = Refiner.of("flboost", iterations=1, batch_size=6, latent=5)
+    run: Any = strategy(FLBoost, tmp_path / "run", base=base, refiner=refiner)
+    run.start(FakeGrid({1: hostile, 2: silent}), ArrayRecord(weights(5)), num_rounds=2)
     assert sum(r"clients_\x1b[2Jdone 1" in line and line.startswith("round") for line in said) == 2
     assert sum(r"answers 1, \x1b[2Jdone 1" in line for line in said) == 2
     assert all(map(str.isprintable, said))

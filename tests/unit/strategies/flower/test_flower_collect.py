@@ -14,6 +14,7 @@ from flower_fakes import (
     CLASSES,
     SIGNATURES,
     FakeGrid,
+    answering,
     collector,
     equal,
     failing,
@@ -24,7 +25,7 @@ from flower_fakes import (
     stock,
     weights,
 )
-from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from strategies.client import failure, upload_facts
 from strategies.core.durable import atomic_write
@@ -101,18 +102,12 @@ def test_collect_when_a_node_raises_keeps_the_last_line_and_goes_on(folder: Roun
     assert "refused node-1: ValueError: no data" in said
 
 
-def garbage(message: Message) -> Message:
-    state = weights(1)
-    state["4.bias"] = state["4.bias"] / 0
-    return Message(records(state), reply_to=message)
+garbage = answering(records({**weights(1), "4.bias": weights(1)["4.bias"] / 0}))
+nothing = answering(RecordDict())
 
 
 def broken(message: Message) -> Message:
     return failure(message, client="carol", reason="the disk: is gone")
-
-
-def nothing(message: Message) -> Message:
-    return Message(RecordDict(), reply_to=message)
 
 
 def test_collect_when_answers_are_bad_refuses_each_and_goes_on(folder: RoundFolder) -> None:
@@ -176,9 +171,7 @@ def test_collect_when_the_run_folder_is_removed_meanwhile_says_so(folder: RoundF
 
 def test_a_mean_says_whose_number_it_leaves_out(folder: RoundFolder, said: list[str]) -> None:
     def reports(seed: int, **metrics: float) -> Any:
-        return lambda message: Message(
-            records(weights(seed), facts=upload_facts(client=f"c{seed}"), **metrics), reply_to=message
-        )
+        return answering(records(weights(seed), facts=upload_facts(client=f"c{seed}"), **metrics))
 
     ok = {"loss": 1.0, "epsilon": 2.0}
     grid = {1: reports(1, **ok), 2: reports(2, **ok | {"loss": math.nan}), 3: reports(3, loss=4.0)}
@@ -192,17 +185,12 @@ EVIL = "x\r\n\x1b[2J\x1b[31mERROR all is lost\u202e" + "a" * 10**4
 
 
 def test_names_that_a_client_chooses_stay_in_one_short_line_of_the_log(folder: RoundFolder, said: list[str]) -> None:
-    def evil(message: Message) -> Message:
-        content = records(weights(1), facts=upload_facts(client="eve"), **{EVIL: 1.0, f"{EVIL}nan": math.nan})
-        content[EVIL] = ArrayRecord(weights(2))
-        return Message(content, reply_to=message)
+    evil = records(weights(1), facts=upload_facts(client="eve"), **{EVIL: 1.0, f"{EVIL}nan": math.nan})
+    evil[EVIL] = ArrayRecord(weights(2))
+    other = records(None)
+    other[EVIL] = ArrayRecord(weights(3) | {EVIL: weights(3)["4.bias"]})
 
-    def other(message: Message) -> Message:
-        content = records(None)
-        content[EVIL] = ArrayRecord(weights(3) | {EVIL: weights(3)["4.bias"]})
-        return Message(content, reply_to=message)
-
-    phase, _ = take(folder, FakeGrid({1: evil, 2: other, 3: failing(EVIL)}))
+    phase, _ = take(folder, FakeGrid({1: answering(evil), 2: answering(other), 3: failing(EVIL)}))
     log_scores("Metrics", MetricRecord(phase.mean_metrics()))
     assert sum("aaaa" in line for line in said) == 4
     assert all(line.isprintable() and len(line) < 4200 for line in said)
@@ -265,13 +253,10 @@ def test_collect_when_a_resumed_deployment_has_its_uploads_and_no_node_goes_on(
 
 
 def test_collect_when_a_client_claims_an_upload_that_is_not_here_refuses_it(folder: RoundFolder) -> None:
-    def claims(message: Message) -> Message:
-        content = RecordDict({"upload": named("x", 1)(message).content["upload"]})
-        content["upload"].update({"client": "alice", "held": True})
-        return Message(content, reply_to=message)
+    claim = RecordDict({"upload": ConfigRecord({**upload_facts(client="alice"), "held": True})})
 
     with pytest.raises(QuorumError, match="alice: upload.held is true, but its upload is not here"):
-        take(folder, FakeGrid({1: claims}))
+        take(folder, FakeGrid({1: answering(claim)}))
 
 
 def test_collect_counts_the_bytes_of_both_ways(folder: RoundFolder) -> None:

@@ -46,21 +46,13 @@ def tensor(key: str, value: torch.Tensor) -> Change:
     return lambda content: content["arrays"].__setitem__(key, Array(value))
 
 
-def without_tensor(key: str) -> Change:
-    return lambda content: content["arrays"].__delitem__(key)
-
-
-def no_metrics(content: RecordDict) -> None:
-    del content["metrics"]
-
-
-def no_arrays(content: RecordDict) -> None:
-    del content["arrays"]
+def without(name: str, key: str = "") -> Change:
+    """Take a record, or an array of one, out of an answer."""
+    return lambda content: (content[name] if key else content).__delitem__(key or name)
 
 
 def two_array_records(content: RecordDict) -> None:
-    content["first"], content["second"] = content["arrays"], content["arrays"]
-    del content["arrays"]
+    content["first"], content["second"] = content["arrays"], content.pop("arrays")
 
 
 def many_keys(content: RecordDict) -> None:
@@ -77,7 +69,7 @@ REFUSED: dict[str, tuple[Change, str]] = {
         fact("architecture", "linear"),
         r"do not fit architecture 'linear': missing nothing; not expected 0\.bias",
     ),
-    "key missing": (without_tensor("4.bias"), r"architecture 'net': missing 4\.bias; not expected nothing"),
+    "key missing": (without("arrays", "4.bias"), r"architecture 'net': missing 4\.bias; not expected nothing"),
     "key too many": (tensor("5.bias", BIAS), r"architecture 'net': missing nothing; not expected 5\.bias"),
     "many keys too many": (many_keys, r"not expected extra-00x+, extra-01x+, .* and 26 more$"),
     "shape": (tensor("4.bias", torch.zeros(5)), r"arrays\['4\.bias'\] is float32\[5\], expected is float32\[4\]"),
@@ -88,7 +80,7 @@ REFUSED: dict[str, tuple[Change, str]] = {
         r"\['1\.running_var'\] holds a negative variance",
     ),
     "inf": (tensor("1.running_var", torch.tensor([1.0, np.inf])), r"arrays\['1\.running_var'\] holds NaN or Inf"),
-    "no metrics": (no_metrics, r"num-examples is missing: must be a positive whole number"),
+    "no metrics": (without("metrics"), r"num-examples is missing: must be a positive whole number"),
     "zero examples": (metric(0), r"num-examples is 0: must be"),
     "negative examples": (metric(-3), r"num-examples is -3: must be"),
     "half an example": (metric(1.5), r"num-examples is 1\.5: must be"),
@@ -121,7 +113,7 @@ REFUSED: dict[str, tuple[Change, str]] = {
     "ranges too large": (ranges(["a"], [0.0, 1e39]), r"of layer 'a' are 0\.0 and inf: must be finite"),
     "ranges upside down": (ranges(["a", "b"], [0.0, 1.0, 2.0, 1.0]), r"of layer 'b' are 2\.0 and 1\.0: must be"),
     "too many array records": (two_array_records, r"the reply has 2 array records, must be one, named 'arrays'"),
-    "no array record": (no_arrays, r"the reply has 0 array records, must be one, named 'arrays'"),
+    "no array record": (without("arrays"), r"the reply has 0 array records, must be one, named 'arrays'"),
     "failure": (fact("error", "the disk\nis gone"), r"^alice: the disk is gone$"),
     "failure without words": (fact("error", ""), r"^alice: no reason given$"),
 }

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-from flower_fakes import DeployedGrid, failing, lines_of, named, stock, strategy
+from flower_fakes import DeployedGrid, failing, lines_of, named, silent, stock, strategy
 from flwr.proto.node_pb2 import NodeInfo
 
 from strategies import FedENS
@@ -43,18 +43,6 @@ def test_a_node_answers_under_the_name_of_its_key_alone() -> None:
     assert (names.describe(1), names.describe(2), names.barred) == ("alice", "bob", set())
 
 
-@pytest.mark.usefixtures("file")
-def test_a_node_whose_key_is_not_in_the_file_gets_no_questions() -> None:
-    class Grid(DeployedGrid):
-        def get_nodes(self) -> list[Any]:
-            return [NodeInfo(node_id=1, public_key=PEM["alice"]), NodeInfo(node_id=2, public_key=PEM["mallory"])]
-
-    nodes = Nodes(Grid([]), Refusals(None), Traffic())
-
-    assert set(nodes.connected()) == {1, 2}
-    assert nodes.names.barred == {2}
-
-
 class KeyedGrid(DeployedGrid):
     """A grid whose nodes show their public keys."""
 
@@ -63,6 +51,14 @@ class KeyedGrid(DeployedGrid):
     def get_nodes(self) -> list[Any]:
         ids = self.get_node_ids()
         return [NodeInfo(node_id=n, public_key=PEM[self.owners[n]], last_activated_at="0") for n in ids]
+
+
+@pytest.mark.usefixtures("file")
+def test_a_node_whose_key_is_not_in_the_file_gets_no_questions() -> None:
+    nodes = Nodes(KeyedGrid({1: silent, 3: silent}), Refusals(None), Traffic())  # type: ignore[arg-type]
+
+    assert set(nodes.connected()) == {1, 3}
+    assert nodes.names.barred == {3}
 
 
 @pytest.mark.usefixtures("file")

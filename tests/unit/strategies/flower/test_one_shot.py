@@ -14,6 +14,7 @@ from flower_fakes import (
     SHAPE,
     TINY,
     FakeGrid,
+    answering,
     dense,
     equal,
     failing,
@@ -24,7 +25,7 @@ from flower_fakes import (
     strategy,
     weights,
 )
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, MessageType, MetricRecord
 from torch import nn
 
 from strategies import DenseConfig, FedENS, OneShotFedAvg, load_ensemble_module
@@ -134,15 +135,8 @@ def test_start_sends_initial_arrays_and_settings_and_begins_the_student_there(tm
 
 
 def evaluates(score: float, examples: int = 10) -> Any:
-    def answer(message: Message) -> Message | None:
-        if message.metadata.message_type == MessageType.TRAIN:
-            return stock(examples)(message)
-        metrics = MetricRecord({"accuracy": score, "num-examples": examples})
-        content = records(None)
-        content["metrics"] = metrics
-        return Message(content, reply_to=message)
-
-    return answer
+    scores = answering(records(None, num_examples=examples, accuracy=score))
+    return lambda message: (stock(examples) if message.metadata.message_type == MessageType.TRAIN else scores)(message)
 
 
 def test_start_when_asked_to_lets_clients_evaluate_the_student(tmp_path: Path, said: list[str]) -> None:
@@ -151,8 +145,8 @@ def test_start_when_asked_to_lets_clients_evaluate_the_student(tmp_path: Path, s
     result = found.start(grid, evaluate_config=ConfigRecord({"batch": 7}))
     assert result.evaluate_metrics_clientapp[1]["accuracy"] == pytest.approx((10 * 0.2 + 30 * 0.8) / 40)
     assert sorted(line for line in said if line.startswith("scores of")) == [
-        "scores of node-1: {'accuracy': 0.2, 'num-examples': 10}",
-        "scores of node-2: {'accuracy': 0.8, 'num-examples': 30}",
+        "scores of node-1: {'num-examples': 10, 'accuracy': 0.2}",
+        "scores of node-2: {'num-examples': 30, 'accuracy': 0.8}",
     ]
     asked = [m for m in grid.asked if m.metadata.message_type == MessageType.EVALUATE]
     assert len(asked) == 2
@@ -180,9 +174,6 @@ def test_evaluate_steps_ask_a_share_of_the_nodes_and_average(tmp_path: Path) -> 
     assert len(messages) == 2
     assert {m.metadata.message_type for m in messages} == {MessageType.EVALUATE}
 
-    def scores(message: Message, accuracy: float, examples: int) -> Message:
-        metrics = MetricRecord({"accuracy": accuracy, "num-examples": examples})
-        return Message(RecordDict({"metrics": metrics}), reply_to=message)
-
-    replies = [scores(messages[0], 1.0, 1), scores(messages[1], 0.0, 3)]
+    scores = [answering(records(None, num_examples=n, accuracy=found)) for found, n in ((1.0, 1), (0.0, 3))]
+    replies = [client(message) for client, message in zip(scores, messages, strict=True)]
     assert found.aggregate_evaluate(1, replies) == {"accuracy": 0.25}
