@@ -301,13 +301,6 @@ def test_a_client_that_cannot_work_says_why_in_one_line(
     assert "\n" not in str(facts["error"])
 
 
-def test_label_counts_when_they_are_private_stay_with_the_client(ask: Callable[..., Message]) -> None:
-    reply = ask(client__share_label_counts=False)
-
-    assert "label-counts" not in facts_of(reply)
-    assert reply.content.metric_records["metrics"]["num-examples"] == len(own_labels(1))
-
-
 SIGNATURES_STATE = build("lenet5", num_classes=10, input_shape=(1, 16, 16)).state_dict()
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from client_app import keeping
 from client_app.keeping import MODELS_KEPT, KeptModel, Trained
 from strategies.core.errors import UploadError
 from strategies.core.facts import UploadFacts
@@ -101,20 +100,6 @@ def test_clients_side_by_side_when_they_share_a_folder_do_not_disturb_each_other
         thread.join()
 
     assert failures == []
-
-
-def test_weights_when_the_process_dies_before_the_facts_are_written_do_not_count(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def die(*_: object, **__: object) -> str:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(keeping, "with_digest", die)
-    with pytest.raises(KeyboardInterrupt):
-        kept(tmp_path).save(TRAINED, STATE)
-
-    assert list(tmp_path.rglob("*.safetensors"))
-    assert kept(tmp_path).load() is None
 
 
 def test_keep_makes_folders_for_this_user_alone_and_leaves_those_that_are_there(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from client_app.training.fedov import (
     to_unknown,
     train,
     unknown_loss,
-    without_label,
 )
 from client_app.training.local import Training
 from fl_app.config import ClientConfig
@@ -22,8 +21,6 @@ from fl_app.data import ImageData, Normalization
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 HALF = Normalization((0.5,), (0.5,))
-LOGITS = torch.tensor([[1.0, -2.0, 0.5, 0.2], [0.0, 3.0, 1.0, -1.0], [2.0, 2.0, -4.0, 1.5]])
-LABELS = torch.tensor([2, 1, 0])
 
 
 def random_generator(seed: int = 0) -> torch.Generator:
@@ -50,17 +47,6 @@ def small(outputs: int = 4) -> nn.Module:
 
 def images(count: int = 6) -> torch.Tensor:
     return torch.rand(count, 1, 8, 8, generator=random_generator(1)) * 2 - 1
-
-
-def test_loss_of_unknown_when_counted_in_numpy_is_the_same() -> None:
-    assert float(to_unknown(LOGITS)) == pytest.approx(-log_softmax(array(LOGITS))[:, -1].mean(), rel=1e-6)
-
-
-def test_loss_without_the_true_class_is_the_one_of_a_softmax_over_the_others() -> None:
-    found = float(to_unknown(without_label(LOGITS, LABELS)))
-
-    rest = np.stack([np.delete(row, label) for row, label in zip(array(LOGITS), LABELS.tolist(), strict=True)])
-    assert found == pytest.approx(-log_softmax(rest)[:, -1].mean(), rel=1e-6)
 
 
 def test_mixed_features_lie_between_those_of_two_images_of_different_classes() -> None:

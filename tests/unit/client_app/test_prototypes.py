@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from client_app.training.fafi import prototypes_apart, supervised_contrast, train
+from client_app.training.fafi import supervised_contrast, train
 from client_app.training.local import Epoch, Training
 from fl_app.config import ClientConfig
 from fl_app.data import ImageData, Normalization
@@ -54,15 +54,6 @@ def test_encoder_is_the_model_without_its_last_layer_whatever_its_names() -> Non
 
     assert torch.equal(model(images)[:, 3:], classifier.body(images.flatten(1)))
     assert [key for key in model.state_dict() if "fc" in key or "classifier" in key] == []
-
-
-def test_loss_of_labels_and_of_prototypes_have_the_worked_values() -> None:
-    prototypes = torch.tensor([[2.0, 0.0], [0.0, 1.0]])
-
-    assert float(F.cross_entropy(torch.tensor([[1.0, 0.0]]) @ prototypes.T, torch.tensor([0]))) == pytest.approx(
-        0.126928, abs=1e-6
-    )
-    assert float(prototypes_apart(prototypes)) == pytest.approx((0.018150 + 0.313262) / 2, abs=1e-6)
 
 
 def test_contrast_equals_a_loop_over_anchors_and_positives() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from client_app.training.losses import ldam, loss_of
+from client_app.training.losses import loss_of
 from fl_app.config import ClientConfig
 
 
@@ -20,13 +20,6 @@ def by_formula(logits: np.ndarray, labels: np.ndarray, counts: np.ndarray, *, la
         others = sum(math.exp(scale * z[j]) for j in range(len(z)) if j != y)
         losses.append(-math.log(own / (own + others)))
     return float(np.mean(losses))
-
-
-def test_ldam_worked_out_by_hand() -> None:
-    # The true logit 1 falls back by its margin to 0.5, as high as the other: half the probability each.
-    loss = ldam(torch.tensor([[1.0, 0.5]]), torch.tensor([0]), torch.tensor([0.5, 0.2]), scale=30.0)
-
-    assert loss.item() == pytest.approx(math.log(2), rel=1e-6)
 
 
 @pytest.mark.parametrize(("largest", "scale"), [(0.5, 30.0), (1.3, 4.0)])

@@ -167,13 +167,9 @@ def test_teacher_of_a_strategy_may_be_tallys_pool(tmp_path: Path) -> None:
     assert equal(dict(replayed.state_dict()), ends["tally"])
 
 
-def test_evaluate_steps_ask_a_share_of_the_nodes_and_average(tmp_path: Path) -> None:
+def test_evaluate_step_asks_a_share_of_the_nodes(tmp_path: Path) -> None:
     grid = FakeGrid(dict.fromkeys(range(1, 5), failing("")))
     found = strategy(OneShotFedAvg, tmp_path / "run", fraction_evaluate=0.5)
     messages = list(found.configure_evaluate(1, ArrayRecord(weights(5)), ConfigRecord(), grid))  # type: ignore[arg-type]
     assert len(messages) == 2
     assert {m.metadata.message_type for m in messages} == {MessageType.EVALUATE}
-
-    scores = [answering(records(None, num_examples=n, accuracy=found)) for found, n in ((1.0, 1), (0.0, 3))]
-    replies = [client(message) for client, message in zip(scores, messages, strict=True)]
-    assert found.aggregate_evaluate(1, replies) == {"accuracy": 0.25}

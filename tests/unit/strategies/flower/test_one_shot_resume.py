@@ -28,7 +28,7 @@ from flower_fakes import (
 from flwr.app import ArrayRecord
 
 from strategies import METHODS, DenseConfig, FedENS, Normalization, OneShot, RunOptions
-from strategies.core.errors import OptionError, QuorumError, StoreError
+from strategies.core.errors import OptionError, StoreError
 from strategies.core.facts import UploadFacts
 from strategies.method import Job, Method, Outcome, Progress, Snapshot
 from strategies.run.files import read_weights, save_weights, write_json
@@ -101,16 +101,6 @@ def test_start_when_the_run_is_finished_reads_its_result(tmp_path: Path, said: l
     assert calls == [0, 1]
     assert (tmp_path / "run" / "outcome.json").read_bytes() == stored
     assert "round 1 of 1 is finished: its result is read from the run folder" in said
-
-
-def test_start_when_the_upload_phase_was_cut_off_asks_named_clients_for_nothing_twice(tmp_path: Path) -> None:
-    work: list[str] = []
-    alice, bob = named("alice", 1, work=work), named("bob", 2, work=work)
-    with pytest.raises(QuorumError):
-        dense(tmp_path / "run").start(FakeGrid({1: alice}))
-    resumed = result_of(dense(tmp_path / "run"), FakeGrid({3: bob, 4: alice}))
-    assert work == ["alice", "bob"]
-    assert equal(resumed, result_of(dense(tmp_path / "whole"), FakeGrid({1: alice, 2: bob})))
 
 
 def test_start_when_an_upload_came_late_leaves_it_out_also_after_a_resume(tmp_path: Path) -> None:

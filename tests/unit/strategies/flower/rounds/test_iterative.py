@@ -34,7 +34,7 @@ from flower_fakes import (
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from torch import nn
 
-from strategies import Iterative, IterativeConfig, OneShotFedAvg
+from strategies import Iterative, IterativeConfig
 from strategies.client.corrections import LocalUpdate
 from strategies.core.errors import OptionError, QuorumError
 from strategies.flower.nodes import Nodes, Refusals
@@ -64,7 +64,7 @@ def three(place: Path | None = None, **more: Any) -> dict[int, Client]:
 
 def iterative(run_dir: Path, **changes: Any) -> Iterative:
     """A strategy over tiny models; a setting for each argument that it lacks."""
-    own_keys = ("min_uploads", "observer", "base", "seed", "refiner", "compute")
+    own_keys = ("min_uploads", "observer", "base", "seed", "classes")
     own = {key: changes.pop(key) for key in own_keys if key in changes}
     config = IterativeConfig(**{"rounds": 3, "stc_density": 0.2, **changes})
     return Iterative(
@@ -311,17 +311,11 @@ def test_run_whose_clients_answer_no_more_ends_and_can_be_resumed(tmp_path: Path
     assert [row["answers"] for row in rows_of(run)] == [0, 0, 3, 3, 3]
 
 
-@pytest.mark.parametrize("kind", ["rounds", "one-shot"])
-def test_a_client_with_other_classes_is_refused_before_it_trains(tmp_path: Path, kind: str) -> None:
+def test_a_client_with_other_classes_is_refused_before_it_trains(tmp_path: Path) -> None:
     names, work = [f"class {number}" for number in range(CLASSES)], list[str]()
     clients = {1: named("a", 1, classes=names, work=work), 2: named("b", 2, work=work)}
     clients[3] = named("c", 3, classes=names[::-1], work=work)
-    settings: Any = {"num_classes": CLASSES, "input_shape": SHAPE, "options": ONE_THREAD, "classes": names}
-    settings |= {"min_uploads": 2, "run_dir": tmp_path / "run"}
-    if kind == "rounds":
-        Iterative(net, config=IterativeConfig(rounds=1), **settings).start(FakeGrid(clients), ArrayRecord(weights(5)))
-    else:
-        OneShotFedAvg(net, compute="in-process", **settings).start(FakeGrid(clients), ArrayRecord(weights(5)))
+    result_of(iterative(tmp_path / "run", rounds=1, min_uploads=2, classes=names), clients)
     assert sorted(work) == ["a", "b"]
-    refused = (tmp_path / "run" / "refusals.jsonl").read_text()
-    assert f"class 0 is '{names[-1]}' here and 'class 0' there, the same names in another order" in refused
+    ((_, reason),) = refusals_of(tmp_path / "run")
+    assert f"class 0 is '{names[-1]}' here and 'class 0' there, the same names in another order" in reason
