@@ -25,6 +25,7 @@ from strategies.core.options import flatten
 SIDE = 16
 RUN = "0123456789abcdef" * 2
 State = Mapping[str, torch.Tensor]
+Ask = Callable[..., Message]
 
 
 def dotted(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from client_fakes import RUN, image_folder, reply_of
+from client_fakes import RUN, Ask, image_folder, reply_of
 from flower_fakes import equal
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from safetensors.torch import save_file
@@ -33,7 +33,7 @@ SIGNATURES = Signatures(builders(10, (1, 16, 16)))
 
 
 @pytest.fixture
-def ask(in_a_run: None) -> Callable[..., Message]:
+def ask(in_a_run: None) -> Ask:
     """Return a function that asks a client once, as the server does, and returns its reply."""
     work.cached_split.cache_clear()  # pytest may give two tests a folder of one name
 
@@ -75,7 +75,7 @@ def own_labels(partition_id: int, **data: Any) -> np.ndarray[Any, Any]:
     return labels[parts[partition_id]]
 
 
-def test_the_reply_is_one_that_the_server_accepts(ask: Callable[..., Message]) -> None:
+def test_the_reply_is_one_that_the_server_accepts(ask: Ask) -> None:
     reply = ask()
 
     checked = read_reply(reply.content, SIGNATURES, num_classes=10, max_bytes=2**20, sender="node-9")
@@ -95,9 +95,7 @@ def test_the_reply_is_one_that_the_server_accepts(ask: Callable[..., Message]) -
 
 
 @pytest.mark.parametrize(("sums", "names"), [("fisher", {"fisher:conv1.weight"}), ("gram", {"gram:fc1"})])
-def test_what_is_measured_for_a_merge_travels_beside_the_weights(
-    ask: Callable[..., Message], sums: str, names: set[str]
-) -> None:
+def test_what_is_measured_for_a_merge_travels_beside_the_weights(ask: Ask, sums: str, names: set[str]) -> None:
     reply = ask(asks={"sums": sums})
 
     checked = read_reply(reply.content, SIGNATURES, num_classes=10, max_bytes=2**23, sender="node-9")
@@ -118,7 +116,7 @@ def table(root: Path, classes: str, mean: int = 50) -> Path:
 
 @pytest.mark.parametrize(("theirs", "line"), [(("ant", "cat"), "class 0 is 'ant' here and 'cat' there"), (None, "")])
 def test_a_node_with_other_class_folders_is_refused_and_before_it_trains_if_the_request_names_them(
-    ask: Callable[..., Message],
+    ask: Ask,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     theirs: tuple[str, ...] | None,
@@ -159,7 +157,7 @@ def test_a_node_with_other_class_folders_is_refused_and_before_it_trains_if_the_
 )
 @pytest.mark.parametrize("policy", [{}, {"label-counts": "none"}])
 def test_a_node_with_another_schema_is_refused(
-    ask: Callable[..., Message], tmp_path: Path, classes: str, mean: int, line: str, policy: dict[str, str]
+    ask: Ask, tmp_path: Path, classes: str, mean: int, line: str, policy: dict[str, str]
 ) -> None:
     server, node = table(tmp_path / "server", '["healthy", "ill"]'), table(tmp_path / "node", classes, mean)
     data = DataConfig(name="csv", label="outcome", root=str(server))
@@ -179,9 +177,7 @@ def test_a_node_with_another_schema_is_refused(
 
 
 @pytest.mark.parametrize("kind", ["fens", "evaluate", "head", "fusefl"])
-def test_later_questions_too_are_refused_where_the_classes_are_others(
-    ask: Callable[..., Message], tmp_path: Path, kind: str
-) -> None:
+def test_later_questions_too_are_refused_where_the_classes_are_others(ask: Ask, tmp_path: Path, kind: str) -> None:
     """A node's folder may have changed since its upload, or another node may answer under its name."""
     named = {"data__name": "imagefolder", "data__image_size": 32, "model__name": "lenet5"}
     facts = {"client": "b", "data-root": str(image_folder(tmp_path / "node", ("ant", "cat")))}
@@ -205,7 +201,7 @@ def test_later_questions_too_are_refused_where_the_classes_are_others(
     assert " here and " not in error(("ant", "cat"))
 
 
-def test_clients_when_they_are_several_hold_the_whole_training_set_once(ask: Callable[..., Message]) -> None:
+def test_clients_when_they_are_several_hold_the_whole_training_set_once(ask: Ask) -> None:
     counts = [
         facts_of(ask(node={"partition-id": k, "num-partitions": CLIENTS}, data__partition="iid"))["label-counts"]
         for k in range(CLIENTS)
@@ -217,7 +213,7 @@ def test_clients_when_they_are_several_hold_the_whole_training_set_once(ask: Cal
 
 @pytest.mark.parametrize("task", [name for name in TASKS if name != "statistics"])  # sums draw nothing
 def test_training_when_repeated_gives_the_same_bits_and_other_seeds_clients_and_rounds_others(
-    ask: Callable[..., Message], tmp_path: Path, task: str
+    ask: Ask, tmp_path: Path, task: str
 ) -> None:
     def fresh(name: str, **how: Any) -> dict[str, torch.Tensor]:
         return state_of(ask(client__state_dir=str(tmp_path / name), asks={"task": task}, data__limit=400, **how))
@@ -230,9 +226,7 @@ def test_training_when_repeated_gives_the_same_bits_and_other_seeds_clients_and_
     assert not equal(first, fresh("e", node={"partition-id": 2, "num-partitions": CLIENTS}))
 
 
-def test_an_upload_that_the_server_holds_is_answered_at_once(
-    ask: Callable[..., Message], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_upload_that_the_server_holds_is_answered_at_once(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     replace_training(monkeypatch, never)
     monkeypatch.setattr(work, "open_data", never)
     monkeypatch.setattr(work.AppConfig, "from_settings", never)
@@ -244,7 +238,7 @@ def test_an_upload_that_the_server_holds_is_answered_at_once(
 
 
 def test_a_client_when_asked_again_sends_its_kept_upload_and_trains_nothing(
-    ask: Callable[..., Message], monkeypatch: pytest.MonkeyPatch
+    ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = ask()
     replace_training(monkeypatch, never)
@@ -256,9 +250,7 @@ def test_a_client_when_asked_again_sends_its_kept_upload_and_trains_nothing(
     assert dict(first.content.metric_records["metrics"]) == dict(again.content.metric_records["metrics"])
 
 
-def test_a_client_with_an_invalid_name_says_so_and_trains_nothing(
-    ask: Callable[..., Message], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_client_with_an_invalid_name_says_so_and_trains_nothing(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     replace_training(monkeypatch, never)
 
     reply = ask(node={"client": "../alice", "partition-id": 1, "num-partitions": CLIENTS})
@@ -266,7 +258,7 @@ def test_a_client_with_an_invalid_name_says_so_and_trains_nothing(
     assert str(facts_of(reply)["error"]).startswith("client is '../alice': must be a name that matches [A-Za-z0-9]")
 
 
-def test_a_client_when_its_disk_refuses_still_sends_its_model(ask: Callable[..., Message], tmp_path: Path) -> None:
+def test_a_client_when_its_disk_refuses_still_sends_its_model(ask: Ask, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
 
     reply = ask(client__state_dir=str(tmp_path / "file"))
@@ -288,9 +280,7 @@ def test_a_client_when_its_disk_refuses_still_sends_its_model(ask: Callable[...,
         ({"data__name": "imagefolder", "data__image_size": 8, "data__root": "/nowhere"}, "/nowhere"),
     ],
 )
-def test_a_client_that_cannot_work_says_why_in_one_line(
-    ask: Callable[..., Message], how: dict[str, Any], reason: str
-) -> None:
+def test_a_client_that_cannot_work_says_why_in_one_line(ask: Ask, how: dict[str, Any], reason: str) -> None:
     reply = ask(**how)
 
     assert not reply.has_error()
@@ -306,7 +296,7 @@ SIGNATURES_STATE = build("lenet5", num_classes=10, input_shape=(1, 16, 16)).stat
 
 @pytest.mark.parametrize("ending", [".safetensors", ".pt"])
 def test_a_pretrained_client_in_simulation_uploads_its_file_and_trains_nothing(
-    ask: Callable[..., Message], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
+    ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
 ) -> None:
     replace_training(monkeypatch, never)
     path = tmp_path / f"trained-1{ending}"
@@ -323,9 +313,7 @@ def test_a_pretrained_client_in_simulation_uploads_its_file_and_trains_nothing(
     assert equal(state_of(reply), state)
 
 
-def test_a_pretrained_client_whose_file_names_another_order_of_classes_sends_nothing(
-    ask: Callable[..., Message], tmp_path: Path
-) -> None:
+def test_a_pretrained_client_whose_file_names_another_order_of_classes_sends_nothing(ask: Ask, tmp_path: Path) -> None:
     words = [str(number) for number in range(10)]
     torch.save({"state_dict": SIGNATURES_STATE, "classes": words[::-1]}, tmp_path / "a.pt")
     reply = ask(client__checkpoint=str(tmp_path / "a.pt"), asks=Agreement.of(words).to_record(EXPECTED))

@@ -75,8 +75,11 @@ class Hospital:
         return str(image_folder(self.folder / "open", ("ill", "well"), images=1, halves=halves))
 
 
+Nodes = Callable[..., Hospital]  # a function from the config to its node
+
+
 @pytest.fixture
-def hospital(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Hospital]]:
+def hospital(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nodes]:
     act_in_a_run(monkeypatch)
     threads = torch.get_num_threads()
     for name in ("secret", "open", "state"):
@@ -125,7 +128,7 @@ def opened_while(action: Callable[[], Message | None], below: Path) -> tuple[set
 
 
 def test_no_run_keeps_more_features_on_the_disk_than_the_node_permits(
-    hospital: Callable[..., Hospital], monkeypatch: pytest.MonkeyPatch
+    hospital: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caches: list[tuple[Path, float]] = []
     monkeypatch.setattr(work, "FeatureCache", lambda *given: caches.append(given))
@@ -144,7 +147,7 @@ CHECKPOINTS = (
 
 @pytest.mark.parametrize("path", CHECKPOINTS)
 def test_no_checkpoint_outside_the_node_s_folders_is_touched_and_all_get_the_same_line(
-    hospital: Callable[..., Hospital], path: str
+    hospital: Nodes, path: str
 ) -> None:
     node = hospital()
     named = f"{node.folder}/{path}"
@@ -159,7 +162,7 @@ def test_no_checkpoint_outside_the_node_s_folders_is_touched_and_all_get_the_sam
 @pytest.mark.parametrize("kind", [MessageType.TRAIN, "train.fens", "train.fusefl", MessageType.QUERY])
 @pytest.mark.parametrize("error", [PermissionError(13, "denied", "/srv/patients"), KeyError("/srv/patients")])
 def test_the_text_of_an_unexpected_error_stays_on_a_deployed_node(
-    hospital: Callable[..., Hospital],
+    hospital: Nodes,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     kind: str,
@@ -183,7 +186,7 @@ def test_the_text_of_an_unexpected_error_stays_on_a_deployed_node(
 
 
 def test_a_checkpoint_in_the_node_s_folders_is_sent_and_the_error_of_one_stays_on_the_node(
-    hospital: Callable[..., Hospital],
+    hospital: Nodes,
 ) -> None:
     node = hospital()
     (node.folder / "open" / "noise.safetensors").write_bytes(b"no weights")
@@ -200,7 +203,7 @@ def test_a_checkpoint_in_the_node_s_folders_is_sent_and_the_error_of_one_stays_o
 
 @pytest.mark.parametrize("words", [["ill", "well"], ["well", "ill"]])
 def test_a_checkpoint_that_numbers_the_node_s_classes_otherwise_is_not_sent(
-    hospital: Callable[..., Hospital], words: list[str], caplog: pytest.LogCaptureFixture
+    hospital: Nodes, words: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     node = hospital(partition_id=0, num_partitions=1)
     root = node.with_images("train")
@@ -215,7 +218,7 @@ def test_a_checkpoint_that_numbers_the_node_s_classes_otherwise_is_not_sent(
 
 @pytest.mark.parametrize("root", ["secret", "open", "open/link", "nowhere"])
 def test_no_data_outside_the_node_s_folders_are_touched_and_all_get_the_same_line(
-    hospital: Callable[..., Hospital], root: str, monkeypatch: pytest.MonkeyPatch
+    hospital: Nodes, root: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = hospital()
     monkeypatch.setenv("ONESHOT_DATA", str(node.folder / "data"))
@@ -228,7 +231,7 @@ def test_no_data_outside_the_node_s_folders_are_touched_and_all_get_the_same_lin
 
 
 @pytest.mark.parametrize("file", ["train/ill/Jane_Doe_1961.png", "schema.toml"])
-def test_a_damaged_file_of_the_node_s_own_data_is_not_named(hospital: Callable[..., Hospital], file: str) -> None:
+def test_a_damaged_file_of_the_node_s_own_data_is_not_named(hospital: Nodes, file: str) -> None:
     node = hospital(partition_id=0, num_partitions=1)
     root = node.with_images("train", "test")
     (node.folder / "open" / file).write_text('secret = "Jane Doe"')
@@ -240,7 +243,7 @@ def test_a_damaged_file_of_the_node_s_own_data_is_not_named(hospital: Callable[.
     assert error_of(reply) == f"data set {given['data__name']!r} cannot be read on this node; its log has the reason"
 
 
-def test_no_folder_of_the_server_s_choice_is_written_or_emptied(hospital: Callable[..., Hospital]) -> None:
+def test_no_folder_of_the_server_s_choice_is_written_or_emptied(hospital: Nodes) -> None:
     node = hospital()
     elsewhere = node.folder / "secret" / "archive"
     for run in RUNS * 3:  # as many as a client's folder would not hold
@@ -255,7 +258,7 @@ def test_no_folder_of_the_server_s_choice_is_written_or_emptied(hospital: Callab
 
 
 def test_uploads_of_made_up_runs_never_spend_more_than_the_ledger_allows(
-    hospital: Callable[..., Hospital], monkeypatch: pytest.MonkeyPatch
+    hospital: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     quick = replace(TASKS["classifier"], train_privately=lambda *given: given[-1].epsilon)
     monkeypatch.setattr("client_app.tasks.TASKS", {**TASKS, "classifier": quick})  # the noise costs seconds
@@ -273,7 +276,7 @@ def test_uploads_of_made_up_runs_never_spend_more_than_the_ledger_allows(
     assert "must be at most 0 on this node" in error_of(node.asked({"run-id": "f" * 32}, PRIVATE))
 
 
-def test_nothing_without_privacy_leaves_a_node_with_a_budget(hospital: Callable[..., Hospital]) -> None:
+def test_nothing_without_privacy_leaves_a_node_with_a_budget(hospital: Nodes) -> None:
     node = hospital(max_epsilon=20.0)
 
     assert "'privacy.epsilon' is 0: must be above 0 on this node" in error_of(node.train())
@@ -285,9 +288,7 @@ def test_nothing_without_privacy_leaves_a_node_with_a_budget(hospital: Callable[
 
 
 @pytest.mark.parametrize(("key", "value"), [("limit", 100), ("proxy", 0.2)])
-def test_no_private_upload_is_of_a_drawn_part_of_the_examples(
-    hospital: Callable[..., Hospital], key: str, value: float
-) -> None:
+def test_no_private_upload_is_of_a_drawn_part_of_the_examples(hospital: Nodes, key: str, value: float) -> None:
     node = hospital(max_epsilon=20.0)
 
     reply = node.asked({"run-id": RUNS[0], "seed": 0}, {**PRIVATE, f"data.{key}": value})
@@ -298,9 +299,7 @@ def test_no_private_upload_is_of_a_drawn_part_of_the_examples(
 
 
 @pytest.mark.parametrize("told", ["presence", "none"])
-def test_label_counts_are_within_the_node_s_policy_whatever_the_server_sets(
-    hospital: Callable[..., Hospital], told: str
-) -> None:
+def test_label_counts_are_within_the_node_s_policy_whatever_the_server_sets(hospital: Nodes, told: str) -> None:
     node = hospital(label_counts=told)
 
     facts = facts_of(node.train(client__share_label_counts=True, client__label_counts_as="numbers"))
@@ -311,7 +310,7 @@ def test_label_counts_are_within_the_node_s_policy_whatever_the_server_sets(
 
 
 def test_a_training_by_a_function_which_adds_no_noise_is_refused_in_a_private_run(
-    hospital: Callable[..., Hospital],
+    hospital: Nodes,
 ) -> None:
     asked = {**PRIVATE, "model.train": "mine:train"}
 
@@ -322,7 +321,7 @@ def test_a_training_by_a_function_which_adds_no_noise_is_refused_in_a_private_ru
 
 @pytest.mark.parametrize("told", ["presence", "none"])
 def test_sums_of_features_which_hold_label_counts_are_not_sent_by_a_node_that_tells_no_numbers(
-    hospital: Callable[..., Hospital], told: str
+    hospital: Nodes, told: str
 ) -> None:
     asked = {"task": "statistics", "run-id": RUNS[0], "seed": 0}
     features: dict[str, Scalar] = {"features.backbone": "torchvision:resnet18", "client.steps": 1}
@@ -339,14 +338,14 @@ def test_sums_of_features_which_hold_label_counts_are_not_sent_by_a_node_that_te
 
 @pytest.mark.parametrize("told", ["presence", "none"])
 def test_votes_which_count_the_examples_of_each_class_are_not_sent_by_a_node_that_tells_no_numbers(
-    hospital: Callable[..., Hospital], told: str
+    hospital: Nodes, told: str
 ) -> None:
     line = fens_errors(hospital(label_counts=told), step="votes")[-1]
     assert "does not share its examples per class, which are part of votes" in line
 
 
 @pytest.mark.parametrize("kind", ["backdoor", "claim", "scale"])
-def test_no_node_with_a_config_of_its_own_plays_an_attacker(hospital: Callable[..., Hospital], kind: str) -> None:
+def test_no_node_with_a_config_of_its_own_plays_an_attacker(hospital: Nodes, kind: str) -> None:
     node = hospital()
 
     reply = node.train(attack__kind=kind, attack__clients="hospital-a")
@@ -356,7 +355,7 @@ def test_no_node_with_a_config_of_its_own_plays_an_attacker(hospital: Callable[.
     assert "error" not in facts_of(node.train(attack__kind=kind, attack__clients="hospital-b"))
 
 
-def test_no_architecture_beside_the_permitted_ones_is_trained_or_built(hospital: Callable[..., Hospital]) -> None:
+def test_no_architecture_beside_the_permitted_ones_is_trained_or_built(hospital: Nodes) -> None:
     node = hospital(architectures="lenet5, cnn5", max_ensemble_mib=1.0)
 
     line = "architecture 'resnet34' is not permitted on this node: must be one of lenet5, cnn5"
@@ -410,9 +409,7 @@ ASKED: dict[str, tuple[str, dict[str, Any]]] = {
         ("rounds", "last-round", "x"),
     ],
 )
-def test_a_word_in_place_of_a_number_is_refused_in_one_line(
-    hospital: Callable[..., Hospital], asked: str, key: str, value: Any
-) -> None:
+def test_a_word_in_place_of_a_number_is_refused_in_one_line(hospital: Nodes, asked: str, key: str, value: Any) -> None:
     kind, words = ASKED[asked]
 
     error = error_of(hospital().asked({"run-id": RUNS[0], **words, key: value}, {}, kind=kind))
@@ -436,9 +433,7 @@ def archive() -> bytes:
     "data", [b"junk", b"", archive(), npy("((("), npy("(3,)", "|O"), npy(f"({2**40},)"), npy("(-4,)")]
 )
 @pytest.mark.parametrize("asked", ["upload", "rounds", "fusefl", "fens"])
-def test_bytes_that_are_no_array_are_refused_in_one_line(
-    hospital: Callable[..., Hospital], asked: str, data: bytes
-) -> None:
+def test_bytes_that_are_no_array_are_refused_in_one_line(hospital: Nodes, asked: str, data: bytes) -> None:
     kind, words = ASKED[asked]
 
     reply = hospital().asked(
@@ -450,7 +445,7 @@ def test_bytes_that_are_no_array_are_refused_in_one_line(
 
 @pytest.mark.parametrize("asked", ["upload", "fens", "fusefl", "query"])
 def test_a_setting_that_no_deployed_node_takes_is_refused_in_one_line_whatever_is_asked(
-    hospital: Callable[..., Hospital], asked: str
+    hospital: Nodes, asked: str
 ) -> None:
     kind, words = ASKED[asked]
 
@@ -478,7 +473,7 @@ KEYS = ("client.checkpoint", "data.root", "client.state-dir", "client.nodes", "u
 
 @pytest.mark.slow
 def test_any_combination_of_paths_in_the_settings_touches_nothing_beside_the_node_s_folders(
-    hospital: Callable[..., Hospital], monkeypatch: pytest.MonkeyPatch
+    hospital: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = hospital(max_epsilon=20.0)
     monkeypatch.setenv("ONESHOT_DATA", str(node.folder / "data"))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from client_fakes import RUN, reply_of
+from client_fakes import RUN, Ask, reply_of
 from flower_fakes import equal
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
@@ -31,7 +30,7 @@ START = model_state()
 
 
 @pytest.fixture
-def ask(in_a_run: None) -> Callable[..., Message]:
+def ask(in_a_run: None) -> Ask:
     """Return a function that asks a client for one round, and returns its reply."""
 
     def asked(
@@ -50,7 +49,7 @@ def arrays_of(reply: Message, name: str = "arrays") -> State:
     return dict(reply.content.array_records[name].to_torch_state_dict())
 
 
-def test_answer_is_one_that_the_server_accepts_and_tells_how_far_it_went(ask: Callable[..., Message]) -> None:
+def test_answer_is_one_that_the_server_accepts_and_tells_how_far_it_went(ask: Ask) -> None:
     reply = ask(client__momentum=0.0)
     checked = read_reply(reply.content, SIGNATURES, num_classes=10, max_bytes=2**20, sender="node-9")
     assert (checked.facts.client, checked.facts.architecture) == ("client-001", "lenet5")
@@ -64,9 +63,7 @@ def test_answer_is_one_that_the_server_accepts_and_tells_how_far_it_went(ask: Ca
     assert not equal(arrays_of(reply), START)
 
 
-def test_control_variate_of_the_server_steers_and_the_client_s_own_is_remembered(
-    ask: Callable[..., Message], tmp_path: Path
-) -> None:
+def test_control_variate_of_the_server_steers_and_the_client_s_own_is_remembered(ask: Ask, tmp_path: Path) -> None:
     zeros = {name: torch.zeros_like(value) for name, value in START.items()}
     first = ask(1, control=zeros, client__momentum=0.0)
     assert equal(arrays_of(first), arrays_of(ask(1, client__momentum=0.0)))
@@ -81,7 +78,7 @@ def test_control_variate_of_the_server_steers_and_the_client_s_own_is_remembered
     assert not equal(arrays_of(second), arrays_of(ask(2, client__momentum=0.0)))
 
 
-def test_feddyn_s_drift_is_remembered_and_pulls_in_the_next_round(ask: Callable[..., Message], tmp_path: Path) -> None:
+def test_feddyn_s_drift_is_remembered_and_pulls_in_the_next_round(ask: Ask, tmp_path: Path) -> None:
     dyn = {"feddyn-alpha": 1.0}
     first = arrays_of(ask(1, said={**dyn, "last-round": 0}))
     assert equal(first, arrays_of(ask(1, said={"proximal-mu": 1.0})))  # h is 0
@@ -106,7 +103,7 @@ def test_feddyn_s_drift_is_remembered_and_pulls_in_the_next_round(ask: Callable[
     ],
 )
 def test_client_that_cannot_take_part_says_why(
-    ask: Callable[..., Message], settings: dict[str, Any], said: dict[str, Any], reason: str
+    ask: Ask, settings: dict[str, Any], said: dict[str, Any], reason: str
 ) -> None:
     facts = ask(said=said, **settings).content.config_records["upload"]
     assert facts["client"] == "client-001"

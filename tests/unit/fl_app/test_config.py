@@ -138,36 +138,36 @@ def test_an_attacker_obeys_its_own_name_and_everybody_else_is_honest() -> None:
     assert AttackConfig().of("a") == "none"
 
 
+FACTOR = "must be a number greater than 0 and at most 1e+06"
+
+
 @pytest.mark.parametrize(
-    ("settings", "line"),
+    ("kind", "settings", "line"),
     [
-        ({"attack.clients": "client-001"}, "'attack.clients' is 'client-001' and 'attack.kind' 'none'"),
+        ("none", {}, "'attack.clients' is 'a' and 'attack.kind' 'none'"),
+        ("claim", {"attack.factor": 0.0}, f"'attack.factor' is 0: {FACTOR} with 'attack.kind' 'claim'"),
         (
-            {"attack.kind": "claim", "attack.clients": "a", "attack.factor": 0.0},
-            "'attack.factor' is 0: must be a number greater than 0 and at most 1e+06 with 'attack.kind' 'claim'",
+            "claim-uniform",
+            {"attack.factor": 2e6},
+            f"'attack.factor' is 2e+06: {FACTOR} with 'attack.kind' 'claim-uniform'",
         ),
         (
-            {"attack.kind": "claim-uniform", "attack.clients": "a", "attack.factor": 2e6},
-            "'attack.factor' is 2e+06: must be a number greater than 0 and at most 1e+06 with 'attack.kind' 'claim-un",
-        ),
-        (
-            {
-                "attack.kind": "backdoor",
-                "attack.clients": "a",
-                "data.name": "heart-disease",
-                "data.partition": "domains",
-            },
+            "backdoor",
+            {"data.name": "heart-disease", "data.partition": "domains"},
             "'attack.kind' is 'backdoor': must be another attack where 'data.name' is 'heart-disease'",
         ),
         (
-            {"attack.kind": "scale", "attack.clients": "a", "client.checkpoint": "m.pt"},
-            "'attack.kind' is 'scale': must be 'none' where 'client.checkpoint' names a file",
+            "scale",
+            {"client.checkpoint": "m.pt"},
+            "'attack.kind' is 'scale': must be 'none' where 'client.checkpoint' names",
         ),
     ],
 )
-def test_settings_of_an_attack_when_they_cannot_be_are_refused_in_one_line(settings: dict[str, Any], line: str) -> None:
+def test_settings_of_an_attack_when_they_cannot_be_are_refused_in_one_line(
+    kind: str, settings: dict[str, Any], line: str
+) -> None:
     with pytest.raises(OptionError, match=re.escape(line)):
-        AppConfig.from_settings(settings)
+        AppConfig.from_settings({"attack.kind": kind, "attack.clients": "a", **settings})
 
 
 def test_attackers_when_a_simulation_does_not_have_them_are_named() -> None:

@@ -56,11 +56,9 @@ def test_classes_p1_with_five_clients_walks_through_the_classes() -> None:
     [
         (PartitionSpec(), 41, "40 training examples for 41 clients: must be 1 to 40 clients"),
         (PartitionSpec(), 0, "40 training examples for 0 clients: must be 1 to 40 clients"),
-        (PartitionSpec("classes", classes_per_client=5), 2, "'data.classes-per-client' is 5: must be at most 4"),
-        (
-            PartitionSpec("classes-equal-size", classes_per_client=5),
-            2,
-            "'data.classes-per-client' is 5: must be at most 4",
+        *(
+            (PartitionSpec(law, classes_per_client=5), 2, "'data.classes-per-client' is 5: must be at most 4")
+            for law in ("classes", "classes-equal-size")
         ),
         (PartitionSpec("dirichlet-clients"), 5, "'data.min-size' is 10: must be at most 8 where 5 clients share 40"),
     ],

@@ -136,6 +136,10 @@ def test_a_wrong_file_is_named_with_column_and_line(folder: Path, table: str, re
     assert str(folder / "train.csv") in str(error.value)
 
 
+TWO = 'classes = ["a", "b"]\n'
+X = f"{TWO}[columns.x]\n"
+
+
 @pytest.mark.parametrize(
     ("schema", "reason"),
     [
@@ -146,31 +150,22 @@ def test_a_wrong_file_is_named_with_column_and_line(folder: Path, table: str, re
         ),
         ("classes = []\n[columns.x]", "classes is .*: must be a list of at least two different words"),
         ('classes = ["a", "a"]\n[columns.x]', "classes is .*: must be a list of at least two different words"),
-        ('classes = ["a", "b"]', r"columns is NoneType: must be a table \[columns.NAME\] per column"),
-        ('classes = ["a", "b"]\nlabel = "x"\n[columns.x]', "has 'label': must have classes and columns alone"),
-        ('classes = ["a", "b"]\n[columns]\nx = 3', r"column 'x' is int: must be a table, such as \[columns.x\]"),
-        ('classes = ["a", "b"]\n[columns.x]\nmin = 3', "has 'min': must be among mean, deviation, missing"),
-        (
-            'classes = ["a", "b"]\n[columns.x]\nlevels = ["u", "v"]\nmean = 3',
-            "has 'mean': must be among levels, missing",
-        ),
-        (
-            'classes = ["a", "b"]\n[columns.x]\nlevels = ["u"]',
-            "column 'x': levels is .*: must be a list of at least two",
-        ),
-        ('classes = ["a", "b"]\n[columns.x]\nlevels = ["u", "v"]\nmissing = "w"', "missing is 'w': must be one of its"),
         ('classes = ["EU", "NA"]\n[columns.x]', "classes has 'NA', which is a missing value in the files: must be"),
+        ("classes = [", "is not TOML"),
+        (TWO, r"columns is NoneType: must be a table \[columns.NAME\] per column"),
+        (f'{TWO}label = "x"\n[columns.x]', "has 'label': must have classes and columns alone"),
+        (f"{TWO}[columns]\nx = 3", r"column 'x' is int: must be a table, such as \[columns.x\]"),
+        (f"{TWO}[columns.outcome]", "'data.label' is 'outcome': must be a column that schema.toml does"),
+        (f"{X}min = 3", "has 'min': must be among mean, deviation, missing"),
+        (f"{X}deviation = 0", "deviation is 0: must be greater than 0"),
+        (f"{X}mean = nan", "mean is nan: must be a number"),
+        (f'{X}levels = ["u", "v"]\nmean = 3', "has 'mean': must be among levels, missing"),
+        (f'{X}levels = ["u"]', "column 'x': levels is .*: must be a list of at least two"),
+        (f'{X}levels = ["u", "v"]\nmissing = "w"', "missing is 'w': must be one of its"),
         (
-            'classes = ["a", "b"]\n[columns.x]\nlevels = ["EU", "NA"]\nmissing = "EU"',
+            f'{X}levels = ["EU", "NA"]\nmissing = "EU"',
             "column 'x': levels has 'NA', which is a missing value in the files",
         ),
-        ('classes = ["a", "b"]\n[columns.x]\ndeviation = 0', "deviation is 0: must be greater than 0"),
-        ('classes = ["a", "b"]\n[columns.x]\nmean = nan', "mean is nan: must be a number"),
-        (
-            'classes = ["a", "b"]\n[columns.outcome]',
-            "'data.label' is 'outcome': must be a column that schema.toml does",
-        ),
-        ("classes = [", "is not TOML"),
     ],
 )
 def test_a_wrong_schema_is_refused_in_one_line(folder: Path, schema: str, reason: str) -> None:

@@ -41,8 +41,11 @@ def run(place: Path, name: str, *, mallory: Callable[[RecordDict], None] | None 
     return dict(result.arrays.to_torch_state_dict())
 
 
+Clean = Callable[[str], State]  # a strategy's name -> its model
+
+
 @pytest.fixture(scope="module")
-def clean(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], State]:
+def clean(tmp_path_factory: pytest.TempPathFactory) -> Clean:
     """Return the function from a strategy to the model of a run in which everybody is honest."""
     return cache(lambda name: run(tmp_path_factory.mktemp(name), name))
 
@@ -66,7 +69,7 @@ def distance(one: State, other: State) -> float:
 
 @pytest.mark.parametrize("name", ["fednova", "scaffold", "stc"])
 def test_one_huge_answer_of_five_moves_the_model_no_further_than_the_bound(
-    tmp_path: Path, name: str, said: list[str], clean: Callable[[str], State]
+    tmp_path: Path, name: str, said: list[str], clean: Clean
 ) -> None:
     found = run(tmp_path / "struck", name, mallory=huge)
 
@@ -81,15 +84,13 @@ def lying(travel: float) -> Callable[[RecordDict], None]:
 
 
 @pytest.mark.parametrize("travel", [1e-30, 1e30])
-def test_travel_makes_no_step_longer_than_five_median_changes(
-    tmp_path: Path, travel: float, clean: Callable[[str], State]
-) -> None:
+def test_travel_makes_no_step_longer_than_five_median_changes(tmp_path: Path, travel: float, clean: Clean) -> None:
     assert distance(clean("fednova"), run(tmp_path / "struck", "fednova", mallory=lying(travel))) < 20
 
 
 @pytest.mark.parametrize("travel", [1e45, 1e300, 10**400, 1e-31, 1e-300, 1e-310], ids=lambda travel: f"{travel}"[:6])
 def test_travel_that_no_client_goes_costs_its_sender_alone(
-    tmp_path: Path, travel: float, said: list[str], clean: Callable[[str], State]
+    tmp_path: Path, travel: float, said: list[str], clean: Clean
 ) -> None:
     found = run(tmp_path / "struck", "fednova", mallory=lying(travel))
 
@@ -101,7 +102,7 @@ def test_travel_that_no_client_goes_costs_its_sender_alone(
 
 @pytest.mark.parametrize("name", ["fedavg", "fednova", "scaffold"])
 def test_honest_run_has_the_same_bits_without_bounds(
-    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch, clean: Callable[[str], State]
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch, clean: Clean
 ) -> None:
     bounded = clean(name)
     monkeypatch.setattr(bounds, "FEWEST", 99)

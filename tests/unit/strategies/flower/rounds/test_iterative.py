@@ -170,8 +170,11 @@ def bad(content: Callable[[RecordDict], None]) -> Client:
     return answer
 
 
+Clean = Callable[[str], State]  # a strategy's name -> its model
+
+
 @pytest.fixture(scope="module")
-def clean(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], State]:
+def clean(tmp_path_factory: pytest.TempPathFactory) -> Clean:
     """Return the function from a strategy to the model that one round of good answers makes."""
 
     @cache
@@ -204,7 +207,7 @@ def nan(content: RecordDict) -> None:
     ],
 )
 def test_spoilt_answer_is_refused_and_the_others_count(
-    tmp_path: Path, name: str, spoil: Callable[[RecordDict], None], reason: str, clean: Callable[[str], State]
+    tmp_path: Path, name: str, spoil: Callable[[RecordDict], None], reason: str, clean: Clean
 ) -> None:
     run = tmp_path / "run"
     # The last node, so that a second answer under a name is this one.

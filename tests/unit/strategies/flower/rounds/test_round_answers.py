@@ -72,8 +72,11 @@ def four(place: Path, change: Change | None = None) -> dict[int, Client]:
     return clients if change is None else {**clients, 4: changed(clients[4], change)}
 
 
+Clean = Callable[[str], Any]  # a strategy's name -> its model
+
+
 @pytest.fixture(scope="module")
-def clean(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
+def clean(tmp_path_factory: pytest.TempPathFactory) -> Clean:
     """Return the function from a strategy to the model of four clients in its own form."""
 
     @cache
@@ -90,7 +93,7 @@ def clean(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
     [*(("scaffold", change) for change in CHANGES), ("fedavg", two_metrics), ("stc", surplus), ("stc", renamed_arrays)],
 )
 def test_answer_in_another_form_counts_or_is_refused_alone(
-    tmp_path: Path, name: str, change: Change, clean: Callable[[str], Any]
+    tmp_path: Path, name: str, change: Change, clean: Clean
 ) -> None:
     found = result_of(iterative(tmp_path / "run", strategy=name, rounds=2), four(tmp_path / "disk", change))
     answers = [row["answers"] for row in rows_of(tmp_path / "run")]
