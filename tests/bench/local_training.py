@@ -17,6 +17,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from multiprocessing import get_context
+from typing import Any
 
 import torch
 from published_models import load_in_order, plain_cnn5, plain_lenet5
@@ -138,16 +139,8 @@ def _begin(kind: str, name: str, batch_size: int) -> None:
     _here[:] = [Side(kind, name, batch_size)]
 
 
-def _turn(seed: int) -> float:
-    return _here[0].turn(seed)
-
-
-def _weights() -> list[float]:
-    return _here[0].weights()
-
-
-def _accuracy() -> float:
-    return _here[0].accuracy()
+def _ask(what: str, *given: int) -> Any:
+    return getattr(_here[0], what)(*given)
 
 
 @dataclass(frozen=True)
@@ -177,12 +170,12 @@ def measure(name: str, batch_size: int, *, sides: dict[str, ProcessPoolExecutor]
     """
     for kind, side in sides.items():
         side.submit(_begin, kind, name, batch_size).result()
-        side.submit(_turn, 0).result()  # warms up
-    ours, theirs = (torch.tensor(sides[kind].submit(_weights).result()) for kind in KINDS[:2])
-    times = [[side.submit(_turn, turn).result() for side in sides.values()] for turn in range(1, turns + 1)]
+        side.submit(_ask, "turn", 0).result()  # warms up
+    ours, theirs = (torch.tensor(sides[kind].submit(_ask, "weights").result()) for kind in KINDS[:2])
+    times = [[side.submit(_ask, "turn", turn).result() for side in sides.values()] for turn in range(1, turns + 1)]
     # The least of many is what the work costs; the rest is the machine's other work.
     least = [min(column) / STEPS[name] for column in zip(*times, strict=True)]
-    accuracies = [sides[kind].submit(_accuracy).result() for kind in KINDS[:2]]
+    accuracies = [sides[kind].submit(_ask, "accuracy").result() for kind in KINDS[:2]]
     row = Row(
         dict(zip(sides, least, strict=True)),
         weights_apart=float((ours - theirs).norm() / theirs.norm()),

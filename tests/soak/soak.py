@@ -27,7 +27,7 @@ from typing import Any
 from adversary import attacked
 from app_copy import app_copy
 from plugs import Field, plugged_in, result_of, uploads_in
-from strikes import FAULTS, Fault, Round
+from strikes import FAULTS, MOMENTS, Fault, Round
 
 SETTINGS = {
     "method": "dense", "server.epochs": 60, "server.generator-steps": 4, "server.steps-per-epoch": 4,
@@ -150,7 +150,7 @@ def soaked(
         while (result_of(run.folder) or {}).get("status") != "finished":
             run.look()
             for fault, partition in list(waiting):
-                if fault.ready(run, partition):
+                if MOMENTS[fault.moment](run, partition):
                     waiting.remove((fault, partition))
                     strike(run, fault, partition, rng)
             if (result_of(run.folder) or {}).get("status") == "failed" or run.is_over():

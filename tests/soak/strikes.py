@@ -85,6 +85,10 @@ class Round:
         """Note which uploads are accepted by now."""
         self.seen.update({client: sha for client, sha in uploads_in(self.folder).items() if client not in self.seen})
 
+    def has(self, name: str) -> bool:
+        """Tell whether a file is in its folder."""
+        return (self.folder / name).exists()
+
     def works(self, partition: int) -> bool:
         """Tell whether a node's ClientApp is training."""
         return self.trained()[partition] > 0 and self.field.client_app(partition) is not None
@@ -111,35 +115,22 @@ class Fault:
     """One kind of fault."""
 
     name: str
-    ready: Callable[[Round, int], bool]
+    moment: str
     strike: Callable[[Round, int, random.Random], None]
     settings: dict[str, Any] = field(default_factory=dict)
     before: bool = False
     small_disk: bool = False
 
 
-def _collecting(run: Round, partition: int) -> bool:
-    return 1 <= len(run.seen) < run.field.clients and not (run.folder / "stage.json").exists()
-
-
-def _in_stage(run: Round, partition: int) -> bool:
-    return (run.folder / "checkpoint" / "checkpoint.json").exists()
-
-
-def _in_evaluation(run: Round, partition: int) -> bool:
-    return (run.folder / "outcome.json").exists()
-
-
-def _working(run: Round, partition: int) -> bool:
-    return run.works(partition)
-
-
-def _uploaded(run: Round, partition: int) -> bool:
-    return f"client-{partition:03d}" in run.seen
-
-
-def _always(run: Round, partition: int) -> bool:
-    return True
+# Word -> whether it is so of a run and the number of the client that a fault meets.
+MOMENTS: dict[str, Callable[[Round, int], bool]] = {
+    "always": lambda run, partition: True,
+    "training": lambda run, partition: run.works(partition),
+    "uploaded": lambda run, partition: f"client-{partition:03d}" in run.seen,
+    "collecting": lambda run, partition: 1 <= len(run.seen) < run.field.clients and not run.has("stage.json"),
+    "in the stage": lambda run, partition: run.has("checkpoint/checkpoint.json"),
+    "in the evaluation": lambda run, partition: run.has("outcome.json"),
+}
 
 
 def _node(run: Round, partition: int, rng: random.Random) -> None:
@@ -217,18 +208,18 @@ def _children(run: Round) -> list[tuple[psutil.Process, str]]:
 
 
 FAULTS = [
-    Fault("node killed before the question", _always, _node, before=True),
-    Fault("node killed while training", _working, _node),
-    Fault("node killed after its upload", _uploaded, _node),
-    Fault("ClientApp killed", _working, _client_app),
-    Fault("ClientApp late beyond the deadline", _working, _late, {"deadline-s": SHORT_DEADLINE_S}),
-    Fault("ServerApp killed while collecting", _collecting, _server_app),
-    Fault("ServerApp killed in the server stage", _in_stage, _server_app),
-    Fault("ServerApp killed in the evaluation", _in_evaluation, _server_app),
-    Fault("SuperLink killed while collecting", _collecting, _superlink),
-    Fault("SuperLink killed in the server stage", _in_stage, _superlink),
-    Fault("disk full while collecting", _collecting, _full_disk, small_disk=True),
-    Fault("disk full in the server stage", _in_stage, _full_disk, small_disk=True),
-    Fault("Ray actor killed in the server stage", _in_stage, _ray_actor, {"compute": "ray"}),
-    Fault("raylet killed in the server stage", _in_stage, _raylet, {"compute": "ray"}),
+    Fault("node killed before the question", "always", _node, before=True),
+    Fault("node killed while training", "training", _node),
+    Fault("node killed after its upload", "uploaded", _node),
+    Fault("ClientApp killed", "training", _client_app),
+    Fault("ClientApp late beyond the deadline", "training", _late, {"deadline-s": SHORT_DEADLINE_S}),
+    Fault("ServerApp killed while collecting", "collecting", _server_app),
+    Fault("ServerApp killed in the server stage", "in the stage", _server_app),
+    Fault("ServerApp killed in the evaluation", "in the evaluation", _server_app),
+    Fault("SuperLink killed while collecting", "collecting", _superlink),
+    Fault("SuperLink killed in the server stage", "in the stage", _superlink),
+    Fault("disk full while collecting", "collecting", _full_disk, small_disk=True),
+    Fault("disk full in the server stage", "in the stage", _full_disk, small_disk=True),
+    Fault("Ray actor killed in the server stage", "in the stage", _ray_actor, {"compute": "ray"}),
+    Fault("raylet killed in the server stage", "in the stage", _raylet, {"compute": "ray"}),
 ]

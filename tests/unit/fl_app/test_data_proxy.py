@@ -63,17 +63,11 @@ def test_a_file_without_fitting_images_is_refused_in_one_line(tmp_path: Path, te
 LABELS = torch.tensor([0, 1, 1, 0, 2, 1, 0, 0, 1, 2, 2] * 3)
 
 
-def test_halves_share_no_example_and_leave_none_out() -> None:
-    selection, report = half_of(LABELS, "selection"), half_of(LABELS, "report")
-
-    assert torch.cat([selection, report]).sort().values.tolist() == half_of(LABELS, "all").tolist()
-
-
-def test_halves_cut_no_group() -> None:
-    groups = torch.arange(len(LABELS)) // 3
+@pytest.mark.parametrize("groups", [None, torch.arange(len(LABELS)) // 3], ids=["examples", "groups"])
+def test_halves_share_no_example_nor_group_and_leave_none_out(groups: torch.Tensor | None) -> None:
     selection, report = (half_of(LABELS, half, groups) for half in ("selection", "report"))
 
     assert torch.cat([selection, report]).sort().values.tolist() == half_of(LABELS, "all").tolist()
-    assert not set(groups[selection].tolist()) & set(groups[report].tolist())
+    assert groups is None or not set(groups[selection].tolist()) & set(groups[report].tolist())
     alone = half_of(LABELS, "selection", torch.arange(len(LABELS)))
     assert alone.tolist() == half_of(LABELS, "selection").tolist()

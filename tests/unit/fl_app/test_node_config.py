@@ -11,7 +11,7 @@ import pytest
 
 from fl_app.node_config import SUPERNODES_VARIABLE, node_facts, node_policy, read_nodes
 from fl_app.node_policy import CACHE_MIB, FREE, NodePolicy
-from strategies.core.errors import DataError, OptionError, UploadError
+from strategies.core.errors import OptionError, UploadError
 
 SIMULATED = {"partition-id": 1, "num-partitions": 3}
 NAMED = {"client": "hospital-a"}
@@ -85,16 +85,6 @@ def test_file_that_is_no_node_is_refused_by_its_name(nodes: Path, text: str, lin
 # What a node's own config permits a run's settings.
 
 
-@pytest.mark.parametrize("own", [{"client": "hospital-a"}, {"architecture": "mlp"}, {"data-root": "/srv/data"}])
-def test_node_with_a_config_of_its_own_permits_no_path_of_the_run(own: dict[str, Any]) -> None:
-    config = {**SIMULATED, **own}
-
-    policy = node_policy(config, node_facts(config, {}))
-
-    assert not policy.permits(Path("/etc/passwd"))
-    assert policy.state_dir("/given") == ""
-
-
 @pytest.mark.parametrize(
     ("facts", "line"),
     [
@@ -137,26 +127,6 @@ def test_a_run_s_own_code_is_refused_by_a_deployed_node_that_does_not_list_it(
     check(NodePolicy(deployed=True), shipped)
     with pytest.raises(UploadError, match=f"'{own}'.*: must be among this node's '{key}'"):
         check(NodePolicy(deployed=True), own)
-
-
-def test_a_free_node_passes_an_error_of_reading_unchanged() -> None:
-    error = DataError("table.csv: line 3 has no label")
-
-    with pytest.raises(DataError) as caught, FREE.reading("the data"):
-        raise error
-    assert caught.value is error
-
-
-def test_run_without_privacy_is_refused_where_there_is_a_budget() -> None:
-    policy = NodePolicy.of({"max-epsilon": 8})
-
-    policy.check_private(1.0)
-    with pytest.raises(
-        UploadError, match=r"'privacy.epsilon' is 0: must be above 0 on this node, whose max-epsilon is 8"
-    ):
-        policy.check_private(0.0)
-    assert not policy.tells_counts
-    FREE.check_private(0.0)
 
 
 @pytest.mark.parametrize(

@@ -119,20 +119,15 @@ def test_a_client_that_says_it_cannot_is_left_out_and_its_reason_is_kept(talk: A
     assert grid.of_type("train.fens") == [1, 2, 1]
 
 
-def test_an_answer_that_fails_the_check_is_refused_and_the_others_count(talk: Any) -> None:
-    def check(answer: Answer) -> None:
-        if answer.client == "bob":
-            raise UploadError("weight holds NaN", "bob")
-
-    clients = talk(FakeGrid({1: replies("alice"), 2: replies("bob")}))
-
-    assert list(clients.ask(QUESTION, phase="p", quorum=1, check=check)) == ["alice"]
-    assert refusals(clients) == [("bob", "weight holds NaN")]
+def refuse_round_7(answer: Answer) -> None:
+    if answer.facts.get("round") == 7:
+        raise UploadError("weight holds NaN", answer.client)
 
 
 @pytest.mark.parametrize(
     ("node", "reason"),
     [
+        (replies("bob", round=7), "weight holds NaN"),  # by the question's own check
         (replies("../bob"), "answer.client is '../bob': must be a name that matches"),
         (replies(7), "answer.client is 7: must be a name that matches"),
         (replies("bob", arrays={"w": np.zeros(500, np.float32)}), "its answer is larger than"),
@@ -140,10 +135,10 @@ def test_an_answer_that_fails_the_check_is_refused_and_the_others_count(talk: An
         (replies("alice"), "two nodes answer under this name, the second is refused"),
     ],
 )
-def test_an_answer_of_a_wrong_form_is_refused(talk: Any, node: Client, reason: str) -> None:
+def test_an_answer_of_a_wrong_form_is_refused_and_the_others_count(talk: Any, node: Client, reason: str) -> None:
     clients = talk(FakeGrid({1: replies("alice"), 2: node}))
 
-    assert list(clients.ask(QUESTION, phase="p", quorum=1)) == ["alice"]
+    assert list(clients.ask(QUESTION, phase="p", quorum=1, check=refuse_round_7)) == ["alice"]
     ((_, found),) = refusals(clients)
     assert reason in found
 
