@@ -17,7 +17,7 @@ from client_app.keeping import Trained
 from client_app.node import Node, TrainRequest
 from client_app.work import prepare_upload
 from fl_app.config import AppConfig
-from fl_app.data import open_split
+from fl_app.data import normalize, open_split
 from server_app.settings.build import build_job, build_strategy
 from server_app.settings.read import Settings, read_settings
 from strategies.core.options import flatten
@@ -61,6 +61,14 @@ def image_folder(
             for image in range(images):
                 Image.new("RGB", (8, 8), (40 * number, 9 * image, 0)).save(root / half / name / f"{image}.png")
     return root
+
+
+def accuracy(model: Any, count: int) -> float:
+    """Return the accuracy of a model on so many held-out digits."""
+    split = open_split("digits", "test", image_size=SIDE)
+    data = split.take(torch.arange(count))
+    with torch.no_grad():
+        return float((model(normalize(data.images, *split.normalization)).argmax(1) == data.labels).float().mean())
 
 
 def app_settings(**given: Any) -> Settings:

@@ -114,66 +114,43 @@ def table(root: Path, classes: str, mean: int = 50) -> Path:
     return root
 
 
-@pytest.mark.parametrize(("theirs", "line"), [(("ant", "cat"), "class 0 is 'ant' here and 'cat' there"), (None, "")])
-def test_a_node_with_other_class_folders_is_refused_and_before_it_trains_if_the_request_names_them(
-    ask: Ask,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    theirs: tuple[str, ...] | None,
-    line: str,
-) -> None:
-    server = image_folder(tmp_path / "server", ("cat", "dog"))
-    node = image_folder(tmp_path / "node", theirs) if theirs else server
-    data = DataConfig(name="imagefolder", image_size=32, root=str(server))
-    reply = ask(
-        node={"client": "b", "data-root": str(node)},
-        data__name="imagefolder",
-        data__image_size=32,
-        model__name="lenet5",
-    )
-    signatures = Signatures(builders(2, (3, 32, 32)))
-    read = partial(read_reply, reply.content, signatures, num_classes=2, max_bytes=2**24, sender="node-9")
-    agreement = open_data(data, "test").agreement
-    with pytest.raises(UploadError, match=line) if line else nullcontext():
-        read(agreed=Agreed(agreement))
-    if line:
-        replace_training(monkeypatch, never)
-    for way in [{}, {"iterative": True}][: 1 + bool(line)]:
-        told = ask(
-            node={"client": "b", "data-root": str(node)}, data__name="imagefolder", data__image_size=32,
-            model__name="lenet5", run_id="1" * 32, asks={**agreement.to_record(EXPECTED), **way},
-        )  # fmt: skip
-        assert line in facts_of(told).get("error", "")
-        assert ("error" in facts_of(told)) == bool(line)
+IMAGES: dict[str, Any] = {"name": "imagefolder", "image_size": 32}
+TABLE: dict[str, Any] = {"name": "csv", "label": "outcome", "partition": "iid"}
+IN_ORDER = '["healthy", "ill"]'
+ORDER = ", the same names in another order"
 
 
 @pytest.mark.parametrize(
-    ("classes", "mean", "line"),
+    ("data", "theirs", "line"),
     [
-        ('["ill", "healthy"]', 50, "class 0 is 'ill' here and 'healthy' there, the same names in another order"),
-        ('["healthy", "ill"]', 60, "line 1 is 'age: mean 60, deviation 1' here and 'age: mean 50, deviation 1' there"),
-        ('["healthy", "ill"]', 50, ""),
+        (IMAGES, (("ant", "cat"),), "class 0 is 'ant' here and 'cat' there"),
+        (IMAGES, (("cat", "dog"),), ""),
+        (TABLE, ('["ill", "healthy"]', 50), f"class 0 is 'ill' here and 'healthy' there{ORDER}"),
+        (TABLE, (IN_ORDER, 60), "line 1 is 'age: mean 60, deviation 1' here and 'age: mean 50, deviation 1' there"),
+        (TABLE, (IN_ORDER, 50), ""),
     ],
 )
-@pytest.mark.parametrize("policy", [{}, {"label-counts": "none"}])
-def test_a_node_with_another_schema_is_refused(
-    ask: Ask, tmp_path: Path, classes: str, mean: int, line: str, policy: dict[str, str]
+@pytest.mark.parametrize("policy", [{}, {"label-counts": "none"}], ids=["names", "digest"])
+def test_a_node_with_other_classes_or_columns_is_refused_and_before_it_trains_if_the_request_names_them(
+    ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: dict[str, Any], theirs: Any, line: str, policy: Any
 ) -> None:
-    server, node = table(tmp_path / "server", '["healthy", "ill"]'), table(tmp_path / "node", classes, mean)
-    data = DataConfig(name="csv", label="outcome", root=str(server))
-    asked = partial(
-        ask, node={"client": "b", "data-root": str(node), **policy}, data__name="csv", data__label="outcome",
-        data__partition="iid", model__name="mlp",
-    )  # fmt: skip
-    reply = asked()
-    said = facts_of(reply)
+    write, ours = (image_folder, (("cat", "dog"),)) if data is IMAGES else (table, (IN_ORDER, 50))
+    node, server = write(tmp_path / "node", *theirs), write(tmp_path / "server", *ours)
+    agreement = open_data(DataConfig(**data, root=str(server)), "test").agreement
+    settings = {f"data__{key}": value for key, value in data.items()}
+    settings |= {"model__name": "lenet5" if data is IMAGES else "mlp"}
+    asked = partial(ask, node={"client": "b", "data-root": str(node), **policy}, **settings)
+    said = facts_of(asked())
     assert ("classes" in said, "classes-sha256" in said) == (not policy, True)
-    agreed = Agreed(open_data(data, "test").agreement)
     line = "and the names are not sent" if policy and line else line
     with pytest.raises(UploadError, match=line) if line else nullcontext():
-        agreed.check(read_agreement(said))
-    told = asked(run_id="1" * 32, asks=open_data(data, "test").agreement.to_record(EXPECTED))
-    assert line in facts_of(told).get("error", "")
+        Agreed(agreement).check(read_agreement(said))
+    if line:
+        replace_training(monkeypatch, never)
+    for way in [{}, {"iterative": True}][: 1 + bool(line)]:
+        told = facts_of(asked(run_id="1" * 32, asks={**agreement.to_record(EXPECTED), **way}))
+        assert line in told.get("error", "")
+        assert ("error" in told) == bool(line)
 
 
 @pytest.mark.parametrize("kind", ["fens", "evaluate", "head", "fusefl"])

@@ -143,19 +143,28 @@ CHECKPOINTS = (
     "secret/model.safetensors", "secret/noise.safetensors", "secret/absent.safetensors", "secret",
     "open/link/model.safetensors", "open/../secret/model.safetensors", "opened/model.safetensors",
 )  # fmt: skip
+OUTSIDE = "setting 'client.checkpoint' is '{}': must be in a folder of this node's 'read'"
+UNREAD = "data set 'imagefolder' cannot be read on this node; its log has the reason"
 
 
-@pytest.mark.parametrize("path", CHECKPOINTS)
-def test_no_checkpoint_outside_the_node_s_folders_is_touched_and_all_get_the_same_line(
-    hospital: Nodes, path: str
+@pytest.mark.parametrize(
+    ("key", "path", "line"),
+    [
+        *(("client__checkpoint", path, OUTSIDE) for path in CHECKPOINTS),
+        *(("data__root", path, UNREAD) for path in ("secret", "open", "open/link", "nowhere")),
+    ],
+)
+def test_nothing_outside_the_node_s_folders_is_touched_and_all_paths_get_the_same_line(
+    hospital: Nodes, key: str, path: str, line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = hospital()
+    monkeypatch.setenv("ONESHOT_DATA", str(node.folder / "data"))
     named = f"{node.folder}/{path}"
+    data = IMAGES if key == "data__root" else {}
 
-    touched, reply = opened_while(lambda: node.train(client__checkpoint=named), node.folder / "secret")
+    touched, reply = opened_while(lambda: node.train(**data, **{key: named}), node.folder / "secret")
 
     assert touched == set()
-    line = "setting 'client.checkpoint' is '{}': must be in a folder of this node's 'read'"
     assert error_of(reply) == line.format(named)
 
 
@@ -214,20 +223,6 @@ def test_a_checkpoint_that_numbers_the_node_s_classes_otherwise_is_not_sent(
     else:
         assert error_of(reply) == "the checkpoint cannot be read on this node; its log has the reason"
         assert "differ from those of this node's data: class 0 is 'well' here and 'ill' there" in caplog.text
-
-
-@pytest.mark.parametrize("root", ["secret", "open", "open/link", "nowhere"])
-def test_no_data_outside_the_node_s_folders_are_touched_and_all_get_the_same_line(
-    hospital: Nodes, root: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    node = hospital()
-    monkeypatch.setenv("ONESHOT_DATA", str(node.folder / "data"))
-    touched, reply = opened_while(
-        lambda: node.train(**IMAGES, data__root=f"{node.folder}/{root}"), node.folder / "secret"
-    )
-
-    assert touched == set()
-    assert error_of(reply) == "data set 'imagefolder' cannot be read on this node; its log has the reason"
 
 
 @pytest.mark.parametrize("file", ["train/ill/Jane_Doe_1961.png", "schema.toml"])

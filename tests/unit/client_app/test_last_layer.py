@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from client_fakes import SIDE, app_clients, app_settings, app_strategy, failing
+from client_fakes import SIDE, accuracy, app_clients, app_settings, app_strategy, failing
 from flower_fakes import FakeGrid, equal
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from sklearn.linear_model import Ridge
@@ -51,13 +51,6 @@ def run(folder: Path, **changes: Any) -> tuple[OneShot, list[str]]:
     return strategy, [message.metadata.message_type for message in grid.asked]
 
 
-def accuracy(model: nn.Module) -> float:
-    split = open_split("digits", "test", image_size=SIDE)
-    data = split.take(torch.arange(300))
-    with torch.no_grad():
-        return float((model(normalize(data.images, *split.normalization)).argmax(1) == data.labels).float().mean())
-
-
 def student(strategy: OneShot) -> dict[str, torch.Tensor]:
     found = strategy.report.outcome.student
     assert found is not None
@@ -72,7 +65,7 @@ def test_average_of_clients_with_few_classes_gains_from_a_last_layer_solved_anew
 
     head, train = ["train.head"] * CLIENTS, ["train"] * CLIENTS
     assert (asked, asked_first, asked_last, asked_twice) == (train, head + train, train + head, head + train + head)
-    before, *after = (accuracy(each.outcome) for each in (plain, finish, both))
+    before, *after = (accuracy(each.outcome, 300) for each in (plain, finish, both))
     assert all(one > before + 0.3 for one in after), (before, after)
     # Only the last layer is made anew at the end.
     changed = {name for name, value in student(finish).items() if not torch.equal(value, student(plain)[name])}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,46 +27,31 @@ from flower_fakes import (
 )
 from flwr.app import ArrayRecord
 
-from strategies import METHODS, DenseConfig, FedENS, Normalization, OneShot, RunOptions
+from strategies import DenseConfig, FedENS, Normalization, OneShot, RunOptions
 from strategies.core.errors import OptionError, StoreError
 from strategies.core.facts import UploadFacts
-from strategies.method import Job, Method, Outcome, Progress, Snapshot
+from strategies.method import Snapshot
+from strategies.run.checkpoint import CheckpointFolder
 from strategies.run.files import read_weights, save_weights, write_json
 from strategies.run.run_folder import RunFolder
 
 START = ArrayRecord(weights(5))
 
 
-class Mortal:
-    """A Progress whose process ends right after a checkpoint."""
+@contextmanager
+def killed(step: int = 1) -> Iterator[None]:
+    """End the process, as it were, right after the checkpoint of a step."""
+    save = CheckpointFolder.save
 
-    def __init__(self, progress: Progress, at: int) -> None:
-        self._progress, self._at = progress, at
-        self.resume, self.report, self.record = progress.resume, progress.report, progress.record
-
-    def checkpoint(self, take: Callable[[], Snapshot]) -> None:
-        taken: list[Snapshot] = []
-        self._progress.checkpoint(lambda: taken.append(take()) or taken[0])  # type: ignore[func-returns-value]
-        if taken and taken[0].step == self._at:
+    def save_and_die(self: CheckpointFolder, snapshot: Snapshot) -> None:
+        save(self, snapshot)
+        if snapshot.step == step:
             raise KilledError
 
-
-def mortal_dense(at: int = 1, calls: int = 1) -> Method:
-    """DENSE whose ``calls``-th server stage ends with its process after epoch ``at``."""
-    begun: list[None] = []
-
-    def fit(job: Job, progress: Progress) -> Outcome:
-        begun.append(None)
-        return METHODS["dense"].fit(job, Mortal(progress, at) if len(begun) == calls else progress)
-
-    return replace(METHODS["dense"], fit=fit)
-
-
-def mortal(run_dir: Path, config: DenseConfig | None = None, **how: int) -> OneShot:
-    def kind(model: Any, **settings: Any) -> OneShot:
-        return OneShot(mortal_dense(**how), model, **settings)
-
-    return strategy(kind, run_dir, config=config or DenseConfig(**TINY))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CheckpointFolder, "save", save_and_die)
+        with pytest.raises(KilledError):
+            yield
 
 
 def result_of(found: OneShot, grid: FakeGrid | None = None) -> dict[str, torch.Tensor]:
@@ -79,8 +64,8 @@ def test_start_when_the_server_stage_was_cut_off_asks_no_client_and_ends_with_th
 ) -> None:
     clients = GRID if kind == "named" else {1: stock(1), 2: stock(2)}
     whole = result_of(dense(tmp_path / "whole"), FakeGrid(clients))
-    with pytest.raises(KilledError):
-        mortal(tmp_path / "run").start(FakeGrid(clients), START)
+    with killed():
+        dense(tmp_path / "run").start(FakeGrid(clients), START)
     grid = FakeGrid(clients)
     found = dense(tmp_path / "run")
     assert equal(result_of(found, grid), whole)
@@ -105,8 +90,8 @@ def test_start_when_the_run_is_finished_reads_its_result(tmp_path: Path, said: l
 
 def test_start_when_an_upload_came_late_leaves_it_out_also_after_a_resume(tmp_path: Path) -> None:
     late = FakeGrid({**GRID, 3: named("carol", 3)}, delays={3: 30})
-    with pytest.raises(KilledError):
-        mortal(tmp_path / "run").start(late, START, timeout=1.0)
+    with killed():
+        dense(tmp_path / "run").start(late, START, timeout=1.0)
     with RunFolder.open(tmp_path / "run") as run:
         if "carol" not in run.round(1).held():
             run.round(1).accept(UploadFacts("carol", "model", 1), weights(3))
@@ -147,8 +132,8 @@ def test_start_when_the_folder_is_of_another_run_refuses(tmp_path: Path, changes
 
 def test_start_when_a_damaged_upload_was_taken_out_asks_its_client_and_begins_the_stage_anew(tmp_path: Path) -> None:
     whole = dict(dense(tmp_path / "whole").start(FakeGrid(GRID)).arrays.to_torch_state_dict())
-    with pytest.raises(KilledError):
-        mortal(tmp_path / "run").start(FakeGrid(GRID))
+    with killed():
+        dense(tmp_path / "run").start(FakeGrid(GRID))
     (tmp_path / "run" / "uploads" / "bob.safetensors").write_bytes(b"torn")
     with pytest.raises(StoreError, match="damaged upload of client 'bob'.* remove its line from uploads.jsonl"):
         dense(tmp_path / "run").start(FakeGrid(GRID))
