@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from method_fakes import BUILDERS, SHAPE, UPLOADS
+from method_fakes import BUILDERS, SHAPE, UPLOADS, ClientsHere
 
 from strategies.client.fens import HoldoutRequest, LocalFens, respond
 from strategies.core.clients import Answer, Question
-from strategies.core.errors import QuorumError, UploadError
 from strategies.method import Job, Normalization, Outcome, Progress, Silent
 from strategies.methods.fens import METHOD, FensConfig
 
@@ -35,31 +34,26 @@ def fens_job(config: FensConfig = TINY, *, clients: tuple[str, ...] = ("c0", "c1
 
 
 @dataclass
-class DirectClients:
+class DirectClients(ClientsHere):
     """The clients of a run, each in this process with a folder of its own.
 
     Attributes:
         folder: Where they keep their logits.
         names: Who is connected.
         away: Round -> who does not answer in it.
-        spoil: Changes an answer before the server sees it.
         limit: The largest ensemble that a client accepts, MiB.
         asked: Every question: who, step, bytes of its arrays.
-        refused: Client and reason of every refusal.
         offered: The facts of every offer of the ensemble.
     """
 
     folder: Path
     names: tuple[str, ...] = ("c0", "c1", "c2")
     away: Mapping[int, set[str]] = field(default_factory=dict)
-    spoil: Callable[[Answer], Answer] = lambda answer: answer
     limit: float = 0.0
     common: dict[str, Any] = field(default_factory=lambda: {"run-id": RUN, "seed": 0})
     asked: list[tuple[str, str, int]] = field(default_factory=list)
-    refused: list[tuple[str, str]] = field(default_factory=list)
     offered: list[Mapping[str, Any]] = field(default_factory=list)
     held: Callable[[str], tuple[torch.Tensor, torch.Tensor]] = examples
-    mib_per_client: float = 0.0
     gone: set[str] = field(default_factory=set)
 
     def local(self, name: str) -> LocalFens:
@@ -70,16 +64,7 @@ class DirectClients:
             name, lambda _: self.held(name), build, state_dir=str(self.folder), max_ensemble_mib=self.limit
         )
 
-    def ask(
-        self,
-        questions: Question | Mapping[str, Question],
-        *,
-        phase: str,
-        quorum: int = 0,
-        patience_s: float | None = None,  # noqa: ARG002
-        check: Callable[[Answer], None] = lambda answer: None,
-    ) -> dict[str, Answer]:
-        answers = {}
+    def answers(self, questions: Question | Mapping[str, Question], phase: str) -> Iterator[Answer]:  # noqa: ARG002
         for name in sorted(set(self.names) - self.gone):
             question = questions if isinstance(questions, Question) else questions.get(name)
             if question is None or name in self.away.get(int(question.facts.get("round", 0)), set()):
@@ -89,19 +74,11 @@ class DirectClients:
             if question.facts["step"] == "offer":
                 self.offered.append(question.facts)
             facts, arrays = respond({**self.common, **question.facts}, question.arrays, self.local(name))
-            answer = self.spoil(Answer(name, facts, arrays))
-            try:
-                if "error" in answer.facts:
-                    self.gone.add(name)
-                    raise UploadError(f"{name}: {answer.facts['error']}")
-                check(answer)
-            except UploadError as error:
-                self.refused.append((name, str(error)))
-                continue
-            answers[name] = answer
-        if len(answers) < quorum:
-            raise QuorumError(f"{phase}: {len(answers)} usable answers, needs {quorum}")
-        return answers
+            if "error" in facts:
+                self.gone.add(name)
+                self.refused.append((name, f"{name}: {facts['error']}"))
+            else:
+                yield Answer(name, facts, arrays)
 
     def steps(self, step: str) -> list[str]:
         """Who was asked for a step, in order."""

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from method_fakes import ClientsHere
 from torch import nn
 
 from strategies.core.clients import Answer, Question
-from strategies.core.errors import QuorumError, UploadError
 from strategies.method import Job
 from strategies.statistics.gaussians import Gaussians
 
@@ -24,44 +24,21 @@ class First(nn.Conv2d):
 
 
 @dataclass
-class Answering:
+class Answering(ClientsHere):
     """The clients of a job: their answers are drawn, from their names and the question.
 
     Attributes:
         job: The job.
-        spoil: Changes an answer before the server sees it.
         asked: The questions, with their phases.
-        refused: The reasons of refusals.
     """
 
     job: Job
-    spoil: Callable[[Answer], Answer] = lambda answer: answer
     asked: list[tuple[str, Question]] = field(default_factory=list)
-    refused: list[str] = field(default_factory=list)
-    mib_per_client: float = 0.0
 
-    def ask(
-        self,
-        questions: Question | Mapping[str, Question],
-        *,
-        phase: str,
-        quorum: int = 0,
-        patience_s: float | None = None,  # noqa: ARG002
-        check: Callable[[Answer], None] = lambda answer: None,
-    ) -> dict[str, Answer]:
-        assert isinstance(questions, Question)
+    def answers(self, questions: Question, phase: str) -> Iterator[Answer]:
         self.asked.append((phase, questions))
-        answers = {}
         for upload in self.job.uploads:
-            answer = self.spoil(self.answer(upload.client, int(questions.facts["stage"])))
-            try:
-                check(answer)
-                answers[answer.client] = answer
-            except UploadError as error:
-                self.refused.append(str(error))
-        if len(answers) < quorum:
-            raise QuorumError(f"{phase}: {len(answers)} usable answers, needs {quorum}")
-        return answers
+            yield self.answer(upload.client, int(questions.facts["stage"]))
 
     def answer(self, client: str, stage: int) -> Answer:
         """Return what a client answers: its second block and classifier, or Gaussians of fused features."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
+from strategies.core.clients import Answer
+from strategies.core.errors import QuorumError, UploadError
 from strategies.core.facts import UploadFacts
 from strategies.method import Job, Method, Normalization, Outcome, Silent, Snapshot, Upload
 from strategies.teacher.augment import Standardize
@@ -138,6 +140,43 @@ class Book(Silent):
         return [row for row in self.rows if "epoch" in row]
 
 
+@dataclass(kw_only=True)
+class ClientsHere:
+    """Clients that answer in this process; ``answers`` has what they say to questions.
+
+    Attributes:
+        spoil: Changes an answer before the server sees it.
+        refused: Client and reason of every refusal.
+    """
+
+    spoil: Callable[[Answer], Answer] = lambda answer: answer
+    refused: list[tuple[str, str]] = field(default_factory=list)
+    mib_per_client: float = 0.0
+
+    def answers(self, questions: Any, phase: str) -> Iterable[Answer]:
+        raise NotImplementedError
+
+    def ask(
+        self,
+        questions: Any,
+        *,
+        phase: str,
+        quorum: int = 0,
+        patience_s: float | None = None,  # noqa: ARG002
+        check: Callable[[Answer], None] = lambda answer: None,
+    ) -> dict[str, Answer]:
+        found = {}
+        for answer in map(self.spoil, self.answers(questions, phase)):
+            try:
+                check(answer)
+                found[answer.client] = answer
+            except UploadError as error:
+                self.refused.append((answer.client, str(error)))
+        if len(found) < quorum:
+            raise QuorumError(f"{phase}: {len(found)} usable answers, needs {quorum}")
+        return found
+
+
 def weights(outcome: Outcome) -> dict[str, torch.Tensor]:
     """Everything an outcome's models are made of, and the images it shows."""
     found = dict(outcome.student or {})
@@ -195,4 +234,4 @@ IN_RECIPES = frozenset({
 
 def options_to_try(config: type, *decided: str) -> list[str]:
     """Return the options of a method's config, but for those of shared recipes and ones that decide nothing here."""
-    return [field.name for field in fields(config) if field.name not in IN_RECIPES.union(decided)]
+    return [each.name for each in fields(config) if each.name not in IN_RECIPES.union(decided)]

@@ -117,7 +117,7 @@ def test_answer_that_does_not_fit_or_would_ruin_others_work_is_refused_and_nobod
     with pytest.raises(QuorumError, match=f"{'block 2: ' * (stage == 2)}2 usable answers, needs 3"):
         fit_with_clients(clients.job, Silent(), clients)
 
-    (found,) = clients.refused
+    ((_, found),) = clients.refused
     assert re.search(reason, found)
 
 

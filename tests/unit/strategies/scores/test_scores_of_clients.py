@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from method_fakes import ClientsHere
 from torch import nn
 
 from strategies.client.evaluation import LocalEvaluation, OwnExamples, respond
@@ -84,31 +85,25 @@ def job() -> Job:
     )  # fmt: skip
 
 
-class Party:
-    """Clients in memory; what a client's ``change`` returns arrives in place of its arrays."""
+@dataclass
+class Party(ClientsHere):
+    """What a client's ``change`` returns arrives in place of its arrays."""
 
-    mib_per_client = 0.0
+    locals: list[LocalEvaluation]
+    change: Mapping[str, Callable[[dict[str, Any]], Any]] = field(default_factory=dict)
 
-    def __init__(
-        self, locals_: list[LocalEvaluation], change: Mapping[str, Callable[[dict[str, Any]], Any]] | None = None
-    ) -> None:
-        self.locals, self.change, self.reasons = locals_, change or {}, dict[str, str]()
+    @property
+    def reasons(self) -> dict[str, str]:
+        return dict(self.refused)
 
-    def ask(self, questions: Any, *, check: Any, **_: Any) -> dict[str, Answer]:
-        """Answer as GridClients does."""
-        found = {}
+    def answers(self, questions: Question, phase: str) -> Iterator[Answer]:  # noqa: ARG002
         for side in self.locals:
-            try:
-                if side.refusal:
-                    raise UploadError(side.refusal)
-                facts, arrays = respond({**questions.facts, "run-id": RUN}, questions.arrays, side)
-                arrays = self.change.get(side.client, lambda arrays: arrays)(dict(arrays))
-                check(answer := Answer(side.client, {**facts}, arrays))
-            except UploadError as error:
-                self.reasons[side.client] = str(error)
-            else:
-                found[side.client] = answer
-        return dict(sorted(found.items()))
+            if side.refusal:
+                self.refused.append((side.client, side.refusal))
+                continue
+            facts, arrays = respond({**questions.facts, "run-id": RUN}, questions.arrays, side)
+            changed = self.change.get(side.client, dict)(dict(arrays))
+            yield Answer(side.client, {**facts}, changed)
 
 
 def evaluated(party: Party, outcome: Outcome | None = None, **more: Outcome) -> Evaluation:
