@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -53,7 +52,3 @@ def job(config: FlBoostConfig = SMALL, *, kinds: tuple[str, ...] = ("net",) * 3,
 def student(outcome: Outcome) -> State:
     assert outcome.student is not None
     return outcome.student
-
-
-def differ(one: Mapping[str, Tensor], two: Mapping[str, Tensor]) -> bool:
-    return any(not torch.equal(one[name], two[name]) for name in one)

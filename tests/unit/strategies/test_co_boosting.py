@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 import torch
-from method_fakes import TINY, UPLOADS, Book, check_resume, close, run, same, telling, tiny_job
+from method_fakes import TINY, UPLOADS, Book, check_resume, run, same, telling, tiny_job
 from torch import Tensor
 
 from strategies.combiners.combiners import name_of
@@ -11,7 +11,6 @@ from strategies.combiners.outcomes import build_ensemble
 from strategies.combiners.tally_pool import build_tally_teacher
 from strategies.method import Outcome, Silent, Upload
 from strategies.methods.co_boosting import METHOD, CoBoostingConfig, CoBoostingServer, fit
-from strategies.teacher.augment import AUGMENTATIONS
 from strategies.teacher.ensemble import Ensemble
 
 SMALL = CoBoostingConfig(**TINY, schedule="constant", reweighting_step=0.05)
@@ -65,20 +64,6 @@ def test_weights_see_each_image_of_the_pool_once_per_epoch_or_the_first_batches(
     seen.clear()
     run(METHOD, replace(config, pool_augmentation="flip"))  # which asks the clients anew
     assert seen == sizes
-
-
-@pytest.mark.parametrize("perturbation", ["none", "sign"])
-def test_cached_logits_of_the_clients_give_the_result_of_asking_anew(
-    perturbation: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = replace(SMALL, epochs=2, perturbation=perturbation, pool_augmentation="none", student_lr=1e-3)
-    cached = run(METHOD, config)
-    # "flip" without a flip: read as augmented images, hence without the cache.
-    monkeypatch.setattr("strategies.distillation.learner.AUGMENTATIONS", {"flip": AUGMENTATIONS["none"]})
-    asked = run(METHOD, replace(config, pool_augmentation="flip"))
-    assert not torch.equal(final(cached), THIRDS)
-    assert torch.equal(final(asked), final(cached))
-    close(asked, cached)
 
 
 def test_weights_of_the_text_see_moved_images_of_every_epoch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -190,12 +190,26 @@ def test_fit_starts_from_the_start_weights_of_the_job() -> None:
     assert not torch.equal(student["0.weight"], fresh_student(tiny_job(still)).state_dict()["0.weight"])
 
 
-def test_cached_teacher_logits_give_the_result_of_a_teacher_that_is_asked_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = replace(CASES["dense"].config, epochs=1)  # later epochs would amplify the last bit
-    cached = DENSE(tiny_job(config), Silent())
+@pytest.mark.parametrize(
+    ("name", "epochs", "changes"),
+    [
+        ("dense", 1, {}),  # later epochs would amplify the last bit
+        ("co-boosting", 2, {"perturbation": "none", "student_lr": 1e-3}),
+        ("co-boosting", 2, {"perturbation": "sign", "student_lr": 1e-3}),
+    ],
+)
+def test_cached_teacher_logits_give_the_result_of_a_teacher_that_is_asked_anew(
+    name: str, epochs: int, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, method = at(name, epochs, pool_augmentation="none", **changes), METHODS[name]
+    cached = run(method, config)
     # "flip" without a flip: read as augmented images, hence without the cache.
     monkeypatch.setattr("strategies.distillation.learner.AUGMENTATIONS", {"flip": AUGMENTATIONS["none"]})
-    close(DENSE(tiny_job(replace(config, pool_augmentation="flip")), Silent()), cached)
+    asked = run(method, replace(config, pool_augmentation="flip"))
+    close(asked, cached)
+    if name == "co-boosting":
+        assert torch.equal(asked.ensemble.weights["weights"], cached.ensemble.weights["weights"])
+        assert not torch.equal(cached.ensemble.weights["weights"], torch.full((3,), 1 / 3))
 
 
 WIDE = (upload(0, "wide"), upload(1, "wide"))

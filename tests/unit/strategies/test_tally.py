@@ -197,29 +197,24 @@ def test_weights_of_usual_size_make_the_plain_average_bit_for_bit(factor: float,
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 def test_weights_that_are_not_finite_have_no_part_in_the_start(bad: float) -> None:
     """Also where the model has no use for them, so that its answers are finite and the pool keeps it."""
-    honest = tuple(upload_scaled(k) for k in range(CLIENTS))
-    broken = dict(trained(2))
-    broken["spare"] = torch.tensor([bad])
-    spare = {k: {**trained(k), "spare": torch.ones(1)} for k in range(CLIENTS)} | {2: broken}
 
-    class Spare(nn.Module):
+    class Spare(nn.Sequential):
         """A net with a weight that it has no use for."""
 
         def __init__(self) -> None:
-            super().__init__()
-            self.net, self.spare = net(), nn.Parameter(torch.ones(1))
+            super().__init__(*net())  # type: ignore[misc]
+            self.spare = nn.Parameter(torch.ones(1))
 
-        def forward(self, x: Tensor) -> Tensor:
-            return self.net(x)  # type: ignore[no-any-return]
-
-    def read(k: int) -> dict[str, Tensor]:
-        return {name if name == "spare" else f"net.{name}": value for name, value in spare[k].items()}
-
-    uploads = tuple(replace(one, read=lambda k=k: read(k)) for k, one in enumerate(honest))  # type: ignore[misc]
+    honest = tuple(upload_scaled(k) for k in range(CLIENTS))
+    spare = [torch.tensor([bad if k == 2 else 1.0]) for k in range(CLIENTS)]
+    uploads = tuple(
+        replace(one, read=lambda one=one, own=own: {**one.read(), "spare": own})  # type: ignore[misc]
+        for one, own in zip(honest, spare, strict=True)
+    )
     made, book = replace(job(start="average"), uploads=uploads, builders={"net": Spare}), Book()
     student = METHOD.fit(made, book).student
     assert book.notes == ["the student's start leaves out c2: their weights are not finite"]
     without = replace(job(start="average"), uploads=tuple(one for k, one in enumerate(honest) if k != 2))
     expected = METHOD.fit(without, Book()).student
-    assert torch.equal(student["net.1.running_mean"], expected["1.running_mean"])
+    assert torch.equal(student["1.running_mean"], expected["1.running_mean"])
     assert bool(student["spare"].isfinite().all())

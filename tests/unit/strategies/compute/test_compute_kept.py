@@ -12,6 +12,7 @@ import psutil
 import pytest
 import torch
 from compute_fakes import ON_RAY, Heard, uploads_of
+from flower_fakes import equal
 from torch import nn
 
 from strategies.compute.in_process import InProcess
@@ -86,9 +87,8 @@ def job(server_round: int = 1, **changes: Any) -> Job:
 def assert_as_single(outcome: Outcome, method: Method, one: Job) -> None:
     """Compare with a run in this process, bit for bit."""
     expected = InProcess().run(method, one, Silent())
-    for ours, theirs in [(outcome.student or {}, expected.student or {}), (outcome.memory, expected.memory)]:
-        assert ours.keys() == theirs.keys() != set()
-        assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+    assert equal(outcome.student, expected.student)
+    assert equal(outcome.memory, expected.memory)
 
 
 def soon(condition: Callable[[], bool]) -> bool:

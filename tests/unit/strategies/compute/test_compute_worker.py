@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from compute_fakes import Heard
-from ray import cloudpickle as ray_cloudpickle
+from ray import cloudpickle
 
 import strategies.method
 from strategies.compute.task import ActorTask, dumps, pack, unpack
@@ -50,14 +50,6 @@ def run(worker: Worker, task: ActorTask) -> list[Event]:
     return events
 
 
-class Plain:
-    """cloudpickle's part where everything is importable."""
-
-    dumps = staticmethod(pickle.dumps)
-    list_registry_pickle_by_value = staticmethod(dict[str, Any])
-    register_pickle_by_value = unregister_pickle_by_value = staticmethod(id)
-
-
 def worker_with(values: list[float]) -> Worker:
     worker = Worker()
     for number, value in enumerate(values):
@@ -66,13 +58,13 @@ def worker_with(values: list[float]) -> Worker:
 
 
 def test_worker_with_a_task_says_everything_in_order_and_ends() -> None:
-    events = run(worker_with([1.0, 2.0]), ActorTask.of(*job(), Plain))
+    events = run(worker_with([1.0, 2.0]), ActorTask.of(*job(), cloudpickle))
     assert [kind for kind, _ in events if kind != "report"] == ["record", "checkpoint", "record", "checkpoint", "done"]
     assert torch.equal(unpack(events[-1][1][0]).student["total"], torch.full((2,), 4.0))
 
 
 def test_worker_with_a_failing_method_ends_with_its_class_and_text() -> None:
-    (kind, (failure,)) = run(worker_with([1.0]), ActorTask.of(*job(fit_broken), Plain))[-1]
+    (kind, (failure,)) = run(worker_with([1.0]), ActorTask.of(*job(fit_broken), cloudpickle))[-1]
     assert kind == "failed"
     error = failure.error("toy")
     assert type(error) is UploadError
@@ -81,7 +73,7 @@ def test_worker_with_a_failing_method_ends_with_its_class_and_text() -> None:
 
 
 def test_worker_with_a_pickle_it_cannot_load_ends_with_a_failure() -> None:
-    task = ActorTask.of(*job(), Plain)
+    task = ActorTask.of(*job(), cloudpickle)
     broken = replace(task, parts={**task.parts, "config": b"cabsent_module\nthing\n."})
     (kind, (failure,)) = run(worker_with([1.0]), broken)[-1]
     assert kind == "failed"
@@ -92,7 +84,7 @@ def test_worker_with_a_pickle_it_cannot_load_ends_with_a_failure() -> None:
 def test_task_open_returns_the_servers_images_labels_and_teacher() -> None:
     images, labels = torch.zeros(2, 1, 2, 2, dtype=torch.uint8), torch.tensor([1, 0])
     teacher = EnsembleSpec(("a", "b"), "weighted", {"weights": torch.tensor([0.25, 0.75])}, precision="int8")
-    packed = ActorTask.of(*job(proxy=images, labelled=(images, labels), teacher=teacher), Plain)
+    packed = ActorTask.of(*job(proxy=images, labelled=(images, labels), teacher=teacher), cloudpickle)
     assert (packed.job.proxy, packed.job.labelled, packed.job.teacher) == (None, None, None)
     _, again = packed.open([])
     assert torch.equal(again.labelled[0], images)
@@ -140,7 +132,6 @@ def test_unpack_of_pack_returns_the_same_bits(dtype: torch.dtype) -> None:
 # User code that travels by value.
 
 
-cloudpickle: Any = ray_cloudpickle
 loads = pickle.loads
 SCALE = 3.0
 

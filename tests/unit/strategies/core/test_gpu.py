@@ -21,7 +21,6 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from strategies.core.errors import ComputeError
 from strategies.core.gpu import WARM, Graphed, adam, eager, resolve_device, set_rate, sgd
 from strategies.core.work import Work, count_work, work
-from strategies.distillation.distill import Distillation
 
 ONE = torch.ones(2)
 
@@ -228,29 +227,6 @@ def test_resolve_device_with_an_absent_gpu_says_how_many_there_are() -> None:
         with pytest.raises(ComputeError, match="'mps' is missing"):
             resolve_device("mps")
     assert resolve_device("cpu") == "cpu"
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("make", [sgd, adam])
-def test_student_trained_by_a_graph_equals_one_trained_step_by_step(
-    make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("strategies.core.gpu._failed", [])
-
-    def trained(capture: bool) -> list[Tensor]:
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 3))
-        model.cuda()
-        one = Distillation(model, make(model.parameters(), 0.05, 0.9), clip=1.0)
-        one._step._captures = capture
-        rng = torch.Generator().manual_seed(0)
-        batches = [(torch.randn(8, 1, 8, 8, generator=rng).cuda(), torch.randn(8, 3).cuda()) for _ in range(9)]
-        one.learn(batches)
-        assert bool(one._step._graphs) is capture
-        return [value.cpu() for value in model.state_dict().values()]
-
-    for one, other in zip(trained(True), trained(False), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from torch import nn
 from strategies.core.errors import OptionError
 from strategies.method import Job, Normalization
 from strategies.methods.fedavg import FedAvgConfig
-from strategies.run.run_folder import open_run, stored_normalization
+from strategies.run.run_folder import open_run
 
 JOB = Job((), {"model": lambda: nn.Linear(4, 2)}, "model", 2, (4, 1, 1), Normalization((0.0,), (1.0,)), FedAvgConfig())
 
@@ -34,9 +34,3 @@ def test_open_run_refuses_another_model_of_the_same_name_in_one_line(tmp_path: P
         with pytest.raises(OptionError, match="student-tensors is '2 tensors, .* began with '2 tensors, "):
             opened(tmp_path / "run", other)
     assert opened(tmp_path / "run", lambda: nn.Linear(4, 2)) == begun
-
-
-def test_stored_normalization_is_that_of_the_facts() -> None:
-    facts = {"normalization": [[0.1, 0.2, 0.3], [0.4, 0.5, 0.6]]}
-
-    assert stored_normalization(facts) == Normalization((0.1, 0.2, 0.3), (0.4, 0.5, 0.6))

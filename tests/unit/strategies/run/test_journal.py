@@ -6,6 +6,7 @@ import time
 
 import pytest
 import torch
+from flower_fakes import Clock
 
 from strategies.method import Progress, Snapshot
 from strategies.run import journal as journal_module
@@ -13,17 +14,10 @@ from strategies.run.journal import Journal, duration
 from strategies.run.round_folder import RoundFolder
 
 
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(journal_module, "monotonic", clock)
+    monkeypatch.setattr(journal_module, "monotonic", clock.monotonic)
     return clock
 
 

@@ -61,13 +61,9 @@ def test_accept_when_the_disk_is_full_at_any_call_leaves_nothing_and_goes_on(
     (folder.path / "uploads.jsonl").write_bytes(index)
     (folder.path / "uploads" / "counted.safetensors").unlink()
     for at in range(calls):
-        with faults.at(at, disk_full), pytest.raises(UploadError) as caught:
+        line = r"^second: disk full, .*second\.safetensors.*bytes needed.*bytes free"
+        with faults.at(at, disk_full), pytest.raises(UploadError, match=line):
             give(folder, "second", 2.0)
-        text = str(caught.value)
-        assert text.startswith("second: disk full, ")
-        assert "second.safetensors" in text
-        assert "bytes needed" in text
-        assert "bytes free" in text
         assert (folder.path / "uploads.jsonl").read_bytes() == index
         assert names(folder.path / "uploads") == ["first.safetensors"]
     give(folder, "second", 2.0)
@@ -84,14 +80,9 @@ def test_uploads_with_a_damaged_file_names_it_both_digests_and_the_remedy(folder
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
-    with pytest.raises(StoreError) as caught:
+    line = rf"{path}.*client 'b'.*expected sha256 {expected}, found (?!{expected}).*put back a copy"
+    with pytest.raises(StoreError, match=line):
         folder.uploads()
-    text = str(caught.value)
-    assert str(path) in text
-    assert "client 'b'" in text
-    assert f"expected sha256 {expected}, found " in text
-    assert text.count(expected) == 1
-    assert "put back a copy" in text
     with pytest.raises(StoreError, match="damaged"):
         upload.read()
 
