@@ -11,6 +11,7 @@ from strategies.core.errors import OneShotError
 from strategies.core.facts import UploadFacts
 from strategies.core.work import Work, count_work
 from strategies.distillation.distill import DistillRecipe
+from strategies.distillation.epochs import learning_rate
 from strategies.distillation.learner import Learner, build_teacher, learn_from_images, learn_from_table
 from strategies.distillation.losses import soft_kl
 from strategies.method import EnsembleSpec, Job, Normalization, Silent, Upload
@@ -177,3 +178,37 @@ def test_student_learns_the_answers_in_the_table() -> None:
     taught = learn_from_table(JOB, Silent(), one, lambda: {"images": IMAGES, "logits": answers})
     plain = learn_from_images(JOB, Silent(), two)
     assert not torch.allclose(taught.student["1.weight"], plain.student["1.weight"])
+
+
+# The rates of a schedule, against torch's own.
+
+
+def test_learning_rate_equals_torch_cosine_annealing() -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], 0.3)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 7)
+    for epoch in range(7):
+        assert learning_rate("cosine", 0.3, epoch, 7) == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-9)
+        optimizer.step()
+        scheduler.step()
+
+
+@pytest.mark.parametrize("epochs", [1, 8])
+def test_learning_rate_on_one_cycle_equals_torch_s_but_for_its_last_steps(epochs: int) -> None:
+    steps = 4000
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], 0.3)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, 0.3, total_steps=steps, pct_start=0.1, anneal_strategy="cos"
+    )
+    ours, theirs = [], []
+    for step in range(steps):
+        ours.append(learning_rate("one-cycle", 0.3, epochs * step / steps, epochs))
+        theirs.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    # Torch counts steps from the first to the last, here they are counted to the end of the last.
+    assert ours == pytest.approx(theirs, abs=0.3 * 5 / (0.1 * steps))
+    assert ours[0] == pytest.approx(0.3 / 25)
+    assert max(ours) == ours[steps // 10] == pytest.approx(0.3)
+    assert 0 < ours[-1] < 1e-4 * 0.3
+    assert ours[: steps // 10] == sorted(ours[: steps // 10])
+    assert ours[steps // 10 :] == sorted(ours[steps // 10 :], reverse=True)

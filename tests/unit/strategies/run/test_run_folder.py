@@ -8,19 +8,23 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from packaging.version import Version
 from store_faults import names
+from torch import nn
 
 from strategies.core.durable import sha256_file, verify_digest
-from strategies.core.errors import StoreError
+from strategies.core.errors import OptionError, StoreError
 from strategies.core.facts import UploadFacts
-from strategies.method import Snapshot
+from strategies.method import Job, Normalization, Snapshot
+from strategies.methods.fedavg import FedAvgConfig
 from strategies.run.files import FolderLock
-from strategies.run.run_folder import RunFolder, default_run_dir
+from strategies.run.run_folder import RunFolder, default_run_dir, open_run
 
 # Newer Pythons warn of a fork beside torch's threads; the children here only write files and die.
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
@@ -171,3 +175,26 @@ def test_lock_of_another_process_names_it_and_ends_with_it(tmp_path: Path) -> No
     with forked(lambda: FolderLock(tmp_path).held) as pid, pytest.raises(StoreError, match=line.format(pid)):
         FolderLock(tmp_path)
     FolderLock(tmp_path).release()
+
+
+# What a run's facts say of its model.
+
+
+JOB = Job((), {"model": lambda: nn.Linear(4, 2)}, "model", 2, (4, 1, 1), Normalization((0.0,), (1.0,)), FedAvgConfig())
+
+
+def opened(folder: Path, model: Callable[[], nn.Module]) -> dict[str, Any]:
+    with open_run(folder, "fedavg", replace(JOB, builders={"model": model}), identity={}, facts={}) as run:
+        return dict(run.info)
+
+
+def test_open_run_refuses_another_model_of_the_same_name_in_one_line(tmp_path: Path) -> None:
+    state = torch.random.get_rng_state()
+    begun = opened(tmp_path / "run", lambda: nn.Linear(4, 2))
+    assert begun["student-tensors"].startswith("2 tensors, 10 numbers, ")
+    assert torch.equal(torch.random.get_rng_state(), state)
+    others = [lambda: nn.Linear(2, 4), lambda: nn.Linear(4, 2).double(), lambda: nn.Sequential(nn.Linear(4, 2))]
+    for other in others:
+        with pytest.raises(OptionError, match="student-tensors is '2 tensors, .* began with '2 tensors, "):
+            opened(tmp_path / "run", other)
+    assert opened(tmp_path / "run", lambda: nn.Linear(4, 2)) == begun

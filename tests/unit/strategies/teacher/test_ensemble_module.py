@@ -5,14 +5,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 from forward_backward import answers
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from strategies.combiners.combiners import Mean
 from strategies.core.facts import UploadFacts
 from strategies.method import Upload
 from strategies.teacher import calls as module
-from strategies.teacher.calls import Call, StackedMembers, recompute_backward
+from strategies.teacher.calls import Call, NarrowMembers, StackedMembers, recompute_backward
 from strategies.teacher.ensemble import Ensemble
+from strategies.teacher.frozen import simplify
 
 
 @pytest.fixture
@@ -264,3 +265,58 @@ def test_members_that_can_be_stacked_are_tried_once(images_members: Tensor) -> N
     expected = answers(one_by_one(nets), images_members)
     for ours, theirs in zip(answers(ensemble.member_logits, images_members), expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+# Members whose first layers are joined.
+
+
+class Skip(nn.Module):
+    """Two layers read what the first one returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(2, 5, 3, padding=1), nn.Conv2d(5, 5, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x).relu()
+        return (x + self.second(x)).mean((2, 3))
+
+
+def after(*first: nn.Module) -> nn.Module:
+    return nn.Sequential(*first, nn.Flatten(), nn.LazyLinear(4))
+
+
+FIRST: dict[str, Callable[[], nn.Module]] = {
+    "pool and ReLU": lambda: after(nn.Conv2d(2, 6, 5), nn.MaxPool2d(2), nn.ReLU(inplace=True)),
+    "ReLU, then pool": lambda: after(nn.Conv2d(2, 7, 3), nn.ReLU(), nn.MaxPool2d(3, stride=2, padding=1)),
+    "normalisation": lambda: after(nn.Conv2d(2, 3, 3, padding=2), nn.BatchNorm2d(3), nn.ReLU()),
+    "no bias, strides": lambda: after(nn.Conv2d(2, 1, (3, 5), stride=(2, 3), padding=(0, 2), bias=False)),
+    "two convolutions": lambda: after(nn.Conv2d(2, 4, 3), nn.Conv2d(4, 4, 3), nn.ReLU()),
+    "a sum": Skip,
+    "mean pooling": lambda: after(nn.Conv2d(2, 6, 3), nn.AvgPool2d(2)),
+}
+
+
+def drawn(make: Callable[[], nn.Module], seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    model = make()
+    model(torch.rand(4, 2, 11, 9))  # lazy layers find their size, running statistics move
+    return model.eval().requires_grad_(False)
+
+
+@pytest.mark.parametrize("name", FIRST)
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_joined_first_layers_equal_the_members_as_they_came(name: str, channels_last: bool) -> None:
+    members = [drawn(FIRST[name], seed) for seed in range(3)]
+    x = torch.rand(4, 2, 11, 9, generator=torch.Generator().manual_seed(3))
+    x = x.contiguous(memory_format=torch.channels_last) if channels_last else x
+    expected = answers(one_by_one(members), x)
+    traced = [
+        found if isinstance(found := simplify(member), fx.GraphModule) else fx.symbolic_trace(member)
+        for member in members
+    ]
+    joined = NarrowMembers(traced)
+    for ours, theirs in zip(answers(joined, x), expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+    with torch.no_grad():
+        torch.testing.assert_close(joined(x), expected[0], rtol=1e-5, atol=1e-6)
