@@ -24,19 +24,7 @@ from strategies.run.files import read_json
 
 BENCH = ROOT / "tests" / "bench"
 # Every program of a measurement starts without these packages.
-WITHOUT = """
-import sys
-
-class Without:
-    def __init__(self, finder):
-        self.finder = finder
-
-    def find_spec(self, name, path=None, target=None):
-        missing = name.partition(".")[0] in ("flwr", "ray", "cryptography")
-        return None if missing else self.finder.find_spec(name, path, target)
-
-sys.meta_path[:] = [Without(finder) for finder in sys.meta_path]
-"""
+WITHOUT = 'import sys\nsys.modules.update(dict.fromkeys(["flwr", "ray", "cryptography"]))\n'
 SMALL = (
     "data.name=digits model.name=lenet5 client.epochs=1 client.batch-size=32 checkpoint-s=0 server.epochs=30 "
     "server.generator-steps=1 server.synthesis-batch-size=8"

@@ -56,24 +56,38 @@ from hospital.data import images_and_labels
 from hospital.model import Net
 
 app = ClientApp()
+torch.set_num_threads(1)
+
+
+def opened(msg, context, kind):
+    partition, number = context.node_config["partition-id"], msg.content["config"]["server-round"]
+    Path(context.run_config["notes"], f"{kind}-{number}-{partition}-{os.getpid()}").touch()
+    model = Net()
+    model.load_state_dict(msg.content["arrays"].to_torch_state_dict())
+    return model, *images_and_labels(partition, context.node_config["num-partitions"] + 1)
 
 
 @app.train()
 def train(msg, context):
-    partition = context.node_config["partition-id"]
-    torch.manual_seed(partition)
-    model = Net()
-    model.load_state_dict(msg.content["arrays"].to_torch_state_dict())
-    images, labels = images_and_labels(partition, context.node_config["num-partitions"] + 1)
+    torch.manual_seed(context.node_config["partition-id"])
+    model, images, labels = opened(msg, context, "train")
     optimizer = torch.optim.SGD(model.parameters(), msg.content["config"]["lr"], momentum=0.9)
-    for _ in range(5):
+    for _ in range(msg.content["config"].get("epochs", 1)):
         for batch in torch.randperm(len(labels)).split(32):
             optimizer.zero_grad()
             torch.nn.functional.cross_entropy(model(images[batch]), labels[batch]).backward()
             optimizer.step()
-    Path(context.run_config["notes"], f"trained-{partition}-{os.getpid()}").touch()
     content = {"arrays": ArrayRecord(model.state_dict()), "metrics": MetricRecord({"num-examples": len(labels)})}
     return Message(RecordDict(content), reply_to=msg)
+
+
+@app.evaluate()
+def evaluate(msg, context):
+    model, images, labels = opened(msg, context, "evaluate")
+    with torch.no_grad():
+        accuracy = float((model.eval()(images).argmax(1) == labels).float().mean())
+    metrics = MetricRecord({"num-examples": len(labels), "accuracy": accuracy})
+    return Message(RecordDict({"metrics": metrics}), reply_to=msg)
 """
 TWO_LINES_OF_FENS = """
 from strategies.client import fens
@@ -119,7 +133,7 @@ def main(grid, context):
         return MetricRecord(score(model))
 
     def start(strategy, **more):
-        arrays, asked = ArrayRecord(Net().state_dict()), ConfigRecord({"lr": context.run_config["lr"]})
+        arrays, asked = ArrayRecord(Net().state_dict()), ConfigRecord({"lr": context.run_config["lr"], "epochs": 5})
         return strategy.start(grid=grid, initial_arrays=arrays, train_config=asked, **more)
 
     own, run_dir = {"num_classes": 10, "input_shape": (1, 8, 8)}, context.run_config["run-dir"]
@@ -175,8 +189,8 @@ def test_two_strategies_in_a_foreign_project_run_and_store(tmp_path: Path, monke
     assert any("num_rounds=5 is ignored" in line for line in lines)
 
     # Every client was asked once by each; a process that is neither a client's nor the server's built the model too.
-    trained = [path.name.split("-") for path in notes.glob("trained-*")]
-    assert {part for _, part, _ in trained} == {"0", "1", "2"}
+    trained = [path.name.split("-") for path in notes.glob("train-*")]
+    assert {part for *_, part, _ in trained} == {"0", "1", "2"}
     clients = {int(pid) for *_, pid in trained}
     assert {int(pid) for pid in builds.read_text().split()} - {facts["pid"]} - clients
     assert not any("runs in this process" in line for line in lines)

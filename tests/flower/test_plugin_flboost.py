@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_plugin import write_project
+from test_plugin import CLIENT, write_project
 
 from strategies import simulate
 from strategies.run.run_folder import RunFolder
@@ -18,50 +18,6 @@ from strategies.run.run_folder import RunFolder
 pytestmark = [pytest.mark.slow, pytest.mark.ray]
 
 CLIENTS = 4
-CLIENT = """
-import os
-from pathlib import Path
-
-import torch
-from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
-
-from hospital.data import images_and_labels
-from hospital.model import Net
-
-app = ClientApp()
-torch.set_num_threads(1)
-
-
-def opened(msg, context, kind):
-    partition, number = context.node_config["partition-id"], msg.content["config"]["server-round"]
-    Path(context.run_config["notes"], f"{kind}-{number}-{partition}").touch()
-    model = Net()
-    model.load_state_dict(msg.content["arrays"].to_torch_state_dict())
-    return model, *images_and_labels(partition, context.node_config["num-partitions"] + 1)
-
-
-@app.train()
-def train(msg, context):
-    torch.manual_seed(context.node_config["partition-id"])
-    model, images, labels = opened(msg, context, "train")
-    optimizer = torch.optim.SGD(model.parameters(), msg.content["config"]["lr"], momentum=0.9)
-    for batch in torch.randperm(len(labels)).split(32):
-        optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(model(images[batch]), labels[batch]).backward()
-        optimizer.step()
-    content = {"arrays": ArrayRecord(model.state_dict()), "metrics": MetricRecord({"num-examples": len(labels)})}
-    return Message(RecordDict(content), reply_to=msg)
-
-
-@app.evaluate()
-def evaluate(msg, context):
-    model, images, labels = opened(msg, context, "evaluate")
-    with torch.no_grad():
-        accuracy = float((model.eval()(images).argmax(1) == labels).float().mean())
-    metrics = MetricRecord({"num-examples": len(labels), "accuracy": accuracy})
-    return Message(RecordDict({"metrics": metrics}), reply_to=msg)
-"""
 STOCK = "strategy = FedAvgM(fraction_train=0.5, server_momentum=0.9)"
 SERVER = """
 import json

@@ -20,6 +20,8 @@ from strategies.core.options import Scalar
 from strategies.run.run_folder import RunFolder
 from strategies.run.stage import StageReport, keep_outcome
 
+MakeRun = Callable[..., Path]  # the fixture run_folder
+Stage = Callable[..., Any]  # the fixture stage
 REQUEST = ("resume", "model", "evaluate")
 
 

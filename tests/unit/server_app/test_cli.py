@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from commands import oneshot
+from commands import MakeRun, oneshot
 
 from server_app import __main__ as entry
 from server_app import cli as command_line
@@ -283,9 +283,7 @@ def test_a_run_of_clients_elsewhere_that_are_asked_again_is_not_resumed_here(eng
     assert "resume it by: flwr run APP SUPERLINK" in ended.stderr
 
 
-def test_a_replay_from_the_command_line_prints_its_table_and_its_json(
-    engine: Engine, run_folder: Callable[..., Path]
-) -> None:
+def test_a_replay_from_the_command_line_prints_its_table_and_its_json(engine: Engine, run_folder: MakeRun) -> None:
     run = run_folder()
 
     text = oneshot("replay", run, "--method", "fedavg")
@@ -307,7 +305,7 @@ def test_a_replay_from_the_command_line_prints_its_table_and_its_json(
 
 
 def test_a_replay_that_was_cut_off_goes_on_as_a_replay_only(
-    engine: Engine, run_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    engine: Engine, run_folder: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = run_folder()
 
@@ -344,7 +342,7 @@ def test_methods_when_named_show_what_matters_first_and_the_values_of_their_pres
 
 
 def test_latest_is_the_newest_run_that_is_no_replay(
-    engine: Engine, run_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    engine: Engine, run_folder: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old, new = run_folder(name="old"), run_folder(name="new")
     for run, time in ((old, "2026-01-01T10:00:00"), (new, "2026-01-02T10:00:00")):
@@ -381,7 +379,7 @@ def test_clean_removes_marked_folders_of_runs_and_nothing_else(
 
 
 def test_list_shows_every_run_with_its_facts(
-    engine: Engine, run_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    engine: Engine, run_folder: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = run_folder(method="dense", seed=3)
     (run.parent / "damaged").mkdir()

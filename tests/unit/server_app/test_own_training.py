@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +18,6 @@ from sklearn.datasets import load_diabetes
 
 from fl_app.node_policy import NodePolicy
 from fl_app.project import scores_in
-from server_app import cli as command_line
 from server_app.export.exporting import stored_models
 from strategies.core.errors import OptionError, UploadError
 from strategies.core.options import Scalar
@@ -29,8 +26,6 @@ from strategies.merging.merge import merge
 
 CODE = """
 import math
-import os
-import signal
 from pathlib import Path
 
 import torch
@@ -66,13 +61,6 @@ def train(model, data, config, seed, device):
     with Path("trained").open("a") as log:
         log.write(f"{len(data)} {seed}\\n")
     return {"loss": loss}
-
-
-def train_and_die(**given):
-    if Path("trained").exists() and not Path("died").exists():
-        Path("died").touch()
-        os.kill(os.getpid(), signal.SIGKILL)
-    return train(given["model"], given["data"], given["config"], given["seed"], given["device"])
 
 
 class Diverged(Exception):
@@ -262,27 +250,6 @@ def test_an_autoencoder_learns_the_images_of_a_named_data_set(oneshot: Any) -> N
     rows = [json.loads(line) for line in (Path(result["run_dir"]) / "uploads.jsonl").read_text().splitlines()]
     assert all(row.get("label_counts") is None for row in rows)
     assert 0 < result["table"][-1]["scores"]["error"]["value"] < 0.5  # of pixels in [-1, 1]
-
-
-def test_a_run_that_is_killed_while_a_client_trains_resumes_to_the_same_bits(oneshot: Any, tmp_path: Path) -> None:
-    _, whole, _ = oneshot("run", **OWN)
-    (tmp_path / "trained").unlink()
-    run = tmp_path / "killed"
-    settings = {**OWN, "model__train": "own_models:train_and_die"}
-    given = " ".join(f"{key.replace('__', '.')}={value}" for key, value in settings.items())
-    words = ["run", "--local", "--clients", "3", "--set", "settings.toml", "--set", f"{given} run-dir={run}"]
-    root = str(Path(command_line.__file__).parents[1])
-    done = subprocess.run(
-        [sys.executable, "-m", "server_app", *words],
-        env={**os.environ, "PYTHONPATH": root, "ONESHOT_CLIENT_STATE": str(tmp_path / "state")},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == -9, done.stderr
-    assert len((tmp_path / "trained").read_text().splitlines()) == 1
-
-    result, _ = completed(oneshot("resume", run))
-    assert len((tmp_path / "trained").read_text().splitlines()) == 3  # the first client did not train again
-    assert result["weights_sha256"] == whole["weights_sha256"]
 
 
 @pytest.mark.parametrize(

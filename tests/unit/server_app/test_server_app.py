@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import named
+from commands import MakeRun, named
 from flwr.app import Context, RecordDict
 from flwr.supercore.run import RunNotRunningException
 
@@ -133,7 +133,7 @@ def test_a_flipped_bit_in_the_file_is_a_refusal_or_changes_no_setting_of_the_res
 
 
 @pytest.fixture
-def begun(run_folder: Callable[..., Path]) -> Path:
+def begun(run_folder: MakeRun) -> Path:
     """Return the folder of a run whose stage has begun, and which asks no client again."""
     run = run_folder()
     write_json(run / "stage.json", {"clients": ["client-000", "client-001", "client-002"]})

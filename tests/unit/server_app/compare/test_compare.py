@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from commands import oneshot, replayed
+from commands import MakeRun, oneshot, replayed
 from safetensors.torch import load_file
 
 from fl_app.data import open_split
@@ -36,8 +36,6 @@ from strategies.run.files import read_json, write_json
 from strategies.run.run_folder import RunFolder
 from strategies.scores.sums import Answers
 from strategies.scores.values import gain
-
-MakeRun = Callable[..., Path]
 
 
 @pytest.fixture

@@ -2,13 +2,12 @@ from __future__ import annotations
 
 import json
 from base64 import b64decode, b64encode
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from commands import oneshot
+from commands import MakeRun, oneshot
 
 from server_app.compare import comparison as comparing
 from server_app.compare.comparison import Comparison, compare_runs
@@ -20,7 +19,6 @@ from strategies.run.files import read_json, write_json
 from strategies.run.run_folder import RunFolder
 from strategies.run.traffic import Traffic
 
-MakeRun = Callable[..., Path]
 CURVE = [[3.0, 40.0], [4.0, 70.0]]
 
 

@@ -94,15 +94,19 @@ def test_a_folder_is_written_to_where_it_will_be(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [tmp_path / "file"]
 
 
-@pytest.mark.parametrize(("free", "level"), [(10 * MIB, "error"), (1000 * MIB, "warning"), (5000 * MIB, "ok")])
-def test_the_disk_of_the_run_folder_has_to_hold_the_uploads(
-    tmp_path: Path, free: int, level: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("free", "run", "state"),
+    [(10, "error", "error"), (70, "error", "error"), (1000, "warning", "ok"), (9000, "ok", "ok")],
+)
+def test_a_disk_has_to_hold_the_uploads_of_a_run_or_the_models_of_the_clients(
+    tmp_path: Path, free: int, run: str, state: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=free))
-    *_, found = machine.run_folder(str(tmp_path), 500 * MIB, 50 * MIB)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=free * MIB))
+    *_, of_run = machine.run_folder(str(tmp_path), 500 * MIB, 50 * MIB)
 
-    assert found.level == level
-    assert level == "ok" or found.fix
+    assert of_run.level == run
+    assert run == "ok" or of_run.fix
+    assert [finding.level for finding in machine.client_state(str(tmp_path), 40 * MIB)] == ["ok", state]
 
 
 def test_the_run_folder_should_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,14 +117,6 @@ def test_the_run_folder_should_be_named(tmp_path: Path, monkeypatch: pytest.Monk
 
     assert unnamed["run folder's place"] == "warning"
     assert [finding.check for finding in machine.run_folder("", MIB, MIB)] == ["run folder", "disk of the run folder"]
-
-
-@pytest.mark.parametrize(("free", "level"), [(9000 * MIB, "ok"), (70 * MIB, "error")])
-def test_the_disk_of_the_state_folder_has_to_hold_the_models(
-    tmp_path: Path, free: int, level: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=free))
-    assert [finding.level for finding in machine.client_state(str(tmp_path), 40 * MIB)] == ["ok", level]
 
 
 def test_a_model_above_the_largest_upload_is_an_error() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from commands import replayed
+from commands import MakeRun, replayed
 from torch import nn
 
 from fl_app.data import Normalization
@@ -28,7 +28,6 @@ from strategies.run.files import save_weights, write_json
 from strategies.run.run_folder import RunFolder
 from strategies.run.stage import OUTCOME_FILE
 
-MakeRun = Callable[..., Path]
 HALF = Normalization((0.5,), (0.5,))
 
 

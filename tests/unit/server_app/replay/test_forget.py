@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from commands import MakeRun
 
 from server_app.replay.forget import adopt_uploads, forget_settings
 from server_app.settings.build import facts_of
@@ -17,8 +17,6 @@ from strategies.core.errors import OptionError
 from strategies.run.files import read_json
 from strategies.run.run_folder import RunFolder
 from strategies.run.stage import pinned_clients
-
-MakeRun = Callable[..., Path]
 
 
 def stored(run: Path) -> dict[str, Any]:

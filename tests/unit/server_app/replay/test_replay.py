@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from commands import replayed
+from commands import MakeRun, replayed
 
 from strategies.core.errors import StoreError
 from strategies.core.options import flatten
@@ -13,8 +13,6 @@ from strategies.method import METHODS, Need, Snapshot
 from strategies.run.files import read_json
 from strategies.run.journal import Journal
 from strategies.run.run_folder import RunFolder
-
-MakeRun = Callable[..., Path]
 
 
 def files_of(folder: Path) -> dict[str, bytes]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from commands import replayed
+from commands import MakeRun, replayed
 
 from server_app.settings.build import build_job, build_strategy, held_out
 from server_app.settings.checks import check_needs_of_settings
@@ -17,8 +16,6 @@ from strategies.core.errors import OptionError
 from strategies.method import EnsembleSpec
 from strategies.run.ensembles import save_ensemble
 from strategies.run.run_folder import RunFolder
-
-MakeRun = Callable[..., Path]
 
 
 def ended_with(run: Path, combiner: str, weights: dict[str, torch.Tensor]) -> Path:

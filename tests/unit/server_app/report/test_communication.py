@@ -1,10 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
-from commands import replayed
+from commands import MakeRun, replayed
 
 from server_app.report.communication import Cost, cost_of, cost_of_uploads, moved_in, moved_lines
 from strategies.core.durable import MIB
@@ -12,8 +9,6 @@ from strategies.core.errors import StoreError
 from strategies.run.files import write_json
 from strategies.run.run_folder import RunFolder
 from strategies.run.traffic import Traffic
-
-MakeRun = Callable[..., Path]
 
 
 def three_phases() -> Traffic:

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from commands import Stage
 
 from fl_app.models import build
 from server_app.report.evaluation import result_table
@@ -18,8 +18,6 @@ from strategies.core.seeds import seeded_torch
 from strategies.method import METHODS, EnsembleSpec, Outcome, Silent
 from strategies.run.stage import StageReport
 from strategies.teacher.ensemble import Ensemble
-
-Stage = Callable[..., Any]
 
 
 def score(report: Any, images: HeldOut, position: int) -> float:

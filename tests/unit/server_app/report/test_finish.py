@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from commands import finished_in, replayed
+from commands import MakeRun, Stage, finished_in, replayed
 
 from server_app.launch.result import print_result
 from server_app.report.finish import table_lines
@@ -25,9 +24,7 @@ KEYS = [
 ]  # fmt: skip
 
 
-def test_named_classes_stand_in_the_result_its_card_and_its_page(
-    run_folder: Callable[..., Path], stage: Callable[..., Any]
-) -> None:
+def test_named_classes_stand_in_the_result_its_card_and_its_page(run_folder: MakeRun, stage: Stage) -> None:
     path, (report, settings, images) = run_folder(), stage("fedavg")
     names = [f"creature {'abcdefghij'[k]}" for k in range(10)]
     result = finished_in(path, report, settings, replace(images, classes=tuple(names)))
@@ -39,7 +36,7 @@ def test_named_classes_stand_in_the_result_its_card_and_its_page(
 
 
 def test_a_plot_that_cannot_be_drawn_is_one_line_of_the_log(
-    run_folder: Callable[..., Path], stage: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    run_folder: MakeRun, stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(*_: Any) -> None:
         raise ValueError("no such\ncolour")
@@ -54,7 +51,7 @@ def test_a_plot_that_cannot_be_drawn_is_one_line_of_the_log(
 
 @pytest.mark.parametrize("method", ["dense", "fedens", "fedavg"])
 def test_a_finished_run_has_a_result_file_with_exactly_the_agreed_keys(
-    run_folder: Callable[..., Path], stage: Callable[..., Any], method: str
+    run_folder: MakeRun, stage: Stage, method: str
 ) -> None:
     path = run_folder()
 
@@ -98,7 +95,7 @@ def test_a_finished_run_has_a_result_file_with_exactly_the_agreed_keys(
     assert sorted(stored["plots"]) == sorted(file.name for file in (path / "report").iterdir())
 
 
-def test_a_result_that_nobody_scores_has_a_page_and_a_card_that_say_so(run_folder: Callable[..., Path]) -> None:
+def test_a_result_that_nobody_scores_has_a_page_and_a_card_that_say_so(run_folder: MakeRun) -> None:
     result = replayed(run_folder(**{"evaluate.on": "none"}), "fedavg")
 
     place = Path(result["run_dir"])
@@ -113,7 +110,7 @@ def test_a_result_that_nobody_scores_has_a_page_and_a_card_that_say_so(run_folde
 
 
 def test_a_result_when_clients_were_private_names_the_guarantee(
-    run_folder: Callable[..., Path], stage: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+    run_folder: MakeRun, stage: Stage, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = run_folder()
     result = finished_in(path, *stage("fedens", **{"privacy.epsilon": 8.0, "client.share-label-counts": False}))

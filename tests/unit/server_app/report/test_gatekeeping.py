@@ -1,13 +1,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from commands import finished_in, replayed
+from commands import MakeRun, Stage, finished_in, replayed
 from torch import nn
 
 from fl_app.attacks import triggered
@@ -22,7 +21,6 @@ from strategies.method import Normalization
 from strategies.run.files import save_weights
 from strategies.run.run_folder import RunFolder
 
-MakeRun = Callable[..., Path]
 QUICK = {"gatekeeper.images": 1, "gatekeeper.steps": 1, "gatekeeper.trigger-steps": 0}
 ROWS = (
     VerdictRow(
@@ -112,7 +110,7 @@ def test_success_is_the_share_of_other_classes_images_that_the_trigger_leads_to_
 
 
 def test_a_result_when_attackers_were_simulated_says_so_everywhere(
-    run_folder: Callable[..., Path], stage: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+    run_folder: MakeRun, stage: Stage, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = run_folder()
 

@@ -1,13 +1,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import replayed
+from commands import MakeRun, replayed
 from method_fakes import telling
 
 from fl_app.data import ImageData
@@ -18,8 +17,6 @@ from server_app.settings.read import read_settings
 from server_app.settings.server_data import HeldOut
 from strategies.method import Job
 from strategies.run.run_folder import RunFolder
-
-MakeRun = Callable[..., Path]
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import re
 import shlex
-from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any, cast
@@ -13,7 +12,7 @@ from typing import Any, cast
 import pytest
 from browser import check_looks, needs_browser
 from click import Group
-from commands import finished_in
+from commands import MakeRun, Stage, finished_in
 from typer.main import get_command
 
 from server_app.cli import cli
@@ -48,9 +47,7 @@ class Outline(HTMLParser):
 
 
 @pytest.fixture
-def page(
-    run_folder: Callable[..., Path], stage: Callable[..., Any], request: pytest.FixtureRequest
-) -> tuple[Path, dict[str, Any]]:
+def page(run_folder: MakeRun, stage: Stage, request: pytest.FixtureRequest) -> tuple[Path, dict[str, Any]]:
     method = getattr(request, "param", "fedens")
     path = run_folder(client__epochs=8, method=method)
     return path, finished_in(path, *stage(method, client__epochs=8), log=str)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from commands import run_card
+from commands import Stage, run_card
 from figure_checks import assert_inside_and_apart, drawn
 from matplotlib.image import imread
 from method_fakes import telling
@@ -41,7 +40,6 @@ from strategies.run.stage import StageReport, keep_outcome
 from strategies.scores.exchange import OWN, RESULT, ClientScores, Evaluation
 from strategies.scores.sums import Answers
 
-Stage = Callable[..., Any]
 RESULTS = [Row("FedAvg (one shot)", "baseline", 40.0), Row("FedENS", "ensemble", 60.0), Row("DENSE", "student", 61.5)]
 
 
@@ -187,11 +185,13 @@ def test_a_dumbbell_has_the_interval_of_its_gain_at_the_result(
 ) -> None:
     row = {"client": "north", "own": {metric: own}, "result": {metric: result}}
     row["gain"] = dict(zip(("low", "high"), gain, strict=True))
-    figure = plot_clients({"clients": [row, {**row, "gain": None}], "metric": metric})
+    without = {"client": "south", "own": {}, "result": {}, "gain": None}
+    figure = plot_clients({"clients": [row, {**row, "gain": None}, without], "metric": metric})
     (axes,) = figure.axes
     (line,) = [line for line in axes.lines if line.get_label() == "95 % interval of the gain"]
     assert list(line.get_xdata()) == pytest.approx(expected)
     assert list(line.get_ydata()) == [0, 0]
+    assert [(text.get_text(), text.get_position()[1]) for text in axes.texts] == [("not known", 2)]
 
 
 def test_a_client_that_cannot_be_compared_is_said_to_be_so() -> None:
@@ -253,11 +253,3 @@ def test_a_title_keeps_within_its_figure(tmp_path: Path) -> None:
     save(tmp_path / "plot.png", figure, "csv · 5 clients")
     assert_inside_and_apart(figure, figure.texts)
     assert "".join(figure.texts[0].get_text().split()) == "Calibrationerror0.250;acalibratedmodelwouldshow0.100"
-
-
-@pytest.mark.plots
-def test_a_client_without_a_score_has_a_word_in_the_dumbbell_plot() -> None:
-    rows = [{"client": "north", "own": {"auroc": 0.5}, "result": {"auroc": 0.6}, "gain": None}]
-    rows.append({"client": "south", "own": {}, "result": {}, "gain": None})
-    (axes,) = plot_clients({"clients": rows, "metric": "auroc"}).axes
-    assert [(text.get_text(), text.get_position()[1]) for text in axes.texts] == [("not known", 1)]

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock, call
 
 import pytest
-from commands import replayed
+from commands import MakeRun, replayed
 
 from fl_app.config import TRACKERS
 from server_app.report import tracking
@@ -55,86 +54,62 @@ def test_tensorboard_reads_the_metrics_the_table_and_the_settings(tmp_path: Path
     assert "method = 'tally'" in found.Tensors("settings/text_summary")[0].tensor_proto.string_val[0].decode()
 
 
-class Recorder:
+@pytest.fixture
+def package(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> MagicMock:
     """A package that records every call and its arguments."""
-
-    def __init__(self, calls: list[tuple[Any, ...]], **answers: Any) -> None:
-        self._calls, self._answers = calls, answers
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        def call(*args: Any, **given: Any) -> Any:
-            self._calls.append((name, *args, *given.items()))
-            return self._answers.get(name)
-
-        return call
+    monkeypatch.setitem(sys.modules, request.param, found := MagicMock())
+    return found
 
 
-def fake(monkeypatch: pytest.MonkeyPatch, name: str, **parts: Any) -> None:
-    module = ModuleType(name)
-    vars(module).update(parts)
-    monkeypatch.setitem(sys.modules, name, module)
-
-
-def test_mlflow_gets_a_run_in_files_beside_the_run_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    calls: list[tuple[Any, ...]] = []
-    run = SimpleNamespace(info=SimpleNamespace(run_id="r1"))
-
-    def client(tracking_uri: str) -> Recorder:
-        calls.append(("client", tracking_uri))
-        return Recorder(calls, create_experiment="e1", create_run=run)
-
-    fake(monkeypatch, "mlflow", MlflowClient=client)
+@pytest.mark.parametrize("package", ["mlflow"], indirect=True)
+def test_mlflow_gets_a_run_in_files_beside_the_run_folders(package: MagicMock, tmp_path: Path) -> None:
+    client = package.MlflowClient.return_value
+    client.get_experiment_by_name.return_value = None
+    client.create_run.return_value.info.run_id = "r1"
 
     tracked("mlflow", tmp_path / "run")
 
-    assert calls[0] == ("client", (tmp_path / "mlruns").as_uri())
-    assert ("create_run", "e1", ("run_name", "run")) in calls
-    assert ("log_param", "r1", "method", "tally") in calls
-    assert ("log_metric", "r1", "distillation", 0.25, ("step", 2)) in calls
-    assert ("log_metric", "r1", "result/table/FedAvg _one shot_", 30.0) in calls
-    assert calls[-1] == ("set_terminated", "r1")
+    package.MlflowClient.assert_called_once_with(tracking_uri=(tmp_path / "mlruns").as_uri())
+    client.create_run.assert_called_once_with(client.create_experiment.return_value, run_name="run")
+    client.log_param.assert_any_call("r1", "method", "tally")
+    client.log_metric.assert_any_call("r1", "distillation", 0.25, step=2)
+    client.log_metric.assert_any_call("r1", "result/table/FedAvg _one shot_", 30.0)
+    assert client.method_calls[-1] == call.set_terminated("r1")
     assert os.environ["MLFLOW_DISABLE_TELEMETRY"] == "true"
 
 
-def test_wandb_gets_an_offline_run_in_the_run_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    calls: list[tuple[Any, ...]] = []
-    run = Recorder(calls)
-    run.summary = {}  # type: ignore[attr-defined]
-
-    def init(**given: Any) -> Recorder:
-        calls.append(("init", given))
-        return run
-
-    fake(monkeypatch, "wandb", init=init)
+@pytest.mark.parametrize("package", ["wandb"], indirect=True)
+def test_wandb_gets_an_offline_run_in_the_run_folder(package: MagicMock, tmp_path: Path) -> None:
+    run = package.init.return_value
+    run.summary = {}
 
     tracked("wandb", tmp_path)
 
-    (_, given), *others = calls
+    given = package.init.call_args.kwargs
     assert (given["mode"], given["dir"], given["config"]) == ("offline", str(tmp_path), SETTINGS)
-    assert ("log", {"distillation": 0.25, "accuracy": 50.0, "step": 2}) in others
-    assert others[-1] == ("finish",)
-    assert run.summary == {"result/accuracy": 50.0, "result/table/FedAvg (one shot)": 30.0}  # type: ignore[attr-defined]
+    run.log.assert_any_call({"distillation": 0.25, "accuracy": 50.0, "step": 2})
+    assert run.method_calls[-1] == call.finish()
+    assert run.summary == {"result/accuracy": 50.0, "result/table/FedAvg (one shot)": 30.0}
     assert os.environ["WANDB_MODE"] == "offline"
 
 
-def test_a_tracker_that_fails_is_one_line_and_no_failure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def init(**_: Any) -> None:
-        raise RuntimeError("no room\nfor a run")
-
-    fake(monkeypatch, "wandb", init=init)
+@pytest.mark.parametrize("package", ["wandb"], indirect=True)
+def test_a_tracker_that_fails_is_one_line_and_no_failure(package: MagicMock, tmp_path: Path) -> None:
+    package.init.side_effect = RuntimeError("no room\nfor a run")
 
     assert tracked("wandb", tmp_path) == "tracker wandb: not written, RuntimeError: no room for a run"
     assert tracked("none", tmp_path) == ""
 
 
 def test_a_tracker_without_its_package_is_refused_before_anything_starts(
-    monkeypatch: pytest.MonkeyPatch, run_folder: Callable[..., Path]
+    monkeypatch: pytest.MonkeyPatch, run_folder: MakeRun
 ) -> None:
     assert tracking._WRITERS.keys() == set(TRACKERS[1:])
     check_tracker("none")
+    run = run_folder()
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
 
     with pytest.raises(
         OptionError, match=r"'tracker' is 'wandb', which is not installed: pip install 'oneshot-fl\[wandb\]'"
     ):
-        replayed(run_folder(), "fedavg", tracker="wandb")
+        replayed(run, "fedavg", tracker="wandb")

@@ -4,21 +4,19 @@ import csv
 import io
 import json
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from browser import check_looks, needs_browser
-from commands import oneshot
+from commands import MakeRun, oneshot
 
 from server_app.compare.comparison import Comparison, compare_runs
 from server_app.compare.rounds import plot_rounds, report_rounds, table_of
 from server_app.settings.read import default_settings
 from strategies.run.files import read_json
 from strategies.run.run_folder import RunFolder
-
-MakeRun = Callable[..., Path]
 
 
 @pytest.fixture

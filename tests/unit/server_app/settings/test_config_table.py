@@ -1,22 +1,16 @@
 from __future__ import annotations
 
 import tomllib
+from pathlib import Path
 
 import pytest
 
-from server_app.settings.catalogue import CATALOGUE, catalogue
+from server_app.settings.catalogue import CATALOGUE, catalogue, merge_settings
 from server_app.settings.choices import CHOICES
 from server_app.settings.config_table import PYPROJECT, catalogue_text, config_table, with_config_table
 from server_app.settings.read import default_settings, known_options
 from strategies.core.errors import OptionError
 from strategies.core.options import Option, options_of
-
-
-def flat(table: dict[str, object], prefix: str = "") -> dict[str, object]:
-    found: dict[str, object] = {}
-    for key, value in table.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return found
 
 
 def test_pyproject_holds_the_table_that_make_config_writes() -> None:
@@ -49,22 +43,17 @@ def refusal(option: Option, value: bool | float | str) -> str:
     return ""
 
 
-def test_pyproject_when_read_has_every_key_with_its_default_and_no_list() -> None:
-    config = flat(tomllib.loads(PYPROJECT.read_text())["tool"]["flwr"]["app"]["config"])
+def test_the_table_has_every_key_with_its_default_and_a_comment_behind(tmp_path: Path) -> None:
+    head, _, *lines = config_table().splitlines()
 
-    assert config == default_settings()
-    assert {key: type(value) for key, value in config.items()} == {
-        key: type(value) for key, value in default_settings().items()
-    }
-    assert all(isinstance(value, bool | int | float | str) for value in config.values())
-
-
-def test_the_table_when_written_has_a_comment_behind_every_key() -> None:
-    lines = config_table().splitlines()[2:]
-
+    assert head == "[tool.flwr.app.config]"
     assert [line.split(" = ")[0] for line in lines] == list(default_settings())
     assert all("  # " in line and "; " in line for line in lines)
     assert [option.key for option in known_options()] == list(default_settings())
+    (tmp_path / "table.toml").write_text("\n".join(lines))
+    read = merge_settings([str(tmp_path / "table.toml")], {option.key: option.kind for option in known_options()})
+    assert read == default_settings()
+    assert all(type(read[key]) is type(value) for key, value in default_settings().items())
 
 
 def test_other_sections_when_the_table_is_written_stay_as_they_are() -> None:

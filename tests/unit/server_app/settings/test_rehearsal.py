@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import named
 
 from fl_app.node_config import SUPERNODES_VARIABLE
 from server_app.settings.build import build_strategy, check_before_start, number_of_clients
@@ -16,8 +17,7 @@ ROOT = Path(__file__).parents[4]
 
 
 def settings(nodes: Path | str, **more: Any) -> Any:
-    flat = {key.replace("__", ".").replace("_", "-"): value for key, value in more.items()}
-    return read_settings({"client.nodes": str(nodes), "method": "fedens", "data.limit": 300, **flat})
+    return read_settings({"client.nodes": str(nodes), "method": "fedens", "data.limit": 300, **named(more)})
 
 
 def write(folder: Path, **nodes: str) -> Path:
@@ -26,33 +26,26 @@ def write(folder: Path, **nodes: str) -> Path:
     return folder
 
 
-def test_number_of_clients_is_that_of_the_nodes() -> None:
-    assert number_of_clients(settings(ROOT / "deploy" / "nodes").app) == 3
+def test_number_of_clients_is_that_of_the_nodes_and_those_of_deploy_pass_the_check() -> None:
+    given = settings(ROOT / "deploy" / "nodes")
+    assert number_of_clients(given.app) == 3
+    check_before_start(given, 3)
     assert number_of_clients(settings("").app) == 5
 
 
-def test_nodes_of_deploy_pass_the_check() -> None:
-    check_before_start(settings(ROOT / "deploy" / "nodes"), 3)
-
-
-def test_more_clients_than_nodes_are_refused(tmp_path: Path) -> None:
-    nodes = write(tmp_path, a="partition-id = 0", b='checkpoint = "m.pt"')
-    with pytest.raises(OptionError, match=r"--num-supernodes is 3: must be at most 2, the nodes of"):
-        check_before_start(settings(nodes), 3)
-
-
 @pytest.mark.parametrize(
-    ("node", "line"),
+    ("node", "clients", "line"),
     [
-        ('partition-id = 0\narchitecture = "resnet99"', "node b: architecture is 'resnet99': must be lenet5"),
-        ("partition-id = 2\nnum-partitions = 2", "node b: partition-id is 2: must be 0 to 1"),
-        ("partition-id = 1", "node b: partition-id is 1: must be 0 to 0"),
-        ("partition-id = 0\nnum-partitions = 301", "--num-supernodes is 301: must be at most 300"),
+        ('checkpoint = "m.pt"', 3, "--num-supernodes is 3: must be at most 2, the nodes of"),
+        ('partition-id = 0\narchitecture = "resnet99"', 2, "node b: architecture is 'resnet99': must be lenet5"),
+        ("partition-id = 2\nnum-partitions = 2", 2, "node b: partition-id is 2: must be 0 to 1"),
+        ("partition-id = 1", 2, "node b: partition-id is 1: must be 0 to 0"),
+        ("partition-id = 0\nnum-partitions = 301", 2, "--num-supernodes is 301: must be at most 300"),
     ],
 )
-def test_node_that_cannot_be_is_refused(tmp_path: Path, node: str, line: str) -> None:
+def test_nodes_that_cannot_be_are_refused(tmp_path: Path, node: str, clients: int, line: str) -> None:
     with pytest.raises(OptionError, match=line):
-        check_before_start(settings(write(tmp_path, a="partition-id = 0", b=node)), 2)
+        check_before_start(settings(write(tmp_path, a="partition-id = 0", b=node)), clients)
 
 
 def test_server_of_a_deployment_refuses_to_rehearse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,21 +56,15 @@ def test_server_of_a_deployment_refuses_to_rehearse(tmp_path: Path, monkeypatch:
     assert not (tmp_path / "run").exists()
 
 
-def pretrained(folder: Path, **more: Any) -> Any:
-    return settings("", client__checkpoint=str(folder / "{client}.pt"), **more)
-
-
 def test_checkpoints_that_are_too_few_are_refused_before_any_client_starts(tmp_path: Path) -> None:
+    pretrained = {"nodes": "", "client__checkpoint": str(tmp_path / "{client}.pt")}
     (tmp_path / "client-001.pt").touch()
     line = rf"2 of the 3 clients' checkpoints are missing, {tmp_path}/client-000.pt is the first"
     with pytest.raises(OptionError, match=line):
-        check_before_start(pretrained(tmp_path), 3)
+        check_before_start(settings(**pretrained), 3)
+    check_before_start(settings(**pretrained, resume=str(tmp_path)), 3)  # clients that sent theirs are not asked
     (tmp_path / "client-002.pt").touch()
-    check_before_start(pretrained(tmp_path), 3)  # one that is missing costs its own upload
-
-
-def test_checkpoints_of_clients_that_sent_theirs_are_not_asked_for(tmp_path: Path) -> None:
-    check_before_start(pretrained(tmp_path, resume=str(tmp_path)), 3)
+    check_before_start(settings(**pretrained), 3)  # one that is missing costs its own upload
 
 
 def test_nodes_that_train_need_no_checkpoint(tmp_path: Path) -> None:

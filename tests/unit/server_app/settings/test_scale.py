@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import replayed
+from commands import MakeRun, replayed
 
 from fl_app.config import AppConfig
 from server_app.launch.result import print_result
@@ -49,7 +47,7 @@ def test_scale_leaves_an_epoch_at_least_also_to_the_client_that_reads_the_settin
 
 
 def test_a_shortened_replay_says_so_while_it_runs_and_in_its_result(
-    run_folder: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+    run_folder: MakeRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines: list[str] = []
 

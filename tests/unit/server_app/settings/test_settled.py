@@ -1,13 +1,12 @@
 """What a replay refuses: settings that it cannot follow, and images that the clients trained on."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from commands import replayed
+from commands import MakeRun, replayed
 
 from fl_app.data import open_split, server_share
 from server_app.launch.run_command import stored_settings
@@ -17,7 +16,6 @@ from strategies.core.errors import OneShotError, OptionError, StoreError
 from strategies.method import METHODS
 from strategies.run.files import read_json, write_json
 
-MakeRun = Callable[..., Path]
 FIXED = {
     "client.epochs": 3, "data.partition": "iid", "data.name": "mnist", "model.name": "cnn-torch", "compute": "ray",
     "run-dir": "elsewhere", "scale": 0.5,
