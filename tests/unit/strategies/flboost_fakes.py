@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,27 +27,19 @@ def net() -> nn.Module:
     )
 
 
-def other() -> nn.Module:
-    return nn.Sequential(nn.Conv2d(1, 5, 5), nn.ReLU(), nn.Flatten(), nn.Linear(80, C))
-
-
-BUILDERS = {"net": net, "other": other}
-
-
-def weights(name: str, seed: int) -> State:
+def weights(seed: int) -> State:
     with seeded_torch(seed, "weights"):
-        state: State = BUILDERS[name]().state_dict()
+        state: State = net().state_dict()
     draw = rng(seed, "moved")
     return {k: v + torch.rand(v.shape, generator=draw) / 2 if v.is_floating_point() else v for k, v in state.items()}
 
 
-def job(config: FlBoostConfig = SMALL, *, kinds: tuple[str, ...] = ("net",) * 3, **changes: Any) -> Job:
-    uploads = []
-    for k, kind in enumerate(kinds):
-        state = weights(kind, k)
-        uploads.append(Upload(UploadFacts(f"c{k}", kind, sum(COUNTS[k]), COUNTS[k]), lambda state=state: state))  # type: ignore[misc]
-    made = Job(tuple(uploads), BUILDERS, "net", C, SHAPE, Normalization((0.4,), (0.3,)), config)
-    return replace(made, **{"start": weights("net", 9), **changes})
+def job(config: FlBoostConfig = SMALL, **changes: Any) -> Job:
+    uploads = tuple(
+        Upload(UploadFacts(f"c{k}", "net", sum(counts), counts), partial(weights, k)) for k, counts in enumerate(COUNTS)
+    )
+    made = Job(uploads, {"net": net}, "net", C, SHAPE, Normalization((0.4,), (0.3,)), config)
+    return replace(made, **{"start": weights(9), **changes})
 
 
 def student(outcome: Outcome) -> State:

@@ -229,7 +229,7 @@ def test_settings_that_do_not_fit_are_refused_in_one_line(changes: dict[str, Any
 
 
 def test_student_that_one_accepted_upload_made_nan_is_no_result(tmp_path: Path) -> None:
-    huge = {key: value * 5e36 if key.startswith("6.") else value for key, value in weights("net", 2).items()}
+    huge = {key: value * 5e36 if key.startswith("6.") else value for key, value in weights(2).items()}
     check_outputs("net", huge, net, SHAPE)
     one = job()
     spoilt = replace(one, start=None, uploads=(*one.uploads[:2], replace(one.uploads[2], read=lambda: huge)))

@@ -152,30 +152,6 @@ def test_a_file_that_is_given_twice_is_named_and_files_below_a_folder_are_found(
 
 
 @pytest.mark.parametrize("method", ["fedavg", "ties"])
-def test_one_model_is_the_same_through_every_door(method: str, tmp_path: Path) -> None:
-    own = trained(2).state_dict()
-    expected = merge([trained(1), trained(2)], method, start=trained(0), **SHAPE).student
-    (folder := tmp_path / "hf").mkdir()
-    save_file(own, folder / "model.safetensors")
-    torch.save({"state_dict": {f"model.{name}": value for name, value in own.items()}}, tmp_path / "lightning.ckpt")
-    doors: list[Any] = [
-        nn.DataParallel(trained(2)).state_dict(),
-        {"model": own, "epoch": 3},
-        {name: value for name, value in own.items() if "num_batches" not in name},
-        folder,
-        tmp_path / "lightning.ckpt",
-    ]
-    for door in doors:
-        lines: list[str] = []
-        given = {"start": trained(0), "model": net, "log": lines.append, **SHAPE}
-        found = merge([trained(1).state_dict(), door], method, **given).student
-        for name, value in found.state_dict().items():
-            assert torch.equal(value, expected.state_dict()[name]), (door, name)
-    assert any("names were taken without the prefix 'model.'" in line for line in lines)
-    with pytest.raises(OneShotError, match="is a folder, which holds lightning.ckpt, hf|is a folder, which holds hf"):
-        merge([own, tmp_path], "fedavg", model=net, **SHAPE)
-
-
 class Tied(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -188,6 +164,18 @@ def tied(seed: int) -> nn.Module:
         return Tied()
 
 
+def in_folder(net: nn.Module, place: Path) -> Path:
+    place.mkdir()
+    save_file({name: value.clone() for name, value in net.state_dict().items()}, place / "model.safetensors")
+    return place
+
+
+def in_checkpoint(net: nn.Module, place: Path) -> Path:
+    state = {f"model.{name}": value for name, value in net.state_dict().items()}
+    torch.save({"state_dict": state}, place.with_suffix(".ckpt"))
+    return place.with_suffix(".ckpt")
+
+
 @pytest.mark.parametrize("method", ["fedavg", "task-arithmetic", "ties"])
 @pytest.mark.parametrize(
     "wrap",
@@ -197,11 +185,17 @@ def tied(seed: int) -> nn.Module:
         lambda net, _: {f"model.{name}": value for name, value in net.state_dict().items()},
         lambda net, _: {f"model._orig_mod.{name}": value.numpy() for name, value in net.state_dict().items()},
         lambda net, _: {name: value for name, value in net.state_dict().items() if "num_b" not in name},
+        lambda net, _: nn.DataParallel(net).state_dict(),
+        lambda net, _: {"model": net.state_dict(), "epoch": 3},
+        in_folder,
+        in_checkpoint,
         lambda net, file: (save_model(net, str(file)), file)[1],
     ],
-    ids=["DataParallel", "average", "Lightning", "numpy", "no counter", "tied file"],
-)
-def test_any_models_merge_whatever_their_names(tmp_path: Path, method: str, wrap: Any) -> None:
+    ids=["DataParallel", "average", "Lightning", "numpy", "no counter", "its state", "wrapped", "folder", "checkpoint",
+         "tied file"],
+)  # fmt: skip
+@pytest.mark.parametrize("build", [None, Tied], ids=["bare", "built"])
+def test_any_models_merge_whatever_their_names(tmp_path: Path, method: str, wrap: Any, build: Any) -> None:
     base, one, other = tied(0), tied(1), tied(2)
     named = {f"module.{name}": value for name, value in base.state_dict().items()}  # as a wrapper names it
     starts: list[Any] = [None] * 2 if method == "fedavg" else [base, named]
@@ -209,7 +203,7 @@ def test_any_models_merge_whatever_their_names(tmp_path: Path, method: str, wrap
     wrapped = wrap(other, tmp_path / "b.safetensors")
     given = [one.state_dict(), wrapped], [wrap(one, tmp_path / "a.safetensors"), other.state_dict()]
     for models, start in zip(given, starts, strict=True):
-        found = merge(models, method, start=start).outcome.student
+        found = merge(models, method, model=build, start=start).outcome.student
         found = {name.removeprefix("model."): value for name, value in found.items()}  # the first model's own names
         assert found.keys() == wanted.keys()
         torch.testing.assert_close(found, wanted)
@@ -238,6 +232,8 @@ def test_a_folder_of_models_is_merged_and_what_it_holds_beside_is_said(
     ):
         with pytest.raises(OptionError, match=line):
             merge(place, "fedavg")
+    with pytest.raises(OneShotError, match="is a folder, which holds a"):
+        merge([trained(1).state_dict(), folder], "fedavg", model=net, **SHAPE)
 
 
 def test_a_folder_below_that_cannot_be_read_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

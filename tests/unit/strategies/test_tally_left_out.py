@@ -15,13 +15,12 @@ from strategies.combiners.outcomes import build_ensemble
 from strategies.combiners.tally_pool import TallyPoolOptions, build_tally_teacher, fit_pool
 from strategies.core.errors import UploadError
 from strategies.core.facts import UploadFacts
-from strategies.method import METHODS, Job, Method, Outcome, Upload
-from strategies.methods.co_boosting import CoBoostingConfig
-from strategies.methods.dense import DenseConfig
+from strategies.method import METHODS, Job, Outcome, Upload
 from strategies.methods.tally import METHOD, TallyConfig
 from strategies.teacher.ensemble import Ensemble
 
 CLIENTS, STRANGER = 5, 1
+SMALL: dict[str, Any] = {"epochs": 1, "images": 8, "batch_size": 4, "probes": 200}
 
 
 def state(seed: int) -> dict[str, torch.Tensor]:
@@ -44,8 +43,7 @@ UPLOADS = tuple(upload(k) for k in range(CLIENTS))
 
 
 def job(uploads: tuple[Upload, ...] = UPLOADS, **options: Any) -> Job:
-    small: dict[str, Any] = {"epochs": 1, "images": 8, "batch_size": 4, "probes": 200}
-    return replace(tiny_job(TallyConfig(**{**small, **options}), uploads=uploads), student="wide")
+    return replace(tiny_job(TallyConfig(**{**SMALL, **options}), uploads=uploads), student="wide")
 
 
 def fitted(uploads: tuple[Upload, ...] = UPLOADS, **options: Any) -> tuple[Outcome, list[str]]:
@@ -116,10 +114,10 @@ IMAGES = torch.randn(4, 2, 8, 8, generator=torch.Generator().manual_seed(0))
 FEW: dict[str, Any] = {"epochs": 2, "generator_steps": 2, "batch_size": 4, "synthesis_batch_size": 6, "latent": 8}
 
 
-def asked(method: Method, config: Any, uploads: tuple[Upload, ...], **also: Any) -> tuple[Outcome, Book]:
-    book = Book()
+def asked(name: str, uploads: tuple[Upload, ...], options: dict[str, Any], **also: Any) -> tuple[Outcome, Book]:
+    book, config = Book(), METHODS[name].config(**options)
     named = replace(job(uploads), config=config, builders={**job().builders, "grouped": grouped}, **also)
-    return method.fit(named, book), book
+    return METHODS[name].fit(named, book), book
 
 
 def finite(rows: list[dict[str, Any]]) -> bool:
@@ -128,8 +126,8 @@ def finite(rows: list[dict[str, Any]]) -> bool:
 
 
 def test_co_boosting_never_gives_it_a_weight_again() -> None:
-    config = CoBoostingConfig(**FEW, reweighting_data="all", reweighting_step=0.3)
-    outcome, book = asked(METHODS["co-boosting"], config, without_numbers(), teacher="tally")
+    options = {**FEW, "reweighting_data": "all", "reweighting_step": 0.3}
+    outcome, book = asked("co-boosting", without_numbers(), options, teacher="tally")
 
     weights = outcome.ensemble.weights["weights"]
     assert [bool(weight) for weight in weights] == [k != STRANGER for k in range(CLIENTS)]
@@ -142,10 +140,10 @@ def test_co_boosting_never_gives_it_a_weight_again() -> None:
 
 
 def test_a_run_of_tally_that_left_it_out_can_teach_a_generator() -> None:
-    first, _ = asked(METHOD, job().config, without_numbers())
+    first, _ = asked("tally", without_numbers(), SMALL)
     assert float(first.ensemble.weights["weights"][STRANGER]) == 0
 
-    outcome, book = asked(METHODS["dense"], DenseConfig(**FEW), without_numbers(), teacher=first.ensemble)
+    outcome, book = asked("dense", without_numbers(), FEW, teacher=first.ensemble)
 
     assert [row["epoch"] for row in book.rows if "epoch" in row] == [1, 2]
     assert finite(book.rows)

@@ -21,6 +21,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from strategies.core.errors import ComputeError
 from strategies.core.gpu import WARM, Graphed, adam, eager, resolve_device, set_rate, sgd
 from strategies.core.work import Work, count_work, work
+from strategies.distillation.distill import Distillation
 
 ONE = torch.ones(2)
 
@@ -227,6 +228,17 @@ def test_resolve_device_with_an_absent_gpu_says_how_many_there_are() -> None:
         with pytest.raises(ComputeError, match="'mps' is missing"):
             resolve_device("mps")
     assert resolve_device("cpu") == "cpu"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("make", [sgd, adam])
+def test_step_of_a_student_is_captured_on_a_gpu(make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """That its results are those without a graph is asked of every method in test_methods.py."""
+    monkeypatch.setattr("strategies.core.gpu._failed", [])
+    model = nn.Linear(4, 3).cuda()
+    one = Distillation(model, make(model.parameters(), 0.05, 0.9), clip=1.0)
+    one.learn([(torch.randn(8, 4).cuda(), torch.randn(8, 3).cuda()) for _ in range(9)])
+    assert one._step._graphs
 
 
 @pytest.mark.parametrize(

@@ -87,15 +87,6 @@ def make(images: GeneratedImages, epoch: int = 0, *, term: Term = CE, student: n
     return images.batch(epoch, TEACHER, student, terms=[term])
 
 
-def test_batch_has_pixels_labels_and_losses() -> None:
-    batch = make(GeneratedImages(JOB, **SMALL))
-    assert batch.images.shape == (12, 1, 4, 4)
-    assert not batch.images.requires_grad
-    assert 0 <= float(batch.images.min()) < float(batch.images.max()) <= 1
-    assert set(batch.labels.tolist()) <= {0, 1, 2}
-    assert batch.losses.keys() == {"ce", "generator"}
-
-
 def test_models_see_normalised_images_and_the_student_in_eval_mode() -> None:
     student = net(2).train()
     views: list[View] = []

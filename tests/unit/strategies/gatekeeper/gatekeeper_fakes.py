@@ -36,19 +36,7 @@ def linear() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, CLASSES))
 
 
-class Viewed(nn.Module):
-    """Flattens by ``view``, which refuses channels-last memory."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.view(len(x), -1)
-
-
-def viewing() -> nn.Module:
-    """The net, with the same weights."""
-    return nn.Sequential(*[Viewed() if isinstance(layer, nn.Flatten) else layer for layer in net().children()])
-
-
-BUILDERS: dict[str, Callable[[], nn.Module]] = {"net": net, "normed": normed, "linear": linear, "viewing": viewing}
+BUILDERS: dict[str, Callable[[], nn.Module]] = {"net": net, "normed": normed, "linear": linear}
 
 
 def examples(client: int, classes: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:

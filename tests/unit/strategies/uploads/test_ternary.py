@@ -111,20 +111,3 @@ def test_decode_of_a_bomb_takes_no_memory() -> None:
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 2**20
-
-
-@pytest.mark.parametrize("values", VALUES)
-def test_decode_of_any_bits_refuses_or_gives_a_vector_of_the_size(values: str) -> None:
-    rng, one = np.random.default_rng(3), Compression(0.02, values)
-    good, outcomes = code_of(300, one), set()
-    for _ in range(300):
-        bits = rng.integers(0, 256, len(good["bits"]) + rng.integers(-1, 2), dtype=np.uint8)
-        try:
-            found = one.decode({**good, "bits": bits}, 300, "update")
-            assert isinstance(found, Sparse)
-            assert len(found.places) == 6
-            assert found.dense().shape == (300,)
-            outcomes.add("vector")
-        except UploadError:
-            outcomes.add("refused")
-    assert outcomes == {"vector", "refused"}
