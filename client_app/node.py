@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from fl_app.node_config import checkpoint_path, client_name
 from fl_app.node_policy import FREE, NodePolicy
+from fl_app.project import function_of
 from strategies.core import refusals
 from strategies.core.clients import FOLDER_KEY, read_float, read_int, read_test_share
 from strategies.core.facts import CLIENT_NAME, EXPECTED, UNNAMED, Agreement, read_agreement
+from strategies.core.options import is_own
 
 if TYPE_CHECKING:
     from fl_app.config import AppConfig, ClientConfig
@@ -61,6 +63,9 @@ class Node:
             policy.check_readable("client.checkpoint", named or Path())
         architecture = str(facts.get("architecture", "")) or config.model.of_client(partition_id)
         policy.check_architecture(architecture)
+        if policy.deployed and is_own(architecture) and not architecture.startswith("hf:"):
+            with policy.reading(f"architecture {architecture!r}"):
+                function_of(architecture, "architecture")
         policy.check_attack(config.attack.of(client))
         return cls(
             client=client,

@@ -29,6 +29,7 @@ from strategies.core.options import (
     Scalar,
     check_device,
     config_class,
+    meant,
     option,
     options_of,
     parse,
@@ -161,7 +162,10 @@ class AppConfig(StageOptions):
         free=(REPLAY, ADOPTION),
     )
     metric: str = option(
-        "accuracy", "score that heads the tables; results hold all of them", choices=HEADLINES, free=ANYWHERE
+        "accuracy",
+        f"score that heads the tables, one of {', '.join(HEADLINES)}, or with model.evaluate of those that it returns; "
+        "results hold all of them",
+        free=ANYWHERE,
     )
     seed: int = option(0, "seed of every random draw of the run", low=0, free=(REPLAY,))
     scale: float = option(
@@ -214,6 +218,11 @@ class AppConfig(StageOptions):
         self.privacy.check_options(options_of(self))
         if self.data.imageless:
             self.check_imageless()
+        if self.metric not in HEADLINES and not self.model.evaluate:
+            words = ", ".join(map(repr, HEADLINES))
+            raise OptionError(
+                f"setting 'metric' is {self.metric!r:.200}: must be one of {words}{meant(self.metric, HEADLINES)}"
+            )
         if self.resume and self.run_dir and self.resume != self.run_dir:
             raise OptionError(
                 f"settings 'resume' ({self.resume}) and 'run-dir' ({self.run_dir}) differ: set one of them"

@@ -14,8 +14,8 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from types import ModuleType, NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from strategies.core.errors import OptionError
 from strategies.core.options import is_own, meant
@@ -94,8 +94,35 @@ def called(function: Callable[..., Any], given: Mapping[str, Any], what: str) ->
     try:
         with _findable(project_folder()):  # the function may import further modules
             return function(**chosen)
-    except Exception as error:  # of the user's code, whose own kinds of exceptions are not known
+    except (Exception, SystemExit) as error:  # of the user's code, whose own kinds of exceptions are not known
         raise OptionError(f"{what} fails: {one_line(error)}") from error
+
+
+TRAINS = "must train the model that it gets, in place, and return None or a dict of numbers by name"
+
+
+def own_training(name: str) -> Callable[..., Any]:
+    """Import the function that trains a model, of the setting ``model.train``.
+
+    Raises:
+        OptionError: It cannot be imported, is none, or says by its annotation that it returns something else.
+    """
+    function = function_of(name, "setting 'model.train'")
+    try:
+        said = get_type_hints(function).get("return")
+    except FAILURES:  # names that only a type checker knows
+        said = None
+    if not _may_return_numbers(said):
+        raise OptionError(f"model.train {name!r} returns {inspect.formatannotation(said)}, by its annotation: {TRAINS}")
+    return function
+
+
+def _may_return_numbers(said: Any) -> bool:
+    """Say whether a function with this annotation of its result may return None or a mapping."""
+    if get_origin(said) in (Union, UnionType):
+        return any(map(_may_return_numbers, get_args(said)))
+    kind = get_origin(said) or said
+    return not isinstance(kind, type) or kind in (object, Any) or issubclass(kind, Mapping | NoneType)
 
 
 def own_scores(name: str) -> Callable[..., Any]:
@@ -153,7 +180,7 @@ def _module(name: str, what: str) -> ModuleType:
             place = f"no module {missing!r} in {project_folder()}, nor elsewhere on Python's path"
             raise OptionError(f"{what}, but there is {place}") from error
         raise OptionError(f"{what}, but module {name!r} imports {missing!r}, which is not installed") from error
-    except FAILURES as error:
+    except (*FAILURES, SystemExit) as error:
         raise OptionError(f"{what}, but module {name!r} cannot be imported: {one_line(error)}") from error
 
 
@@ -167,6 +194,6 @@ def _findable(folder: Path) -> Iterator[None]:
         sys.path.remove(str(folder))
 
 
-def one_line(error: Exception) -> str:
+def one_line(error: BaseException) -> str:
     """Return an error of the user's code as one line."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]

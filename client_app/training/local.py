@@ -20,7 +20,7 @@ from client_app.training.losses import loss_of, sharpen
 from client_app.training.widened import widen
 from fl_app.config import ClientConfig
 from fl_app.data import ImageData, Normalization, augment, normalize
-from fl_app.project import called, function_of, scores_in
+from fl_app.project import TRAINS, called, own_training, scores_in
 from strategies.core.errors import DataError, OptionError
 from strategies.core.gpu import Graphed, adam, has_hooks, resolve_device, sgd
 from strategies.core.layout import fast_layout, tensors_of
@@ -103,15 +103,14 @@ def train_by(name: str, model: nn.Module, data: TensorDataset, config: ClientCon
     device = resolve_device(config.device, "'client.device', or the node's own 'device',")
     given = {"model": model, "data": data, "config": config, "device": device, "seed": least}
     with seeded_torch(seed, "own training"):
-        found = called(function_of(name, "setting 'model.train'"), given, what)
+        found = called(own_training(name), given, what)
     model.to("cpu")
-    must = "must train the model that it gets, in place, and return None or a dict of numbers by name"
     if not (found is None or isinstance(found, Mapping)):
-        raise OptionError(f"{what} returns {type(found).__name__}: {must}")
+        raise OptionError(f"{what} returns {type(found).__name__}: {TRAINS}")
     try:
         return scores_in(found, what, LOG.warning) if found else {}
     except OptionError as error:  # which speaks of scores
-        raise OptionError(f"{what} returns {str(found)[:80]}: {must}") from error
+        raise OptionError(f"{what} returns {str(found)[:80]}: {TRAINS}") from error
 
 
 # Takes prepared images [B, ch, H, W] and labels [B]. Returns two scalars: the loss, and the number of images that the

@@ -18,7 +18,7 @@ from server_app.settings.choices import CHOICES, Choice
 from server_app.settings.server_data import HeldOut, OwnScores, Scorer, to_text
 from strategies.combiners.combiners import build_combiner
 from strategies.combiners.outcomes import load_model
-from strategies.core.errors import StoreError
+from strategies.core.errors import StoreError, shorten_list
 from strategies.core.facts import CLASSIFIER, HEADLINES, PREDICTING
 from strategies.core.fingerprint import weights_sha256
 from strategies.method import METHODS, EnsembleSpec, Job, Silent
@@ -215,6 +215,9 @@ def evaluate(
         stored = None if kept is None else KeptScores(kept, report.job, held_out)
         rows = result_table(report, method_name, replace(held_out, passed=count), kept=stored, averaging=averaging)
         journal.report(total, total)  # kept scores need no pass
+    if isinstance(held_out, OwnScores) and held_out.left_out is not None:
+        for line, names in held_out.odd.items():
+            held_out.left_out(f"{line} ({shorten_list(names)})")
     # Trained models are seldom so bad.
     known = [row.accuracy for row in rows if row.accuracy is not None]
     if isinstance(held_out, OwnScores) and 0 < max(known, default=0.0) <= 1:
@@ -234,7 +237,7 @@ def result_table(
     job, method, spec = report.job, CHOICES[method_name], report.outcome.ensemble
     if not job.uploads:  # clients that answered round by round leave no uploads
         title = method.titled(job.config)
-        return [Row.of(title, method.kind, held_out.scored(load_model(report.outcome, job)))]
+        return [Row.of(title, method.kind, held_out.of_model(title).scored(load_model(report.outcome, job)))]
     rows, together = list[Row](), dict[str, Any]()
     keep = kept or (lambda _, make: make())
     usual = METHODS["fedavg"].config()
@@ -247,7 +250,11 @@ def result_table(
         rows = [Row.of(upload.client, "client", score) for upload, score in zip(job.uploads, alone, strict=True)]
     for name in ("fedavg", "fedens") if method.uploads == CLASSIFIER else ():
         if name != method_name and (job.num_classes or name != "fedens"):
-            score = together if name == "fedens" else keep(averaged, lambda: _fedavg(job, averaging, held_out))
+            score = (
+                together
+                if name == "fedens"
+                else keep(averaged, lambda: _fedavg(job, averaging, held_out.of_model(METHODS["fedavg"].title)))
+            )
             rows += [] if score is None else [Row.of(METHODS[name].title, METHODS[name].kind, score)]
     if _is_of_all(method):
         rows.append(Row.of(method.titled(job.config), method.kind, together))
@@ -260,13 +267,14 @@ def result_table(
         rows.append(Row.of(title, "ensemble", held_out.scored(load_model(both, job))))
     if report.outcome.student is not None:
         kind = method.kind if method.kind != "ensemble" else "student"
-        rows.append(Row.of(method.titled(job.config), kind, held_out.scored(load_model(report.outcome, job))))
+        title = method.titled(job.config)
+        rows.append(Row.of(title, kind, held_out.of_model(title).scored(load_model(report.outcome, job))))
     return rows
 
 
 def _members(job: Job, spec: EnsembleSpec, held_out: Scorer) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     if not job.num_classes:  # the mean of outputs that are no logits says nothing
-        return [held_out.scored(load_member(upload, job.builders)) for upload in job.uploads], {}
+        return [held_out.of_model(up.client).scored(load_member(up, job.builders)) for up in job.uploads], {}
     combiner = build_combiner(spec.combiner, spec.weights)
     return held_out.member_scores(Ensemble.from_uploads(job.uploads, job.builders, combiner))
 

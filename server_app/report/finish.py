@@ -72,7 +72,9 @@ def finish(  # noqa: PLR0913  everything that a result consists of
     # The last row is the method's own result: the student, if it has both outcomes. Without scores there is none.
     own = rows[-1] if rows else Row(settings.choice.title, settings.choice.kind, None)
     accuracy, epochs = own.accuracy, own_epochs(report.outcome, _metrics(folder))
-    metric = next(iter(own.scores)) if accuracy is None and own.scores else settings.app.metric
+    metric = settings.app.metric
+    if accuracy is None and own.scores and metric not in own.scores:
+        metric = next(iter(own.scores))
     refused, cost = [refusal for each in rounds_in(folder) for refusal in each.refused()], cost_of(folder)
     result: dict[str, Any] = {
         **bare_result(folder, settings.choice.name, report, {}),  # the seconds are filled below, with the report's own

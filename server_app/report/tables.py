@@ -188,6 +188,8 @@ def _least(cells: Sequence[str], *, broken: bool) -> int:
 def split_line(settings: Mapping[str, Any]) -> str:
     """Return how the data was divided: ``dirichlet-classes, alpha 0.3``; empty if unknown."""
     partition = str(settings.get("data.partition", ""))
+    if settings.get("model.train") and ":" in settings.get("data.name", "") and partition.startswith("dirichlet"):
+        partition = "dirichlet over sizes"  # targets in place of classes
     parts = [partition] if partition else []
     if partition.startswith("dirichlet"):
         parts.append(f"alpha {settings['data.alpha']:g}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,7 @@ from fl_app.node_config import (
     refused_in_deployment,
     simulated_nodes,
 )
-from fl_app.project import function_of, own_scores
+from fl_app.project import own_scores, own_training
 from server_app.settings.checks import (
     check_attackers,
     check_halves,
@@ -41,7 +41,7 @@ from strategies.core.clients import FOLDER_KEY
 from strategies.core.errors import OptionError
 from strategies.core.facts import CVAE, HEAD, PROTOTYPES, STATISTICS, backbone_in, holds_images
 from strategies.core.gpu import resolve_device
-from strategies.core.options import listed
+from strategies.core.options import listed, meant
 from strategies.core.places import expand_user
 from strategies.core.scan import LOG
 from strategies.core.seeds import seeded_torch
@@ -135,8 +135,11 @@ def _divisions(app: AppConfig, num_supernodes: int) -> set[int]:
     return found
 
 
-def held_out(settings: Settings) -> tuple[Scorer | None, Split]:
+def held_out(settings: Settings, split: Split | None = None) -> tuple[Scorer | None, Split]:
     """Open the held-out images, which no client holds, and the facts of their data set.
+
+    Args:
+        split: The test half, where it is open; None to open it.
 
     Returns:
         None in place of the images where the server has none, or where results are not scored on them; the user's own
@@ -145,7 +148,7 @@ def held_out(settings: Settings) -> tuple[Scorer | None, Split]:
     Raises:
         DataError: The data set is missing; the error names the remedy.
     """
-    split = open_half(settings, "test")
+    split = open_half(settings, "test") if split is None else split
     if where_scored(settings, has_examples=bool(len(split.labels))) in ("clients", "none"):
         return None, split
     half = half_of(split.labels, settings.app.data.held_out, split.groups)
@@ -338,11 +341,17 @@ def check_before_start(settings: Settings, num_supernodes: int) -> None:
     if settings.refiner is not None:
         settings.refiner.check(job)
     if app.model.train:
-        function_of(app.model.train, "setting 'model.train'")
-    scorer, _ = held_out(settings) if app.model.evaluate else (None, test)
+        own_training(app.model.train)
+    scorer, _ = held_out(settings, test) if app.model.evaluate else (None, test)
     if isinstance(scorer, OwnScores):  # a function that fails is refused before a client trains
+        odd = list[str]()  # which an untrained model may score
         with seeded_torch(0, "check"):
-            scorer.asked(job.builders[job.student]())
+            found = replace(scorer, left_out=odd.append).asked(job.builders[job.student]())
+        if app.metric not in ("accuracy", *found) and not odd:
+            raise OptionError(
+                f"setting 'metric' is {app.metric!r}: must be one of {', '.join(found)}, which {scorer.what} returns"
+                f"{meant(app.metric, found)}"
+            )
 
 
 def folder_digests(settings: Settings) -> dict[str, str]:

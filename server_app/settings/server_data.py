@@ -6,7 +6,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -153,6 +153,10 @@ class HeldOut:
         for part, rows in zip(torch.split(images, PASS), pooled, strict=True):
             memory.learn(normalize(part, mean, std), rows)
 
+    def of_model(self, name: str) -> HeldOut:  # noqa: ARG002  as of :class:`OwnScores`
+        """Return the same for one model."""
+        return self
+
     @property
     def num_batches(self) -> int:
         """The number of batches in :meth:`batches`."""
@@ -248,6 +252,7 @@ class OwnScores:
         passed: Called after each call with the number of models that it has seen; None for no call.
         option: What names it.
         left_out: Told in one line of scores that are no finite numbers; None: they are an error.
+        odd: Such a line -> the models of :meth:`of_model` that it is about.
     """
 
     name: str
@@ -255,6 +260,7 @@ class OwnScores:
     passed: Callable[[int], None] | None = None
     option: str = "--evaluate"
     left_out: Callable[[str], None] | None = None
+    odd: dict[str, list[str]] = field(default_factory=dict)
     num_batches = 1
     member_passes = 2  # alone and in the ensemble
     classes = ()  # which only the project knows
@@ -267,6 +273,12 @@ class OwnScores:
             OptionError: It cannot be imported, or is none.
         """
         return cls(name, function_of(name, "--evaluate"))
+
+    def of_model(self, name: str) -> OwnScores:
+        """Return the same for one model, whose scores that are no finite numbers are noted in :attr:`odd`."""
+        if self.left_out is None:
+            return self
+        return replace(self, left_out=lambda line: self.odd.setdefault(line, []).append(name))
 
     @property
     def what(self) -> str:
@@ -288,7 +300,7 @@ class OwnScores:
         try:
             with torch.no_grad():
                 found = self.function(model)
-        except FAILURES as error:
+        except (*FAILURES, SystemExit) as error:
             raise OptionError(f"{self.what} fails: {one_line(error)}") from error
         finally:
             model.train(was_training)

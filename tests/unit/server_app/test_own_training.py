@@ -16,9 +16,13 @@ from commands import completed, replayed
 from safetensors.numpy import load_file
 from sklearn.datasets import load_diabetes
 
+from client_app.node import Node
+from fl_app.config import AppConfig
 from fl_app.node_policy import NodePolicy
-from fl_app.project import scores_in
+from fl_app.project import own_training, scores_in
 from server_app.export.exporting import stored_models
+from server_app.settings import build
+from server_app.settings.read import read_settings
 from strategies.core.errors import OptionError, UploadError
 from strategies.core.options import Scalar
 from strategies.core.seeds import initial_torch
@@ -65,6 +69,18 @@ def train(model, data, config, seed, device):
 
 class Diverged(Exception):
     pass
+
+
+def train_and_exit(model, data):
+    raise SystemExit(3)
+
+
+def train_to_a_net(model, data) -> nn.Module | list:
+    return model
+
+
+def train_to_what_is_said(model, data) -> dict[str, float] | None:
+    return {}
 
 
 def train_a_copy(model, data):
@@ -182,6 +198,7 @@ def test_a_regression_is_averaged_exactly_scored_by_its_own_metrics_and_replayed
     assert result["evaluation"]["pooled"]["result"]["mae"] == pytest.approx(mean, abs=1e-6)
     page = (run / "report.html").read_text()
     assert all(text in page for text in ("mae on held-out examples", "weighted by their examples", *CLIENTS))
+    assert "own_models:diabetes · split dirichlet over sizes, alpha 0.3 · 3 clients" in page
     assert f"oneshot compare {run} --methods fedavg,ties,tsv,task-arithmetic" in page
     assert f"oneshot replay {run} --method ties" in page
     assert "finish" not in page
@@ -252,6 +269,9 @@ def test_an_autoencoder_learns_the_images_of_a_named_data_set(oneshot: Any) -> N
     assert 0 < result["table"][-1]["scores"]["error"]["value"] < 0.5  # of pixels in [-1, 1]
 
 
+MUST = ": must train the model that it gets, in place, and return None"
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -265,6 +285,9 @@ def test_an_autoencoder_learns_the_images_of_a_named_data_set(oneshot: Any) -> N
         ({"model__train": ""}, "setting 'model.evaluate' is 'own_models:evaluate': must be ''"),
         ({"model__train": "own_models:nothing"}, "module 'own_models' has no 'nothing'"),
         ({"model__evaluate": "own_models:hamming"}, "model.evaluate 'own_models:hamming' fails"),
+        ({"model__train": "own_models:train_to_a_net"}, f"by its annotation{MUST}"),
+        ({"metric": "r3"}, "setting 'metric' is 'r3': must be one of mae, r2, which model.evaluate"),
+        ({"metric": "r2", "model__train": "", "model__evaluate": ""}, "setting 'metric' is 'r2': must be one of 'acc"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_one_line_before_a_client_trains(
@@ -278,13 +301,35 @@ def test_what_does_not_fit_is_refused_in_one_line_before_a_client_trains(
 
 
 def test_a_metric_that_is_not_finite_is_left_out_and_named(oneshot: Any) -> None:
-    result, log = completed(oneshot("run", **{**OWN, "model__evaluate": "own_models:evaluate_oddly"}))
+    """Once, with the names of the models; another metric heads the tables where the setting names it."""
+    own = {**OWN, "model__evaluate": "own_models:evaluate_oddly", "metric": "r2"}
+    result, log = completed(oneshot("run", **own))
 
-    assert "model.evaluate 'own_models:evaluate_oddly' returns ratio inf: left out" in log
+    (line,) = (line for line in log.splitlines() if "returns ratio inf: left out" in line)
+    assert "model.evaluate 'own_models:evaluate_oddly' returns" in line
+    assert line.endswith("(client-000, client-001, client-002, FedAvg (one shot))")
     assert set(result["scores"]) == {"mae", "r2"}
+    assert result["metric"] == "r2"
 
 
-MUST = ": must train the model that it gets, in place, and return None"
+def test_settings_are_checked_with_each_half_of_the_data_opened_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    opened, real = list[str](), build.open_half
+    monkeypatch.setattr(build, "open_half", lambda settings, half: opened.append(half) or real(settings, half))
+    build.check_before_start(read_settings({key.replace("__", "."): value for key, value in OWN.items()}), 3)
+    assert opened == ["test", "train"]
+
+
+def test_a_deployed_node_keeps_its_folders_where_a_module_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    policy = NodePolicy.of({"read": "/data", "architectures": "absent:net"}, deployed=True)
+    config = AppConfig.from_settings({"model.name": "absent:net"})
+    with pytest.raises(UploadError, match="architecture 'absent:net' cannot be read on this node; its log has the rea"):
+        Node.of({"client": "a"}, config, policy)
 
 
 @pytest.mark.parametrize(
@@ -293,6 +338,7 @@ MUST = ": must train the model that it gets, in place, and return None"
         ("train_and_return_it", f"returns Sequential{MUST}"),
         ("train_and_say_words", f"returns {{'loss': 'low'}}{MUST}"),
         ("train_and_diverge", "fails: Diverged: at step 3"),
+        ("train_and_exit", "fails: SystemExit: 3"),
     ],
 )
 def test_a_training_that_goes_wrong_is_told_in_one_line(oneshot: Any, function: str, said: str) -> None:
@@ -306,6 +352,7 @@ def test_a_training_that_goes_wrong_is_told_in_one_line(oneshot: Any, function: 
 def test_a_training_that_changes_no_weight_is_warned_of(oneshot: Any) -> None:
     _, log = completed(oneshot("run", **{**OWN, "model__train": "own_models:train_a_copy"}))
     assert "client-001: own_models:train_a_copy changed no weight: must train the model that it gets, in place" in log
+    own_training("own_models:train_to_what_is_said")  # whose annotation permits it
     assert "changed no weight" not in oneshot("run", **OWN)[2]
 
 
