@@ -19,6 +19,11 @@ from strategies.core.seeds import generator
 from strategies.method import Job, Method, Normalization, Silent, Upload
 
 MODULES = {"dense": "strategies.methods.dense", "co-boosting": "strategies.methods.co_boosting"}
+# Settings that both sides call alike.
+SAME = (
+    "epochs", "generator_lr", "generator_clip", "latent", "kd_temperature", "student_lr", "weight_decay",
+    "student_clip", "adversarial_weight", "adversarial_temperature",
+)  # fmt: skip
 EPOCHS = {"dense": dense_epoch, "co-boosting": co_boosting_epoch}
 
 
@@ -50,25 +55,15 @@ class Case:
 def shipped_config(case: Case) -> Any:
     """Return the shipped config that asks for what the published loop does."""
     method, settings = case.method, case.settings
-    shared = {
-        "epochs": settings.epochs,
+    shared = {name: getattr(settings, name) for name in SAME} | {
         "generator_steps": settings.steps,
-        "generator_lr": settings.generator_lr,
-        "generator_clip": settings.generator_clip,
         "generator_precision": case.precision,
         "teacher_precision": case.precision,
-        "latent": settings.latent,
         "synthesis_batch_size": settings.batch,
         "pool_augmentation": "crop-flip" if settings.augment else "none",
         "pool_precision": "uint8" if settings.eight_bits else "float32",
         "batch_size": settings.student_batch or settings.batch,
-        "kd_temperature": settings.kd_temperature,
-        "student_lr": settings.student_lr,
-        "weight_decay": settings.weight_decay,
-        "student_clip": settings.student_clip,
         "schedule": "cosine",
-        "adversarial_weight": settings.adversarial_weight,
-        "adversarial_temperature": settings.adversarial_temperature,
     }
     own: Mapping[str, Mapping[str, object]] = {
         "dense": {"bn_weight": 0.0},

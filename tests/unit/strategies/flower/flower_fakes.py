@@ -171,6 +171,18 @@ def answering(content: RecordDict) -> Client:
     return lambda message: Message(content, reply_to=message)
 
 
+def spoilt(client: Client, change: Callable[[RecordDict], object]) -> Client:
+    """A client whose answers to training are changed."""
+
+    def answer(message: Message) -> Message | None:
+        reply = client(message)
+        if reply is not None and message.metadata.message_type == MessageType.TRAIN:
+            change(reply.content)
+        return reply
+
+    return answer
+
+
 class KilledError(Exception):
     """Stands for whatever ends a process."""
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -27,11 +28,12 @@ from flower_fakes import (
     lines_of,
     named,
     net,
+    spoilt,
     stock,
     trains_in_rounds,
     weights,
 )  # fmt: skip
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from torch import nn
 
 from strategies import Iterative, IterativeConfig
@@ -157,32 +159,12 @@ def test_round_goes_on_with_a_quorum(tmp_path: Path, said: list[str]) -> None:
     assert "refused node-8: ValueError: no data" in said
 
 
-def bad(content: Callable[[RecordDict], None]) -> Client:
-    """A client that trains, and then spoils its answer."""
-    good = trainer("mallory", 4)
-
-    def answer(message: Message) -> Message | None:
-        reply = good(message)
-        if message.metadata.message_type == MessageType.TRAIN:
-            content(reply.content)
-        return reply
-
-    return answer
-
-
-Clean = Callable[[str], State]  # a strategy's name -> its model
-
-
-@pytest.fixture(scope="module")
-def clean(tmp_path_factory: pytest.TempPathFactory) -> Clean:
-    """Return the function from a strategy to the model that one round of good answers makes."""
-
-    @cache
-    def run(name: str) -> State:
-        place = tmp_path_factory.mktemp("clean")
-        return result_of(iterative(place / "run", strategy=name, rounds=1), three(place / "disk"))
-
-    return run
+@cache
+def clean(name: str) -> State:
+    """Return the model that one round of good answers makes."""
+    with TemporaryDirectory() as place:
+        run, disk = Path(place) / "run", Path(place) / "disk"
+        return result_of(iterative(run, strategy=name, rounds=1), three(disk))
 
 
 def nan(content: RecordDict) -> None:
@@ -207,11 +189,12 @@ def nan(content: RecordDict) -> None:
     ],
 )
 def test_spoilt_answer_is_refused_and_the_others_count(
-    tmp_path: Path, name: str, spoil: Callable[[RecordDict], None], reason: str, clean: Clean
+    tmp_path: Path, name: str, spoil: Callable[[RecordDict], None], reason: str
 ) -> None:
     run = tmp_path / "run"
     # The last node, so that a second answer under a name is this one.
-    found = result_of(iterative(run, strategy=name, rounds=1), {**three(tmp_path / "disk"), 9: bad(spoil)})
+    clients = {**three(tmp_path / "disk"), 9: spoilt(trainer("mallory", 4), spoil)}
+    found = result_of(iterative(run, strategy=name, rounds=1), clients)
     ((_, told),) = refusals_of(run)
     assert re.search(reason, told), told
     if name != "scaffold":  # N counts all who are connected

@@ -75,74 +75,45 @@ def alice_and_bob(place: Path, *, alice: Sequence[int] = (), bob: Sequence[int] 
     ]
 
 
-def by_hand(tmp_path: Path, rounds: int, **more: Any) -> float:
-    away = {name: more.pop(name) for name in ("alice", "bob") if name in more}
-    first, second = end_of(tmp_path / "run", alice_and_bob(tmp_path / "disk", **away), rounds=rounds, **more)
-    assert first == second
-    return first
-
-
-def kept(tmp_path: Path, name: str, key: str) -> float:
-    return float(RoundState(tmp_path / "disk", name).before(99)[1][key][0])
-
-
-@pytest.mark.parametrize(
-    ("rounds", "wanted"),
-    [
-        # alice 0, 1, 1.5 (gradients -4; -3 + 1), bob stays at 0.
-        (1, 0.75),
-        # alice 0.75, 1.5625, 1.96875; bob 0.75, 0.375, 0.28125.
-        (2, 1.125),
-    ],
-)
-def test_fedprox_by_hand(tmp_path: Path, rounds: int, wanted: float) -> None:
-    assert by_hand(tmp_path, rounds, strategy="fedprox", mu=1.0) == wanted
-
-
-@pytest.mark.parametrize(
-    ("rounds", "wanted", "drifts"),
-    [
-        # As FedProx, for h is 0: mean 0.75, and mean_h 0.75 on it.
-        (1, 1.5, (1.5, 0.0)),
-        # alice follows 2 w - 4: 1.5, 1.75, 1.875. bob follows 3 w - 1.5: 1.5, 0.75, 0.5625. 1.21875 + 0.46875.
-        (2, 1.6875, (1.875, -0.9375)),
-    ],
-)
-def test_feddyn_by_hand(tmp_path: Path, rounds: int, wanted: float, drifts: tuple[float, float]) -> None:
-    base = configured_base(IterativeConfig(strategy="feddyn", dyn_alpha=1.0))
-    assert by_hand(tmp_path, rounds, strategy="feddyn", base=base) == wanted
-    assert (kept(tmp_path, "alice", "drift.w"), kept(tmp_path, "bob", "drift.w")) == drifts
-    assert isinstance(base.strategy, FedDyn)
-    assert base.strategy.mean_drift["w"].tolist() == [sum(drifts) / 2] * 2
-
-
-def test_feddyn_by_hand_where_a_client_skips_a_round(tmp_path: Path) -> None:
-    # Round 2: alice alone ends at 1.875; mean_h = 0.75 + 0.375 / 2, the next model 1.875 + 0.9375 = 2.8125.
-    assert by_hand(tmp_path / "two", 2, strategy="feddyn", dyn_alpha=1.0, bob=[2]) == 2.8125
-    # Round 3: alice follows 2 w - 4.9375: 2.640625, 2.5546875. bob's h is still 0, 3 w - 2.8125: 1.40625, 1.0546875.
-    assert by_hand(tmp_path, 3, strategy="feddyn", dyn_alpha=1.0, bob=[2]) == 1.734375
-    assert kept(tmp_path, "alice", "drift.w") == 1.6171875
-    assert kept(tmp_path, "bob", "drift.w") == -1.7578125
-
-
-@pytest.mark.parametrize(
-    ("rounds", "wanted", "controls"),
-    [
-        # alice 0, 1, 1.75; bob stays at 0. c_i = -(y_i - x) / 0.5; c is their mean, -1.75.
-        (1, 0.875, (-3.5, 0.0)),
-        # alice follows w - 2.25: 0.875, 1.21875, 1.4765625. bob follows 2 w - 1.75 and stays at 0.875.
-        (2, 1.17578125, (-2.953125, 1.75)),
-    ],
-)
-def test_scaffold_by_hand(tmp_path: Path, rounds: int, wanted: float, controls: tuple[float, float]) -> None:
-    assert by_hand(tmp_path, rounds, strategy="scaffold") == wanted
-    assert (kept(tmp_path, "alice", "own.w"), kept(tmp_path, "bob", "own.w")) == controls
-
-
-def test_scaffold_by_hand_where_a_client_skips_a_round(tmp_path: Path) -> None:
+PROX, DYN, SCAFFOLD = ({"strategy": name} for name in ("fedprox", "feddyn", "scaffold"))
+# Settings, rounds, who is away when; the model's weight, and what alice and bob keep.
+BY_HAND: list[tuple[dict[str, Any], int, dict[str, list[int]], float, tuple[float, ...]]] = [
+    # alice 0, 1, 1.5 (gradients -4; -3 + 1), bob stays at 0.
+    (PROX, 1, {}, 0.75, ()),
+    # alice 0.75, 1.5625, 1.96875; bob 0.75, 0.375, 0.28125.
+    (PROX, 2, {}, 1.125, ()),
+    # As FedProx, for h is 0: mean 0.75, and mean_h 0.75 on it.
+    (DYN, 1, {}, 1.5, (1.5, 0.0)),
+    # alice follows 2 w - 4: 1.5, 1.75, 1.875. bob follows 3 w - 1.5: 1.5, 0.75, 0.5625. 1.21875 + 0.46875.
+    (DYN, 2, {}, 1.6875, (1.875, -0.9375)),
+    # alice alone ends at 1.875; mean_h = 0.75 + 0.375 / 2, the next model 1.875 + 0.9375 = 2.8125.
+    (DYN, 2, {"bob": [2]}, 2.8125, (1.875, 0.0)),
+    # alice follows 2 w - 4.9375: 2.640625, 2.5546875. bob's h is still 0, 3 w - 2.8125: 1.40625, 1.0546875.
+    (DYN, 3, {"bob": [2]}, 1.734375, (1.6171875, -1.7578125)),
+    # alice 0, 1, 1.75; bob stays at 0. c_i = -(y_i - x) / 0.5; c is their mean, -1.75.
+    (SCAFFOLD, 1, {}, 0.875, (-3.5, 0.0)),
+    # alice follows w - 2.25: 0.875, 1.21875, 1.4765625. bob follows 2 w - 1.75 and stays at 0.875.
+    (SCAFFOLD, 2, {}, 1.17578125, (-2.953125, 1.75)),
     # Round 2: bob alone stays at 0.875; c = -1.75 + 1.75 / 2. alice's c_i is still -3.5.
     # Round 3: alice follows w - 1.375: 1, 1.09375. bob follows 2 w - 2.625: 1.09375, 1.203125.
-    assert by_hand(tmp_path, 3, strategy="scaffold", alice=[2]) == 1.1484375
+    (SCAFFOLD, 3, {"alice": [2]}, 1.1484375, ()),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("settings", "rounds", "away", "wanted", "kept"), BY_HAND)
+def test_rounds_by_hand(
+    tmp_path: Path, settings: dict[str, Any], rounds: int, away: Any, wanted: float, kept: tuple[float, ...]
+) -> None:
+    base = configured_base(IterativeConfig(**settings, mu=1.0, dyn_alpha=1.0))
+
+    both = end_of(tmp_path / "run", alice_and_bob(tmp_path / "disk", **away), rounds=rounds, base=base, **settings)
+
+    assert both == [wanted, wanted]
+    key = "drift.w" if settings is DYN else "own.w"
+    for name, value in zip(("alice", "bob"), kept, strict=bool(kept)):
+        assert float(RoundState(tmp_path / "disk", name).before(99)[1].get(key, torch.zeros(1))[0]) == value
+    if isinstance(base.strategy, FedDyn):
+        assert base.strategy.mean_drift["w"].tolist() == [sum(kept) / 2] * 2
 
 
 # In the limit: clients that want different things, bend differently and take 2, 10 and 5 steps.

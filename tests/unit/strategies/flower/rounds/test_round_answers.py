@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from flower_fakes import Client, equal, stock, weights
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flower_fakes import Client, equal, spoilt, stock, weights
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg
 from test_iterative import iterative, refusals_of, result_of, rows_of, trainer
 
@@ -54,37 +55,17 @@ CHANGES: tuple[Change, ...] = (
 )  # fmt: skip
 
 
-def changed(client: Client, change: Change) -> Client:
-    """A client whose answers have another form."""
-
-    def answer(message: Message) -> Message | None:
-        reply = client(message)
-        if reply is not None and message.metadata.message_type == MessageType.TRAIN:
-            change(reply.content)
-        return reply
-
-    return answer
-
-
 def four(place: Path, change: Change | None = None) -> dict[int, Client]:
     """Four clients, of whom the last may answer in another form."""
     clients = {k: trainer(f"c{k}", 1, place=place, examples=8 + k) for k in range(1, 5)}
-    return clients if change is None else {**clients, 4: changed(clients[4], change)}
+    return clients if change is None else {**clients, 4: spoilt(clients[4], change)}
 
 
-Clean = Callable[[str], Any]  # a strategy's name -> its model
-
-
-@pytest.fixture(scope="module")
-def clean(tmp_path_factory: pytest.TempPathFactory) -> Clean:
-    """Return the function from a strategy to the model of four clients in its own form."""
-
-    @cache
-    def run(name: str) -> Any:
-        place = tmp_path_factory.mktemp(name)
-        return result_of(iterative(place / "run", strategy=name, rounds=2), four(place / "disk"))
-
-    return run
+@cache
+def clean(name: str) -> dict[str, torch.Tensor]:
+    """Return the model of four clients in its own form."""
+    with TemporaryDirectory() as place:
+        return result_of(iterative(Path(place) / "run", strategy=name, rounds=2), four(Path(place) / "disk"))
 
 
 # SCAFFOLD has every kind of record; the others have fewer, of other forms.
@@ -92,9 +73,7 @@ def clean(tmp_path_factory: pytest.TempPathFactory) -> Clean:
     ("name", "change"),
     [*(("scaffold", change) for change in CHANGES), ("fedavg", two_metrics), ("stc", surplus), ("stc", renamed_arrays)],
 )
-def test_answer_in_another_form_counts_or_is_refused_alone(
-    tmp_path: Path, name: str, change: Change, clean: Clean
-) -> None:
+def test_answer_in_another_form_counts_or_is_refused_alone(tmp_path: Path, name: str, change: Change) -> None:
     found = result_of(iterative(tmp_path / "run", strategy=name, rounds=2), four(tmp_path / "disk", change))
     answers = [row["answers"] for row in rows_of(tmp_path / "run")]
     if answers == [4, 4]:
@@ -127,7 +106,7 @@ def with_loss(content: RecordDict) -> None:
 
 
 def test_client_without_a_number_that_a_project_s_own_average_reads_costs_its_answer_alone(tmp_path: Path) -> None:
-    clients = {k: changed(stock(k), with_loss) for k in (1, 2, 3)}
+    clients = {k: spoilt(stock(k), with_loss) for k in (1, 2, 3)}
     made = {"base": Base(FedAvg(**EVERYONE, train_metrics_aggr_fn=own_average)), "rounds": 2}
     found = result_of(iterative(tmp_path / "run", **made), {**clients, 4: stock(4)})
 
