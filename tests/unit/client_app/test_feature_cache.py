@@ -1,4 +1,4 @@
-"""A client's features are extracted once, read from its disk afterwards, and give the same sums to the bit."""
+"""Features are extracted once per image: on a client's disk, in a process by its memory, on a machine by the cache."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ from client_app.training.local import Training
 from fl_app.config import ClientConfig
 from fl_app.data import ImageData, Normalization
 from fl_app.feature_cache import FeatureCache
+from fl_app.models import feature_heads
 from fl_app.models.backbones import Backbone
+from fl_app.models.feature_heads import FeatureHead, recalled
 from fl_app.models.features import FeatureFunction
 from fl_app.models.features_config import FeaturesConfig
+from server_app.settings.server_data import HeldOut
 from strategies.core.seeds import seeded_torch
 
 PASSES: list[int] = []
@@ -50,7 +53,7 @@ def summed(
 ) -> dict[str, torch.Tensor]:
     config = FeaturesConfig(backbone=f"test_feature_cache:{make}", **features)
     model = ClientSums(FeatureFunction(config), 3, cache)
-    add_up(model, Training(data, ClientConfig(), Normalization((0.5,), (0.5,))))
+    add_up(model, Training(data, ClientConfig(), HALF))
     return model.state_dict()
 
 
@@ -117,3 +120,43 @@ def test_a_head_is_trained_on_the_cached_features_of_an_earlier_run(cache: Featu
     for key, value in states[0].items():
         assert torch.equal(value, states[1][key])
         assert torch.equal(value, states[2][key])
+
+
+# In a process by its memory, and for held-out examples.
+
+
+@pytest.fixture
+def function() -> FeatureFunction:
+    PASSES.clear()
+    feature_heads._memory.cache_clear()
+    feature_heads._LAST.clear()
+    return FeatureFunction(FeaturesConfig(backbone="test_feature_cache:make"))
+
+
+def test_known_images_are_not_extracted_again_in_any_order_or_layout(function: FeatureFunction) -> None:
+    images = torch.randn(20, 1, 8, 8, generator=torch.Generator().manual_seed(2))
+    first = recalled(function, images)
+    torch.testing.assert_close(first, function.module(images))
+    PASSES.clear()
+    turned = images.flip(0).contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(recalled(function, turned), first.flip(0), rtol=0, atol=0)
+    assert PASSES == []
+    recalled(function, torch.cat([images[:3], images[:2] + 1, images[:2] + 1]))
+    assert PASSES == [2]
+
+
+def test_held_out_features_are_read_from_the_disk_by_the_next_process(
+    function: FeatureFunction, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ONESHOT_CLIENT_STATE", str(tmp_path))
+    model = FeatureHead(function, 3)
+    scores = []
+    for _ in range(2):
+        feature_heads._memory.cache_clear()  # as in a new process
+        held = HeldOut(DATA, HALF, functions=(function,))
+        scores += [held.accuracy(model), held.accuracy(model)]
+    assert sum(PASSES) == len(IMAGES)
+    assert len(set(scores)) == 1
+    feature_heads._memory.cache_clear()
+    assert HeldOut(DATA, HALF).accuracy(model) == scores[0]  # asks the backbone
+    assert sum(PASSES) == 2 * len(IMAGES)

@@ -6,21 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import scipy.io
 import torch
 from PIL import Image
-from whole_sets import load, write_idx
+from whole_sets import load, write_matlab, write_mnist
 
 from fl_app.data import open_split
 from fl_app.data.domains import DIGITS, GROUPS, THINGS
 from strategies.core.errors import DataError
 from strategies.core.vision import torchvision
-
-HALVES = {"train": 12, "test": 10}
-
-
-def pixels(*shape: int, seed: int) -> np.ndarray:
-    return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
 
 
 def write_folders(folder: Path, classes: tuple[str, ...], value: int, size: tuple[int, ...] = (9, 7, 3)) -> None:
@@ -32,21 +25,14 @@ def write_folders(folder: Path, classes: tuple[str, ...], value: int, size: tupl
 @pytest.fixture
 def digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """MNIST and SVHN as torchvision has them, MNIST-M and the synthetic digits as folders of classes."""
-    for half, count in HALVES.items():
-        name = "train" if half == "train" else "t10k"
-        labels = (np.arange(count) % 10).astype(np.uint8)
-        write_idx(tmp_path / "MNIST" / "raw" / f"{name}-images-idx3-ubyte", pixels(count, 28, 28, seed=count))
-        write_idx(tmp_path / "MNIST" / "raw" / f"{name}-labels-idx1-ubyte", labels)
-        write_matlab(tmp_path / f"{half}_32x32.mat", pixels(32, 32, 3, count, seed=1), labels)
+    write_mnist(tmp_path, counts=(12, 10), first=0)
+    for half, count in (("train", 12), ("test", 10)):
+        write_matlab(tmp_path / f"{half}_32x32.mat", np.arange(count) % 10)
         write_folders(tmp_path / "MNIST-M" / half, DIGITS, 100)
         write_folders(tmp_path / "SYN" / half, DIGITS, 50, size=(9, 7))
     monkeypatch.setattr(torchvision.datasets.utils, "check_integrity", lambda *_: True)
     monkeypatch.setattr("torchvision.datasets.svhn.check_integrity", lambda *_: True)
     return tmp_path
-
-
-def write_matlab(file: Path, images: np.ndarray, labels: np.ndarray) -> None:
-    scipy.io.savemat(file, {"X": images, "y": labels[:, None]})
 
 
 @pytest.fixture

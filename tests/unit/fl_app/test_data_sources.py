@@ -12,11 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import scipy.io
 import torch
 from PIL import Image
 from sklearn.datasets import load_digits
-from whole_sets import load, write_idx
+from whole_sets import load, pixels, write_idx, write_matlab, write_mnist
 
 from fl_app.data import GROUPS, SOURCES, open_data, open_facts, open_split
 from fl_app.data.config import DataConfig
@@ -27,16 +26,6 @@ from strategies.core.errors import DataError, OptionError
 from strategies.core.vision import torchvision
 
 datasets = torchvision.datasets
-
-
-def random_pixels(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
-
-
-def write_mnist(root: Path, folder: str = "MNIST") -> None:
-    for half, count, seed in (("train", 7, 1), ("t10k", 4, 2)):
-        write_idx(root / folder / "raw" / f"{half}-images-idx3-ubyte", random_pixels(count, 28, 28, seed=seed))
-        write_idx(root / folder / "raw" / f"{half}-labels-idx1-ubyte", np.arange(count, dtype=np.uint8) + 3)
 
 
 def md5_of(file: Path) -> str:
@@ -53,7 +42,7 @@ def write_pickle(file: Path, content: dict) -> str:
 def cifar100(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "cifar-100-python"
     for half, count in (("train", 3), ("test", 2)):
-        content = {"data": random_pixels(count, 3072), "fine_labels": list(range(97, 97 + count))}
+        content = {"data": pixels(count, 3072), "fine_labels": list(range(97, 97 + count))}
         monkeypatch.setattr(datasets.CIFAR100, f"{half}_list", [[half, write_pickle(folder / half, content)]])
     md5 = write_pickle(folder / "meta", {"fine_label_names": [str(label) for label in range(100)]})
     monkeypatch.setattr(datasets.CIFAR100, "meta", {"filename": "meta", "key": "fine_label_names", "md5": md5})
@@ -65,8 +54,7 @@ def svhn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     halves = {}
     for half, count in (("train", 3), ("test", 2)):
         file = tmp_path / f"{half}_32x32.mat"
-        labels = np.array([[10], [1], [9]][:count], dtype=np.uint8)
-        scipy.io.savemat(file, {"X": random_pixels(32, 32, 3, count), "y": labels})
+        write_matlab(file, np.array([10, 1, 9][:count]))
         halves[half] = ["", file.name, md5_of(file)]
     monkeypatch.setattr(datasets.SVHN, "split_list", halves)
     return tmp_path
@@ -87,7 +75,7 @@ def test_digits_are_split_in_their_order_and_scaled() -> None:
 def test_mnist_layout_is_read_and_resized_to_32(tmp_path: Path, name: str, folder: str) -> None:
     write_mnist(tmp_path, folder)
     source = load(name, root=str(tmp_path), download=False)
-    stored = torch.from_numpy(random_pixels(7, 28, 28, seed=1))[:, None]
+    stored = torch.from_numpy(pixels(7, 28, 28, seed=1))[:, None]
     assert source.input_shape == (1, 32, 32)
     assert torch.equal(source.train.images, resize(stored, 32))
     assert source.train.labels.tolist() == [3, 4, 5, 6, 7, 8, 9]
@@ -107,7 +95,7 @@ def test_svhn_is_read_with_its_zero_as_class_zero(svhn: Path) -> None:
     assert source.input_shape == (3, 16, 16)
     assert source.train.labels.tolist() == [0, 1, 9]
     assert source.augmentation == "none"
-    stored = torch.from_numpy(random_pixels(32, 32, 3, 2)).permute(3, 2, 0, 1)
+    stored = torch.from_numpy(pixels(32, 32, 3, 2)).permute(3, 2, 0, 1)
     assert torch.equal(load("svhn", root=str(svhn)).test.images, stored)
 
 
@@ -151,7 +139,7 @@ def test_absent_set_is_downloaded_whole_and_only_once(tmp_path: Path, monkeypatc
         lambda raw: (raw / "t10k-labels-idx1-ubyte").unlink(),
         lambda raw: (raw / "train-images-idx3-ubyte").write_bytes(b""),
         lambda raw: (raw / "train-images-idx3-ubyte").write_bytes(b"\x00\x00\x08\x03\x00"),
-        lambda raw: write_idx(raw / "train-images-idx3-ubyte", random_pixels(6, 28, 28)),
+        lambda raw: write_idx(raw / "train-images-idx3-ubyte", pixels(6, 28, 28)),
         lambda raw: write_idx(raw / "train-labels-idx1-ubyte", np.arange(7, dtype=np.uint8) + 4),
     ],
     ids=["missing", "empty", "cut", "one-image-less", "label-10"],
@@ -184,10 +172,6 @@ def test_a_set_that_is_not_there_off_the_network_is_one_line_and_no_attempt(
 # A folder of images as a data set.
 
 
-def random_pixels_folders(seed: int) -> np.ndarray:
-    return np.random.default_rng(seed).integers(0, 256, (9, 7, 3), dtype=np.uint8)
-
-
 @pytest.fixture
 def images(tmp_path: Path) -> Path:
     for half, names in (("train", ("a.png", "b.png", "c.png")), ("test", ("d.png",))):
@@ -195,7 +179,7 @@ def images(tmp_path: Path) -> Path:
             folder = tmp_path / half / label
             folder.mkdir(parents=True)
             for name in names:
-                Image.fromarray(random_pixels_folders(seed)).save(folder / name)
+                Image.fromarray(pixels(9, 7, 3, seed=seed)).save(folder / name)
     return tmp_path
 
 
@@ -214,7 +198,7 @@ def test_imagefolder_is_read_in_the_order_of_names(images: Path) -> None:
     assert source.num_classes == 2
     assert source.train.labels.tolist() == [0, 0, 0, 1, 1, 1]
     assert source.test.labels.tolist() == [0, 1]
-    ant = torch.from_numpy(random_pixels_folders(1)).permute(2, 0, 1)[None]
+    ant = torch.from_numpy(pixels(9, 7, 3, seed=1)).permute(2, 0, 1)[None]
     assert torch.equal(source.test.images[:1], resize(ant, 8))
 
 
@@ -246,16 +230,16 @@ def test_imagefolder_of_named_classes_may_lack_some(images: Path, empty: bool) -
 
 
 def test_every_file_of_an_image_folder_is_taken_or_said_to_be_left_out(images: Path, said: list[str]) -> None:
-    train, pixels = images / "train", Image.fromarray(random_pixels_folders(0))
+    train, picture = images / "train", Image.fromarray(pixels(9, 7, 3))
     for name in ("e.gif", "f.JFIF", "g.PNG", "h.webp", "i.tif", "sub/j.png"):
         (train / "cat" / name).parent.mkdir(exist_ok=True)
-        pixels.save(train / "cat" / name, format="JPEG" if name.endswith("JFIF") else None)
-    pixels.save(train / "cat" / "no-suffix", format="PNG")
-    pixels.save(train / "loose.png")
+        picture.save(train / "cat" / name, format="JPEG" if name.endswith("JFIF") else None)
+    picture.save(train / "cat" / "no-suffix", format="PNG")
+    picture.save(train / "loose.png")
     hidden = ("cat/.hidden.png", "cat/@eaDir/a.png", "ant/.ipynb_checkpoints/a.png", "__MACOSX/a.png")
     for left in ("cat/notes.txt", *hidden):
         (train / left).parent.mkdir(exist_ok=True)
-        pixels.save(train / left, format="PNG")
+        picture.save(train / left, format="PNG")
 
     split = open_folders(images, "train", 8)
 
