@@ -246,7 +246,7 @@ def _deepened(objects: Objects, depth: int) -> dict[str, bytes]:
 
 
 class _Links:
-    """Hands over the answer of each node; a missing object is reported as the SuperLink does."""
+    """Hands over the answer of each node."""
 
     def __init__(self) -> None:
         self.of: dict[str, Link] = {}
@@ -264,8 +264,6 @@ class _Links:
         return self._now.PullMessages(request)
 
     def PullObject(self, request: Any) -> Any:  # noqa: N802
-        if request.object_id not in self._now.objects:
-            return SimpleNamespace(object_found=False, object_available=False, object_content=b"")
         return self._now.PullObject(request)
 
     def ConfirmMessageReceived(self, request: Any) -> None:  # noqa: N802

@@ -1,6 +1,7 @@
 """The aggregators once more: numpy against torch's automatic differentiation, and torch against plain formulas."""
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -37,14 +38,24 @@ def combined(name: str, params: Params, logits: Array) -> Array:
     return found
 
 
+def in_torch(name: str, params: Params) -> tuple[dict[str, torch.Tensor], Callable[[Array, Array], torch.Tensor]]:
+    """Return an aggregator's weights as leaves, and the function from logits and labels to its loss."""
+    combiner = build_combiner(name, tensors(params))
+    leaves = {key: value.clone().requires_grad_() for key, value in combiner.state_dict().items()}
+
+    def loss_of(logits: Array, labels: Array) -> torch.Tensor:
+        combined = torch.func.functional_call(combiner, leaves, (torch.from_numpy(logits),))
+        return torch.nn.functional.cross_entropy(combined, torch.from_numpy(labels))
+
+    return leaves, loss_of
+
+
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("name", TRAINED)
 def test_gradients_equal_automatic_differentiation(name: str, seed: int) -> None:
     params, logits, labels = example(name, seed)
-    combiner = build_combiner(name, tensors(params))
-    leaves = {key: value.clone().requires_grad_() for key, value in combiner.state_dict().items()}
-    combined = torch.func.functional_call(combiner, leaves, (torch.from_numpy(logits),))
-    expected_loss = torch.nn.functional.cross_entropy(combined, torch.from_numpy(labels))
+    leaves, loss_of = in_torch(name, params)
+    expected_loss = loss_of(logits, labels)
     expected = dict(zip(leaves, torch.autograd.grad(expected_loss, list(leaves.values())), strict=True))
 
     loss, gradients = AGGREGATORS[name].gradient(params, logits, labels)
@@ -59,13 +70,11 @@ def test_gradients_equal_automatic_differentiation(name: str, seed: int) -> None
 def test_local_steps_equal_those_of_torch_s_sgd(name: str) -> None:
     params, logits, labels = example(name, 0)
     sgd = Sgd(steps=7, batch_size=16, lr=0.05)
-    combiner = build_combiner(name, tensors(params))
-    leaves = {key: value.clone().requires_grad_() for key, value in combiner.state_dict().items()}
+    leaves, loss_of = in_torch(name, params)
     optimizer = torch.optim.SGD(leaves.values(), lr=0.05)
     for batch in sgd.batches(EXAMPLES, 11):
         optimizer.zero_grad()
-        combined = torch.func.functional_call(combiner, leaves, (torch.from_numpy(logits[:, batch]),))
-        torch.nn.functional.cross_entropy(combined, torch.from_numpy(labels[batch])).backward()  # type: ignore[no-untyped-call]
+        loss_of(logits[:, batch], labels[batch]).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
     trained = local_steps(name, params, logits=logits, labels=labels, sgd=sgd, seed=11)

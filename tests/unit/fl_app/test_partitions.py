@@ -168,38 +168,34 @@ BY_CLASS = positions_by_class(5, 2, 6)
 OWN = np.repeat([0, 1, 2], [5, 2, 6])
 
 
-@pytest.mark.slow
-def test_fill_with_fixed_priors_has_the_moments_of_the_rejection_loop() -> None:
-    by_class, labels, sizes = BY_CLASS, OWN, np.array([4, 3, 5])
-    priors = np.array([[0.7, 0.2, 0.1], [0.3, 0.6, 0.1], [0.45, 0.5, 0.05]])
-    mean, products = moments(lambda rng: partitioners.fill(by_class, sizes, rng, priors=priors), labels, 3000)
-    literal_mean, literal_products = moments(lambda rng: literal_fill(by_class, sizes, priors, rng), labels, 3000)
-    np.testing.assert_allclose(mean, literal_mean, atol=0.08)
-    np.testing.assert_allclose(products, literal_products, atol=0.4)
-    # The comparison can fail: equal priors are far away.
-    uniform, _ = moments(lambda rng: partitioners.fill(by_class, sizes, rng, priors=np.ones((3, 3)) / 3), labels, 500)
-    assert np.abs(uniform - literal_mean).max() > 0.3
+PRIORS = np.array([[0.7, 0.2, 0.1], [0.3, 0.6, 0.1], [0.45, 0.5, 0.05]])
+SIZES = np.array([4, 3, 5])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("draw", "literal"),
+    ("draw", "literal", "apart"),
     [
+        (
+            lambda rng: partitioners.fill(BY_CLASS, SIZES, rng, priors=PRIORS),
+            lambda rng: literal_fill(BY_CLASS, SIZES, PRIORS, rng),
+            (0.08, 0.4),
+        ),
         (
             lambda rng: partitioners.dirichlet_over_classes(BY_CLASS, 3, rng, alpha=1.5, sigma=0),
             lambda rng: literal_fill(BY_CLASS, np.array([4, 4, 4]), rng.dirichlet([1.5] * 3, size=3), rng),
+            (0.12, 0.6),
         ),
         (
             lambda rng: partitioners.weighted_draws(BY_CLASS, 3, rng, alpha=2.0),
             lambda rng: literal_weighted(OWN, 3, 2.0, rng),
+            (0.12, 0.6),
         ),
     ],
-    ids=["dirichlet", "weighted"],
+    ids=["fixed-priors", "dirichlet", "weighted"],
 )
-def test_divisions_have_the_moments_of_draws_one_after_the_other(draw: Draw, literal: Draw) -> None:
-    (mean, products), (literal_mean, literal_products) = (
-        moments(draw, OWN, 3000),
-        moments(literal, OWN, 3000),
-    )
-    np.testing.assert_allclose(mean, literal_mean, atol=0.12)
-    np.testing.assert_allclose(products, literal_products, atol=0.6)
+def test_divisions_have_the_moments_of_draws_one_after_the_other(
+    draw: Draw, literal: Draw, apart: tuple[float, float]
+) -> None:
+    for found, wanted, most in zip(moments(draw, OWN, 3000), moments(literal, OWN, 3000), apart, strict=True):
+        np.testing.assert_allclose(found, wanted, atol=most)

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from flower_fakes import GRID, FakeGrid, dense, equal, weights
 from flwr.app import ArrayRecord
+from store_faults import Faults, disk_full
 
 from strategies.core.errors import OneShotError
 from strategies.run.files import JsonLines
@@ -21,45 +17,12 @@ from strategies.run.files import JsonLines
 START = ArrayRecord(weights(5))
 
 
-class SmallDisk:
-    """A disk that takes so many more writes, and then none."""
-
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.writes, self.room = 0, 10**9
-        for name in ("fsync", "replace"):
-            patch.setattr(os, name, self._limited(getattr(os, name)))
-        append = JsonLines.append
-
-        def limited(lines: JsonLines, row: Mapping[str, Any], *, sync: bool = True) -> None:
-            self._write()
-            append(lines, row, sync=sync)
-
-        patch.setattr(JsonLines, "append", limited)
-
-    @contextmanager
-    def with_room_for(self, writes: int) -> Iterator[None]:
-        self.writes, self.room = 0, writes
-        try:
-            yield
-        finally:
-            self.room = 10**9
-
-    def _write(self) -> None:
-        self.writes += 1
-        if self.writes > self.room:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    def _limited(self, real: Callable[..., None]) -> Callable[..., None]:
-        def call(*args: object, **kwargs: object) -> None:
-            self._write()
-            real(*args, **kwargs)
-
-        return call
-
-
 @pytest.fixture
-def disk(monkeypatch: pytest.MonkeyPatch) -> SmallDisk:
-    return SmallDisk(monkeypatch)
+def disk(monkeypatch: pytest.MonkeyPatch) -> Faults:
+    """A disk on which a line of a file is a write, too."""
+    faults = Faults(monkeypatch)
+    monkeypatch.setattr(JsonLines, "append", faults.wrap(JsonLines.append))
+    return faults
 
 
 def result_of(folder: Path) -> dict[str, torch.Tensor]:
@@ -74,15 +37,15 @@ def uploads_in(folder: Path) -> dict[str, str]:
 
 @pytest.mark.slow
 def test_start_when_the_disk_fills_at_any_write_resumes_to_the_same_bits_with_every_accepted_upload(
-    tmp_path: Path, disk: SmallDisk
+    tmp_path: Path, disk: Faults
 ) -> None:
     whole = result_of(tmp_path / "whole")
-    writes = disk.writes
+    writes = disk.calls
     assert writes > 40
     ended, accepted_then = [], set()
     for room in range(0, writes, 8):  # a file takes three: each of them has its turn
         run = tmp_path / f"run-{room}"
-        with disk.with_room_for(room):
+        with disk.at(room, disk_full, last=10**9):
             try:
                 result_of(run)
                 ended.append("finished")

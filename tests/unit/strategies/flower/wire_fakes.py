@@ -50,7 +50,8 @@ class Link:
     def PullObject(self, request: Any) -> Any:  # noqa: N802
         name = request.object_id
         self.pulled.append(name)
-        found, available = name not in self.lost, name not in self.absent | self.lost
+        found = name in self.objects and name not in self.lost
+        available = found and name not in self.absent
         content = self.objects[name] if available else b""
         return SimpleNamespace(object_found=found, object_available=available, object_content=content)
 

@@ -18,28 +18,30 @@ class Faults:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.calls = 0
-        self.fail_at = -1
+        self.fail_at = range(0)
         self.fail: Fail = disk_full
         for name in ("fsync", "replace"):
-            patch.setattr(os, name, self._wrap(getattr(os, name)))
+            patch.setattr(os, name, self.wrap(getattr(os, name)))
 
-    def _wrap(self, real: Callable[..., None]) -> Callable[..., None]:
+    def wrap(self, real: Callable[..., None]) -> Callable[..., None]:
+        """Return a function whose calls count, and fail in their turn."""
+
         def call(*args: object, **kwargs: object) -> None:
             self.calls += 1
-            if self.calls - 1 == self.fail_at:
+            if self.calls - 1 in self.fail_at:
                 self.fail()
             real(*args, **kwargs)
 
         return call
 
     @contextmanager
-    def at(self, index: int, fail: Fail) -> Iterator[None]:
-        """Within the block, call ``fail`` before the call number ``index`` (from 0) does its work."""
-        self.calls, self.fail_at, self.fail = 0, index, fail
+    def at(self, index: int, fail: Fail, last: int | None = None) -> Iterator[None]:
+        """Within the block, call ``fail`` before the call number ``index`` (from 0), or those to ``last``, work."""
+        self.calls, self.fail_at, self.fail = 0, range(index, (index if last is None else last) + 1), fail
         try:
             yield
         finally:
-            self.fail_at = -1
+            self.fail_at = range(0)
 
     def count(self, action: Callable[[], object]) -> int:
         """Return how many such calls an action makes."""
