@@ -27,13 +27,13 @@ from server_app.replay.stored import replay_run
 from server_app.report.communication import cost_of_uploads, ensemble_row, is_own_row
 from server_app.settings.choices import CHOICES
 from strategies.compute import InProcess, ServerCompute
-from strategies.core.durable import MIB, store_errors
+from strategies.core.durable import MIB, read_json, store_errors
 from strategies.core.errors import OneShotError, StoreError
 from strategies.core.offline import QUIET
 from strategies.core.options import Scalar
 from strategies.method import Job, Method, Outcome, Progress, Snapshot
 from strategies.run import is_run_folder
-from strategies.run.files import JsonLines, read_json
+from strategies.run.files import JsonLines
 from strategies.run.run_folder import RunFolder
 from strategies.run.stage import OUTCOME_FILE
 

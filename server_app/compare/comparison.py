@@ -24,12 +24,12 @@ from server_app.report.page import PAGE_FILE, report_folder, write_page
 from server_app.settings.catalogue import to_toml
 from server_app.settings.choices import CHOICES, options_of
 from server_app.settings.read import default_settings, overridden
-from strategies.core.durable import make_folder, store_errors
+from strategies.core.durable import make_folder, read_json, store_errors
 from strategies.core.errors import OptionError
 from strategies.core.gpu import resolve_device
 from strategies.core.options import QUICK, Scalar, listed, parse
 from strategies.core.processor import all_cores
-from strategies.run.files import read_json, write_json
+from strategies.run.files import write_json
 from strategies.run.journal import ProgressFile
 from strategies.run.results import COMPARISON_FILE
 from strategies.run.run_folder import default_run_dir, info_of

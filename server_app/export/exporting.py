@@ -27,7 +27,7 @@ from server_app.settings.build import architectures
 from server_app.settings.choices import CHOICES
 from server_app.settings.read import known_settings, read_settings
 from strategies.combiners.combiners import build_combiner
-from strategies.core.durable import MIB, locked, make_folder, sha256_file, staged, store_errors
+from strategies.core.durable import MIB, locked, make_folder, read_json, sha256_file, staged, store_errors
 from strategies.core.errors import ComputeError, OptionError, StoreError
 from strategies.core.facts import ADAPTER, holds_images
 from strategies.core.offline import QUIET
@@ -35,7 +35,7 @@ from strategies.core.places import expand_user
 from strategies.core.seeds import generator, seeded_torch
 from strategies.method import Job, Upload
 from strategies.run.ensembles import FOLDER_NAME, load_ensemble
-from strategies.run.files import read_json, write_json
+from strategies.run.files import write_json
 from strategies.run.run_folder import RunFolder, stored_normalization
 from strategies.teacher.ensemble import Ensemble
 

@@ -32,7 +32,7 @@ from strategies.core.checkpoints import (
     same_training_notes,
     scan_checkpoints,
 )
-from strategies.core.durable import MIB, make_folder, staged, store_errors, sync_folder
+from strategies.core.durable import MIB, make_folder, read_json, staged, store_errors, sync_folder
 from strategies.core.errors import OptionError, StoreError, UploadError, blaming, shorten_list
 from strategies.core.facts import (
     ADAPTER,
@@ -55,7 +55,6 @@ from strategies.core.toml import read_toml_file
 from strategies.merging.adapters import open_adapters
 from strategies.method import METHODS, Job
 from strategies.run import FACTS_FILE, runs_folder
-from strategies.run.files import read_json
 from strategies.run.run_folder import RunFolder, default_run_dir, open_run
 from strategies.run.uploads import equal_notes
 from strategies.uploads.builders import check_described

@@ -21,9 +21,9 @@ from server_app.settings.choices import Choice
 from strategies.core.facts import CLASSIFIER, SUFFIXES, Normalization, holds_images, is_head, kind_of
 from strategies.core.fingerprint import short_fingerprint as short_name
 from strategies.core.options import is_own
+from strategies.core.seeds import build_module
 from strategies.method import Job
 from strategies.run.stage import StageReport
-from strategies.teacher.copies import build_module
 
 
 def model_card(method: Choice, report: StageReport, rows: Sequence[Row], facts: Mapping[str, Any]) -> str:

@@ -18,11 +18,12 @@ from server_app.settings.choices import CHOICES, Choice
 from server_app.settings.server_data import HeldOut, OwnScores, Scorer, to_text
 from strategies.combiners.combiners import build_combiner
 from strategies.combiners.outcomes import load_model
+from strategies.core.durable import read_json
 from strategies.core.errors import StoreError, shorten_list
 from strategies.core.facts import CLASSIFIER, HEADLINES, PREDICTING
 from strategies.core.fingerprint import weights_sha256
 from strategies.method import METHODS, EnsembleSpec, Job, Silent
-from strategies.run.files import read_json, write_json
+from strategies.run.files import write_json
 from strategies.run.journal import Journal
 from strategies.run.stage import StageReport
 from strategies.run.uploads import StoredWeights

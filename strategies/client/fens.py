@@ -31,7 +31,7 @@ from ..core import refusals
 from ..core.clients import read_float, read_int, read_test_share
 from ..core.durable import MIB
 from ..core.errors import OneShotError, OptionError, UploadError
-from ..core.facts import DIGEST, EXPECTED, read_agreement
+from ..core.facts import EXPECTED, SHA256, read_agreement
 from ..core.processor import flush_subnormals
 from ..core.seeds import derive_seed
 from ..uploads.packed import PackedMember, ensemble_digest, from_wire, pack_member, unpack_member
@@ -115,7 +115,7 @@ class _Question:
     def __post_init__(self) -> None:
         facts = self.facts
         self.ensemble = str(facts["ensemble"])
-        if not DIGEST.fullmatch(self.ensemble):  # it becomes the name of a file
+        if not SHA256.fullmatch(self.ensemble):  # it becomes the name of a file
             raise refusals.bad_request("ensemble", self.ensemble, "64 hexadecimal digits")
         self.holdout = HoldoutRequest(
             run_id=str(facts["run-id"]),

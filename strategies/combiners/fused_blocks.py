@@ -13,8 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from ..core.seeds import seeded_torch
-from ..teacher.copies import build_module
+from ..core.seeds import build_module, seeded_torch
 from .trained import hold_as_buffers
 
 ADAPTERS = ("conv", "mean")

@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..core.facts import holds_images, is_head
+from ..core.seeds import build_module
 from ..method import Job, ModelBuilder, Normalization, Observer, State, Upload
-from ..teacher.copies import build_module
 
 EXPONENTS = (0.5, 3.0)  # drawn uniformly between them
 # Images whose spectra are in memory together: AT_ONCE of up to 3 x 32 x 32 values each, fewer larger ones.

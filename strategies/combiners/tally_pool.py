@@ -15,10 +15,9 @@ from ..core import refusals
 from ..core.errors import OptionError
 from ..core.facts import holds_images
 from ..core.options import option
-from ..core.seeds import generator
+from ..core.seeds import build_module, generator
 from ..method import Job, ModelBuilder, Teacher, Upload
 from ..teacher.augment import Standardize
-from ..teacher.copies import build_module
 from ..teacher.ensemble import Ensemble
 from ..teacher.heads import head_keys
 from .combiners import Mean

@@ -28,9 +28,9 @@ from torch import Tensor, nn
 
 from ..core.errors import OptionError
 from ..core.gpu import has_hooks
+from ..core.seeds import build_module
 from ..method import Job, Progress, State, Upload
 from ..teacher.average import repeat_tied_weights
-from ..teacher.copies import build_module
 from ..teacher.merged import linear_layers, merge_layers, resembles_start
 from ..teacher.student import draw_start, start_model
 from .opinion_pools import RULES, UNHELD, OpinionPool, center_logits

@@ -259,7 +259,7 @@ def plan_shards(ray: Any, job: Job, shards: int) -> ShardPlan:
 
 def teacher_bytes(job: Job) -> int:
     """Estimate the memory of all uploads as teachers on one device: their weights times :data:`FACTOR`."""
-    from ..teacher.copies import build_module
+    from ..core.seeds import build_module
 
     sizes: dict[str, int] = {}
     for name in {upload.architecture for upload in job.uploads}:

@@ -24,7 +24,7 @@ MAX_LAYER_NAME = 256
 # Words of one list of an agreement that one client may send, and the letters of a word; longer lists go as a digest.
 MAX_WORDS = 4096
 MAX_WORD = 256
-DIGEST = re.compile(r"[0-9a-f]{64}")
+SHA256 = re.compile(r"[0-9a-f]{64}")
 EXPECTED = "expected-"  # before the names of the server's own lists in its requests
 
 
@@ -85,7 +85,7 @@ class Words:
         if words != [] and not (fits and fits <= MAX_WORD):
             raise refusals.bad_words(name, words, MAX_WORDS, MAX_WORD)
         found = cls.of(texts)
-        if digest and not (isinstance(digest, str) and DIGEST.fullmatch(digest) and found.sha256 in ("", digest)):
+        if digest and not (isinstance(digest, str) and SHA256.fullmatch(digest) and found.sha256 in ("", digest)):
             raise refusals.bad_words_digest(name, digest)
         return found if texts else cls(digest)
 
@@ -270,7 +270,7 @@ class UploadFacts:
         layers, bounds = record.get("range-layers", []), record.get("ranges", [])
         ranges = None if layers == bounds == [] else read_ranges(layers, bounds, "ranges")
         start = record.get("start")
-        if start is not None and not (isinstance(start, str) and DIGEST.fullmatch(start)):
+        if start is not None and not (isinstance(start, str) and SHA256.fullmatch(start)):
             raise refusals.bad_start(start)
         agreement = read_agreement(record)
         return cls(client, architecture, num_examples, label_counts, pretrained is True, ranges, agreement, start)

@@ -16,6 +16,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
+
+    from .facts import ModelBuilder
 
 
 def derive_seed(seed: int, *path: str | int) -> int:
@@ -55,6 +58,12 @@ def seeded_torch(seed: int, *path: str | int) -> Iterator[None]:
         if torch.backends.mps.is_available():
             torch.mps.manual_seed(derived)
         yield
+
+
+def build_module(builder: ModelBuilder) -> nn.Module:
+    """Return a module whose weights the caller overwrites; the caller's random state does not change."""
+    with seeded_torch(0, "member"):
+        return builder()
 
 
 def initial_torch(seed: int, architecture: str, *client: str) -> AbstractContextManager[None]:

@@ -12,9 +12,8 @@ from ..combiners.combiners import Mean
 from ..combiners.opinion_pools import with_stand_ins
 from ..core.errors import OptionError
 from ..core.facts import holds_images
-from ..core.seeds import seeded_torch
+from ..core.seeds import build_module, seeded_torch
 from ..method import TEACHERS, Job, Progress, State
-from ..teacher.copies import build_module
 from ..teacher.ensemble import Ensemble, load_member
 from ..teacher.heads import count_features, last_linear
 from ..teacher.student import fast_student

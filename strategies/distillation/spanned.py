@@ -25,11 +25,11 @@ from torch.nn import functional as F
 from ..combiners.update_gate import Spans, lower_part, residual
 from ..core.gpu import eager, has_hooks
 from ..core.layout import fast_layout, settle_input
+from ..core.seeds import build_module
 from ..core.work import work
 from ..method import Job
 from ..teacher.augment import Standardize, dequantize
 from ..teacher.calls import evaluate_calls, group_calls, single_calls
-from ..teacher.copies import build_module
 from ..teacher.ensemble import disable_inplace
 from ..teacher.frozen import simplify
 from .pool import quantize

@@ -17,9 +17,9 @@ import time
 
 from ..combiners.update_gate import merge_uploads
 from ..core.options import config_class, option
+from ..core.seeds import build_module
 from ..method import Job, Method, Need, Outcome, Progress, State
 from ..teacher.average import recorded_weights, weighted_mean
-from ..teacher.copies import build_module
 from ..teacher.weight_space import has_adapters, merge_uploaded_adapters, open_weights
 from ..weights.states import merge_by_name, names_with
 

@@ -31,7 +31,7 @@ from ..core.errors import OptionError
 from ..core.facts import BLOCK, SUFFIXES, base_of
 from ..core.gpu import eager
 from ..core.options import config_class, option
-from ..core.seeds import generator, seeded_torch
+from ..core.seeds import build_module, generator, seeded_torch
 from ..core.work import work
 from ..distillation.pool import shuffled_batches
 from ..method import (
@@ -49,7 +49,6 @@ from ..method import (
 )
 from ..statistics.gaussians import LARGEST, Gaussians
 from ..teacher.average import weighted_mean
-from ..teacher.copies import build_module
 from ..uploads.builders import builders_of_kind
 from ..uploads.checks import Signature, check_answers, check_arrays
 from ..uploads.tensors import tensor_form

@@ -29,7 +29,7 @@ from ..core.errors import OptionError
 from ..core.facts import holds_images
 from ..core.names import is_adapter_state
 from ..core.options import config_class, option
-from ..core.seeds import generator
+from ..core.seeds import build_module, generator
 from ..distillation.epochs import copy_weights, sample_images
 from ..distillation.inverted import invert_images
 from ..distillation.learner import Learner, learn_from_table
@@ -45,7 +45,6 @@ from ..teacher.average import (
     tensor_norms,
     weighted_mean,
 )
-from ..teacher.copies import build_module
 from ..teacher.heads import head_keys
 from ..uploads.needs import check_gradients
 

@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..core.durable import atomic_write, make_folder, store_errors, with_digest
+from ..core.durable import atomic_write, make_folder, read_json, store_errors, with_digest
 from ..core.errors import StoreError
 from ..method import Snapshot
-from .files import read_json, read_weights, save_weights
+from .files import read_weights, save_weights
 
 # Trees of plain values and tensors as JSON beside a flat set of tensors, exact to the bit both ways.
 

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from ..combiners.combiners import build_combiner
-from ..core.durable import make_folder, store_errors, sync_folder
+from ..core.durable import make_folder, read_json, store_errors, sync_folder
 from ..core.errors import OptionError, StoreError
 from ..core.facts import UploadFacts
 from ..method import EnsembleSpec, ModelBuilder, Upload
 from ..teacher.ensemble import Ensemble
 from ..uploads.forms import with_forms
-from .files import read_json, read_weights, save_weights, write_json
+from .files import read_weights, save_weights, write_json
 from .uploads import StoredWeights, verify
 
 FOLDER_NAME = "ensemble"

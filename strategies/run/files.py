@@ -27,9 +27,6 @@ from ..core.durable import (
     with_digest,
     write_facts,
 )
-from ..core.durable import (
-    read_json as read_json,
-)
 from ..core.errors import StoreError
 from ..core.fingerprint import Weights, dense, weights_sha256
 

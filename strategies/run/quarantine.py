@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from ..compute import ServerCompute
+from ..core.durable import read_json
 from ..core.errors import ComputeError, QuorumError
 from ..core.stage_options import EXCLUDE, NONE, OFF, GatekeeperConfig
 from ..gatekeeper.verdicts import Inspection
 from ..method import Job, Method, Upload
 from ..uploads.needs import check_alone
-from .files import read_json, write_json
+from .files import write_json
 from .round_folder import RoundFolder
 from .run_folder import RunFolder
 from .stage import CHECKPOINT_S, StageReport, last_round, pin_clients, pinned_clients, replay, usable_uploads

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from ..core.durable import TEMPORARY_PATTERN, make_folder, store_errors, sync_folder
+from ..core.durable import TEMPORARY_PATTERN, make_folder, read_json, store_errors, sync_folder
 from ..core.errors import OptionError, StoreError
 from ..core.facts import Normalization
 from ..core.fingerprint import Weights, weights_sha256
@@ -27,7 +27,7 @@ from ..method import Job
 from ..run import FACTS_FILE, RESULT_FILE, RUNS_VARIABLE, app_runs_folder, check_run_folder, is_run_folder
 from ..uploads.checks import Signatures
 from .ensembles import load_ensemble
-from .files import LOCK_NAME, FolderLock, plain, read_equal_weights, read_json, save_weights, write_json
+from .files import LOCK_NAME, FolderLock, plain, read_equal_weights, save_weights, write_json
 from .round_folder import RoundFolder
 from .uploads import StoredWeights, UploadRecord
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..compute import ServerCompute
 from ..compute.threads import follow_threads
-from ..core.durable import store_errors
+from ..core.durable import read_json, store_errors
 from ..core.errors import OneShotError, OptionError, StoreError, blaming, shorten_list
 from ..core.facts import CLASSIFIER, Agreed, State, kind_of, weights_alone
 from ..core.fingerprint import weights_sha256
@@ -27,7 +27,7 @@ from ..teacher.weight_space import has_adapters
 from ..uploads.checks import RenamedTensors, Signatures
 from ..uploads.forms import forms_of
 from .ensembles import FOLDER_NAME, save_ensemble
-from .files import read_equal_weights, read_json, save_weights, write_json
+from .files import read_equal_weights, save_weights, write_json
 from .journal import Journal
 from .run_folder import IMAGES_FILE, STUDENT_FILE, RoundFolder, RunFolder, load_ensemble
 from .run_folder import OUTCOME_FILE as OUTCOME_FILE

@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..core.durable import MIB
+from ..core.durable import MIB, read_json
 from ..core.errors import StoreError
 from ..core.scan import LOG
-from .files import read_json, write_json
+from .files import write_json
 
 UPLOAD_PHASE = "upload"
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from ..core.seeds import build_module
 from ..core.shards import HeldMembers
 from ..method import Job, Progress
 from .calls import running_again
-from .copies import build_module
 from .sharded import STATISTICS
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..core.seeds import seeded_torch
+from ..core.seeds import build_module
 from ..method import ModelBuilder
 
 # Pickling a module runs its own __reduce__ and __getstate__, which may raise any of these.
@@ -48,12 +48,6 @@ class FreshModules:
         return model is not None and all(
             type(part).set_extra_state is nn.Module.set_extra_state for part in model.modules()
         )
-
-
-def build_module(builder: ModelBuilder) -> nn.Module:
-    """Return a module whose weights the caller overwrites; the caller's random state does not change."""
-    with seeded_torch(0, "member"):
-        return builder()
 
 
 def can_deepcopy(module: nn.Module) -> bool:

@@ -15,12 +15,13 @@ from ..core.facts import MODEL_ERRORS, holds_images
 from ..core.gpu import has_hooks
 from ..core.layout import channels_last, fast_layout, settle_input
 from ..core.processor import in_bfloat16
+from ..core.seeds import build_module
 from ..core.shards import HeldMembers
 from ..core.work import SMALL, count_multiplications, work
 from ..method import Job, ModelBuilder, Upload
 from ..uploads.quantization import simulate_int8
 from .calls import Call, evaluate_calls, group_calls, single_calls
-from .copies import FreshModules, build_module
+from .copies import FreshModules
 from .frozen import Rewriting, forget_statistics, rewriting_of
 
 Module = TypeVar("Module", bound=nn.Module)

@@ -21,13 +21,13 @@ from ..core import refusals
 from ..core.clients import Answer, Clients, Question
 from ..core.errors import OptionError
 from ..core.facts import State
+from ..core.seeds import build_module
 from ..core.stage_options import RIDGE
 from ..method import Job
 from ..statistics.bounds import check_counts, check_gram
 from ..statistics.choice import choose_penalty
 from ..statistics.heads import ridge_head
 from ..statistics.sums import Statistics, from_arrays
-from .copies import build_module
 from .heads import head_keys, last_linear
 from .weight_space import open_weights
 

@@ -76,10 +76,9 @@ def unpack_member(packed: PackedMember, builder: ModelBuilder) -> nn.Module:
     """
     import torch
 
-    from ..core.seeds import seeded_torch
+    from ..core.seeds import build_module
 
-    with seeded_torch(0, "member"):
-        module = builder()
+    module = build_module(builder)
     if packed.precision == "int8":
         from .quantization import dequantize_state
 

@@ -16,9 +16,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from strategies.core.durable import read_json
 from strategies.core.options import PRESET_NAMES
 from strategies.core.processor import keep_freed_memory
-from strategies.run.files import read_json, write_json
+from strategies.run.files import write_json
 
 Row = Mapping[str, Any]
 

@@ -36,7 +36,7 @@ from run_tables import ALPHAS, HEADLINE, HEADLINE_SEEDS, OUT, SEEDS
 
 from server_app.compare.report import WORK
 from server_app.launch.guard import TOKEN_KEY, guarded
-from strategies.run.files import read_json
+from strategies.core.durable import read_json
 
 CONF = {"fashion-mnist": "fmnist", "mnist": "mnist", "cifar10": "cifar10"}
 ON_GPU = "cifar10"  # its clients alone would take a processor days

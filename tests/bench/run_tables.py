@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from strategies.run.files import read_json
+from strategies.core.durable import read_json
 
 DOCS = Path(__file__).parents[2] / "docs"
 RESULTS = DOCS / "results"

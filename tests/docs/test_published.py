@@ -18,9 +18,9 @@ from test_conf_files import KINDS, wanted_rows
 
 from server_app.settings.catalogue import merge_settings
 from server_app.settings.read import read_settings
+from strategies.core.durable import read_json
 from strategies.core.options import flatten, parse
 from strategies.method import METHODS
-from strategies.run.files import read_json
 
 BENCH = ROOT / "tests" / "bench"
 # Every program of a measurement starts without these packages.

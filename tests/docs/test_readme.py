@@ -33,11 +33,11 @@ from server_app.launch.result import print_result
 from server_app.settings.catalogue import merge_settings
 from server_app.settings.choices import CHOICES
 from server_app.settings.read import known_options, read_settings
+from strategies.core.durable import read_json
 from strategies.core.errors import OneShotError
 from strategies.core.facts import UploadFacts
 from strategies.flower.messages import Request, read_reply
 from strategies.method import Job, Normalization, Silent, Upload
-from strategies.run.files import read_json
 from strategies.uploads.checks import Signatures
 
 README, DOCS = ROOT / "README.md", ROOT / "docs"

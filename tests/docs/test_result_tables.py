@@ -17,7 +17,7 @@ import pytest
 from doc_pages import PAGES, ROOT, name_of
 from doc_pages import rows as table_rows
 
-from strategies.run.files import read_json
+from strategies.core.durable import read_json
 
 RESULTS = ROOT / "docs" / "results"
 RUNS = runpy.run_path(str(ROOT / "tests" / "bench" / "run_tables.py"))

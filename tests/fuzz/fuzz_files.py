@@ -33,12 +33,12 @@ from server_app.settings.catalogue import merge_settings
 from strategies.client.logits import LogitCache, Logits
 from strategies.client.round_state import RoundState
 from strategies.core.checkpoints import read_checkpoint
-from strategies.core.durable import with_digest
+from strategies.core.durable import read_json, with_digest
 from strategies.core.facts import UploadFacts
 from strategies.method import EnsembleSpec, Snapshot, Upload
 from strategies.run.checkpoint import CheckpointFolder
 from strategies.run.ensembles import load_ensemble, save_ensemble
-from strategies.run.files import JsonLines, read_json, read_weights, weights_bytes
+from strategies.run.files import JsonLines, read_weights, weights_bytes
 from strategies.run.run_folder import RunFolder
 from strategies.run.traffic import Traffic
 from strategies.run.uploads import UploadStore

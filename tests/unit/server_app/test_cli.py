@@ -20,8 +20,9 @@ from server_app.launch.run_command import plan_run
 from server_app.launch.superlink import Launched
 from server_app.settings.choices import CHOICES
 from server_app.settings.read import default_settings
+from strategies.core.durable import read_json
 from strategies.core.places import make_run_place
-from strategies.run.files import read_json, write_json
+from strategies.run.files import write_json
 from strategies.run.run_folder import RunFolder
 
 ROOT = Path(command_line.__file__).parent.parent

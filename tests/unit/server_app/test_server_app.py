@@ -21,9 +21,10 @@ from server_app.launch.run_command import RESUME_FILE, leave_resume_file
 from server_app.settings.catalogue import merge_settings
 from server_app.settings.checks import check_same_run, free_on
 from server_app.settings.read import default_settings
+from strategies.core.durable import read_json
 from strategies.core.errors import ComputeError, OneShotError, OptionError, QuorumError, StoreError
 from strategies.flower.one_shot import OneShot
-from strategies.run.files import read_json, write_json
+from strategies.run.files import write_json
 from strategies.run.run_folder import RunFolder
 
 Serve = Callable[..., None]

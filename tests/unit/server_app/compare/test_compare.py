@@ -26,13 +26,14 @@ from server_app.compare import comparison as running
 from server_app.compare.cell import Cell, run_cell
 from server_app.compare.comparison import Comparison, compare_runs
 from server_app.compare.report import differences_table, lines_of, table_of
+from strategies.core.durable import read_json
 from strategies.core.errors import OneShotError, OptionError
 from strategies.core.facts import HEADLINES
 from strategies.core.processor import all_cores
 from strategies.core.seeds import seeded_torch
 from strategies.method import METHODS, EnsembleSpec, Job, Outcome, Progress
 from strategies.run.ensembles import load_ensemble_module
-from strategies.run.files import read_json, write_json
+from strategies.run.files import write_json
 from strategies.run.run_folder import RunFolder
 from strategies.scores.sums import Answers
 from strategies.scores.values import gain

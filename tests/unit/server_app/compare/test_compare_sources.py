@@ -14,8 +14,8 @@ from server_app.compare.comparison import Comparison, compare_runs
 from server_app.compare.sources import differing, own_results, with_uploads
 from server_app.report.communication import Cost
 from server_app.settings.choices import CHOICES
-from strategies.core.durable import MIB
-from strategies.run.files import read_json, write_json
+from strategies.core.durable import MIB, read_json
+from strategies.run.files import write_json
 from strategies.run.run_folder import RunFolder
 from strategies.run.traffic import Traffic
 

@@ -18,10 +18,10 @@ from safetensors.torch import load_file
 from torch import nn
 
 from server_app.compare.comparison import Comparison, compare_runs
+from strategies.core.durable import read_json
 from strategies.core.errors import OptionError
 from strategies.core.facts import UploadFacts
 from strategies.method import METHODS
-from strategies.run.files import read_json
 from strategies.run.run_folder import RunFolder
 
 CODE = r"""

@@ -13,8 +13,8 @@ from server_app.replay.forget import adopt_uploads, forget_settings
 from server_app.settings.build import facts_of
 from server_app.settings.checks import check_adopted
 from server_app.settings.read import read_settings
+from strategies.core.durable import read_json
 from strategies.core.errors import OptionError
-from strategies.run.files import read_json
 from strategies.run.run_folder import RunFolder
 from strategies.run.stage import pinned_clients
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from commands import MakeRun, replayed
 
+from strategies.core.durable import read_json
 from strategies.core.errors import StoreError
 from strategies.core.options import flatten
 from strategies.method import METHODS, Need, Snapshot
-from strategies.run.files import read_json
 from strategies.run.journal import Journal
 from strategies.run.run_folder import RunFolder
 

@@ -13,8 +13,8 @@ from commands import MakeRun, Stage, finished_in, replayed
 
 from server_app.launch.result import print_result
 from server_app.report.finish import table_lines
+from strategies.core.durable import read_json
 from strategies.core.facts import HEADLINES
-from strategies.run.files import read_json
 
 KEYS = [
     "status", "run_dir", "method", "seed", "accuracy", "best_accuracy", "best_score", "table", "uploads", "refused",

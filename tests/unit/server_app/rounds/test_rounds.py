@@ -15,7 +15,7 @@ from commands import MakeRun, oneshot
 from server_app.compare.comparison import Comparison, compare_runs
 from server_app.compare.rounds import plot_rounds, report_rounds, table_of
 from server_app.settings.read import default_settings
-from strategies.run.files import read_json
+from strategies.core.durable import read_json
 from strategies.run.run_folder import RunFolder
 
 

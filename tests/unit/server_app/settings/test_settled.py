@@ -12,9 +12,10 @@ from fl_app.data import open_split, server_share
 from server_app.launch.run_command import stored_settings
 from server_app.settings.checks import check_same_run
 from server_app.settings.read import default_settings, read_settings
+from strategies.core.durable import read_json
 from strategies.core.errors import OneShotError, OptionError, StoreError
 from strategies.method import METHODS
-from strategies.run.files import read_json, write_json
+from strategies.run.files import write_json
 
 FIXED = {
     "client.epochs": 3, "data.partition": "iid", "data.name": "mnist", "model.name": "cnn-torch", "compute": "ray",

@@ -23,11 +23,11 @@ from fl_app.models.features_config import FeaturesConfig
 from fl_app.models.uploaded import uploaded_builders, uploaded_name
 from server_app.settings.build import build_job
 from server_app.settings.read import read_settings
+from strategies.core.durable import read_json
 from strategies.core.errors import OptionError, UploadError
 from strategies.core.facts import kind_of
 from strategies.flower.messages import Request as Message
 from strategies.method import METHODS, Job, Normalization
-from strategies.run.files import read_json
 
 CLIENTS = 3
 SETTINGS: dict[str, Any] = {

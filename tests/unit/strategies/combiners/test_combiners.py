@@ -27,11 +27,11 @@ from strategies.combiners.opinion_pools import RULES, OpinionPool
 from strategies.combiners.tally_pool import cap_at_median, correlations, find_agreeing
 from strategies.combiners.trained import FLOOR, Linear, PerClass, TwoLayers, Voting
 from strategies.combiners.update_gate import GatedPool, lower_part
+from strategies.core.seeds import build_module
 from strategies.core.seeds import generator as rng
 from strategies.methods.fafi import Prototypes
 from strategies.methods.fedov import OpenSet
 from strategies.methods.intactofl import ExpertGate, PixelGate
-from strategies.teacher.copies import build_module
 
 LOGITS = torch.tensor([[[1.0, 2.0, 3.0]], [[5.0, 6.0, 7.0]]])  # M = 2, B = 1, C = 3
 PAIR = torch.tensor([[[0.0, math.log(3)]], [[1.0, 1.0]]])  # probabilities of class 1: 3/4 and 1/2

@@ -58,11 +58,11 @@ from strategies import (
 )
 from strategies.client import answer_question, upload_facts
 from strategies.client.measures import sum_inputs
+from strategies.core.durable import read_json
 from strategies.core.errors import OptionError, QuorumError
 from strategies.core.options import preset_of
 from strategies.method import Job, Outcome, Progress
 from strategies.run import runs_folder, trial
-from strategies.run.files import read_json
 from strategies.run.results import list_runs
 from strategies.run.run_folder import RunFolder
 from strategies.uploads.forms import Form

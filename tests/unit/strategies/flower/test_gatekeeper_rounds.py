@@ -12,9 +12,9 @@ from flwr.app import RecordDict
 
 from strategies import GatekeeperConfig, OneShot, OneShotFedAvg, RunOptions
 from strategies.client import upload_facts
+from strategies.core.durable import read_json
 from strategies.core.errors import OptionError, QuorumError
 from strategies.gatekeeper import inspection
-from strategies.run.files import read_json
 from strategies.run.run_folder import RunFolder
 from strategies.run.stage import pinned_clients
 

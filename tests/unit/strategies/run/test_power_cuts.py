@@ -27,11 +27,11 @@ from run_fakes import (
 )  # fmt: skip
 
 from server_app.launch.run_command import RESUME_FILE, leave_resume_file
-from strategies.core.durable import with_digest
+from strategies.core.durable import read_json, with_digest
 from strategies.core.facts import UploadFacts
 from strategies.core.fingerprint import weights_sha256
 from strategies.method import Snapshot
-from strategies.run.files import read_json, write_json
+from strategies.run.files import write_json
 from strategies.run.run_folder import RunFolder
 from strategies.run.stage import keep_outcome, last_finished_round, load_report, pin_clients, pinned_clients
 from strategies.run.traffic import Traffic

@@ -16,12 +16,12 @@ import safetensors.torch
 import torch
 from store_faults import Faults, disk_full, names
 
-from strategies.core.durable import atomic_write, sha256_file, with_digest
+from strategies.core.durable import atomic_write, read_json, sha256_file, with_digest
 from strategies.core.errors import StoreError, UploadError
 from strategies.core.fingerprint import weights_sha256
 from strategies.core.toml import read_toml
 from strategies.run.checkpoint import unflatten
-from strategies.run.files import JsonLines, read_json, read_weights, save_weights, weights_bytes, write_json
+from strategies.run.files import JsonLines, read_weights, save_weights, weights_bytes, write_json
 from strategies.run.traffic import Traffic
 from strategies.run.uploads import UploadStore
 from strategies.uploads.packed import from_wire
