@@ -11,12 +11,14 @@ import argparse
 import json
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported
 
+import feature_speed
+import local_training
 import torch
 import whole_runs
 from measure import row, say
@@ -65,7 +67,12 @@ def main() -> None:
     if "memory" in parts:
         memory((5, 10, 20) if quick else (5, 10, 20, 50, 100), batch=16 if quick else 64)
         say()
-    ratios |= imported(parts, repetitions=repetitions)
+    if "local-training" in parts:
+        ratios["local-training"] = local_training.main()
+        say()
+    if "features" in parts:
+        ratios |= feature_speed.ratio(repetitions)
+        say()
     if "whole-runs" in parts:
         ratios["whole-runs"] = whole_runs.main()
         say()
@@ -102,22 +109,6 @@ def with_rows(page: str, ratios: Mapping[str, Mapping[str, float]], load: float)
         for case, ratio in cases.items()
     ]
     return before + HEAD + "".join(f"{line}\n" for line in sorted([*kept, *new])) + after[len(rows) :]
-
-
-def imported(parts: Collection[str], *, repetitions: int) -> dict[str, dict[str, float]]:
-    """Run the parts whose modules are imported for them alone, and return their ratios."""
-    ratios: dict[str, dict[str, float]] = {}
-    if "local-training" in parts:
-        import local_training
-
-        ratios["local-training"] = local_training.main()
-        say()
-    if "features" in parts:
-        import feature_speed
-
-        ratios |= feature_speed.ratio(repetitions)
-        say()
-    return ratios
 
 
 if __name__ == "__main__":

@@ -251,11 +251,15 @@ def _with_clients(result: Path) -> dict[str, float]:
 def outcome_of(compared: Path) -> dict[str, Any]:
     """Return the accuracies in %, the curve and the work of a comparison; of one that is cut off, the curve alone.
 
-    The work has the CPU seconds of a stage without a GPU.
+    The work has the CPU seconds of a stage without a GPU, or the peak memory of the GPU in MiB.
     """
     results, points = read_json(compared / "compare.json"), _points(compared)
     curve = [point for point in points if point[0] % CURVE == 0 or point is points[-1]]
-    epochs = {"curve": curve, **_best(points), **_gpu_memory(compared)}
+    epochs: dict[str, Any] = {"curve": curve}
+    if points:  # the best of all epochs, as papers print it
+        epochs["best"] = max(accuracy for _, accuracy in points)
+    if most := max((row["gpu_mib"] for row in _lines(compared, "usage.jsonl")), default=0):
+        epochs["gpu_mib"] = round(most)
     if results["status"] != "finished":
         return {"accuracy": {}, **epochs}
     (found,), (line, *_) = results["cells"], results["table"]
@@ -269,21 +273,10 @@ def _joined(cell: str, name: str) -> str:
     return f"{cell}-{name}".rstrip("-").replace(", ", "-").replace(" ", "-")
 
 
-def _best(points: Sequence[tuple[int, float]]) -> dict[str, float]:
-    """Return the accuracy in % of the best of all epochs, as papers print it; nothing without epochs."""
-    return {"best": max(accuracy for _, accuracy in points)} if points else {}
-
-
 def _points(compared: Path) -> list[tuple[int, float]]:
     """Return epoch and accuracy in % of every epoch."""
     rows = _lines(compared, "metrics.jsonl")
     return [(row["epoch"], row["accuracy"]) for row in rows if "epoch" in row and "accuracy" in row]
-
-
-def _gpu_memory(compared: Path) -> dict[str, float]:
-    """Return the peak memory of the GPU in MiB; nothing where the server stage ran on a CPU."""
-    most = max((row["gpu_mib"] for row in _lines(compared, "usage.jsonl")), default=0)
-    return {"gpu_mib": round(most)} if most else {}
 
 
 def _lines(compared: Path, name: str) -> list[dict[str, Any]]:

@@ -278,30 +278,25 @@ def test_an_upload_when_it_is_asked_for_again_is_sent_again_and_spends_nothing(
         sent(config)
 
 
-def test_a_private_upload_that_may_lie_in_a_closed_folder_is_refused_in_one_line(
-    tmp_path: Path, close: Callable[[Path], None]
+def refuse(*_: object) -> None:
+    raise OSError("No space left")
+
+
+DISKS: dict[str, Callable[[Path, Any, pytest.MonkeyPatch], object]] = {
+    "cannot be read: training again would spend the privacy twice": lambda folder, close, patch: close(folder.parent),
+    "cannot be kept, so it is not sent": lambda *given: given[2].setattr("client_app.keeping.KeptModel.save", refuse),
+    "privacy ledger cannot be written, so nothing is sent": lambda folder, close, patch: folder.write_text(""),
+}
+
+
+@pytest.mark.parametrize("line", DISKS)
+def test_an_upload_that_the_disk_may_have_or_does_not_take_is_not_sent(
+    tmp_path: Path, close: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch, line: str
 ) -> None:
-    close(tmp_path)
+    DISKS[line](tmp_path / "state", close, monkeypatch)
 
-    with pytest.raises(UploadError, match="cannot be read: training again would spend the privacy twice"):
-        sent(private(client__state_dir=str(tmp_path)))
-
-
-def test_an_upload_when_the_disk_refuses_its_copy_is_not_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError("No space left")
-
-    monkeypatch.setattr("client_app.keeping.KeptModel.save", refuse)
-
-    with pytest.raises(UploadError, match="cannot be kept, so it is not sent"):
-        sent(private(client__state_dir=str(tmp_path)))
-
-
-def test_an_upload_when_the_disk_refuses_its_entry_in_the_ledger_is_not_sent(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-
-    with pytest.raises(UploadError, match="privacy ledger cannot be written, so nothing is sent"):
-        sent(private(client__state_dir=str(tmp_path / "file")))
+    with pytest.raises(UploadError, match=line):
+        sent(private(client__state_dir=str(tmp_path / "state")))
 
 
 def test_a_private_training_of_many_steps_learns(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from flwr.proto.node_pb2 import NodeInfo
 
 from strategies import FedENS
 from strategies.client import failure
-from strategies.core.errors import OptionError, QuorumError, UploadError
+from strategies.core.errors import OptionError, QuorumError
 from strategies.flower.names import VARIABLE, ClientNames, read_node_keys
 from strategies.flower.nodes import Nodes, Refusals
 from strategies.run.traffic import Traffic
@@ -30,17 +30,6 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     found.write_text(f"# the hospitals\n\n{LINES['alice']} alice\n{LINES['bob']} bob\n")
     monkeypatch.setenv(VARIABLE, str(found))
     return found
-
-
-@pytest.mark.usefixtures("file")
-def test_a_node_answers_under_the_name_of_its_key_alone() -> None:
-    names = ClientNames()
-    names.identify([NodeInfo(node_id=1, public_key=PEM["alice"]), NodeInfo(node_id=2, public_key=PEM["bob"])])
-
-    names.pin(1, "alice")
-    with pytest.raises(UploadError, match="it answers as 'alice' and was 'bob' before"):
-        names.pin(2, "alice")
-    assert (names.describe(1), names.describe(2), names.barred) == ("alice", "bob", set())
 
 
 class KeyedGrid(DeployedGrid):
