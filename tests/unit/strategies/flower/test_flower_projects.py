@@ -195,15 +195,10 @@ def test_scores_are_logged_and_kept_as_flower_does(tmp_path: Path, said: list[st
 
 def test_flower_s_arguments_keep_their_meaning(tmp_path: Path) -> None:
     """Four of eight nodes are asked, in records of other names, and their numbers are combined by the project."""
-    asked: list[RecordDict] = []
 
     def client(seed: int) -> Client:
-        def answer(message: Message) -> Message:
-            asked.append(message.content)
-            metrics = MetricRecord({"rows": 10 * seed, "loss": float(seed)})
-            return Message(RecordDict({"m": ArrayRecord(weights(seed)), "metrics": metrics}), reply_to=message)
-
-        return answer
+        metrics = MetricRecord({"rows": 10 * seed, "loss": float(seed)})
+        return answering(RecordDict({"m": ArrayRecord(weights(seed)), "metrics": metrics}))
 
     def worst(contents: list[RecordDict], weight: str) -> MetricRecord:
         assert all(weight in content["metrics"] for content in contents)
@@ -215,18 +210,12 @@ def test_flower_s_arguments_keep_their_meaning(tmp_path: Path) -> None:
     )  # fmt: skip
     grid = FakeGrid({seed: client(seed) for seed in range(1, 9)}, joins={8: 5})
     result = run.start(grid, ArrayRecord(weights(5)), train_config=ConfigRecord({"lr": 0.1}))  # type: ignore[arg-type]
-    assert [sorted(content) for content in asked] == [["settings", "weights"]] * 4
-    assert asked[0]["settings"]["lr"] == 0.1
+    assert [sorted(message.content) for message in grid.asked] == [["settings", "weights"]] * 4
+    assert grid.asked[0].content["settings"]["lr"] == 0.1
     seeds = grid.of_type()
     assert result.train_metrics_clientapp == {1: {"worst_loss": float(max(seeds))}}
     with RunFolder.open(tmp_path / "run", write=False) as folder:
         assert sorted(record.facts.num_examples for record in folder.round(1).records()) == [10 * n for n in seeds]
-
-
-def test_too_few_nodes_for_min_available_nodes_are_named_at_the_deadline(tmp_path: Path) -> None:
-    run = strategy(OneShotFedAvg, tmp_path / "run", min_available_nodes=3)
-    with pytest.raises(QuorumError, match="only 2 of min_available_nodes=3 nodes connected"):
-        run.start(TWO, timeout=5)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kind", [OneShotFedAvg, Iterative, FLBoost])
@@ -271,21 +260,43 @@ RAY = (
 )
 
 
+LINEAR = partial(nn.Linear, 6, 3)
+NAMELESS = ArrayRecord([value.numpy() for value in LINEAR().state_dict().values()])
+OF_TWO_CLASSES = upload_facts(client="north", architecture="model", classes=["ill", "well"])
+OF_LINEAR = {"model": LINEAR, "num_classes": 3, "input_shape": (6,)}
+
+
 @pytest.mark.parametrize(
-    ("reason", "named"),
+    ("client", "settings", "line"),
     [
-        (RAY, "KeyError: 'lr'"),
-        ("<class 'ValueError'>:<'no rows'>", "ValueError: no rows"),
-        ("<class 'KeyError'>:<''fitins.parameters''>", "NumPyClient.*former API.*@app.train"),
-        (RAY.replace("'lr'", "'secaggplus_configs'"), "secaggplus_mod.*SecAggPlusWorkflow.*without this mod"),
+        (failing(RAY), {}, "KeyError: 'lr'"),
+        (failing("<class 'ValueError'>:<'no rows'>"), {}, "ValueError: no rows"),
+        (failing("<class 'KeyError'>:<''fitins.parameters''>"), {}, "NumPyClient.*former API.*@app.train"),
+        (
+            failing(RAY.replace("'lr'", "'secaggplus_configs'")),
+            {},
+            "secaggplus_mod.*SecAggPlusWorkflow.*without this mod",
+        ),
+        (stock(1), {"min_available_nodes": 3}, "only 2 of min_available_nodes=3 nodes connected"),
+        (
+            answering(RecordDict({**records(None), "arrays": NAMELESS})),
+            OF_LINEAR,
+            r"not expected 0, 1; must have the model's names, as ArrayRecord\(model.sta",
+        ),
+        (
+            answering(records(LINEAR().state_dict(), facts=OF_TWO_CLASSES)),
+            OF_LINEAR,
+            r"north: upload.classes has 2 names: must be 3",
+        ),
     ],
 )
-def test_an_error_of_a_client_keeps_its_type_and_foreign_apps_are_named(
-    tmp_path: Path, reason: str, named: str
+def test_a_run_without_usable_answers_says_why_and_names_foreign_apps(
+    tmp_path: Path, client: Client, settings: dict[str, Any], line: str
 ) -> None:
-    run = strategy(OneShotFedAvg, tmp_path / "run")
-    with pytest.raises(QuorumError, match=named):
-        run.start(FakeGrid({1: failing(reason), 2: failing(reason)}))  # type: ignore[arg-type]
+    run = strategy(OneShotFedAvg, tmp_path / "run", **settings)
+    start = ArrayRecord(settings["model"]().state_dict()) if "model" in settings else None
+    with pytest.raises(QuorumError, match=line):
+        run.start(FakeGrid({1: client, 2: client}), start, timeout=5)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -438,9 +449,6 @@ def uploading(models: Sequence[nn.Module], names: Callable[[str], str | None] = 
 
     states = [renamed(model.state_dict(), names) for model in models]
     return FakeGrid({number: answering(records(state)) for number, state in enumerate(states, 1)})
-
-
-LINEAR = partial(nn.Linear, 6, 3)
 
 
 def averaging(run_dir: Path, model: Callable[[], nn.Module] = LINEAR) -> OneShotFedAvg:
@@ -596,27 +604,12 @@ def test_counters_of_another_type_are_taken_where_they_are_whole(tmp_path: Path,
             run.start(replies(wrong), ArrayRecord(start))
 
 
-def test_arrays_without_names_are_told_how_to_get_them(tmp_path: Path) -> None:
-    arrays = ArrayRecord([value.numpy() for value in nn.Linear(6, 3).state_dict().values()])
-    grid = FakeGrid(dict.fromkeys((1, 2), answering(RecordDict({**records(None), "arrays": arrays}))))
-    with pytest.raises(QuorumError, match=r"not expected 0, 1; must have the model's names, as ArrayRecord\(model.sta"):
-        averaging(tmp_path / "run").start(grid, ArrayRecord(nn.Linear(6, 3).state_dict()))
-
-
 def test_clients_that_did_not_train_or_sent_one_model_are_named(tmp_path: Path, said: list[str]) -> None:
     start, other = nn.Linear(6, 3), nn.Linear(6, 3)
     averaging(tmp_path / "run").start(uploading([start, other, other]), ArrayRecord(start.state_dict()))  # type: ignore[arg-type]
     (untrained,) = [line for line in said if "weights are those that it was sent" in line]
     (equal,) = [line for line in said if "are equal: must be" in line]
     assert not set(re.findall("anonymous-[0-9a-f]{12}", untrained)) & set(re.findall("anonymous-[0-9a-f]{12}", equal))
-
-
-def test_names_of_more_or_fewer_classes_than_the_model_has_are_refused(tmp_path: Path) -> None:
-    facts = upload_facts(client="north", architecture="model", classes=["ill", "well"])
-    client = answering(records(nn.Linear(6, 3).state_dict(), facts=facts))
-    run = strategy(FedENS, tmp_path / "run", model=LINEAR, num_classes=3, input_shape=(6,))
-    with pytest.raises(QuorumError, match=r"north: upload.classes has 2 names: must be 3"):
-        run.start(FakeGrid({1: client, 2: client}))  # type: ignore[arg-type]
 
 
 def test_arrays_that_are_no_record_are_refused(tmp_path: Path) -> None:

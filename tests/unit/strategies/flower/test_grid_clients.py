@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flower_fakes import Client, DeployedGrid, FakeGrid, in_turn
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flower_fakes import Client, DeployedGrid, FakeGrid, answering, in_turn
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from strategies.core.clients import Answer, Question
 from strategies.core.errors import UploadError
@@ -21,17 +21,9 @@ from strategies.run.traffic import Traffic
 QUESTION = Question("fens", {"step": "round", "round": 1}, {"weight": np.ones(3, np.float32)})
 
 
-def replies(
-    name: Any, *, arrays: dict[str, Any] | None = None, heard: list[Message] | None = None, **facts: Any
-) -> Client:
-    def answer(message: Message) -> Message:
-        if heard is not None:
-            heard.append(message)
-        record = ArrayRecord({key: Array(np.asarray(value)) for key, value in (arrays or {}).items()})
-        content = RecordDict({"answer": ConfigRecord({"client": name, **facts}), "arrays": record})
-        return Message(content, reply_to=message)
-
-    return answer
+def replies(name: Any, *, arrays: dict[str, Any] | None = None, **facts: Any) -> Client:
+    record = ArrayRecord({key: Array(np.asarray(value)) for key, value in (arrays or {}).items()})
+    return answering(RecordDict({"answer": ConfigRecord({"client": name, **facts}), "arrays": record}))
 
 
 @pytest.fixture
@@ -56,8 +48,7 @@ def refusals(clients: Any) -> list[tuple[str, str]]:
 
 
 def test_a_question_to_all_reaches_every_node_and_answers_come_in_the_order_of_names(talk: Any) -> None:
-    heard: list[Message] = []
-    bob = replies("bob", arrays={"weight": np.ones(1, np.float32)}, heard=heard)
+    bob = replies("bob", arrays={"weight": np.ones(1, np.float32)})
     grid = FakeGrid({1: bob, 2: replies("alice", round=1)})
 
     answers = talk(grid).ask(QUESTION, phase="aggregator", quorum=2)
@@ -65,7 +56,7 @@ def test_a_question_to_all_reaches_every_node_and_answers_come_in_the_order_of_n
     assert list(answers) == ["alice", "bob"]
     assert answers["alice"].facts == {"round": 1}
     assert grid.of_type("train.fens") == [1, 2]
-    config = heard[0].content.config_records["config"]
+    config = grid.asked[0].content.config_records["config"]
     assert dict(config) == {"run-id": "f00", "seed": 5, "step": "round", "round": 1}
 
 

@@ -109,18 +109,10 @@ def clients_of(names: Sequence[str] = ("alice", "bob", "carol"), first: int = 1,
 
 
 def test_every_round_begins_with_the_refined_model(tmp_path: Path) -> None:
-    begun: list[State] = []
-
-    def fixed(seed: int, count: int) -> Client:
-        def answer(message: Message) -> Message | None:
-            if message.metadata.message_type == MessageType.TRAIN:
-                begun.append(dict(message.content["arrays"].to_torch_state_dict()))
-            return stock(seed, num_examples=count)(message)
-
-        return answer
-
-    base = FedAvg(fraction_evaluate=0.0)
-    found = state_of(run(tmp_path / "run", base, {1: fixed(1, 10), 2: fixed(2, 30)}, num_rounds=2))
+    grid = FakeGrid({1: stock(1, num_examples=10), 2: stock(2, num_examples=30)})
+    found = state_of(run(tmp_path / "run", FedAvg(fraction_evaluate=0.0), grid, num_rounds=2))
+    asked = [message.content for message in grid.asked if message.metadata.message_type == MessageType.TRAIN]
+    begun = [dict(content["arrays"].to_torch_state_dict()) for content in asked]
     mean = weighted_mean([weights(1), weights(2)], [10.0, 30.0])
     names = {name for name, _ in net().named_parameters()}
     wanted = {key: value + 0.25 if key in names else value for key, value in mean.items()}
