@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import combinations, product
 from pathlib import Path
@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 from client_fakes import image_folder, reply_of
-from flower_fakes import act_in_a_run
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from safetensors.torch import load_file, save_file
 
@@ -79,9 +78,7 @@ Nodes = Callable[..., Hospital]  # a function from the config to its node
 
 
 @pytest.fixture
-def hospital(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nodes]:
-    act_in_a_run(monkeypatch)
-    threads = torch.get_num_threads()
+def hospital(in_a_run: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Nodes:
     for name in ("secret", "open", "state"):
         (tmp_path / name).mkdir()
     save_file({"w": torch.zeros(3)}, tmp_path / "secret" / "model.safetensors")
@@ -96,8 +93,7 @@ def hospital(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nodes]
         facts = {"client": "hospital-a", "partition-id": 1, "num-partitions": 4, "state-dir": str(tmp_path / "state")}
         return Hospital(tmp_path, {**facts, "read": str(tmp_path / "open"), **named})
 
-    yield made
-    torch.set_num_threads(threads)
+    return made
 
 
 def seen_load(path: Path) -> dict[str, torch.Tensor]:

@@ -32,27 +32,17 @@ def rows(split):
     return np.ones((count, 5)), torch.arange(count) % 2, [k % 4 for k in range(count)]
 
 
-def texts():
-    return torch.ones(4, 7, dtype=torch.int64), torch.tensor([0, 1, 0, 1])
-
-
 def none_to_test_on(split):
     count = 12 if split == "train" else 0
     return np.ones((count, 5)), np.arange(count) % 2
-
-
-def without_class_0():
-    return np.ones((12, 5)), [1 + k % 2 for k in range(12)]
-
-
-def where(root):
-    return np.full((2, 1), float(len(root))), [0, 1]
 
 
 def fails():
     raise KeyError("patient 7")
 
 
+texts = lambda: (torch.ones(4, 7, dtype=torch.int64), torch.tensor([0, 1, 0, 1]))
+where = lambda root: (np.full((2, 1), float(len(root))), [0, 1])
 one = lambda: [1]
 words = lambda: (np.array(["a"]), [0])
 ragged = lambda: ([[1.0], [1.0, 2.0]], [0, 1])

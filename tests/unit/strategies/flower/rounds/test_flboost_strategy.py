@@ -18,14 +18,13 @@ from flower_fakes import (
     KilledError,
     equal,
     failing,
-    lines_of,
     net,
     stock,
     weights,
 )
 from flwr.app import ArrayRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, FedMedian, Result, Strategy
-from test_iterative import trainer
+from test_iterative import rows_of, trainer
 
 from strategies import FLBoost, Refiner
 from strategies.client.corrections import read_round
@@ -74,10 +73,6 @@ STARTING = ("num_rounds", "timeout", "train_config", "evaluate_config", "evaluat
 
 def state_of(result: Result) -> State:
     return dict(result.arrays.to_torch_state_dict())
-
-
-def rows_of(run_dir: Path) -> list[dict[str, Any]]:
-    return lines_of(run_dir, "metrics")
 
 
 def client(

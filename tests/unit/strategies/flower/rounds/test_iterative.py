@@ -14,7 +14,6 @@ import pytest
 import torch
 from flower_fakes import (
     CLASSES,
-    ONE_THREAD,
     SHAPE,
     SIGNATURES,
     Client,
@@ -30,6 +29,7 @@ from flower_fakes import (
     net,
     spoilt,
     stock,
+    strategy,
     trains_in_rounds,
     weights,
 )  # fmt: skip
@@ -69,13 +69,12 @@ def iterative(run_dir: Path, **changes: Any) -> Iterative:
     own_keys = ("min_uploads", "observer", "base", "seed", "classes")
     own = {key: changes.pop(key) for key in own_keys if key in changes}
     config = IterativeConfig(**{"rounds": 3, "stc_density": 0.2, **changes})
-    return Iterative(
-        net, num_classes=CLASSES, input_shape=SHAPE, config=config, run_dir=run_dir, options=ONE_THREAD, **own
-    )
+    found: Any = strategy(Iterative, run_dir, config=config, **own)
+    return found
 
 
-def result_of(strategy: Iterative, clients: Mapping[int, Client], **more: Any) -> State:
-    return dict(strategy.start(FakeGrid(clients), ArrayRecord(weights(5)), **more).arrays.to_torch_state_dict())
+def result_of(run: Iterative, clients: Mapping[int, Client], **more: Any) -> State:
+    return dict(run.start(FakeGrid(clients), ArrayRecord(weights(5)), **more).arrays.to_torch_state_dict())
 
 
 def rows_of(run_dir: Path) -> list[dict[str, Any]]:
@@ -90,13 +89,13 @@ def refusals_of(run: Path) -> list[tuple[str, str]]:
 def test_every_strategy_runs_its_rounds_and_keeps_them(tmp_path: Path, name: str) -> None:
     run = tmp_path / "run"
     scores = iter([30.0, 10.0, 20.0])
-    strategy = iterative(run, strategy=name, observer=lambda number, module: {"accuracy": next(scores)})
-    result = strategy.start(FakeGrid(three(tmp_path / "disk")))
+    found = iterative(run, strategy=name, observer=lambda number, module: {"accuracy": next(scores)})
+    result = found.start(FakeGrid(three(tmp_path / "disk")))
     state = result.arrays.to_torch_state_dict()
     assert {key: value.dtype for key, value in state.items()} == {k: v.dtype for k, v in net().state_dict().items()}
     assert all(bool(value.isfinite().all()) for value in state.values())
-    assert equal(dict(strategy.outcome.state_dict()), dict(state))
-    assert (strategy.outcome.state_dict()["1.running_var"] > 0).all()
+    assert equal(dict(found.outcome.state_dict()), dict(state))
+    assert (found.outcome.state_dict()["1.running_var"] > 0).all()
     rows = rows_of(run)
     assert [(row["epoch"], row["answers"], row["accuracy"]) for row in rows] == [(1, 3, 30), (2, 3, 10), (3, 3, 20)]
     assert all(row["mib_per_client"] == pytest.approx(row["mib_up"] + row["mib_down"]) for row in rows)

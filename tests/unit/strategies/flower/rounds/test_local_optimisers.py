@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flower_fakes import ONE_THREAD, Client, FakeGrid, failing, trains_in_rounds
+from flower_fakes import Client, FakeGrid, failing, strategy, trains_in_rounds
 from flwr.app import ArrayRecord, Message
 from torch import nn
 
@@ -51,17 +51,10 @@ def quadratic(
 
 def end_of(run_dir: Path, clients: Sequence[Client], *, base: Base | None = None, **settings: Any) -> list[float]:
     """Return the weights after the last round; the first begins at 0."""
-    strategy = Iterative(
-        Point,
-        num_classes=2,
-        input_shape=(1, 1, 1),
-        config=IterativeConfig(**{"checkpoint_every": 1000, **settings}),
-        base=base,
-        run_dir=run_dir,
-        min_uploads=1,
-        options=ONE_THREAD,
-    )
-    result = strategy.start(FakeGrid(dict(enumerate(clients, start=1))), ArrayRecord({"w": torch.zeros(2)}))
+    config = IterativeConfig(**{"checkpoint_every": 1000, **settings})
+    shape = {"num_classes": 2, "input_shape": (1, 1, 1), "min_uploads": 1}
+    run: Any = strategy(Iterative, run_dir, model=Point, config=config, base=base, **shape)
+    result = run.start(FakeGrid(dict(enumerate(clients, start=1))), ArrayRecord({"w": torch.zeros(2)}))
     return [float(value) for value in result.arrays.to_torch_state_dict()["w"]]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from flower_fakes import CLASSES, ONE_THREAD, SHAPE, FakeGrid, named, net, weights
+from flower_fakes import ONE_THREAD, FakeGrid, named, net, strategy, weights
 from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import FedAvg
 
@@ -45,14 +45,10 @@ def clients() -> dict[int, Any]:
     return {5 + k: named(f"c{k}", k, label_counts=row) for k, row in enumerate(counts)}
 
 
-def result(
-    run_dir: Path, refiner: Refiner | None, *, teacher: str = "method", grid: dict[int, Any] | None = None
-) -> State:
-    strategy = Iterative(
-        net, num_classes=CLASSES, input_shape=SHAPE, config=IterativeConfig(rounds=2), refiner=refiner,
-        compute="in-process", run_dir=run_dir, options=replace(ONE_THREAD, teacher=teacher),
-    )  # fmt: skip
-    arrays = strategy.start(FakeGrid(grid or clients()), ArrayRecord(weights(5))).arrays
+def result(run_dir: Path, refiner: Refiner | None, *, teacher: str = "method") -> State:
+    options = replace(ONE_THREAD, teacher=teacher)
+    run: Any = strategy(Iterative, run_dir, config=IterativeConfig(rounds=2), refiner=refiner, options=options)
+    arrays = run.start(FakeGrid(clients()), ArrayRecord(weights(5))).arrays
     return dict(arrays.to_torch_state_dict())
 
 
@@ -82,6 +78,5 @@ def test_tally_teaches_a_refiner_that_is_there_and_distils(tmp_path: Path) -> No
         result(tmp_path, None, teacher="tally")
     with pytest.raises(OptionError, match="method 'fed-gen' does not distil an ensemble"):
         result(tmp_path, small("fed-gen"), teacher="tally")
-    base = {"num_classes": CLASSES, "input_shape": SHAPE, "compute": "in-process", "run_dir": tmp_path / "around"}
-    around = FLBoost(net, base=FedAvg(), options=replace(ONE_THREAD, teacher="tally"), **base)
+    around = strategy(FLBoost, tmp_path / "around", base=FedAvg(), options=replace(ONE_THREAD, teacher="tally"))
     assert around.job.teacher == "tally"
