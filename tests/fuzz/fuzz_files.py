@@ -100,9 +100,9 @@ def _ensemble_facts() -> dict[str, Any]:
 ENSEMBLE = _ensemble_facts()
 
 
-def _kept(name: str, read: Callable[[], Any]) -> Callable[[bytes], Any]:
+def _kept(name: str, read: Callable[[], Any], folder: Path = ROOT / "state" / RUN_ID) -> Callable[[bytes], Any]:
     """Return what puts a file where a client keeps its own, and asks for it."""
-    return _file(f"state/{RUN_ID}/{name}", lambda _: _refuse_nothing(read()))
+    return _file(str(folder / name), lambda _: _refuse_nothing(read()))
 
 
 def _refuse_nothing(found: Any) -> Any:
@@ -112,29 +112,15 @@ def _refuse_nothing(found: Any) -> Any:
     return found
 
 
-def _keep() -> KeptModel:
-    return KeptModel(str(ROOT / "state"), RUN_ID, "alice", 1)
-
-
 TRAINED = {"architecture": "net", "num_examples": 9, "label_counts": [1, 2, 3, 3], "loss": 0.5, "accuracy": 0.5,
            "ranges": {"0": [0.0, 1.0]}}  # fmt: skip
 (ROOT / "state" / RUN_ID).mkdir(parents=True)
 (ROOT / "state" / RUN_ID / "alice-1.safetensors").write_bytes(WEIGHTS)
 
 
-def _logits() -> tuple[LogitCache, Path]:
-    cache = LogitCache(str(ROOT / "state"), RUN_ID, "alice", "held")
-    values = Logits(("a", "b"), np.zeros((2, 3, 4), np.float32), np.arange(3), np.zeros(0, np.float32))
-    cache.save("cd" * 32, values)
-    return cache, cache._path("cd" * 32)
-
-
-CACHE, LOGITS = _logits()
-
-
-def _read_logits(data: bytes) -> Any:
-    LOGITS.write_bytes(data)
-    return _refuse_nothing(CACHE.known(["a"]))
+CACHE, KEY = LogitCache(str(ROOT / "state"), RUN_ID, "alice", "held"), "cd" * 32
+CACHE.save(KEY, Logits(("a", "b"), np.zeros((2, 3, 4), np.float32), np.arange(3), np.zeros(0, np.float32)))
+LOGITS = CACHE._path(KEY)
 
 
 # Checkpoints from anybody.
@@ -340,8 +326,10 @@ FILES: dict[str, Decoder] = {
                         lambda path: load_ensemble(path.parent, {"net": net}))),
     "round state": Decoder(safetensors_files(WEIGHTS), _kept("alice-state-3.safetensors",
                            lambda: RoundState(ROOT / "state" / RUN_ID, "alice").before(4)), NOTHING),
-    "client's copy": Decoder(json_bytes(TRAINED), _kept("alice-1.json", lambda: _keep().load()), NOTHING),
-    "kept logits": Decoder(mutated(LOGITS.read_bytes()), _read_logits, NOTHING),
+    "client's copy": Decoder(json_bytes(TRAINED), _kept("alice-1.json",
+                             lambda: KeptModel(str(ROOT / "state"), RUN_ID, "alice", 1).load()), NOTHING),
+    "kept logits": Decoder(mutated(LOGITS.read_bytes()),
+                           _kept(LOGITS.name, lambda: CACHE.known(["a"]), LOGITS.parent), NOTHING),
     "torch checkpoint": Decoder(st.one_of(mutated(*PICKLES), HOSTILE_PICKLES),
                                 _file("a.pt", _read_pt), look=_tensors),
     "safetensors": Decoder(safetensors_files(WEIGHTS), _file("b.safetensors", _read_pt), look=_tensors),

@@ -269,28 +269,15 @@ class DeployedGrid(FakeGrid):
     Args:
         nodes: Node id -> client.
         away: Node id -> (first, last) listing in which it is not connected.
-        activated: Node id -> listing with which its SuperNode starts anew.
     """
 
-    def __init__(
-        self,
-        nodes: dict[int, Any],
-        *,
-        away: dict[int, tuple[int, int]] | None = None,
-        activated: dict[int, int] | None = None,
-        **more: Any,
-    ) -> None:
+    def __init__(self, nodes: dict[int, Any], *, away: dict[int, tuple[int, int]] | None = None, **more: Any) -> None:
         super().__init__(nodes, simulation=False, **more)
-        self.away, self.activated = away or {}, activated or {}
+        self.away = away or {}
 
     def get_nodes(self) -> list[Any]:
-        return [
-            SimpleNamespace(
-                node_id=node, registered_at="", last_activated_at=str(self._listings >= self.activated.get(node, 10**9))
-            )
-            for node in self.get_node_ids()
-            if not self._is_away(node)
-        ]
+        ids = [node for node in self.get_node_ids() if not self._is_away(node)]
+        return [SimpleNamespace(node_id=node, registered_at="", last_activated_at="") for node in ids]
 
     def pull_messages(self, message_ids: Any) -> list[Message]:
         ids = list(message_ids)
