@@ -277,7 +277,7 @@ def test_method_describes_itself(method: Method) -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("warm", [2, 1000])
-def test_gpu_gives_what_the_cpu_gives_and_the_same_bits_each_time(
+def test_gpu_gives_what_the_cpu_gives_and_the_same_bits(
     method: Method, warm: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("strategies.core.gpu.WARM", warm)  # with graphs, and without

@@ -118,10 +118,12 @@ def test_every_package_that_is_imported_is_a_declared_dependency() -> None:
     assert {names.get(name, name) for name in foreign} <= declared
 
 
-def test_citation_names_the_version_of_the_package() -> None:
+def test_citation_and_changelog_name_the_version_of_the_package() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     cited = (ROOT / "CITATION.cff").read_text()
 
     assert f"version: {project['version']}\n" in cited
     assert f"title: {project['name']}\n" in cited
     assert "license: Apache-2.0\n" in cited
+    newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert newest[1] == project["version"]

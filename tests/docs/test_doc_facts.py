@@ -238,12 +238,6 @@ def says(sentence: str, line: str) -> bool:
     return begins and len(literal) > 15 and re.fullmatch(whole, line) is not None
 
 
-def test_changelog_begins_with_the_version_of_the_package() -> None:
-    version = re.search(r'^version = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
-    newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
-    assert newest[1] == version[1]
-
-
 def test_licence_is_the_plain_apache_text() -> None:
     text = (ROOT / "LICENSE").read_text()
     assert "Version 2.0, January 2004" in text

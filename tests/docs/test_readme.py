@@ -40,6 +40,7 @@ from strategies.flower.messages import Request, read_reply
 from strategies.method import Job, Normalization, Silent, Upload
 from strategies.uploads.checks import Signatures
 
+MakeRun = Callable[[str, bool], Path]
 README, DOCS = ROOT / "README.md", ROOT / "docs"
 RUNNING, RUN_FOLDER, PLUG_IN = DOCS / "running.md", DOCS / "run-folder.md", DOCS / "plug-in.md"
 KINDS = {o.key: o.kind for o in known_options()}
@@ -62,15 +63,13 @@ def execute(page: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[str],
     return vars(module)
 
 
-def make_runs(page: Path, make: Callable[[str, bool], Path]) -> None:
+def make_runs(page: Path, make: MakeRun) -> None:
     for name in sorted(set(re.findall(r"runs/[\w-]+", "\n".join(blocks(page, "python"))))):
         make(name, page != RUN_FOLDER)
 
 
 @pytest.mark.parametrize("page", WITH_CODE, ids=name_of)
-def test_python_blocks_run_in_order(
-    page: Path, finished_run: Callable[[str, bool], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_python_blocks_run_in_order(page: Path, finished_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     make_runs(page, finished_run)
     if page == RUN_FOLDER:  # as `oneshot export` writes it
         student = Begun(build("lenet5", num_classes=10, input_shape=(1, 16, 16)), Pixels((0.5,), (0.5,)))
@@ -130,9 +129,7 @@ def test_readme_s_line_is_that_of_the_whole_server_app() -> None:
 
 
 @pytest.mark.slow
-def test_plug_in_server_app_ends_with_a_student(
-    finished_run: Callable[[str, bool], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plug_in_server_app_ends_with_a_student(finished_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     make_runs(PLUG_IN, finished_run)
     shown = "strategy = Tally(Net, num_classes=10, input_shape=(3, 32, 32))"
     assert sum(shown in code for code in blocks(PLUG_IN, "python")) == 1
@@ -152,9 +149,7 @@ def test_plug_in_server_app_ends_with_a_student(
     assert all(torch.equal(value, weights[key]) for key, value in student.state_dict().items())
 
 
-def test_plug_in_client_app_sends_valid_uploads(
-    finished_run: Callable[[str, bool], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plug_in_client_app_sends_valid_uploads(finished_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     make_runs(PLUG_IN, finished_run)
     names = execute(PLUG_IN, monkeypatch)
     signatures = Signatures({"net": names["Net"], "large-net": names["LargeNet"]})
@@ -171,7 +166,7 @@ def test_plug_in_client_app_sends_valid_uploads(
 
 
 def test_the_method_that_trains_on_the_page_about_methods_ends_with_a_student(
-    finished_run: Callable[[str, bool], Path], monkeypatch: pytest.MonkeyPatch
+    finished_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = DOCS / "adding-a-method.md"
     make_runs(page, finished_run)

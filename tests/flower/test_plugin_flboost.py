@@ -86,7 +86,7 @@ def asked(notes: Path, kind: str) -> list[str]:
     return sorted(path.name for path in notes.glob(f"{kind}-*"))
 
 
-def test_strategy_of_a_foreign_project_is_refined_and_resumed(
+def test_foreign_strategy_is_refined_and_resumed(
     project: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Ended in round 2 and resumed behind new node ids: every round has its clients once."""

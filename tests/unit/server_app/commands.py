@@ -11,6 +11,7 @@ from typing import Any
 from typer.testing import CliRunner
 
 from server_app import cli as command_line
+from server_app.compare.comparison import Comparison, compare_runs
 from server_app.replay.request import ReplayRequest
 from server_app.replay.stored import replay_run
 from server_app.report.finish import finish
@@ -50,6 +51,11 @@ def replayed(
     settings: dict[str, Scalar] = named(given)
     run = Path(run["run_dir"]) if isinstance(run, Mapping) else run
     return replay_run(ReplayRequest(run, method, settings, folder=folder, **options), log=log)
+
+
+def compared(*runs: Path, methods: str = "fedens", log: Callable[[str], Any] = str, **how: Any) -> dict[str, Any]:
+    """Compare methods on the uploads of runs."""
+    return compare_runs(Comparison(runs, methods, **how), log=log)
 
 
 def run_card(folder: Path) -> dict[str, Any]:

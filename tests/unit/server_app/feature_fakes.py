@@ -26,13 +26,11 @@ Sent = dict[str, dict[str, torch.Tensor]]
 Uploads = tuple[Sent, dict[str, UploadFacts]]
 
 
-def sent_by_clients(
-    given: dict[str, Any], run_id: str = "", task: str = "statistics", clients: int = CLIENTS
-) -> Uploads:
+def sent_by_clients(given: dict[str, Any], run: str = "", task: str = "statistics", clients: int = CLIENTS) -> Uploads:
     settings, states, facts = read_settings(given), {}, {}
     for partition_id in range(clients):
         node = Node.of({"partition-id": partition_id, "num-partitions": clients}, settings.app)
-        trained, states[node.client] = prepare_upload(settings.app, node, TrainRequest(run_id, 1, 0, task=task), {})
+        trained, states[node.client] = prepare_upload(settings.app, node, TrainRequest(run, 1, 0, task=task), {})
         facts[node.client] = replace(trained.facts, label_counts=None) if settings.app.privacy.on else trained.facts
     return states, facts
 

@@ -18,6 +18,7 @@ from server_app import cli as command_line
 from server_app.launch import superlink as launching
 from server_app.launch.run_command import plan_run
 from server_app.launch.superlink import Launched
+from server_app.settings.catalogue import catalogue
 from server_app.settings.choices import CHOICES
 from server_app.settings.read import default_settings
 from strategies.core.durable import read_json
@@ -127,7 +128,7 @@ def test_a_run_that_succeeds_prints_its_table_and_exits_with_0(engine: Engine, t
     assert settings == {"run-dir": str(folder)}
     assert folder.parent == tmp_path / "runs"
     assert f"run folder   {folder}" in ended.stdout
-    assert json.loads((folder / "result.json").read_text())["seconds"].keys() == {"start", "clients", "server", "total"}
+    assert read_json(folder / "result.json")["seconds"].keys() == {"start", "clients", "server", "total"}
 
 
 @pytest.mark.parametrize(
@@ -145,11 +146,7 @@ def test_a_run_that_succeeds_prints_its_table_and_exits_with_0(engine: Engine, t
     ],
 )
 def test_one_process_trains_clients_that_have_little_work(words: str, at_once: int | None) -> None:
-    given = dict(pair.split("=") for pair in words.split())
-    assert (
-        plan_run({key: int(value) if value.isdigit() else value for key, value in given.items()}, 5).clients_at_once()
-        == at_once
-    )
+    assert plan_run(catalogue().settings([words]), 5).clients_at_once() == at_once
 
 
 def test_json_when_asked_for_is_the_last_line_and_alone_on_standard_output(engine: Engine) -> None:
@@ -196,10 +193,8 @@ def test_bad_input_is_one_line_on_standard_error_and_exit_status_1(
     if output == "text":
         assert ended.stdout == ""
     else:
-        assert json.loads(ended.stdout) == {
-            "status": "failed",
-            "error": ended.stderr.removeprefix("error: ").rstrip("\n"),
-        }
+        said = ended.stderr.removeprefix("error: ").rstrip("\n")
+        assert json.loads(ended.stdout) == {"status": "failed", "error": said}
 
 
 FAILED = Launched(1, "finished:failed", "Flower's own words")
@@ -305,7 +300,7 @@ def test_a_replay_from_the_command_line_prints_its_table_and_its_json(engine: En
     assert engine.calls == []
 
 
-def test_a_replay_that_was_cut_off_goes_on_as_a_replay_only(
+def test_a_replay_goes_on_as_a_replay_only(
     engine: Engine, run_folder: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = run_folder()
@@ -342,7 +337,7 @@ def test_methods_when_named_show_what_matters_first_and_the_values_of_their_pres
     assert "no options" in text
 
 
-def test_latest_is_the_newest_run_that_is_no_replay(
+def test_latest_is_the_newest_run_of_its_own(
     engine: Engine, run_folder: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old, new = run_folder(name="old"), run_folder(name="new")
@@ -354,12 +349,10 @@ def test_latest_is_the_newest_run_that_is_no_replay(
     again = json.loads(oneshot("replay", "latest", "--method", "fedavg", "--format", "json").stdout)
 
     for result in (first, again):  # the replay itself is newer than both runs
-        assert json.loads((Path(result["run_dir"]) / "run.json").read_text())["replay-of"] == str(new)
+        assert read_json(Path(result["run_dir"]) / "run.json")["replay-of"] == str(new)
 
 
-def test_clean_removes_marked_folders_of_runs_and_nothing_else(
-    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_clean_removes_marked_folders_alone(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ONESHOT_CLIENT_STATE", str(tmp_path / "state"))
     runs = [f"{number:032x}" for number in range(3)]
     for age, run in enumerate(runs):
@@ -379,9 +372,7 @@ def test_clean_removes_marked_folders_of_runs_and_nothing_else(
     assert "of 0 runs" in oneshot("clean").output
 
 
-def test_list_shows_every_run_with_its_facts(
-    engine: Engine, run_folder: MakeRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_list_shows_runs_with_their_facts(engine: Engine, run_folder: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     run = run_folder(method="dense", seed=3)
     (run.parent / "damaged").mkdir()
     (run.parent / "damaged" / "run.json").write_text("{")
@@ -452,9 +443,7 @@ def test_escape_codes_of_others_are_written_out_in_lists_and_results(engine: Eng
         (["--run-config", "method=dense data.image-size=18"], "shape is (1, 18, 18): method 'dense' needs"),
     ],
 )
-def test_run_that_cannot_succeed_is_one_line_before_anything_is_started(
-    engine: Engine, words: list[str], reason: str
-) -> None:
+def test_run_that_cannot_succeed_is_one_line_before_the_start(engine: Engine, words: list[str], reason: str) -> None:
     ended = oneshot("run", *words)
 
     assert ended.exit_code == 1

@@ -63,7 +63,7 @@ def test_images_reach_a_folders_model_by_its_own_normalisation_and_size(tmp_path
     torch.testing.assert_close(model((pixels - 0.3) / 0.7), wanted, atol=1e-5, rtol=0)
 
 
-def test_a_head_of_another_size_is_drawn_anew_and_one_line_says_so(
+def test_a_head_of_another_size_is_drawn_anew_which_a_line_says(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", logger="flwr")

@@ -52,9 +52,7 @@ def test_a_method_of_every_kind_runs_to_a_finished_result(oneshot: Any, method: 
 
 
 @pytest.mark.usefixtures("ran")
-def test_clients_of_a_finished_run_score_its_result_and_those_of_replays_in_one_exchange(
-    oneshot: Any, tmp_path: Path
-) -> None:
+def test_clients_of_a_finished_run_score_its_result_and_those_of_replays(oneshot: Any, tmp_path: Path) -> None:
     place = tmp_path / "run"
     _, result, _ = oneshot("run", "--method", "fedavg", evaluate__on="both", run_dir=str(place))
     compared, _ = completed(oneshot("compare", place, "--methods", "fedens,fedavg", "--on", "clients"))

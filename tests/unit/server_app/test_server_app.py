@@ -99,9 +99,7 @@ def test_a_run_that_fails_says_why_and_how_it_goes_on_and_keeps_its_folder_for_t
 
 
 @pytest.mark.parametrize("error", [SystemExit(0), KeyboardInterrupt(), RunNotRunningException()])
-def test_a_run_that_flower_ends_notes_how_it_goes_on_and_lets_its_folder_go(
-    serve: Serve, tmp_path: Path, error: BaseException
-) -> None:
+def test_a_run_that_flower_ends_lets_its_folder_go(serve: Serve, tmp_path: Path, error: BaseException) -> None:
     run = tmp_path / "run"
     with pytest.raises((SystemExit, KeyboardInterrupt, ComputeError)):
         serve(raising(error), run_dir=str(run))

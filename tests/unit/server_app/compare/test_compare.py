@@ -17,14 +17,13 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from commands import MakeRun, oneshot, replayed
+from commands import MakeRun, compared, oneshot, replayed
 from safetensors.torch import load_file
 
 from fl_app.data import open_split
 from fl_app.models import build, builders
 from server_app.compare import comparison as running
 from server_app.compare.cell import Cell, run_cell
-from server_app.compare.comparison import Comparison, compare_runs
 from server_app.compare.report import differences_table, lines_of, table_of
 from strategies.core.durable import read_json
 from strategies.core.errors import OneShotError, OptionError
@@ -53,11 +52,6 @@ def both(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("strategies.methods.dense.METHOD", replace(METHODS["dense"], fit=fit))
 
 
-def compared(*runs: Path, methods: str = "fedens", log: list[str] | None = None, **how: Any) -> dict[str, Any]:
-    lines = log if log is not None else []
-    return compare_runs(Comparison(runs, methods, **how), log=lines.append)
-
-
 def rows_of(comparison: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return {row["name"]: row for row in comparison["table"]}
 
@@ -77,7 +71,7 @@ def test_methods_when_compared_have_a_line_per_outcome_with_mean_and_sample_devi
     assert [line["kind"] for line in lines.values()] == ["ensemble", "student", "baseline"]
     assert [line["results"] for line in lines.values()] == [3, 3, 1]
     scores = [
-        json.loads((Path(cell["run_dir"]) / "result.json").read_text())["accuracy"]
+        read_json(Path(cell["run_dir"]) / "result.json")["accuracy"]
         for cell in found["cells"]
         if cell["method"] == "dense"
     ]
@@ -194,9 +188,7 @@ def test_every_line_is_compared_with_the_best_one_on_the_same_examples(run_folde
 @pytest.mark.usefixtures("both", "ran")
 @pytest.mark.plots
 @pytest.mark.slow
-def test_every_cell_is_a_normal_replay_folder_and_compare_json_holds_all_of_them(
-    run_folder: MakeRun, tmp_path: Path
-) -> None:
+def test_every_cell_is_a_replay_folder_and_compare_json_holds_all_of_them(run_folder: MakeRun, tmp_path: Path) -> None:
     run = run_folder()
 
     found = compared(run, methods="fedens,dense", seeds=2, overrides={"server.epochs": 1})
@@ -291,7 +283,7 @@ def test_runs_whose_clients_differ_are_compared_with_a_warning_that_names_the_di
     second = run_folder(seed=4, name="two", **{"data.alpha": 0.3, "data.root": "/b", "method": "dense", "threads": 2})
     lines: list[str] = []
 
-    apart, alike = compared(first, second, log=lines), compared(first)
+    apart, alike = compared(first, second, log=lines.append), compared(first)
 
     said = "The runs differ in data.alpha (0.1, 0.3): a mean over them is not one over repetitions"
     assert apart["differing"] == {"data.alpha": [0.1, 0.3]}
@@ -314,8 +306,8 @@ def test_ctrl_c_says_how_to_go_on_and_that_command_does_the_rest(
     monkeypatch.setattr(running, "run_cell", interrupted)
     overrides = {"tally.calibrated": True, "server.epochs": 1}
     with pytest.raises(KeyboardInterrupt):
-        compared(run, methods="fedens,dw-fedens", log=lines, overrides=overrides, out=tmp_path / "out")
-    unfinished = json.loads((tmp_path / "out" / "compare.json").read_text())["status"]
+        compared(run, methods="fedens,dw-fedens", log=lines.append, overrides=overrides, out=tmp_path / "out")
+    unfinished = read_json(tmp_path / "out" / "compare.json")["status"]
     monkeypatch.setattr(running, "run_cell", here)
     ran.clear()
 
@@ -361,13 +353,8 @@ ENTRY = "from server_app.__main__ import main; main()"
 
 
 def start(*words: str | Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", ENTRY, *map(str, words)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+    command, env = [sys.executable, "-c", ENTRY, *map(str, words)], {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
 
 
 def wait_for(ready: Callable[[], Any], process: subprocess.Popen[str], seconds: float = 120.0) -> None:

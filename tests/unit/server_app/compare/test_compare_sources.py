@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from commands import MakeRun, oneshot
+from commands import MakeRun, compared, oneshot
 
 from server_app.compare import comparison as comparing
-from server_app.compare.comparison import Comparison, compare_runs
 from server_app.compare.sources import differing, own_results, with_uploads
 from server_app.report.communication import Cost
 from server_app.settings.choices import CHOICES
@@ -88,7 +87,7 @@ def test_a_run_s_own_result_is_compared_with_those_of_its_uploads_example_by_exa
 ) -> None:
     """FENS has the answers of FedENS to all but the first five examples, which it alone gets right."""
     run, plain = run_of_fens(90.0), run_folder()
-    (cell,) = compare_runs(Comparison((plain,), "fedens", out=tmp_path / "plain"), log=lambda _: None)["cells"]
+    (cell,) = compared(plain, out=tmp_path / "plain")["cells"]
     stored = read_json(Path(cell["run_dir"]) / "answers.json")
     right = np.unpackbits(np.frombuffer(b64decode(stored["effects"]["FedENS"]["accuracy"]), np.uint8))
     gained = int((right[:5] == 0).sum())
@@ -96,7 +95,7 @@ def test_a_run_s_own_result_is_compared_with_those_of_its_uploads_example_by_exa
     answers = {"FENS": {"accuracy": b64encode(np.packbits(right).tobytes()).decode()}}
     write_json(run / "answers.json", {**stored, "effects": answers})
 
-    found = compare_runs(Comparison((run,), "fedens", out=tmp_path / "out"), log=lambda _: None)
+    found = compared(run, out=tmp_path / "out")
 
     assert gained > 0
     assert found["best"] == {"name": "FENS, as run", "metric": "accuracy"}
@@ -115,7 +114,7 @@ def test_a_comparison_puts_methods_on_stored_uploads_and_a_run_s_own_result_side
     run, rounds = run_of_fens(90.0), run_of_fens(95.0, uploads=False, name="rounds")
     monkeypatch.setattr(comparing, "CHOICES", {name: CHOICES[name] for name in ("fedavg", "fedens", "fens")})
 
-    found = compare_runs(Comparison((run, rounds), "all", out=tmp_path / "out"), log=lambda _: None)
+    found = compared(run, rounds, methods="all", out=tmp_path / "out")
 
     assert ran == [("fedavg", "fens", 0), ("fedens", "fens", 0)]  # nothing can be done with a run of rounds alone
     assert found["left_out"]["fens"].startswith("it trains with its clients after their upload")

@@ -67,7 +67,7 @@ def test_a_certificate_is_judged_by_its_dates(keys: Path, later: float, level: s
         (("a.example.org", "127.0.0.1"), "", "skipped"),
     ],
 )
-def test_a_certificate_has_to_be_for_the_name_that_nodes_use(
+def test_a_certificate_is_for_the_name_that_nodes_use(
     tmp_path: Path, names: tuple[str, ...], asked: str, level: str
 ) -> None:
     folder = AUTHORITY.issue(tmp_path / "keys", *names)

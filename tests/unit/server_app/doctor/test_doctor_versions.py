@@ -47,9 +47,7 @@ def test_packages_without_the_file_of_tested_versions_are_held_to_their_ranges(t
     assert len(found) == len(machine.PACKAGES) + 1
 
 
-def test_flower_s_commands_off_the_path_are_an_error_that_says_where_they_are(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_commands_off_the_path_are_an_error_that_says_where(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("flwr", "flower-superlink", "flower-supernode", "flower-superexec"):
         (tmp_path / name).write_text("#!/bin/sh\n")
         (tmp_path / name).chmod(0o755)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import sys
 from collections.abc import Iterator, Mapping
@@ -21,6 +20,7 @@ from fl_app.models import build, builders
 from server_app.export import exporting
 from server_app.export.exporting import Begun, StoredModels, export_run, stored_models, write_programs
 from strategies.combiners.combiners import COMBINERS
+from strategies.core.durable import read_json
 from strategies.core.errors import ComputeError, OptionError, StoreError
 from strategies.core.fingerprint import weights_sha256
 from strategies.run.ensembles import load_ensemble_module
@@ -102,13 +102,13 @@ def test_student_and_ensemble_when_exported_give_the_run_s_logits_for_any_number
         assert np.array_equal(stored[f"model.combiner.{name}"], tensor.numpy())
     assert facts == {
         "folder": str(out),
-        **{k: v for k, v in json.loads((out / "export.json").read_text()).items() if k != "digest"},
+        **{k: v for k, v in read_json(out / "export.json").items() if k != "digest"},
     }
     assert facts["input"] == {
         "name": "pixels", "shape": ["batch", 1, 16, 16], "range": "pixels from 0 to 1; the file normalises them",
     }  # fmt: skip
     assert facts["output"] == {"name": "logits", "shape": ["batch", 10], "classes": names}
-    result = json.loads((tally_run / "result.json").read_text())
+    result = read_json(tally_run / "result.json")
     assert facts["weights_sha256"] == result["weights_sha256"]
     ensemble, own = result["table"][-2:]
     assert facts["scores"] == {"ensemble": ensemble["scores"], "student": own["scores"]}
@@ -195,9 +195,8 @@ def test_a_missing_package_is_one_line_before_the_run_is_read(monkeypatch: pytes
         exporting.importlib.util, "find_spec", lambda name: None if name in exporting.PACKAGES[:2] else found(name)
     )
 
-    with pytest.raises(
-        OptionError, match=r"ONNX needs onnx, onnxscript, .*pip install 'oneshot-fl\[export\]'.*--only torch"
-    ):
+    line = r"ONNX needs onnx, onnxscript, .*pip install 'oneshot-fl\[export\]'.*--only torch"
+    with pytest.raises(OptionError, match=line):
         export_run(tmp_path / "absent", log=str)
     with pytest.raises(StoreError, match="no run folder"):
         export_run(tmp_path / "absent", only="torch", log=str)

@@ -80,9 +80,7 @@ def guardians(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[bytes]]:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_guarded_when_block_ends_or_raises_removes_folder_and_orphans(
-    stranger: subprocess.Popen[bytes], fails: bool
-) -> None:
+def test_guarded_when_block_ends_removes_folder_and_orphans(stranger: subprocess.Popen[bytes], fails: bool) -> None:
     with pytest.raises(ValueError, match="inside") if fails else nullcontext(), guard.guarded() as (folder, token):
         (folder / "file").write_text("x")
         orphan = start_orphan(token)
@@ -154,13 +152,6 @@ def test_members_when_title_overwrote_the_token_goes_by_working_directory(
         finally:
             inside.kill()
             outside.kill()
-
-
-def test_sigterm_as_interrupt_inside_raises_and_afterwards_is_as_before() -> None:
-    before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(KeyboardInterrupt), guard.sigterm_as_interrupt():
-        signal.raise_signal(signal.SIGTERM)
-    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_clean_up_when_a_process_keeps_forking_ends_them_all(tmp_path: Path) -> None:

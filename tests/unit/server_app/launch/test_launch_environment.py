@@ -44,9 +44,7 @@ def test_run_environment_is_quiet_and_of_this_machine_alone_whatever_the_caller_
     assert gone not in made
 
 
-def test_the_app_is_packed_without_run_folders_and_folders_of_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_app_is_packed_without_run_folders_and_closed_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # A run there may be removed meanwhile, and Flower takes no more than 10 MB.
     for name in ("mine", "runs/done/report", "closed"):
         (tmp_path / name).mkdir(parents=True)
@@ -58,9 +56,7 @@ def test_the_app_is_packed_without_run_folders_and_folders_of_others(
     assert {str(path.relative_to(tmp_path)) for path in shipped_files(tmp_path)} == {"mine/facts.json"}
 
 
-def test_run_environment_finds_modules_on_a_relative_path_from_its_own_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_environment_finds_modules_on_a_relative_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["src", "", "/elsewhere"]))
 

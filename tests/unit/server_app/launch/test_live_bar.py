@@ -42,9 +42,7 @@ def test_bar_shows_what_a_stage_reports_and_goes_with_its_last_report(terminal: 
     assert list(bar.get_renderables()) == []
 
 
-def test_journal_writes_to_the_bar_of_the_terminal_and_logs_its_last_line(
-    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_journal_writes_to_the_bar_and_logs_its_last_line(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[str] = []
     monkeypatch.setattr("sys.stdout", terminal)
     with progress_bar("text"):
@@ -63,9 +61,7 @@ def test_journal_writes_to_the_bar_of_the_terminal_and_logs_its_last_line(
     assert ProgressFile.VARIABLE not in os.environ
 
 
-def test_without_a_terminal_there_is_no_bar(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_bar_without_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(ProgressFile.VARIABLE, raising=False)
     with progress_bar("text"):
         assert ProgressFile.named() is None

@@ -54,9 +54,7 @@ def test_time_of_clients_is_that_of_a_step_for_all_their_steps_on_all_cores(monk
     assert found[3] == pytest.approx(4 * 41 * step, rel=0.05)
 
 
-def test_time_of_a_server_stage_is_reckoned_from_its_first_steps(
-    monkeypatch: pytest.MonkeyPatch, clock: list[float]
-) -> None:
+def test_time_of_a_stage_is_reckoned_from_its_first_steps(monkeypatch: pytest.MonkeyPatch, clock: list[float]) -> None:
     seen: list[Job] = []
 
     def fit(job: Job, progress: Progress) -> Outcome:

@@ -12,12 +12,11 @@ from typing import Any
 
 import pytest
 import torch
-from commands import replayed
+from commands import compared, replayed
 from foreign_runs import foreign_run
 from safetensors.torch import load_file
 from torch import nn
 
-from server_app.compare.comparison import Comparison, compare_runs
 from strategies.core.durable import read_json
 from strategies.core.errors import OptionError
 from strategies.core.facts import UploadFacts
@@ -178,13 +177,9 @@ def test_a_replay_that_does_not_fit_a_run_of_another_project_is_refused_and_leav
     assert list(run.parent.iterdir()) == [run]
 
 
-def test_a_comparison_with_models_that_are_not_the_run_s_is_refused_and_leaves_no_folder(
-    run: Path, tmp_path: Path
-) -> None:
-    asked = Comparison((run,), "fedens,tally", model="their_nets:fails", out=tmp_path / "compared")
-
+def test_a_comparison_with_models_that_fail_is_refused_and_leaves_no_folder(run: Path, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="--model 'their_nets:fails' fails: ValueError: no file"):
-        compare_runs(asked, log=lambda _: None)
+        compared(run, methods="fedens,tally", model="their_nets:fails", out=tmp_path / "compared")
 
     assert not (tmp_path / "compared").exists()
 

@@ -73,9 +73,7 @@ def test_adopting_again_after_a_crash_takes_missing_uploads_only(tmp_path: Path,
         assert pinned_clients(new.round(1)) == ("client-000", "client-001")
 
 
-def test_facts_name_the_run_that_the_clients_uploaded_to_over_any_number_of_steps(
-    tmp_path: Path, run_folder: MakeRun
-) -> None:
+def test_facts_name_the_run_that_the_clients_uploaded_to_over_steps(tmp_path: Path, run_folder: MakeRun) -> None:
     run = run_folder()
     with RunFolder.open(run, write=False) as first:
         origin = first.id

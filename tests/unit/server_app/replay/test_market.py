@@ -84,7 +84,7 @@ def assert_same(found: State, expected: State) -> None:
     assert all(torch.equal(found[key], value) and found[key].dtype == value.dtype for key, value in expected.items())
 
 
-def test_every_checkpoint_of_the_folder_becomes_an_upload_with_its_own_weights(
+def test_every_checkpoint_becomes_an_upload_with_its_own_weights(
     imported: Import, tmp_path: Path, models: Path
 ) -> None:
     result = imported()

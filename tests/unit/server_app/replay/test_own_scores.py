@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from commands import replayed, run_card
+from commands import compared, replayed, run_card
 from foreign_runs import foreign_run
 from torch import nn
 
-from server_app.compare.comparison import Comparison, compare_runs
 from server_app.compare.report import lines_of, table_of
+from strategies.core.durable import read_json
 from strategies.core.errors import OptionError
 
 CODE = """
@@ -84,15 +83,13 @@ def test_a_scored_replay_has_a_table_a_card_and_a_page(run: Path, evaluate: str)
     ]  # fmt: skip
     assert result["accuracy"] == 100.0
     folder = Path(result["run_dir"])
-    assert json.loads((folder / "run.json").read_text())["evaluate"] == evaluate
+    assert read_json(folder / "run.json")["evaluate"] == evaluate
     assert "100.00" in (folder / "report.html").read_text()
     assert (folder / "report" / "accuracy.png").exists()
 
 
 @pytest.mark.parametrize("method", ["fedens", "fedavg"])
-def test_the_card_loads_the_result_with_the_project_s_own_model(
-    run: Path, method: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_card_loads_the_result_by_the_own_model(run: Path, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = Path(replayed(run, method, **OWN)["run_dir"])
     monkeypatch.syspath_prepend(str(Path.cwd()))
 
@@ -123,9 +120,7 @@ def test_a_wrong_function_is_refused_in_one_line(run: Path, evaluate: str, reaso
 
 @pytest.mark.slow
 def test_runs_of_another_project_are_compared_with_its_scores(run: Path, tmp_path: Path) -> None:
-    asked = Comparison((run,), "fedens", **OWN, out=tmp_path / "compared")
-
-    found = compare_runs(asked, log=lambda _: None)
+    found = compared(run, **OWN, out=tmp_path / "compared")
 
     assert found["status"] == "finished", found.get("error")
     lines = lines_of(found["cells"])

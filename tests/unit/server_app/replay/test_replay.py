@@ -32,9 +32,7 @@ QUICK = {"fedavg", "fedens", "fens", "dense", "tally"}
         if METHODS[name].uploads == "classifier" and not METHODS[name].plan(METHODS[name].config()).asks.sums
     ],
 )
-def test_every_method_when_replayed_leaves_its_result_beside_the_run_and_the_run_as_it_was(
-    run_folder: MakeRun, method: str
-) -> None:
+def test_every_method_leaves_its_result_beside_the_run_and_the_run_as_it_was(run_folder: MakeRun, method: str) -> None:
     run = run_folder()
     if Need.COMMON_START in METHODS[method].needs:
         with RunFolder.open(run) as folder:
@@ -50,9 +48,9 @@ def test_every_method_when_replayed_leaves_its_result_beside_the_run_and_the_run
     assert read_json(target / "result.json") == json.loads(json.dumps(result))
     assert (result["method"], result["uploads"], result["resumed_at"]) == (method, 3, 0)
     assert (result["mib_up_per_client"], result["refused"]) == (0.0, 0)
-    info = json.loads((target / "run.json").read_text())
+    info = read_json(target / "run.json")
     assert (info["method"], info["replay-of"], info["settings"]["method"]) == (method, str(run), method)
-    assert info["id"] != json.loads((run / "run.json").read_text())["id"]
+    assert info["id"] != read_json(run / "run.json")["id"]
     assert info["config"].keys() == flatten(METHODS[method].config()).keys()
     assert (target / ("student.safetensors" if METHODS[method].kind != "ensemble" else "ensemble")).exists()
 
@@ -127,9 +125,7 @@ def test_a_replay_that_was_cut_off_goes_on_and_ends_with_the_same_bits(run_folde
         assert [row["epoch"] for row in folder.round(1).metrics() if "epoch" in row] == [1, 2]
 
 
-def test_a_finished_replay_when_resumed_gives_its_result_and_does_no_work(
-    run_folder: MakeRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_finished_replay_when_resumed_does_no_work(run_folder: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     run = run_folder()
     result = replayed(run, "fedens")
 

@@ -35,7 +35,7 @@ def test_named_classes_stand_in_the_result_its_card_and_its_page(run_folder: Mak
     assert columns[columns.index(names[0]) :][:11] == [*names, "all"]
 
 
-def test_a_plot_that_cannot_be_drawn_is_one_line_of_the_log(
+def test_a_plot_that_cannot_be_drawn_is_a_line(
     run_folder: MakeRun, stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(*_: Any) -> None:
@@ -50,7 +50,7 @@ def test_a_plot_that_cannot_be_drawn_is_one_line_of_the_log(
 
 
 @pytest.mark.parametrize("method", ["dense", "fedens", "fedavg"])
-def test_a_finished_run_has_a_result_file_with_exactly_the_agreed_keys(
+def test_a_finished_run_has_a_result_with_exactly_the_agreed_keys(
     run_folder: MakeRun, stage: Stage, method: str
 ) -> None:
     path = run_folder()
@@ -85,7 +85,7 @@ def test_a_finished_run_has_a_result_file_with_exactly_the_agreed_keys(
         "tags": ["federated-learning", "one-shot-federated-learning", "flower", stored["method"]],
         "metrics": list(stored["scores"]),
         "version": version("oneshot-fl"),
-        "date": json.loads((path / "run.json").read_text())["created"][:10],
+        "date": read_json(path / "run.json")["created"][:10],
     }
     (scored,) = model["results"]
     assert scored["dataset"] == {"type": "digits", "name": "digits"}

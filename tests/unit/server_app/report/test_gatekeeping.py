@@ -15,7 +15,7 @@ from server_app.launch.result import print_result
 from server_app.report.finish import table_lines
 from server_app.report.gatekeeping import backdoor_success, verdict_lines, verdict_table
 from server_app.settings.server_data import HeldOut
-from strategies.core.durable import sha256_file, with_digest
+from strategies.core.durable import read_json, sha256_file, with_digest
 from strategies.gatekeeper.verdicts import Finding, Inspection, VerdictRow
 from strategies.method import Normalization
 from strategies.run.files import save_weights
@@ -64,7 +64,7 @@ def test_a_replay_with_exclude_leaves_the_suspect_out_and_tells_it_everywhere(ru
     assert "gatekeeper.png" in result["plots"]
     assert "| client-000 | suspect | scaled: the norm of layer" in (folder / "model_card.md").read_text()
     assert any("client-000 is suspect, scaled" in line for line in lines)
-    assert result["gatekeeper"] == json.loads((folder / "result.json").read_text())["gatekeeper"]
+    assert result["gatekeeper"] == read_json(folder / "result.json")["gatekeeper"]
 
 
 def test_lines_and_card_name_the_suspect_the_action_and_skipped_tests() -> None:
@@ -116,7 +116,7 @@ def test_a_result_when_attackers_were_simulated_says_so_everywhere(
 
     result = finished_in(path, *stage("fedens", **BACKDOOR))
 
-    facts = json.loads((path / "result.json").read_text())["attack"]
+    facts = read_json(path / "result.json")["attack"]
     assert (facts["kind"], facts["clients"], facts["target"]) == ("backdoor", ["client-000", "client-002"], 1)
     report, _, images = stage("fedens")
     others = images.data.labels != 1

@@ -1,20 +1,19 @@
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import MakeRun, replayed
+from commands import MakeRun, compared, replayed
 from method_fakes import telling
 
 from fl_app.data import ImageData
-from server_app.compare.comparison import Comparison, compare_runs
 from server_app.report.evaluation import KeptScores
 from server_app.settings.build import build_job, held_out
 from server_app.settings.read import read_settings
 from server_app.settings.server_data import HeldOut
+from strategies.core.durable import read_json
 from strategies.method import Job
 from strategies.run.run_folder import RunFolder
 
@@ -41,12 +40,12 @@ def test_cells_on_the_same_uploads_have_the_rows_of_fresh_replays_and_score_the_
     run = run_folder()
     methods = ["dw-fedens", "fedavg", "fedens", "label-count-ensemble"]
 
-    found = compare_runs(Comparison((run,), ",".join(methods)), log=lambda _: None)
+    found = compared(run, methods=",".join(methods))
     in_cells = sorted(passes)
     passes.clear()
     alone = [replayed(run, method) for method in methods]
 
-    tables = [json.loads((Path(cell["run_dir"]) / "result.json").read_text())["table"] for cell in found["cells"]]
+    tables = [read_json(Path(cell["run_dir"]) / "result.json")["table"] for cell in found["cells"]]
     assert tables == [result["table"] for result in alone]
     assert len({row["accuracy"] for row in tables[0]}) >= 3
     # One pass for all clients and FedENS, one for FedAvg, one for each of three methods' own results.
@@ -92,9 +91,7 @@ def test_scores_are_kept_for_the_same_uploads_and_images_only(stored: tuple[Job,
 
 
 @pytest.mark.parametrize("text", ["{", "[1]", '{"a": 1}'])
-def test_a_file_of_scores_that_cannot_be_read_is_made_anew(
-    stored: tuple[Job, HeldOut], tmp_path: Path, text: str
-) -> None:
+def test_scores_that_cannot_be_read_are_made_anew(stored: tuple[Job, HeldOut], tmp_path: Path, text: str) -> None:
     (job, images), path = stored, tmp_path / "scores.json"
     path.write_text(text)
 

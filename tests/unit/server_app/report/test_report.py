@@ -123,9 +123,7 @@ def test_the_grid_of_images_holds_the_images(shape: tuple[int, int, int, int]) -
 
 @pytest.mark.parametrize("clients", [5, pytest.param(100, marks=pytest.mark.slow)])
 @pytest.mark.plots
-def test_the_plots_of_a_run_when_written_are_readable_files_of_a_sensible_size(
-    tmp_path: Path, stage: Stage, clients: int
-) -> None:
+def test_the_plots_of_a_run_are_readable_files_of_a_sensible_size(tmp_path: Path, stage: Stage, clients: int) -> None:
     report, _, _ = stage("dense")
     few = report.job.uploads[:1]
     uploads = tuple(telling(few[0], client=f"client-{k:03d}") for k in range(clients))
@@ -153,9 +151,7 @@ def card(tmp_path: Path, report: StageReport, method: Method, images: HeldOut) -
 
 
 @pytest.mark.parametrize("method", ["dense", "dw-fedens", "label-count-ensemble", "tally"])
-def test_the_load_snippet_of_the_model_card_when_executed_gives_the_result(
-    tmp_path: Path, stage: Stage, method: str
-) -> None:
+def test_the_load_snippet_of_the_model_card_gives_the_result(tmp_path: Path, stage: Stage, method: str) -> None:
     report, settings, images = stage(method)
     card(tmp_path, report, settings.choice, images)
 

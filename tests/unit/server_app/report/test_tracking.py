@@ -101,15 +101,12 @@ def test_a_tracker_that_fails_is_one_line_and_no_failure(package: MagicMock, tmp
     assert tracked("none", tmp_path) == ""
 
 
-def test_a_tracker_without_its_package_is_refused_before_anything_starts(
-    monkeypatch: pytest.MonkeyPatch, run_folder: MakeRun
-) -> None:
+def test_a_tracker_without_its_package_is_refused(monkeypatch: pytest.MonkeyPatch, run_folder: MakeRun) -> None:
     assert tracking._WRITERS.keys() == set(TRACKERS[1:])
     check_tracker("none")
     run = run_folder()
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
 
-    with pytest.raises(
-        OptionError, match=r"'tracker' is 'wandb', which is not installed: pip install 'oneshot-fl\[wandb\]'"
-    ):
+    line = r"'tracker' is 'wandb', which is not installed: pip install 'oneshot-fl\[wandb\]'"
+    with pytest.raises(OptionError, match=line):
         replayed(run, "fedavg", tracker="wandb")

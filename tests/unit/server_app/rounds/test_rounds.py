@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 from browser import check_looks, needs_browser
-from commands import MakeRun, oneshot
+from commands import MakeRun, compared, oneshot
 
-from server_app.compare.comparison import Comparison, compare_runs
 from server_app.compare.rounds import plot_rounds, report_rounds, table_of
 from server_app.settings.read import default_settings
 from strategies.core.durable import read_json
@@ -148,9 +147,7 @@ def test_default_targets_are_multiples_of_five_that_all_runs_of_a_setting_reach(
 
 
 @pytest.mark.plots
-def test_rounds_are_compared_by_the_score_that_the_runs_name_and_have_recorded(
-    run_of_rounds: MakeRun, tmp_path: Path
-) -> None:
+def test_rounds_are_compared_by_the_score_that_the_runs_recorded(run_of_rounds: MakeRun, tmp_path: Path) -> None:
     runs = [
         run_of_rounds([80.0, 60.0, 70.0], metric="log-loss", others=losses, name=f"r{seed}", seed=seed)
         for seed, losses in enumerate(([0.9, 0.43, 0.5], [0.6, 0.5, 0.4]))
@@ -210,9 +207,7 @@ def test_runs_that_cannot_be_compared_are_refused_in_one_line(run_of_rounds: Mak
 
 
 @pytest.mark.plots
-def test_the_command_prints_text_json_and_csv_and_writes_to_the_named_file(
-    run_of_rounds: MakeRun, tmp_path: Path
-) -> None:
+def test_the_command_prints_text_json_and_csv_and_writes_a_folder(run_of_rounds: MakeRun, tmp_path: Path) -> None:
     runs = [run_of_rounds([40.0, 60.0 + seed], name=f"r{seed}", seed=seed) for seed in range(2)]
     out = tmp_path / "report"
 
@@ -249,9 +244,7 @@ def test_the_command_prints_text_json_and_csv_and_writes_to_the_named_file(
 @pytest.mark.slow
 @pytest.mark.plots
 @needs_browser
-def test_page_of_rounds_in_a_browser_shows_its_plot_without_overflow_or_error(
-    run_of_rounds: MakeRun, tmp_path: Path
-) -> None:
+def test_page_of_rounds_in_a_browser_shows_its_plot_without_error(run_of_rounds: MakeRun, tmp_path: Path) -> None:
     names = {"iterative.refiner": "co-boosting", "iterative.strategy": "fedadam"}  # a long name, wide columns
     runs = [run_of_rounds([40.0, 60.0 + seed], name=f"r{seed}", seed=seed, **names) for seed in range(2)]
 
@@ -260,9 +253,7 @@ def test_page_of_rounds_in_a_browser_shows_its_plot_without_overflow_or_error(
     check_looks(tmp_path / "out" / "report.html", tmp_path / "browser", images=1)
 
 
-def test_compare_takes_the_same_runs_and_tells_options_of_their_refiner_apart(
-    run_of_rounds: MakeRun, tmp_path: Path
-) -> None:
+def test_compare_takes_the_same_runs_and_tells_refiners_apart(run_of_rounds: MakeRun, tmp_path: Path) -> None:
     refined = {"iterative.refiner": "dense"}
     runs = (
         run_of_rounds([50.0, 63.0], name="r3", title="DENSE over FedAvg", **{"server.epochs": 3}, **refined),
@@ -271,7 +262,7 @@ def test_compare_takes_the_same_runs_and_tells_options_of_their_refiner_apart(
         run_of_rounds([50.0, 66.0], name="again", seed=1),
     )
 
-    found = compare_runs(Comparison(runs, "fedens", out=tmp_path / "out"), log=lambda _: None)
+    found = compared(*runs, out=tmp_path / "out")
 
     assert [(row["name"], row["accuracy"]) for row in found["table"]] == [
         ("DENSE over FedAvg, 3, as run", 63.0),

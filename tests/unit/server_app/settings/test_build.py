@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from server_app.settings.build import build_job, build_strategy, check_before_st
 from server_app.settings.checks import check_needs_of_settings, check_same_run, free_on
 from server_app.settings.choices import CHOICES
 from server_app.settings.read import default_settings, listed_settings, overridden, read_settings
+from strategies.core.durable import read_json
 from strategies.core.errors import ComputeError, DataError, OneShotError, OptionError
 from strategies.core.options import PRESET_NAMES, QUICK
 from strategies.flower.rounds.iterative import Iterative
@@ -44,9 +44,7 @@ QUICK_DENSE = {
         ),
     ],
 )
-def test_a_method_has_the_values_of_the_preset_but_where_settings_differ(
-    given: dict[str, Any], wanted: DenseConfig
-) -> None:
+def test_a_method_has_the_preset_s_values_but_where_settings_differ(given: dict[str, Any], wanted: DenseConfig) -> None:
     assert read_settings({"method": "dense", **given}).method_config == wanted
 
 
@@ -204,9 +202,7 @@ def test_a_resumed_run_when_only_places_and_patience_differ_goes_on() -> None:
     assert set(changed) == free_on("resume")
 
 
-def test_the_strategy_has_the_settings_and_writes_them_into_its_run_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_strategy_has_the_settings_and_stores_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ONESHOT_NUM_SUPERNODES", "7")
     settings = read_settings(
         {"method": "fedens", "run-dir": str(tmp_path / "run"), "min-uploads": 4, "compute": "in-process"}
@@ -217,7 +213,7 @@ def test_the_strategy_has_the_settings_and_writes_them_into_its_run_folder(
 
     assert strategy.method == CHOICES["fedens"].method
     assert (strategy.rounds.min_uploads, strategy.rounds.compute) == (4, "in-process")
-    facts = json.loads((strategy.folder.path / "run.json").read_text())
+    facts = read_json(strategy.folder.path / "run.json")
     strategy.close()
     assert facts["settings"] == dict(settings.flat)
     assert (facts["method"], facts["num-supernodes"]) == ("fedens", 7)
@@ -267,7 +263,7 @@ def test_the_strategy_when_the_method_needs_proxy_images_holds_them(tmp_path: Pa
     assert strategy.job.proxy is job.proxy
 
 
-def test_proxy_images_when_another_data_set_is_named_are_its_training_images(
+def test_proxy_images_of_another_data_set_are_its_training_images(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_network(*_: object, **__: object) -> None:

@@ -83,9 +83,7 @@ def attack(kind: str, client: str = "client-001", **more: Any) -> dict[str, Any]
         ({"model.name": "statistics"}, "'model.name' names .*head[+]<backbone>"),
     ],
 )
-def test_settings_that_do_not_go_together_are_refused_in_one_line_before_anything_starts(
-    given: dict[str, Any], line: str
-) -> None:
+def test_settings_that_do_not_go_together_are_refused_before_the_start(given: dict[str, Any], line: str) -> None:
     with pytest.raises(OptionError, match=line) as error:
         check_before_start(read_settings(given), 5)
     assert "\n" not in str(error.value)

@@ -29,9 +29,7 @@ def test_commit_is_that_of_the_folder_and_tells_changes(tmp_path: Path) -> None:
     assert commit_of(tmp_path) == f"{clean}+changes"
 
 
-def test_commit_without_a_repository_is_empty_and_of_a_copy_the_caller_s(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commit_of_no_repository_is_empty_or_the_caller_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert commit_of(tmp_path) == ""
     monkeypatch.setenv(COMMIT_VARIABLE, "abc")
     assert commit_facts() == {"commit": "abc"}

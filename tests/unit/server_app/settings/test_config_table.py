@@ -78,9 +78,8 @@ def test_every_former_key_says_what_to_write_and_is_refused() -> None:
     assert keys <= listed.keys()
     with pytest.raises(OptionError, match=r"^setting 'dense.batch-size' is 'server.batch-size' now$"):
         catalogue().settings(["dense.batch-size=3"])
-    with pytest.raises(
-        OptionError, match=r"^setting 'data.partition' is 'classes-p1', which is 'classes-equal-size' now$"
-    ):
+    line = r"^setting 'data.partition' is 'classes-p1', which is 'classes-equal-size' now$"
+    with pytest.raises(OptionError, match=line):
         catalogue().settings(["data.partition=classes-p1"])
 
 

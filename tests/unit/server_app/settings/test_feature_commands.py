@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from commands import replayed, run_card
+from commands import compared, replayed, run_card
 from feature_fakes import SETTINGS, Uploads, stored
 from flower_fakes import equal
 from safetensors.torch import load_file, save_file
 
 from fl_app.data import normalize, open_split
-from server_app.compare import comparison as comparing
 from server_app.replay.forget import adopt_uploads
 from server_app.replay.imports import ImportRequest, import_checkpoints
+from strategies.core.durable import read_json
 from strategies.core.errors import UploadError
 from strategies.run.run_folder import RunFolder
 
@@ -57,13 +56,13 @@ def test_the_choice_has_a_plot(finished: tuple[Path, dict[str, Any]]) -> None:
 
 @pytest.mark.usefixtures("ran")
 def test_ridge_and_lda_are_compared_on_the_same_sums(run: Path, tmp_path: Path) -> None:
-    found = comparing.compare_runs(comparing.Comparison((run,), "ridge,lda", out=tmp_path / "out"), log=lambda _: None)
+    found = compared(run, methods="ridge,lda", out=tmp_path / "out")
     assert [row["method"] for row in found["table"]] == ["ridge", "lda"]
     assert all(row["accuracy"] > 75.0 for row in found["table"])
 
 
 def test_a_run_that_forgets_a_client_equals_one_that_never_had_it(run: Path, sent: Uploads, tmp_path: Path) -> None:
-    info = json.loads((run / "run.json").read_text())
+    info = read_json(run / "run.json")
     with RunFolder.create(tmp_path / "less", {key: info[key] for key in info if key != "digest"}) as target:
         adopt_uploads(target, str(run), "client-001", min_uploads=2)
     states, facts = ({name: values[name] for name in values if name != "client-001"} for values in sent)

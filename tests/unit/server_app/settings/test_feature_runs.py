@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from fl_app.models.features import FeatureFunction
 from fl_app.models.features_config import FeaturesConfig
 from fl_app.node_policy import NodePolicy
 from server_app.settings.read import read_settings
+from strategies.core.durable import read_json
 from strategies.core.errors import OptionError, UploadError
 from strategies.core.facts import UploadFacts
 from strategies.statistics.heads import Ridge
@@ -76,7 +76,7 @@ def test_a_function_that_lies_about_its_fields_is_found_by_the_probe(sent: Uploa
 
     run = stored(tmp_path / "run", SETTINGS, states, sent[1])
     replayed(run, "ridge", tmp_path / "replay", **{"gatekeeper.policy": "exclude"})
-    verdict = json.loads((tmp_path / "replay" / "gatekeeper.json").read_text())
+    verdict = read_json(tmp_path / "replay" / "gatekeeper.json")
     assert verdict["quarantined"] == []
     assert ["client-001: its features of the probe differ" in note for note in verdict["notes"]] == [True]
 
@@ -120,9 +120,8 @@ def test_sums_asked_for_again_are_those_that_were_kept_and_cost_nothing(tmp_path
     ledger = Ledger.of(tmp_path, "client-000")
     assert all(torch.equal(value, second["client-000"][key]) for key, value in first["client-000"].items())
     assert [row["mu"] for row in ledger.releases()] == [pytest.approx(1 / noise_for(1.0, 1e-5))]
-    with pytest.raises(
-        UploadError, match=r"at most 0\.\d+ on this node, whose privacy.total-epsilon over all runs is 1.2"
-    ):
+    line = r"at most 0\.\d+ on this node, whose privacy.total-epsilon over all runs is 1.2"
+    with pytest.raises(UploadError, match=line):
         sent_by_clients(given, "f" * 32)
     assert len(ledger.releases()) == 1
     # As Gaussians the two cost 1.45, where their budgets add up to 2.
@@ -167,17 +166,13 @@ def test_fedpft_alone_sends_no_gram_matrix_and_one_with_moments_the_same_gaussia
         replayed(path, "fedpft", tmp_path / name)
     one, other = (load_file(tmp_path / name / "student.safetensors") for name in "ab")
     assert torch.equal(one["head.weight"], other["head.weight"])
-    assert (
-        "- Head: trained on 600 features, drawn from the clients' Gaussians."
-        in (tmp_path / "a/model_card.md").read_text()
-    )
+    card = (tmp_path / "a" / "model_card.md").read_text()
+    assert "- Head: trained on 600 features, drawn from the clients' Gaussians." in card
     with pytest.raises(OptionError, match=r"'ridge' needs 'gram' in every upload, which client-000 did not send"):
         replayed(alone, "ridge", tmp_path / "ridge")
 
 
-def test_spherical_fedpft_takes_every_upload_and_diagonal_refuses_those_without_squares(
-    run: Path, tmp_path: Path
-) -> None:
+def test_spherical_fedpft_takes_every_upload_and_diagonal_those_with_squares(run: Path, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=r"'fedpft' needs 'squares' in every upload, .*'features.moments'"):
         replayed(run, "fedpft", tmp_path / "diagonal")
     result = replayed(run, "fedpft", tmp_path / "spherical", **{"fedpft.covariance": "spherical"})
@@ -216,9 +211,8 @@ def test_features_have_norm_one_and_do_not_depend_on_the_batch() -> None:
 def test_a_deployed_node_runs_no_module_of_the_run_s_choice() -> None:
     policy = NodePolicy(deployed=True)
     policy.check_backbone("efficientnet-lite0", "")
-    with pytest.raises(
-        UploadError, match="'features.backbone' is 'tiny_backbone:make': must be .* a module of the run's choice"
-    ):
+    line = "'features.backbone' is 'tiny_backbone:make': must be .* a module of the run's choice"
+    with pytest.raises(UploadError, match=line):
         policy.check_backbone("tiny_backbone:make", "")
     with pytest.raises(UploadError, match="'features.weights' is '/etc/passwd'"):
         policy.check_backbone("torchvision:resnet18", "/etc/passwd")
@@ -229,7 +223,5 @@ def test_a_deployed_node_runs_no_module_of_the_run_s_choice() -> None:
     ("settings", "share"),
     [({}, 0.0), ({"gatekeeper.policy": "warn"}, 0.2), ({"gatekeeper.policy": "exclude", "server.max-share": 0.5}, 0.5)],
 )
-def test_a_gatekeeper_caps_the_share_of_a_client_unless_it_is_set(
-    settings: dict[str, str | float], share: float
-) -> None:
+def test_a_gatekeeper_caps_a_client_s_share_unless_it_is_set(settings: dict[str, str | float], share: float) -> None:
     assert read_settings({"method": "ridge", **settings}).method_config.max_share == share

@@ -73,7 +73,7 @@ def test_a_client_whose_texts_have_no_tokens_sends_nothing(given: dict[str, Any]
         sent_by_clients({**given, "data.root": str(tmp_path), "data.partition": "iid"})
 
 
-def test_features_of_texts_are_cached_by_tokenizer(
+def test_features_are_cached_by_tokenizer(
     given: dict[str, Any], sums: Uploads, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", logger="flwr")

@@ -53,7 +53,7 @@ def test_methods_work_on_heads_as_on_other_models(run: Path, tmp_path: Path, met
         ("flboost", {}, "setting 'flboost.level' makes images.* must be 'features'"),
     ],
 )
-def test_what_makes_images_refuses_heads_in_one_line(
+def test_what_makes_images_refuses_heads(
     run: Path, tmp_path: Path, method: str, given: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(OptionError, match=message):
@@ -65,10 +65,9 @@ def test_a_head_of_another_function_is_refused_at_the_door_and_where_it_is_loade
     job, state = build_job(other, open_split("digits", "test"), None), sent[0]["client-000"]
     with pytest.raises(UploadError, match="another function: .*they differ in side: 16, expected is 20$"):
         check_outputs(HEAD, state, job.builders[HEAD], job.input_shape)
+    function = FeatureFunction(FeaturesConfig(backbone="tiny_backbone:make", dim=96), 0)
     with pytest.raises(UploadError, match="another function"):
-        FeatureHead(FeatureFunction(FeaturesConfig(backbone="tiny_backbone:make", dim=96), 0), 10).load_state_dict(
-            state
-        )
+        FeatureHead(function, 10).load_state_dict(state)
 
 
 def test_a_head_s_own_form_on_features_gives_the_same_logits(sent: Uploads) -> None:

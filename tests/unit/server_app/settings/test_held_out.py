@@ -50,9 +50,7 @@ def test_accuracy_when_counted_by_hand_is_the_same_and_the_mode_is_restored(seve
 
 
 @pytest.mark.parametrize(("metric", "scale"), [("balanced-accuracy", 100), ("log-loss", 1)])
-def test_a_server_stage_is_observed_by_the_score_that_heads_the_tables(
-    seven: HeldOut, metric: str, scale: float
-) -> None:
+def test_a_stage_is_observed_by_the_score_that_heads_the_tables(seven: HeldOut, metric: str, scale: float) -> None:
     score = seven.scored(Brightest())["scores"][metric]["value"]
 
     found = replace(seven, metric=metric)(3, Brightest())
@@ -63,14 +61,12 @@ def test_a_server_stage_is_observed_by_the_score_that_heads_the_tables(
 def test_images_when_given_to_a_model_are_normalised_and_none_is_left_out(seven: HeldOut) -> None:
     pairs = list(seven.batches(torch.device("cpu")))
 
-    assert [len(labels) for _, labels in pairs] == [3, 4]  # no batch of one, which some normalisation refuses
-    assert seven.num_batches == 2
     images = torch.cat([images for images, _ in pairs])
     torch.testing.assert_close(images, (seven.data.images / 255 - 0.5) / 0.5)
     assert torch.equal(torch.cat([labels for _, labels in pairs]), seven.data.labels)
 
 
-@pytest.mark.parametrize(("count", "sizes"), [(1, [1]), (3, [3]), (4, [4]), (5, [3, 2]), (6, [3, 3]), (8, [3, 3, 2])])
+@pytest.mark.parametrize(("count", "sizes"), [(1, [1]), (3, [3]), (4, [4]), (6, [3, 3]), (7, [3, 4]), (8, [3, 3, 2])])
 def test_a_single_last_image_joins_the_batch_before(seven: HeldOut, count: int, sizes: list[int]) -> None:
     twice = ImageData(seven.data.images.repeat(2, 1, 1, 1)[:count], seven.data.labels.repeat(2)[:count])
     some = HeldOut(twice, seven.normalization)

@@ -92,9 +92,8 @@ def test_logits_of_a_group_have_the_size_of_a_net_s_on_its_examples(sent: Upload
 def test_sums_of_an_unknown_function_and_noisy_sums_are_refused(sent: Uploads) -> None:
     job = job_of(sent, *KEPT)
     heads = {name: build for name, build in job.builders.items() if name != "head+tiny_backbone:make"}
-    with pytest.raises(
-        OptionError, match="the sums of client-002 have fingerprint [0-9a-f]{8}: must be that of a head"
-    ):
+    line = "the sums of client-002 have fingerprint [0-9a-f]{8}: must be that of a head"
+    with pytest.raises(OptionError, match=line):
         with_heads(type(job)(**{**vars(job), "builders": heads}))
     noisy = {**sent[0]["client-002"], "noise": torch.ones(1, dtype=torch.float64)}
     upload = Upload(sent[1]["client-002"], lambda: noisy)

@@ -170,9 +170,7 @@ def test_own_data_and_an_own_model_become_a_result_with_a_card(tmp_path: Path) -
         ({"model.name": "lenet5"}, 3, "the model zoo cannot take examples of shape"),
     ],
 )  # fmt: skip
-def test_settings_that_do_not_fit_are_refused_before_any_client_trains(
-    given: dict[str, Scalar], clients: int, reason: str
-) -> None:
+def test_settings_that_do_not_fit_are_refused_at_once(given: dict[str, Scalar], clients: int, reason: str) -> None:
     with pytest.raises(OneShotError, match=reason) as error:
         check_before_start(read_settings({**SMALL, **OWN, **given}), clients)
     assert isinstance(error.value, DataError | OptionError)
@@ -196,13 +194,9 @@ def test_a_deployed_node_reads_its_own_tables_and_runs_no_code_that_it_does_not_
     with pytest.raises(OptionError, match="1 client|3, one client"):  # the source is called, and has three holders
         prepare_upload(settings.app, node, TrainRequest("", 1, 0), {})
     refusing = {**facts, "architectures": "own_run:Net"}
+    node = Node.of(refusing, settings.app, NodePolicy.of(refusing, deployed=True))
     with pytest.raises(UploadError, match="'own_run:load': must be among this node"):
-        prepare_upload(
-            settings.app,
-            Node.of(refusing, settings.app, NodePolicy.of(refusing, deployed=True)),
-            TrainRequest("", 1, 0),
-            {},
-        )
+        prepare_upload(settings.app, node, TrainRequest("", 1, 0), {})
 
 
 def test_a_deployed_node_tells_the_server_no_value_of_its_rows(tables: Path) -> None:

@@ -46,9 +46,7 @@ def test_scale_leaves_an_epoch_at_least_also_to_the_client_that_reads_the_settin
     assert {key: flatten(settings.app)[key] for key in scaled} == {key: now for key, (_, now) in scaled.items()}
 
 
-def test_a_shortened_replay_says_so_while_it_runs_and_in_its_result(
-    run_folder: MakeRun, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_shortened_replay_says_so_in_log_and_result(run_folder: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
     lines: list[str] = []
 
     result = replayed(run_folder(scale=0.5, client__epochs=10, server__epochs=2), "dense", log=lines.append)

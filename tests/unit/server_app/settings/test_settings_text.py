@@ -63,9 +63,7 @@ def test_files_and_pairs_when_both_are_given_the_later_wins(tmp_path: Path) -> N
         (b"[data]\nalpa = 1.0\n", r"unknown setting 'data.alpa'"),
     ],
 )
-def test_pairs_and_files_that_are_invalid_are_refused_in_one_line(
-    tmp_path: Path, source: str | bytes, message: str
-) -> None:
+def test_invalid_pairs_and_files_are_refused_in_one_line(tmp_path: Path, source: str | bytes, message: str) -> None:
     if isinstance(source, bytes):
         (tmp_path / "some.toml").write_bytes(source)
         source = str(tmp_path / "some.toml")

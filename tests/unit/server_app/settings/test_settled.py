@@ -50,7 +50,7 @@ def seen_proxies(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
         ("iterative", {}, "'iterative' needs that clients answer in every round.*oneshot run"),
     ],
 )
-def test_what_a_replay_cannot_follow_is_refused_in_one_line(
+def test_what_a_replay_cannot_follow_is_refused(
     run_folder: MakeRun, method: str, asked: dict[str, Any], message: str
 ) -> None:
     run = run_folder()
@@ -70,9 +70,7 @@ def test_settings_that_are_the_run_s_own_or_the_server_s_are_let_pass(run_folder
     assert result["status"] == "finished"
 
 
-def test_proxy_images_follow_the_seed_of_the_run_and_not_that_of_the_replay(
-    run_folder: MakeRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_proxy_images_follow_the_seed_of_the_run(run_folder: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     run, found = run_folder(**{"data.limit": 1000, "data.proxy": 0.0, "seed": 6}), seen_proxies(monkeypatch)
     train = open_split("digits", "train")
 
@@ -134,7 +132,7 @@ def test_a_replay_that_is_refused_leaves_no_folder_behind(run_folder: MakeRun, d
     assert list(run.parent.iterdir()) == [run]
 
 
-def test_a_replay_that_fails_after_its_first_epoch_keeps_its_folder(
+def test_a_replay_that_fails_in_its_midst_keeps_its_folder(
     run_folder: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     method = METHODS["dense"]

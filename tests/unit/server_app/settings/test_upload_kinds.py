@@ -3,33 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from commands import replayed, run_card
-from flwr.app import ArrayRecord
 from test_own_runs import run_of
 
 from client_app.keeping import KeptModel
 from client_app.node import Node, TrainRequest
-from client_app.tasks import TASKS
 from client_app.work import prepare_upload
 from fl_app.data import open_split
-from fl_app.models.features import FeatureFunction
-from fl_app.models.features_config import FeaturesConfig
-from fl_app.models.uploaded import uploaded_builders, uploaded_name
+from fl_app.models.uploaded import uploaded_builders
 from server_app.settings.build import build_job
 from server_app.settings.read import read_settings
 from strategies.core.durable import read_json
 from strategies.core.errors import OptionError, UploadError
 from strategies.core.facts import kind_of
-from strategies.flower.messages import Request as Message
-from strategies.method import METHODS, Job, Normalization
+from strategies.method import METHODS
 
 CLIENTS = 3
+Runs = Callable[[str], Path]
 SETTINGS: dict[str, Any] = {
     "compute": "in-process", "device": "cpu", "threads": 1, "data.partition": "iid", "model.name": "mnist-cnn",
     "client.optimizer": "adam", "client.lr": 0.003, "client.batch-size": 16, "client.latent": 6,
@@ -41,7 +36,7 @@ ENOUGH = {"fedov": {"data.limit": 240, "client.epochs": 4}, "fedcvae-ens": {"dat
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def run(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     """Return a function that has clients train what a method asks for, a little, and leaves their run folder."""
     made: dict[str, Path] = {}
 
@@ -68,7 +63,7 @@ def test_methods_on_other_uploads_learn(tmp_path: Path, method: str, least: floa
     [("fedov", "FedOV", "mnist-cnn+unknown", "open-set"), ("fafi", "FAFI", "mnist-cnn+prototypes", "prototypes")],
 )
 def test_an_ensemble_of_models_with_further_outputs_from_training_to_result(
-    run: Callable[[str], Path], tmp_path: Path, method: str, title: str, architecture: str, combiner: str
+    run: Runs, tmp_path: Path, method: str, title: str, architecture: str, combiner: str
 ) -> None:
     lines: list[str] = []
 
@@ -87,7 +82,7 @@ def lines_of_evaluation(lines: list[str]) -> list[str]:
     return [line.partition(",")[0] for line in lines if line.startswith("evaluation: ")]
 
 
-def test_decoders_from_training_to_result(run: Callable[[str], Path], tmp_path: Path) -> None:
+def test_decoders_from_training_to_result(run: Runs, tmp_path: Path) -> None:
     lines: list[str] = []
 
     result = replayed(run("fedcvae-ens"), "fedcvae-ens", tmp_path / "replay", log=lines.append)
@@ -98,7 +93,7 @@ def test_decoders_from_training_to_result(run: Callable[[str], Path], tmp_path: 
     assert lines_of_evaluation(lines)[-1] == "evaluation: batch 1 of 1"
 
 
-def test_a_result_by_test_batch_is_marked(run: Callable[[str], Path], tmp_path: Path) -> None:
+def test_a_result_by_test_batch_is_marked(run: Runs, tmp_path: Path) -> None:
     marked = replayed(run("fafi"), "fafi", tmp_path / "marked", **{"fafi.bn": "test-batch"})
 
     assert marked["table"][-1]["name"] == "FAFI (transductive)"
@@ -108,25 +103,13 @@ def test_a_result_by_test_batch_is_marked(run: Callable[[str], Path], tmp_path: 
 @pytest.mark.parametrize(
     ("ran", "asked"), [("fedov", "fedens"), ("fafi", "fedov"), ("fedcvae-ens", "fafi"), ("fedov", "fedcvae-ens")]
 )
-def test_uploads_of_another_kind_are_refused_in_one_line(
-    run: Callable[[str], Path], tmp_path: Path, ran: str, asked: str
-) -> None:
+def test_uploads_of_another_kind_are_refused_in_one_line(run: Runs, tmp_path: Path, ran: str, asked: str) -> None:
     with pytest.raises(OptionError) as caught:
         replayed(run(ran), asked, tmp_path / "replay")
 
     assert f"method {asked!r} works on uploads of kind {METHODS[asked].uploads!r}" in str(caught.value)
     assert f"of kind {METHODS[ran].uploads!r} are those of client-000" in str(caught.value)
     assert not (tmp_path / "replay").exists()
-
-
-@pytest.mark.parametrize("task", list(TASKS))
-def test_the_server_uses_the_client_s_name_of_an_upload(task: str) -> None:
-    function = FeatureFunction(FeaturesConfig(backbone="tiny_backbone:make"))
-    builders = uploaded_builders(task, 10, (1, 16, 16), latent=5, sums=partial(function.sums, 10))
-
-    assert {kind_of(name) for name in builders} == {task}
-    assert uploaded_name(task, "lenet5") in builders
-    assert set(TASKS) == {METHODS[name].uploads for name in METHODS}
 
 
 def test_job_of_a_method_of_classifiers_knows_no_other_models() -> None:
@@ -174,13 +157,3 @@ def test_client_keeps_its_whole_model_and_sends_the_task_s_part_again(tmp_path: 
     assert whole[1].keys() > {f"decoder.{key}" for key in first}
     assert first.keys() == again.keys()
     assert all(torch.equal(value, again[key]) for key, value in first.items())
-
-
-@pytest.mark.parametrize("name", ["fedov", "fafi", "fedcvae-ens", "fedens"])
-def test_request_of_a_method_says_its_task_and_the_client_reads_it(name: str) -> None:
-    method = METHODS[name]
-    job = Job((), {}, "net", 2, (1, 4, 4), Normalization((0.5,), (0.5,)), method.config())
-
-    asks = Message.of(method, job, ArrayRecord(), 1, config={}, run_id="run").asks
-
-    assert TrainRequest.read(asks, 0).task == method.uploads
