@@ -8,6 +8,7 @@ from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
+import torch
 from typer.testing import CliRunner
 
 from server_app import cli as command_line
@@ -17,6 +18,7 @@ from server_app.replay.stored import replay_run
 from server_app.report.finish import finish
 from server_app.settings.read import Settings
 from server_app.settings.server_data import Scorer
+from strategies.core.facts import UploadFacts
 from strategies.core.options import Scalar
 from strategies.run.run_folder import RunFolder
 from strategies.run.stage import StageReport, keep_outcome
@@ -75,3 +77,13 @@ def finished_in(
     with RunFolder.open(path) as folder:
         keep_outcome(folder, report, 1)
         return finish(folder, settings, report, images, seconds=seconds, log=log)
+
+
+def foreign_run(path: Path, uploads: Mapping[str, tuple[str, Mapping[str, torch.Tensor]]], **facts: Any) -> Path:
+    """Make a run folder as the strategies of another project leave it; uploads: client -> (architecture, weights)."""
+    facts = {"method": "fedens", "seed": 4, "student": "model", "num-classes": 3, "input-shape": [1, 4, 4], **facts}
+    info = {"normalization": [[0.5], [0.5]], **facts}
+    with RunFolder.create(path, info) as folder:
+        for client, (architecture, state) in uploads.items():
+            folder.round(1).accept(UploadFacts(client, architecture, 5), dict(state))
+    return path

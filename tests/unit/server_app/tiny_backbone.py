@@ -1,4 +1,4 @@
-"""Backbones for features.backbone: of random weights, tiny_backbone:make, and of rows, tiny_backbone:rows."""
+"""Backbones for features.backbone: of random weights, tiny_backbone:make or other, and of rows, tiny_backbone:rows."""
 
 import torch
 from torch import nn
@@ -20,3 +20,16 @@ def make() -> Backbone:
 
 def rows() -> Backbone:
     return Backbone("rows as they are", 3, nn.Flatten, columns=3)
+
+
+def other() -> Backbone:
+    return Backbone("other", 64, lambda: nn.Sequential(nn.AvgPool2d(2), nn.Flatten(), _Pairs()), side=8)
+
+
+class _Pairs(nn.Module):
+    """Products of neighbouring places."""
+
+    def forward(self, flat):  # type: ignore[no-untyped-def]
+        """Map [B, 48] to [B, 64]."""
+        own = flat[:, :16] + 1.1
+        return own[:, :, None].mul(own[:, None, :4]).flatten(1)

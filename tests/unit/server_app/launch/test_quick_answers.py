@@ -1,10 +1,18 @@
-"""Help, lists and errors of spelling appear at once: they load neither torch nor Flower nor Ray."""
+"""Help, lists and errors of spelling load neither torch nor Flower nor Ray; commands may be kept off the network."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
+from pathlib import Path
+
+import click
+import pytest
+import typer
+from commands import oneshot
+
+from server_app.cli import cli
 
 # In a process of its own, where a heavy module cannot be imported.
 PROGRAM = """
@@ -47,3 +55,28 @@ def test_answers_need_no_heavy_module() -> None:
     wrong = [(words, found) for (words, part), found in zip(ANSWERS, said, strict=True) if part not in found[0]]
     assert wrong == []
     assert {error for _, error in said} <= {"None", "SystemExit(1)", "SystemExit(2)"}
+
+
+COMMANDS = typer.main.get_command(cli).commands  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", ["run", "resume", "replay", "compare", "forget", "import"])
+def test_offline_is_an_option_of_every_command_that_may_meet_a_network(name: str) -> None:
+    options = {option: parameter for parameter in COMMANDS[name].params for option in parameter.opts}
+
+    assert options["--offline"].envvar == "ONESHOT_OFFLINE"
+    assert options["--format"].help  # the command's own options are what they were
+    assert any(isinstance(parameter, click.Argument) for parameter in options.values())
+
+
+def test_offline_run_whose_data_are_not_there_ends_with_the_line_that_says_where_to_put_them(tmp_path: Path) -> None:
+    settings = f"data.name=cifar10 data.root={tmp_path} run-dir={tmp_path / 'run'}"
+
+    done = oneshot("run", "--offline", "--run-config", settings)
+
+    assert done.exit_code == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(
+        f"error: data set 'cifar10' is not in {tmp_path} (data.root) and downloading is switched off"
+    )
+    assert f"copy it to {tmp_path / 'cifar-10-batches-py'}" in line

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from commands import compared, replayed
-from foreign_runs import foreign_run
+from commands import compared, foreign_run, replayed
 from safetensors.torch import load_file
 from torch import nn
 

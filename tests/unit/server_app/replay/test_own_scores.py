@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from commands import compared, replayed, run_card
-from foreign_runs import foreign_run
+from commands import compared, foreign_run, replayed, run_card
 from torch import nn
 
 from server_app.compare.report import lines_of, table_of

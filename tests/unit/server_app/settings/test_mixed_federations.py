@@ -25,7 +25,7 @@ from strategies.statistics.sums import merge_sums
 from strategies.statistics.uploaded import SIZE, with_heads
 from strategies.uploads.checks import check_outputs
 
-KINDS = ("lenet5", "head+other_backbone:make", "statistics", "statistics")
+KINDS = ("lenet5", "head+tiny_backbone:other", "statistics", "statistics")
 GIVEN = {
     **SETTINGS, "method": "label-count-ensemble", "model.per-client": ",".join(KINDS), "client.epochs": 8,
     "data.proxy": 0.2, "fens.rounds": 20, "server.epochs": 1, "tally.images": 64, "tally.probes": 64,
@@ -132,10 +132,10 @@ def test_a_folder_of_models_and_sums_is_imported_as_one_federation(sent: Uploads
 
 
 def test_sums_of_another_backbone_are_checked_by_their_own_function(sent: Uploads) -> None:
-    given = {**GIVEN, "model.per-client": "lenet5,statistics+other_backbone:make"}
+    given = {**GIVEN, "model.per-client": "lenet5,statistics+tiny_backbone:other"}
     states, facts = sent_by_clients(given, task="classifier")
     job = build_job(read_settings(given), open_split("digits", "test"), None)
     name = facts["client-001"].architecture
     check_outputs(name, states["client-001"], job.builders[name], job.input_shape)
-    assert "head+other_backbone:make" in job.builders
+    assert "head+tiny_backbone:other" in job.builders
     assert states["client-001"]["sums"].shape == (10, 64)
