@@ -251,8 +251,8 @@ def schema_of(folder: Path, *, label: str, sha256: str = "", numbers: bool = Fal
         raise OptionError(f"setting 'data.label' is {label!r}: must be a column that {SCHEMA_FILE} does not have")
     if not (schema.classes or numbers):
         raise OptionError(
-            f"schema {folder / SCHEMA_FILE} has no classes: must name those of column {label!r}; only a function of "
-            "your own, 'model.train', learns its numbers"
+            f"schema {folder / SCHEMA_FILE} has no classes: must name those of column {label!r}; only a function "
+            "that 'model.train' names learns its numbers, as oneshot_fl.fl_app.models.regression:add_up"
         )
     return schema
 

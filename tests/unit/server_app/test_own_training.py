@@ -14,15 +14,17 @@ import pytest
 import torch
 from commands import completed, replayed
 from safetensors.numpy import load_file
-from sklearn.datasets import load_diabetes
+from sklearn.datasets import load_diabetes, load_linnerud
 
 from client_app.node import Node
 from fl_app.config import AppConfig
+from fl_app.models.regression import Regression
 from fl_app.node_policy import NodePolicy
 from fl_app.project import own_training, scores_in
 from server_app.export.exporting import stored_models
 from server_app.settings import build
 from server_app.settings.read import read_settings
+from strategies import RegressionSums, ridge_regression
 from strategies.core.errors import OptionError, UploadError
 from strategies.core.options import Scalar
 from strategies.core.seeds import initial_torch
@@ -33,7 +35,7 @@ import math
 from pathlib import Path
 
 import torch
-from sklearn.datasets import load_diabetes
+from sklearn.datasets import load_diabetes, load_linnerud
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -129,6 +131,12 @@ def hamming(model, data):
     return {"right": ((model(rows[:, :, None, None]) > 0) == (targets > 0)).float().mean()}
 
 
+def linnerud(split):
+    rows, targets = load_linnerud(return_X_y=True)
+    part = slice(0, 15) if split == "train" else slice(15, None)
+    return rows[part].astype("float32"), targets[part]
+
+
 def autoencoder(input_shape):
     size = input_shape[1] * input_shape[2]
     return nn.Sequential(nn.Flatten(), nn.Linear(size, 8), nn.Linear(8, size), nn.Unflatten(1, input_shape))
@@ -146,6 +154,7 @@ OWN: dict[str, Scalar] = {
     "method": "fedavg", "data__name": "own_models:diabetes", "model__name": "own_models:net", "client__lr": 0.01,
     "model__train": "own_models:train", "model__evaluate": "own_models:evaluate", "data__proxy": 0.0,
 }  # fmt: skip
+SOLVER = "oneshot_fl.fl_app.models.regression"
 CLIENTS = ("client-000", "client-001", "client-002")
 
 
@@ -256,8 +265,43 @@ def test_numbers_in_the_hospitals_tables_are_learned(oneshot: Any, tmp_path: Pat
     assert result["scores"]["mae"]["value"] == pytest.approx(np.abs(wrong).mean(), rel=1e-5)
     _, sizes = uploads_of(Path(result["run_dir"]))
     assert sizes == [114, 114, 114]
+    of_all = {"model__name": f"{SOLVER}:Regression", "model__train": f"{SOLVER}:add_up", "client__weight_decay": 0.01}
+    result, _ = completed(oneshot("run", **{**OWN, **own, **of_all, "model__evaluate": f"{SOLVER}:scores"}))
+    rows, numbers = frame[:342].to_numpy()[:, :-1] / 0.05, frame[:342].to_numpy()[:, -1]
+    around = rows - rows.mean(0)
+    strength = 0.01 * (around**2).sum() / 10
+    weight = np.linalg.solve(around.T @ around + strength * np.eye(10), around.T @ numbers)
+    wrong = numbers.mean() + (held[:, :-1] / 0.05 - rows.mean(0)) @ weight - held[:, -1]
+    assert result["scores"]["mae"]["value"] == pytest.approx(np.abs(wrong).mean(), rel=1e-6)
     refused = oneshot("run", **{**OWN, **own, "model__train": "", "model__evaluate": ""})[1]
     assert "has no classes: must name those" in refused["error"]
+
+
+def test_a_ridge_regression_is_that_of_all_examples_in_one_place(oneshot: Any) -> None:
+    """Of three targets at once, whatever the clients have; for the page's command."""
+    own = {"data__name": "own_models:linnerud", "model__name": f"{SOLVER}:Regression", "client__weight_decay": 0.1}
+    own |= {"model__train": f"{SOLVER}:add_up", "model__evaluate": f"{SOLVER}:scores", "data__alpha": 5.0}
+    result, _ = completed(oneshot("run", **{**OWN, **own}))
+
+    rows, targets = load_linnerud(return_X_y=True)
+    rows, targets, held, wanted = rows[:15], targets[:15], rows[15:], targets[15:]
+    mean, middle = rows.mean(0), targets.mean(0)
+    scatter = (rows - mean).T @ (rows - mean)
+    strength = 0.1 * np.trace(scatter) / 3
+    weight = np.linalg.solve(scatter + strength * np.eye(3), (rows - mean).T @ (targets - middle))
+    wrong = middle + (held - mean) @ weight - wanted
+    r2 = 1 - (wrong**2).sum(0) / ((wanted - wanted.mean(0)) ** 2).sum(0)
+    found = {name: score["value"] for name, score in result["scores"].items()}
+    assert found["mae"] == pytest.approx(np.abs(wrong).mean(), rel=1e-6)
+    assert found["rmse"] == pytest.approx(np.sqrt((wrong**2).mean()), rel=1e-6)
+    assert found["r2"] == pytest.approx(r2.mean(), rel=1e-5)
+    assert result["metric"] == "r2"
+    stored = load_file(Path(result["run_dir"]) / "student.safetensors")
+    model = Regression(3, (3, 1, 1))
+    model.load_state_dict({name: torch.from_numpy(each) for name, each in stored.items()})
+    np.testing.assert_allclose(model.solve()[0].T.numpy(), weight, rtol=1e-6)
+    pooled = ridge_regression([RegressionSums.of(*map(torch.from_numpy, (rows, targets)))], 0.1)
+    np.testing.assert_allclose(model.solve()[1].numpy(), pooled.bias.numpy(), rtol=1e-6)
 
 
 def test_an_autoencoder_learns_the_images_of_a_named_data_set(oneshot: Any) -> None:
