@@ -35,15 +35,8 @@ from strategies.core.work import Work, count_work
 from strategies.distillation.losses import jensen_shannon
 from strategies.distillation.synthesis import Recipe, View
 from strategies.method import METHODS, EnsembleSpec, Job, Normalization, Silent, Snapshot, Upload
-from strategies.methods.co_boosting import CoBoostingConfig
-from strategies.methods.dense import DenseConfig
-from strategies.methods.distill import DistillConfig
-from strategies.methods.f_adi import FAdiConfig, FAdiServer
-from strategies.methods.f_dafl import FDaflConfig
-from strategies.methods.fed_et import FedEtConfig, Judgement, transfer_loss
-from strategies.methods.feddf import FedDfConfig
-from strategies.methods.fedkd import FedKdConfig
-from strategies.methods.tally import TallyConfig
+from strategies.methods.f_adi import FAdiServer
+from strategies.methods.fed_et import Judgement, transfer_loss
 from strategies.teacher.augment import AUGMENTATIONS
 from strategies.teacher.student import fresh_student
 from strategies.uploads.needs import check_needs
@@ -56,7 +49,7 @@ class Case:
     """A method as small as it gets.
 
     Attributes:
-        config: Its config.
+        options: What differs from its usual config.
         resumed: What is changed in it for a run that is cut off, each a run.
         other: Another value of its own options, each of which must make a difference.
         epochs: In which a difference shows.
@@ -64,7 +57,7 @@ class Case:
         recipes: Whether the options of shared recipes are tried too.
     """
 
-    config: Any
+    options: dict[str, Any]
     resumed: tuple[dict[str, Any], ...]
     other: dict[str, Any]
     epochs: int = 2
@@ -75,7 +68,7 @@ class Case:
 AUGMENTED = {"pool_cap": 9, "pool_augmentation": "flip"}
 CASES: dict[str, Case] = {
     "dense": Case(
-        DenseConfig(**TINY | {"generator_lr": 1e-3}),
+        TINY | {"generator_lr": 1e-3},
         ({"distillation_data": "fresh", "keep_images": "last", "generator_reset": "never"},
          {"pool_cap": 10, "pool_augmentation": "crop-flip", "synthesis_augmentation": "flip"},
          {"schedule": "cosine", "steps_per_epoch": 2, "weight_decay": 0.01, "generator_clip": 1.0}),
@@ -84,7 +77,7 @@ CASES: dict[str, Case] = {
         epochs=3, elsewhere=("rounds",), recipes=True,
     ),
     "co-boosting": Case(
-        CoBoostingConfig(**TINY, schedule="constant", reweighting_step=0.05),
+        TINY | {"schedule": "constant", "reweighting_step": 0.05},
         ({"perturbation": "l2", "reweighting_data": "perturbed", "keep_images": "last", "optimize_noise": False,
           "generator_reset": "never", "pool_precision": "float32", "difficulty": "differentiated", "ensemble": "sum"},
          {"perturbation": "none", "pool_cap": 9, "student_lr": 0.01, "pool_augmentation": "flip"}),
@@ -93,31 +86,32 @@ CASES: dict[str, Case] = {
          "reweighting": False, "reweighting_step": 0.01, "reweighting_decay": 0.5, "reweighting_data": "all"},
     ),
     "f-adi": Case(
-        FAdiConfig(epochs=3, inversion_steps=3, synthesis_batch_size=6, batch_size=5, student_lr=0.1),
+        {"epochs": 3, "inversion_steps": 3, "synthesis_batch_size": 6, "batch_size": 5, "student_lr": 0.1},
         ({}, AUGMENTED),
         {"inversion_steps": 2, "inversion_lr": 0.5, "synthesis_batch_size": 8, "tv_weight": 5.0, "bn_weight": 0.0,
          "competition_weight": 0.0},
     ),
     "f-dafl": Case(
-        FDaflConfig(**TINY), ({}, AUGMENTED),
+        TINY, ({}, AUGMENTED),
         {"one_hot_weight": 0.1, "information_weight": 0.0}, elsewhere=("activation_weight",),
     ),
     "fed-et": Case(
-        FedEtConfig(epochs=3, batch_size=5, student_lr=0.01), ({}, {"augmentation": "crop-flip"}),
+        {"epochs": 3, "batch_size": 5, "student_lr": 0.01}, ({}, {"augmentation": "crop-flip"}),
         {"augmentation": "flip", "diversity_weight": 1.0},
     ),
     "feddf": Case(
-        FedDfConfig(epochs=3, batch_size=5, student_lr=0.1),
+        {"epochs": 3, "batch_size": 5, "student_lr": 0.1},
         ({}, {"start": "average", "augmentation": "crop-flip", "optimizer": "adam"}),
         {"start": "average", "augmentation": "flip"},
     ),
     "fedkd": Case(
-        FedKdConfig(epochs=3, batch_size=5, student_lr=0.01), ({}, {"augmentation": "crop-flip", "loss": "kl"}),
+        {"epochs": 3, "batch_size": 5, "student_lr": 0.01}, ({}, {"augmentation": "crop-flip", "loss": "kl"}),
         {"augmentation": "flip", "loss": "kl"},
     ),
     "tally": Case(
-        TallyConfig(epochs=3, batch_size=5, images=12, layers=0, probes=7, counts="tempered", student_lr=0.01,
-                    start="average", rule="linear", sharpness=1.0, calibrated=True, temperature=1.0, smoothing=0.02),
+        {"epochs": 3, "batch_size": 5, "images": 12, "layers": 0, "probes": 7, "counts": "tempered", "student_lr": 0.01,
+         "start": "average", "rule": "linear", "sharpness": 1.0, "calibrated": True, "temperature": 1.0,
+         "smoothing": 0.02},
         ({"student_lr": 0.01, "start": "class-weighted", "layers": 2}, {"counts": "noise-rows", "start": "fresh"},
          {"counts": "auto", "rule": "log", "inverted": 6}),
         {"counts": "rows", "rule": "log", "temperature": 3.0, "smoothing": 0.5, "probes": 8, "cap_examples": True,
@@ -126,16 +120,17 @@ CASES: dict[str, Case] = {
         elsewhere=("agreement", "gate", "spanned"),
     ),
     "distill": Case(  # three passes of 11 images, the last one of a single step
-        DistillConfig(steps=5, batch_size=5, student_lr=0.1, optimizer="sgd", schedule="constant"), ({},),
+        {"steps": 5, "batch_size": 5, "student_lr": 0.1, "optimizer": "sgd", "schedule": "constant"}, ({},),
         {"steps": 4, "kd_temperature": 2.0, "schedule": "one-cycle", "start": "average"}, recipes=True,
     ),
 }  # fmt: skip
+CONFIGS = {name: METHODS[name].config(**case.options) for name, case in CASES.items()}
 RESUMED = [(name, changes) for name, case in CASES.items() for changes in case.resumed]
 
 
 @pytest.mark.parametrize(("name", "changes"), RESUMED, ids=[f"{name} {'+'.join(more)}" for name, more in RESUMED])
 def test_fit_resumed_after_a_crash_ends_with_the_same_bits(name: str, changes: dict[str, Any]) -> None:
-    check_resume(METHODS[name], tiny_job(replace(CASES[name].config, **changes)))
+    check_resume(METHODS[name], tiny_job(replace(CONFIGS[name], **changes)))
 
 
 @cache
@@ -145,14 +140,14 @@ def usual(name: str, epochs: int) -> Any:
 
 def at(name: str, epochs: int, /, **changes: Any) -> Any:
     """Return a method's config, so many epochs long where it has epochs."""
-    length = {"epochs": epochs} if hasattr(CASES[name].config, "epochs") else {}
-    return replace(CASES[name].config, **length | changes)
+    length = {"epochs": epochs} if hasattr(CONFIGS[name], "epochs") else {}
+    return replace(CONFIGS[name], **length | changes)
 
 
 def options() -> list[tuple[str, str]]:
     found = []
     for name, case in CASES.items():
-        kind = type(case.config)
+        kind = METHODS[name].config
         tried = [field.name for field in fields(kind)] if case.recipes else options_to_try(kind)
         found += [(name, option) for option in tried if option not in case.elsewhere]
     return found
@@ -181,13 +176,13 @@ def test_checkpoints_carry_only_the_images_that_are_new() -> None:
             assert snapshot.appended["images"].dtype == torch.uint8
             assert len(snapshot.appended["labels"]) == sizes[-1]
 
-    DENSE(tiny_job(replace(CASES["dense"].config, epochs=2)), Sizes())
+    DENSE(tiny_job(replace(CONFIGS["dense"], epochs=2)), Sizes())
     assert sizes == [6, 6]
 
 
 def test_fit_starts_from_the_start_weights_of_the_job() -> None:
-    start = fresh_student(tiny_job(CASES["dense"].config, seed=5)).state_dict()
-    still = replace(CASES["dense"].config, epochs=1, student_lr=1e-12)
+    start = fresh_student(tiny_job(CONFIGS["dense"], seed=5)).state_dict()
+    still = replace(CONFIGS["dense"], epochs=1, student_lr=1e-12)
     student = DENSE(replace(tiny_job(still), start=start), Silent()).student
     torch.testing.assert_close(student["0.weight"], start["0.weight"])
     assert not torch.equal(student["0.weight"], fresh_student(tiny_job(still)).state_dict()["0.weight"])
@@ -230,7 +225,7 @@ def test_clients_without_batch_normalisation_have_a_loss_of_zero_and_one_note_sa
 def test_competition_is_one_less_the_jensen_shannon_divergence_at_temperature_three() -> None:
     student, teacher = 4 * torch.randn(2, 5, 3, generator=torch.Generator().manual_seed(0))
     view = View(torch.zeros(5), torch.zeros(5), torch.zeros(5), teacher, student)
-    value = FAdiServer(tiny_job(CASES["f-adi"].config), Book()).competition(view)
+    value = FAdiServer(tiny_job(CONFIGS["f-adi"]), Book()).competition(view)
     assert float(value) == pytest.approx(1 - float(jensen_shannon(student, teacher, 3.0)), rel=1e-6)
 
 
@@ -251,7 +246,7 @@ ALIKE = (upload(0, "narrow"), upload(1, "narrow"))
 
 def test_losses_of_clients_with_equal_features_add_up_and_need_no_note() -> None:
     book = Book()
-    DAFL(tiny_job(CASES["f-dafl"].config, uploads=ALIKE), book)
+    DAFL(tiny_job(CONFIGS["f-dafl"], uploads=ALIKE), book)
     assert book.notes == []
     for row in book.rows:
         assert row.keys() == {"epoch", "one-hot", "information", "activation", "generator", "distillation"}
@@ -269,9 +264,9 @@ def test_activation_weight_changes_the_result_where_features_are_alike() -> None
 def test_a_generator_with_nothing_to_learn_from_is_refused_before_a_client_works() -> None:
     weights = {"one_hot_weight": 0.0, "information_weight": 0.0, "activation_weight": 0.0}
     with pytest.raises(OptionError, match="activation_weight are all 0: must be at least one"):
-        FDaflConfig(**weights)
+        METHODS["f-dafl"].config(**weights)
     for name in weights:
-        FDaflConfig(**{**weights, name: 1.0})
+        METHODS["f-dafl"].config(**{**weights, name: 1.0})
 
 
 # FedET, FedKD and FedDF.
@@ -377,9 +372,9 @@ def test_start_at_the_average_weighs_uploads_of_the_students_architecture_by_the
     ],
 )
 def test_job_without_fitting_images_is_refused(proxy: torch.Tensor | None, found: str) -> None:
-    check_needs(METHODS["feddf"], tiny_job(CASES["feddf"].config))
+    check_needs(METHODS["feddf"], tiny_job(CONFIGS["feddf"]))
     with pytest.raises(OptionError, match=f"'feddf' needs .*{found}.*Choose another method: .*dense"):
-        check_needs(METHODS["feddf"], replace(tiny_job(CASES["feddf"].config), proxy=proxy))
+        check_needs(METHODS["feddf"], replace(tiny_job(CONFIGS["feddf"]), proxy=proxy))
 
 
 # Distillation of an ensemble on stored images.
@@ -400,9 +395,7 @@ def test_the_first_step_is_the_one_computed_by_hand() -> None:
     )
     teacher = EnsembleSpec(("c0", "c1"), "weighted", {"weights": torch.tensor([0.75, 0.25])})
     images = torch.tensor(pixels, dtype=torch.float32).view(6, 1, 2, 2)
-    config = replace(
-        CASES["distill"].config, steps=1, batch_size=6, student_lr=0.5, start="average", kd_temperature=2.0
-    )
+    config = replace(CONFIGS["distill"], steps=1, batch_size=6, student_lr=0.5, start="average", kd_temperature=2.0)
     space = Normalization((0.5,), (0.25,))
     job = Job(uploads, {"linear": linear}, "linear", 3, (1, 2, 2), space, config, proxy=images, teacher=teacher)
 
@@ -420,7 +413,7 @@ def test_the_first_step_is_the_one_computed_by_hand() -> None:
 def test_the_student_takes_the_steps_and_the_teacher_sees_each_image_once(steps: int) -> None:
     counts = Work()
     with count_work(counts):
-        METHODS["distill"].fit(tiny_job(replace(CASES["distill"].config, steps=steps)), Silent())
+        METHODS["distill"].fit(tiny_job(replace(CONFIGS["distill"], steps=steps)), Silent())
     assert counts.as_dict() == {
         "teacher_forward": len(PROXY) * len(UPLOADS), "teacher_backward": 0, "student_steps": steps,
         "generator_steps": 0, "bfloat16_passes": 0, "bfloat16_steps": 0, "exchanges": 0,
@@ -430,4 +423,4 @@ def test_the_student_takes_the_steps_and_the_teacher_sees_each_image_once(steps:
 @pytest.mark.parametrize("proxy", [None, 2 * PROXY.float() / 255, -PROXY.float() / 255, PROXY.float() * torch.nan])
 def test_job_without_images_or_with_numbers_that_are_no_pixels_is_refused(proxy: torch.Tensor | None) -> None:
     with pytest.raises(OptionError, match=r"'distill' needs that the server holds images without labels; .*\[0, 1\]"):
-        check_needs(METHODS["distill"], replace(tiny_job(CASES["distill"].config), proxy=proxy))
+        check_needs(METHODS["distill"], replace(tiny_job(CONFIGS["distill"]), proxy=proxy))

@@ -1,11 +1,11 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
 from strategies.core.errors import OptionError
-from strategies.core.options import config_class, presets
 from strategies.core.seeds import generator as rng
 from strategies.distillation.pool import Pool, quantize, shuffled_batches, shuffled_groups
-from strategies.distillation.settings import StudentOptions
 from strategies.method import METHODS
 from strategies.teacher.augment import dequantize
 
@@ -66,24 +66,14 @@ def test_quantize_floors_to_eight_bits_and_dequantize_goes_back() -> None:
     assert dequantize(pixels) is pixels
 
 
-PRESETS = {"paper": {"epochs": 7, "schedule": "constant"}}
-
-
-@config_class("toy")
-class ToyConfig(StudentOptions):
-    preset = presets(PRESETS)
-
-
-def test_preset_is_its_values_then_the_changes() -> None:
-    assert ToyConfig.preset("paper", epochs=8) == ToyConfig(epochs=8, schedule="constant")
-    assert ToyConfig.preset("published") == ToyConfig()
-
-
-def test_preset_that_is_unknown_or_changed_out_of_range_is_refused() -> None:
-    with pytest.raises(OptionError, match="unknown preset 'code' of ToyConfig: known are published, paper"):
-        ToyConfig.preset("code")
+def test_preset_is_its_values_then_the_changes_and_an_unknown_or_invalid_one_is_refused() -> None:
+    config = METHODS["dense"].config
+    assert config.preset("paper", epochs=8) == replace(config.preset("paper"), epochs=8) != config(epochs=8)
+    assert config.preset("published") == config()
+    with pytest.raises(OptionError, match="unknown preset 'code' of DenseConfig: known are .*published.*paper"):
+        config.preset("code")
     with pytest.raises(OptionError, match="server.epochs"):
-        ToyConfig.preset("paper", epochs=0)
+        config.preset("paper", epochs=0)
 
 
 @pytest.mark.parametrize("name", ["co-boosting", "dense", "f-adi", "f-dafl", "intactofl"])
