@@ -18,12 +18,6 @@ GRADIENT = "strategies.methods.co_boosting.weighted_mean_gradient"
 THIRDS = torch.full((3,), 1 / 3)
 
 
-@pytest.fixture(scope="module")
-def usual() -> tuple[Outcome, Book]:
-    book = Book(keep=True)
-    return fit(tiny_job(SMALL), book), book
-
-
 def final(outcome: Outcome) -> Tensor:
     return outcome.ensemble.weights["weights"]
 
@@ -32,8 +26,9 @@ def weights_per_epoch(book: Book) -> list[Tensor]:
     return [snapshot.state["modules"]["weights"]["weights"] for snapshot in book.snapshots]
 
 
-def test_outcome_has_the_student_and_the_ensemble_with_the_last_weights(usual: tuple[Outcome, Book]) -> None:
-    outcome, book = usual
+def test_outcome_has_the_student_and_the_ensemble_with_the_last_weights() -> None:
+    book = Book(keep=True)
+    outcome = fit(tiny_job(SMALL), book)
     assert outcome.student is not None
     assert outcome.ensemble.clients == ("c0", "c1", "c2")
     assert torch.equal(final(outcome), weights_per_epoch(book)[-1])

@@ -41,11 +41,6 @@ def usual_of(config: IntactOflConfig) -> tuple[Outcome, Book]:
     return fit(tiny_job(config, seed=SEED), book), book
 
 
-@pytest.fixture(scope="module")
-def usual() -> tuple[Outcome, Book]:
-    return usual_of(SMALL)
-
-
 @pytest.mark.parametrize(("config", "ascending"), [(SMALL, True), (PREDICTIONS, False)])
 def test_labels_of_a_batch_ascend_for_the_gate_of_pixels_alone(config: IntactOflConfig, ascending: bool) -> None:
     book = Book(keep=True)
@@ -87,8 +82,8 @@ def test_first_step_of_the_gate_on_predictions_is_adam_s_on_the_cross_entropy_of
         torch.testing.assert_close(snapshot.state["modules"]["student"][name], value, rtol=1e-3, atol=1e-6)
 
 
-def test_first_step_of_the_gate_on_pixels_is_sgd_s_on_moved_images(usual: tuple[Outcome, Book]) -> None:
-    snapshot, job = usual[1].snapshots[0], tiny_job(SMALL, seed=SEED)
+def test_first_step_of_the_gate_on_pixels_is_sgd_s_on_moved_images() -> None:
+    snapshot, job = usual_of(SMALL)[1].snapshots[0], tiny_job(SMALL, seed=SEED)
     rows, rng = snapshot.appended, generator(job.seed, "gate", 0)
     order = torch.randperm(6, generator=rng)  # one batch: the last image joins it
     members = Ensemble.from_uploads(UPLOADS, BUILDERS, torch.nn.Identity(), fold=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,9 @@ def net(classes: int = 4) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, classes))
 
 
-def trained(seed: int) -> nn.Module:
+def trained(seed: int, build: Callable[[], nn.Module] = net) -> nn.Module:
     with seeded_torch(seed):
-        return net()
+        return build()
 
 
 @pytest.fixture(scope="module")
@@ -159,11 +160,6 @@ class Tied(nn.Module):
         self.second.weight = self.first.weight
 
 
-def tied(seed: int) -> nn.Module:
-    with seeded_torch(seed):
-        return Tied()
-
-
 def in_folder(net: nn.Module, place: Path) -> Path:
     place.mkdir()
     save_file({name: value.clone() for name, value in net.state_dict().items()}, place / "model.safetensors")
@@ -196,7 +192,7 @@ def in_checkpoint(net: nn.Module, place: Path) -> Path:
 )  # fmt: skip
 @pytest.mark.parametrize("build", [None, Tied], ids=["bare", "built"])
 def test_any_models_merge_whatever_their_names(tmp_path: Path, method: str, wrap: Any, build: Any) -> None:
-    base, one, other = tied(0), tied(1), tied(2)
+    base, one, other = (trained(seed, Tied) for seed in range(3))
     named = {f"module.{name}": value for name, value in base.state_dict().items()}  # as a wrapper names it
     starts: list[Any] = [None] * 2 if method == "fedavg" else [base, named]
     wanted = merge([one.state_dict(), other.state_dict()], method, start=starts[0]).outcome.student

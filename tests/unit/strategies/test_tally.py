@@ -13,7 +13,7 @@ from strategies.combiners.outcomes import build_ensemble, load_model
 from strategies.core.facts import UploadFacts
 from strategies.core.seeds import generator
 from strategies.distillation.pool import quantize
-from strategies.method import Job, Normalization, Outcome, Silent, Upload
+from strategies.method import Job, Normalization, Silent, Upload
 from strategies.methods.tally import METHOD, TallyConfig, fit
 from strategies.teacher.augment import Standardize
 from strategies.teacher.average import LARGEST
@@ -31,19 +31,14 @@ STATISTICS = ("1.running_mean", "1.running_var", "1.num_batches_tracked", "6.run
 FIRST, LAST = UPLOADS[0].read(), UPLOADS[2].read()
 
 
-@pytest.fixture(scope="module")
-def usual() -> Outcome:
-    return run(METHOD, SMALL)
-
-
 def student_of(config: TallyConfig, uploads: tuple[Upload, ...] = UPLOADS, **also: Any) -> dict[str, Tensor]:
     student = fit(replace(tiny_job(config, uploads=uploads), **also), Silent()).student
     assert student is not None
     return student
 
 
-def test_outcome_has_the_student_the_ensemble_and_the_first_images(usual: Outcome) -> None:
-    job = tiny_job(SMALL)
+def test_outcome_has_the_student_the_ensemble_and_the_first_images() -> None:
+    usual, job = run(METHOD, SMALL), tiny_job(SMALL)
     assert usual.ensemble.clients == ("c0", "c1", "c2")
     assert torch.equal(usual.images, quantize(next(noise_batches(12, SHAPE, generator(0, "tally", "noise")))))
     many = fit(tiny_job(replace(STILL, images=70)), Silent()).images

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from method_fakes import Book, telling, tiny_job, wide
+from method_fakes import BUILDERS, Book, drawn_upload, telling, tiny_job
 from torch import Tensor, nn
 
 from strategies.combiners.combiners import Mean
@@ -23,10 +23,8 @@ CLIENTS, STRANGER = 5, 1
 SMALL: dict[str, Any] = {"epochs": 1, "images": 8, "batch_size": 4, "probes": 200}
 
 
-def state(seed: int) -> dict[str, torch.Tensor]:
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        return {name: value.clone() for name, value in wide().state_dict().items()}
+def state(seed: int) -> dict[str, Tensor]:
+    return drawn_upload(seed, "wide", BUILDERS).read()
 
 
 def upload(k: int, **facts: Any) -> Upload:

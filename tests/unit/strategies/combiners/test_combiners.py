@@ -286,16 +286,11 @@ def pool_of(name: str, members: list[int], *, calibrated: bool, weights: Tensor 
     return pool
 
 
-@pytest.fixture(params=[False, True], ids=["plain", "calibrated"])
-def calibrated(request: pytest.FixtureRequest) -> bool:
-    return bool(request.param)
+EITHER = pytest.mark.parametrize("calibrated", [False, True], ids=["plain", "calibrated"])
 
 
-@pytest.fixture(params=list(POOLS))
-def name(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
+@EITHER
+@pytest.mark.parametrize("name", POOLS)
 @pytest.mark.parametrize("scale", [1.0, 30.0, 1000.0])
 def test_a_class_without_examples_never_wins_and_all_is_finite(name: str, calibrated: bool, scale: float) -> None:
     z = logits(scale=scale)
@@ -309,6 +304,8 @@ def test_a_class_without_examples_never_wins_and_all_is_finite(name: str, calibr
     assert bool(z.grad.isfinite().all())
 
 
+@EITHER
+@pytest.mark.parametrize("name", POOLS)
 def test_weight_of_zero_leaves_a_member_out(name: str, calibrated: bool) -> None:
     z, weights = logits(), torch.tensor([1.0, 0.0, 0.5])
     silenced, absent = (pool_of(name, m, calibrated=calibrated, weights=weights) for m in ([0, 1, 2], [0, 2]))

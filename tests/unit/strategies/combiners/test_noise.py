@@ -22,10 +22,6 @@ def images(count: int = 40, shape: tuple[int, int, int] = (1, 8, 8), seed: int =
     return torch.cat(list(noise_batches(count, shape, generator(seed, "test"))))
 
 
-def distinct(found: Tensor) -> int:
-    return len({image.numpy().tobytes() for image in found})
-
-
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_images_of_any_shape_are_pixels_that_differ(shape: tuple[int, int, int]) -> None:
     found = images(30, shape)
@@ -34,7 +30,7 @@ def test_images_of_any_shape_are_pixels_that_differ(shape: tuple[int, int, int])
     assert bool(found.isfinite().all())
     assert 0 <= float(found.min()) < 0.3
     assert 0.7 < float(found.max()) <= 1
-    assert distinct(found) == 30
+    assert len({image.numpy().tobytes() for image in found}) == 30
     assert float(found.flatten(1).std(1).min()) > 0
 
 

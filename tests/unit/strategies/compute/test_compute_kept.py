@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import psutil
@@ -67,20 +68,16 @@ def hang(job: Job, progress: Progress) -> Outcome:
     return Outcome()
 
 
-def tanh_net() -> nn.Module:
-    return nn.Sequential(nn.Linear(8, 8), nn.Tanh())
-
-
-def relu_net() -> nn.Module:
-    return nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+def net(activation: type[nn.Module] = nn.Tanh) -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 8), activation())
 
 
 TOY = Method("toy", "Toy", "nowhere", dict, fit)
 
 
 def job(server_round: int = 1, **changes: Any) -> Job:
-    uploads = uploads_of(tanh_net, 2, 100 * server_round)
-    facts = Job(uploads, {"net": tanh_net}, "net", 3, (1, 1, 8), Normalization((0.5,), (0.5,)), {"lr": 0.1})
+    uploads = uploads_of(net, 2, 100 * server_round)
+    facts = Job(uploads, {"net": net}, "net", 3, (1, 1, 8), Normalization((0.5,), (0.5,)), {"lr": 0.1})
     return replace(facts, **{"server_round": server_round, "start": {"w": torch.ones(3)}, **changes})
 
 
@@ -126,7 +123,7 @@ def test_changes_between_rounds_take_effect() -> None:
         changes: list[dict[str, Any]] = [
             {},
             {"config": {"lr": 0.5}},
-            {"builders": {"net": relu_net}},
+            {"builders": {"net": partial(net, nn.ReLU)}},
             {"proxy": proxy},
             {"proxy": proxy, "start": None, "seed": 7},
         ]

@@ -32,13 +32,9 @@ def job(count: int, device: str = "auto") -> Job:
     return Job(uploads, {"linear": lambda: torch.nn.Linear(64, 1)}, "linear", 2, (1, 8, 8), Normalization((0.5,), (0.5,)), None, device=device)  # fmt: skip  # noqa: E501
 
 
-def with_free(monkeypatch: pytest.MonkeyPatch, free: float) -> None:
-    monkeypatch.setattr(ray_shards, "_free_bytes", lambda _: int(free))
-
-
 def test_plan_of_teachers_that_do_not_fit_takes_as_many_nodes_as_they_need(monkeypatch: pytest.MonkeyPatch) -> None:
     needed = FACTOR * 8 * BYTES
-    with_free(monkeypatch, needed - 1)
+    monkeypatch.setattr(ray_shards, "_free_bytes", lambda _: int(needed - 1))
     plan = plan_shards(cluster(needed / 2, needed / 3, needed), job(8), 0)
     assert plan.shards == 2
     assert plan.nodes[:2] == ("node-2", "node-0")

@@ -37,6 +37,7 @@ def test_pixel_conv_equals_the_convolution_with_its_weights_forward_and_backward
     torch.testing.assert_close(*results)
 
 
+@pytest.mark.usefixtures("wide_generators")
 def test_reset_follows_the_law_and_depends_on_the_generator_only() -> None:
     model = DenseGenerator(256, (1, 16, 16))
     model(torch.randn(4, 256, generator=rng(0)))

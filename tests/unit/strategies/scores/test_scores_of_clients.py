@@ -39,7 +39,7 @@ from strategies.scores.values import scores_of
 SHAPE, RUN = (4, 1, 1), "0" * 32
 
 
-def Net() -> Any:  # noqa: N802  a model's builder
+def linear() -> Any:
     """Return a linear classifier of rows."""
     return nn.Sequential(OrderedDict(flat=nn.Flatten(), head=nn.Linear(4, 3)))
 
@@ -47,7 +47,7 @@ def Net() -> Any:  # noqa: N802  a model's builder
 def net(seed: int) -> Any:
     """Return a net with weights of its own."""
     torch.manual_seed(seed)
-    return Net()
+    return linear()
 
 
 NAMES = ("a", "b", "c")
@@ -63,7 +63,7 @@ def examples(name: str, count: int = 25) -> OwnExamples:
 
 def local(name: str, place: Path, **more: Any) -> LocalEvaluation:
     """Return a client's side."""
-    known: dict[str, Any] = {"examples": lambda facts: examples(name), "build": lambda _: Net()}
+    known: dict[str, Any] = {"examples": lambda facts: examples(name), "build": lambda _: linear()}
     own = {"own": lambda facts: MODELS[name]}
     return LocalEvaluation(**{"client": name, "state_dir": str(place / name), **known, **own, **more})
 
@@ -74,7 +74,7 @@ def job() -> Job:
         Upload(UploadFacts(name, "net"), partial(dict, model.state_dict())) for name, model in MODELS.items()
     )
     return Job(
-        uploads, {"net": Net}, "net", num_classes=3, input_shape=SHAPE, normalization=default_normalization(SHAPE),
+        uploads, {"net": linear}, "net", num_classes=3, input_shape=SHAPE, normalization=default_normalization(SHAPE),
         config=METHODS["fedens"].config(), seed=0, clients_seed=0, threads=1,
     )  # fmt: skip
 

@@ -17,12 +17,8 @@ def member(seed: int) -> nn.Module:
     return model.eval().requires_grad_(False)
 
 
-@pytest.fixture
-def images() -> torch.Tensor:
-    return torch.rand(5, 1, 8, 8, generator=torch.Generator().manual_seed(0)).requires_grad_()
-
-
-def test_loss_is_the_mean_over_members_of_the_sum_over_layers(images: torch.Tensor) -> None:
+def test_loss_is_the_mean_over_members_of_the_sum_over_layers() -> None:
+    images = torch.rand(5, 1, 8, 8, generator=torch.Generator().manual_seed(0)).requires_grad_()
     members = [member(0), member(1)]
     expected = torch.zeros(())
     for model in members:
