@@ -22,16 +22,12 @@ def final(outcome: Outcome) -> Tensor:
     return outcome.ensemble.weights["weights"]
 
 
-def weights_per_epoch(book: Book) -> list[Tensor]:
-    return [snapshot.state["modules"]["weights"]["weights"] for snapshot in book.snapshots]
-
-
 def test_outcome_has_the_student_and_the_ensemble_with_the_last_weights() -> None:
     book = Book(keep=True)
     outcome = fit(tiny_job(SMALL), book)
     assert outcome.student is not None
     assert outcome.ensemble.clients == ("c0", "c1", "c2")
-    assert torch.equal(final(outcome), weights_per_epoch(book)[-1])
+    assert torch.equal(final(outcome), book.snapshots[-1].state["modules"]["weights"]["weights"])
     combiner = build_ensemble(tiny_job(SMALL), outcome.ensemble).combiner
     assert torch.equal(combiner.get_buffer("weights"), final(outcome))
 

@@ -1,4 +1,3 @@
-import math
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -21,7 +20,6 @@ from method_fakes import (
     tiny_job,
 )
 
-from strategies.combiners.outcomes import load_model
 from strategies.core.seeds import generator
 from strategies.distillation.losses import draw_directions
 from strategies.distillation.synthesis import View
@@ -47,20 +45,6 @@ def test_labels_of_a_batch_ascend_for_the_gate_of_pixels_alone(config: IntactOfl
     fit(tiny_job(replace(config, epochs=1, synthesis_batch_size=16), seed=SEED), book)
     labels = book.snapshots[0].appended["labels"].tolist()
     assert (labels == sorted(labels)) is ascending
-
-
-@pytest.mark.parametrize(
-    ("config", "combiner", "inputs"), [(SMALL, "pixel-gate", math.prod(SHAPE)), (PREDICTIONS, "expert-gate", 9)]
-)
-def test_outcome_is_the_ensemble_of_all_uploads_under_the_gate(
-    config: IntactOflConfig, combiner: str, inputs: int
-) -> None:
-    outcome = usual_of(config)[0]
-    assert outcome.student is None
-    assert (outcome.ensemble.combiner, outcome.ensemble.clients) == (combiner, ("c0", "c1", "c2"))
-    assert outcome.ensemble.weights["weight"].shape == (3, inputs)
-    model = load_model(outcome, tiny_job(config, seed=SEED))
-    assert model(torch.rand(5, *SHAPE, generator=torch.Generator().manual_seed(0))).shape == (5, 3)
 
 
 def test_first_step_of_the_gate_on_predictions_is_adam_s_on_the_cross_entropy_of_the_mixture() -> None:

@@ -191,10 +191,10 @@ def check(case: Case, tmp_path: Path, *, most: int) -> int:
     root = tmp_path / "disk"
     root.mkdir()
     held = case.before(root)
-    old = case.read(_copied(root, tmp_path / "old"))
+    old = case.read(shutil.copytree(root, tmp_path / "old"))
     with PowerCuts(root) as disk:
         case.write(root, held)
-    new = case.read(_copied(root, tmp_path / "new"))
+    new = case.read(shutil.copytree(root, tmp_path / "new"))
     count = 0
     for folder in disk.folders(tmp_path / "cut", most=most):
         count += 1
@@ -203,11 +203,6 @@ def check(case: Case, tmp_path: Path, *, most: int) -> int:
     for folder in disk.folders(tmp_path / "after", most=most, last=True) if case.durable else ():
         assert case.read(folder) == new, folder
     return count
-
-
-def _copied(source: Path, target: Path) -> Path:
-    shutil.copytree(source, target)
-    return target
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

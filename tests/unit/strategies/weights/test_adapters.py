@@ -544,17 +544,17 @@ def test_ensembles_hold_the_base_once(method: str, images: bool, tmp_path: Path)
 # The arithmetic itself.
 
 
-def draw(*shapes: tuple[int, int, int], out: int = 7, inside: int = 5) -> list[LowRank]:
+def draw(*ranks: int, out: int = 7, inside: int = 5) -> list[LowRank]:
     made = torch.Generator().manual_seed(0)
     return [
         LowRank(torch.randn(out, r, generator=made).double(), torch.randn(r, inside, generator=made).double())
-        for (r,) in shapes
+        for r in ranks
     ]
 
 
 def test_aligned_mean_is_the_mean_of_small_updates_too() -> None:
     """No direction of an update that is small as a whole is taken for rounding."""
-    updates = [LowRank(1e-9 * each.left, each.right) for each in draw((2,), (3,))]
+    updates = [LowRank(1e-9 * each.left, each.right) for each in draw(2, 3)]
     weights = [0.25, 0.75]
     found = merge_aligned(updates, lambda parts: weights[0] * parts[0] + weights[1] * parts[1]).dense()
     wanted = stack_updates(updates, weights).dense()
@@ -562,7 +562,7 @@ def test_aligned_mean_is_the_mean_of_small_updates_too() -> None:
 
 
 def test_cut_to_the_own_rank_loses_nothing() -> None:
-    stacked = stack_updates([*draw((3,)), *draw((3,))], [1.0, 2.0])
+    stacked = stack_updates([*draw(3), *draw(3)], [1.0, 2.0])
     kept, lost = cut_rank(stacked, 3)
     assert lost < 1e-7
     torch.testing.assert_close(kept.dense(), stacked.dense(), atol=1e-13, rtol=0)
