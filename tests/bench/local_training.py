@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
 from multiprocessing import get_context
 from typing import Any
 
@@ -143,27 +142,14 @@ def _ask(what: str, *given: int) -> Any:
     return getattr(_here[0], what)(*given)
 
 
-@dataclass(frozen=True)
-class Row:
-    """What one model at one batch size showed.
-
-    Attributes:
-        seconds: CPU seconds per step, by kind of loop.
-        weights_apart: Distance of the weights of "plain" and "shipped", relative to their length.
-        accuracies_apart: Distance of their accuracies, in [0, 1].
-    """
-
-    seconds: dict[str, float]
-    weights_apart: float
-    accuracies_apart: float
-
-    def ratio(self, kind: str) -> float:
-        """Return how many times the shipped loop's CPU time another loop takes."""
-        return self.seconds[kind] / self.seconds["shipped"]
-
-
-def measure(name: str, batch_size: int, *, sides: dict[str, ProcessPoolExecutor], turns: int) -> Row:
+def measure(
+    name: str, batch_size: int, *, sides: dict[str, ProcessPoolExecutor], turns: int
+) -> tuple[dict[str, float], float, float]:
     """Train one start with every loop, in turns of :data:`STEPS` steps, and compare times and results.
+
+    Returns:
+        CPU seconds per step, by kind of loop; the distance of the weights of "plain" and "shipped", relative to their
+        length; and that of their accuracies, in [0, 1].
 
     Raises:
         AssertionError: The results differ by more than rounding does.
@@ -176,14 +162,11 @@ def measure(name: str, batch_size: int, *, sides: dict[str, ProcessPoolExecutor]
     # The least of many is what the work costs; the rest is the machine's other work.
     least = [min(column) / STEPS[name] for column in zip(*times, strict=True)]
     accuracies = [sides[kind].submit(_ask, "accuracy").result() for kind in KINDS[:2]]
-    row = Row(
-        dict(zip(sides, least, strict=True)),
-        weights_apart=float((ours - theirs).norm() / theirs.norm()),
-        accuracies_apart=abs(accuracies[0] - accuracies[1]),
-    )
-    assert row.weights_apart <= WEIGHTS_AGREE, row
-    assert row.accuracies_apart <= ACCURACIES_AGREE, row
-    return row
+    weights_apart = float((ours - theirs).norm() / theirs.norm())
+    accuracies_apart = abs(accuracies[0] - accuracies[1])
+    assert weights_apart <= WEIGHTS_AGREE, weights_apart
+    assert accuracies_apart <= ACCURACIES_AGREE, accuracies
+    return dict(zip(sides, least, strict=True)), weights_apart, accuracies_apart
 
 
 def main(turns: int = TURNS) -> dict[str, float]:
@@ -197,15 +180,14 @@ def main(turns: int = TURNS) -> dict[str, float]:
         sides = {kind: stack.enter_context(ProcessPoolExecutor(1, get_context("spawn"))) for kind in KINDS}
         for name in CHANNELS:
             for batch_size in BATCH_SIZES:
-                row = measure(name, batch_size, sides=sides, turns=turns)
-                shown = [f"{1000 * row.seconds[kind]:.2f}" for kind in KINDS]
-                shown += [f"{row.ratio(kind):.2f}" for kind in KINDS[1:]]
-                sys.stdout.write(
-                    form.format(name, batch_size, *shown, f"{row.weights_apart:.1e}", f"{row.accuracies_apart:.4f}")
-                )
+                seconds, weights, accuracies = measure(name, batch_size, sides=sides, turns=turns)
+                slower = {kind: seconds[kind] / seconds["shipped"] for kind in KINDS[1:]}
+                shown = [f"{1000 * seconds[kind]:.2f}" for kind in KINDS]
+                shown += [f"{ratio:.2f}" for ratio in slower.values()]
+                sys.stdout.write(form.format(name, batch_size, *shown, f"{weights:.1e}", f"{accuracies:.4f}"))
                 sys.stdout.flush()
                 if batch_size == HEADLINE:
-                    ratios[name] = row.ratio("plain")
+                    ratios[name] = slower["plain"]
     return ratios
 
 

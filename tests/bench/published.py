@@ -316,14 +316,8 @@ def measure(part: Slice, cells: Sequence[Cell], names: Sequence[str], *, jobs: i
     rows = {place: part.rows(*place) for place in places}
     keep(out, [row for found in rows.values() for row in found], KEY)
     for (cell, name), found in rows.items():
-        say(
-            "; ".join(
-                [
-                    f"{cell.name}, {name}: {part.state(cell, name)}",
-                    *(f"{row['accuracy']}" for row in found if row["accuracy"]),
-                ]
-            )
-        )
+        accuracies = [str(row["accuracy"]) for row in found if row["accuracy"]]
+        say("; ".join([f"{cell.name}, {name}: {part.state(cell, name)}", *accuracies]))
     return well
 
 

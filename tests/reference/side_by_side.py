@@ -14,9 +14,10 @@ from published_loops import Settings, State, co_boosting_epoch, dense_epoch, new
 from published_models import load_in_order
 from torch import nn
 
+from strategies import METHODS
 from strategies.core.facts import UploadFacts
 from strategies.core.seeds import generator
-from strategies.method import Job, Method, Normalization, Silent, Upload
+from strategies.method import Job, Normalization, Silent, Upload
 
 MODULES = {"dense": "strategies.methods.dense", "co-boosting": "strategies.methods.co_boosting"}
 # Settings that both sides call alike.
@@ -73,7 +74,7 @@ def shipped_config(case: Case) -> Any:
             "reweighting_decay": settings.mu_decay,
         },
     }
-    return shipped_method(method).config(**shared, **own[method])
+    return METHODS[method].config(**shared, **own[method])
 
 
 def shipped_job(case: Case, states: Sequence[Mapping[str, torch.Tensor]] | None = None) -> Job:
@@ -105,12 +106,6 @@ def lively(model: nn.Module) -> nn.Module:
             if name.endswith("weight"):
                 parameter.mul_(3)
     return model
-
-
-def shipped_method(name: str) -> Method:
-    """Return a shipped method."""
-    method: Method = importlib.import_module(MODULES[name]).METHOD
-    return method
 
 
 def shipped_server(case: Case, job: Job | None = None) -> Any:

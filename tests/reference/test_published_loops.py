@@ -11,9 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from published_loops import (
-    Settings,
-)
+from published_loops import Settings
 from published_models import load_in_order, plain_cnn5, plain_lenet5
 from side_by_side import EPOCHS, Case, distance, plain_state, same_draws, shipped_job, shipped_server
 from torch import Tensor, nn

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import combinations, product
 from pathlib import Path
 from typing import Any
@@ -31,23 +31,16 @@ PRIVATE = {"privacy.epsilon": 8.0, "client.share-label-counts": False, "client.b
 RUNS = [f"{number:032x}" for number in range(9)]
 
 
-@dataclass
-class Watch:
-    """The paths that this process opens or lists, as Python's own events tell them.
-
-    Attributes:
-        paths: They, as they were given; None while no test watches.
-    """
-
-    paths: list[str] | None = field(default=None)
-
-    def __call__(self, event: str, given: tuple[Any, ...]) -> None:
-        if self.paths is not None and event in ("open", "os.listdir", "os.scandir", "os.remove", "shutil.rmtree"):
-            self.paths.append(str(given[0]))
+WATCHED: list[list[str]] = []  # the paths that this process opens or lists, while a test watches
 
 
-WATCH = Watch()
-sys.addaudithook(WATCH)
+def watch(event: str, given: tuple[Any, ...]) -> None:
+    """Note a path, as Python's own events tell it."""
+    if WATCHED and event in ("open", "os.listdir", "os.scandir", "os.remove", "shutil.rmtree"):
+        WATCHED[-1].append(str(given[0]))
+
+
+sys.addaudithook(watch)
 
 
 @dataclass(frozen=True)
@@ -114,11 +107,11 @@ def error_of(reply: Message) -> str:
 
 def opened_while(action: Callable[[], Message | None], below: Path) -> tuple[set[str], Message]:
     """Return the paths below a folder that an action touches, with the links resolved, and the action's reply."""
-    WATCH.paths = []
+    WATCHED.append([])
     try:
         reply = action()
     finally:
-        found, WATCH.paths = WATCH.paths, None
+        found = WATCHED.pop()
     resolved = {path: Path(path).resolve() for path in found if path.startswith("/")}
     return {path for path, real in resolved.items() if real.is_relative_to(below)}, reply
 
