@@ -5,9 +5,9 @@ from __future__ import annotations
 import io
 import math
 import re
-import threading
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -161,13 +161,9 @@ def test_a_trial_without_reports_ends_in_any_thread_and_costs_nothing_else(monke
         while True:
             torch.zeros(9).sum()
 
-    found: list[Any] = []
-    method = replace(METHODS["fedavg"], fit=fit)
-    job = strategy(OneShotFedAvg, None).job
-    thread = threading.Thread(target=lambda: found.append(trial.trial_stage(method, job)))
-    thread.start()
-    thread.join(30.0)
-    assert found == [(None, 0)]
+    method, job = replace(METHODS["fedavg"], fit=fit), strategy(OneShotFedAvg, None).job
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(trial.trial_stage, method, job).result(30.0) == (None, 0)
 
 
 def test_scores_are_logged_and_kept_as_flower_does(tmp_path: Path, said: list[str]) -> None:
