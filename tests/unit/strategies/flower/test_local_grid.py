@@ -56,10 +56,6 @@ def ask(grid: Grid, content: RecordDict | None = None) -> list[Message]:
     return list(grid.send_and_receive([Message(content, node, "train") for node in grid.get_node_ids()]))
 
 
-def numbers(*values: float) -> RecordDict:
-    return RecordDict({"arrays": ArrayRecord([np.array(values)]), "config": ConfigRecord({"n": len(values)})})
-
-
 def test_clients_get_copies_and_keep_a_state_of_their_own_unless_they_fail() -> None:
     kept: list[RecordDict] = []
 
@@ -76,7 +72,7 @@ def test_clients_get_copies_and_keep_a_state_of_their_own_unless_they_fail() -> 
 
     def server(grid: Grid, context: Context) -> None:
         assert context.run_config == {"lr": 0.1}
-        content = numbers(1.0)
+        content = RecordDict({"arrays": ArrayRecord([np.ones(1)]), "config": ConfigRecord({"n": 1})})
         first = ask(grid, content)
         assert content["config"]["n"] == 1  # type: ignore[index]
         kept[0]["facts"]["count"] = 99  # type: ignore[index]

@@ -6,16 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flower_fakes import Client, FakeGrid, equal, net, records, stock, weights
+from flower_fakes import ONE_THREAD, Client, FakeGrid, equal, net, records, stock, weights
 from flwr.app import ArrayRecord, Message
 
-from strategies import DARE, TIES, TSV, FedENS, OneShotFedAvg, RunOptions, TaskArithmetic, merge
+from strategies import DARE, TIES, TSV, FedENS, OneShotFedAvg, TaskArithmetic, merge
 from strategies.client import upload_facts
 from strategies.core.errors import OptionError, QuorumError
 from strategies.flower.one_shot import OneShot
 
 START = weights(5)
-ONE_THREAD = RunOptions(threads=1)
 
 
 def built(kind: type[OneShot], folder: Path, **more: Any) -> OneShot:

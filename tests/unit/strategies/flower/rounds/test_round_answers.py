@@ -84,15 +84,12 @@ def test_answer_in_another_form_counts_or_is_refused_alone(tmp_path: Path, name:
     assert not torch.equal(found["0.weight"], weights(5)["0.weight"])
 
 
-def answered(client: str, **content: Any) -> CheckedAnswer:
-    """An answer whose model is one array."""
-    question = Message(RecordDict(), dst_node_id=1, message_type="train")
+def numbers(client: str, **values: Any) -> CheckedAnswer:
+    """An answer whose model is one array, with some numbers."""
+    content = {"arrays": ArrayRecord({"w": torch.zeros(2)}), "metrics": MetricRecord({"num-examples": 5, **values})}
+    message = Message(RecordDict(), reply_to=Message(RecordDict(), dst_node_id=1, message_type="train"))
     facts: Any = None
-    reply = Reply(facts, {"w": torch.ones(2)})
-    return CheckedAnswer(client, Message(RecordDict(), reply_to=question), RecordDict(content), reply)
-
-
-MODEL = ArrayRecord({"w": torch.zeros(2)})
+    return CheckedAnswer(client, message, RecordDict(content), Reply(facts, {"w": torch.ones(2)}))
 
 
 def own_average(contents: list[RecordDict], weight: str) -> MetricRecord:
@@ -118,10 +115,6 @@ def test_client_without_a_number_that_a_project_s_own_average_reads_costs_its_an
     # Flower's average of the number is that of the others, and the client stays in.
     result_of(iterative(tmp_path / "flower", rounds=2), {**clients, 4: stock(4)})
     assert [row["answers"] for row in rows_of(tmp_path / "flower")] == [4, 4]
-
-
-def numbers(client: str, **values: Any) -> CheckedAnswer:
-    return answered(client, arrays=MODEL, metrics=MetricRecord({"num-examples": 5, **values}))
 
 
 # Rounds without a model.
@@ -156,10 +149,8 @@ def test_a_client_that_tells_no_finite_number_leaves_the_average_to_the_others(h
     _, told = strategy.aggregate_train(1, show_to_strategy(strategy, answers, ["w"]))
 
     assert told == {"loss": pytest.approx(1.5)}
-    assert [each.client for each in drop_incomplete(FedAvg(train_metrics_aggr_fn=own_average), answers)[0]] == [
-        "a",
-        "b",
-    ]
+    complete, _ = drop_incomplete(FedAvg(train_metrics_aggr_fn=own_average), answers)
+    assert [each.client for each in complete] == ["a", "b"]
 
 
 @pytest.mark.parametrize("form", ["module.layers.{}", "_orig_mod.layers.{}", "layers._orig_mod.{}", "model.layers.{}"])
