@@ -1,6 +1,7 @@
 """Every formula once more, in numpy, from the papers' equations: the torch code must agree."""
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -126,36 +127,29 @@ def test_gradient_of_the_weights_in_closed_form_equals_autograd() -> None:
     torch.testing.assert_close(closed, expected, rtol=1e-10, atol=1e-13)
 
 
-class Linear:
-    """A client whose model is ``x -> W x + b`` on images of eight pixels."""
+def co_boosting(weights: Array, biases: Array, **options: object) -> CoBoostingServer:
+    """Return the server of clients whose models are ``x -> W x + b`` on images of 16 pixels."""
+    classes = biases.shape[1]
 
-    def __init__(self, weight: Array, bias: Array) -> None:
-        self.weight, self.bias = weight, bias
-
-    def __call__(self) -> dict[str, torch.Tensor]:
-        return {"1.weight": tensor(self.weight).float(), "1.bias": tensor(self.bias).float()}
-
-
-def co_boosting(clients: list[Linear], **options: object) -> CoBoostingServer:
     def build() -> torch.nn.Module:
-        return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, len(clients[0].bias)))
+        return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, classes))
 
-    uploads = tuple(Upload(UploadFacts(f"c{k}", "linear"), client) for k, client in enumerate(clients))
+    states = [
+        {"1.weight": tensor(w).float(), "1.bias": tensor(b).float()} for w, b in zip(weights, biases, strict=True)
+    ]
+    uploads = tuple(Upload(UploadFacts(f"c{k}", "linear"), partial(dict, state)) for k, state in enumerate(states))
     config = CoBoostingConfig(latent=4, **options)  # type: ignore[arg-type]
     space = Normalization((0.0,), (1.0,))
-    return CoBoostingServer(
-        Job(uploads, {"linear": build}, "linear", len(clients[0].bias), (1, 4, 4), space, config), Silent()
-    )
+    return CoBoostingServer(Job(uploads, {"linear": build}, "linear", classes, (1, 4, 4), space, config), Silent())
 
 
 @pytest.mark.parametrize("form", ["sign", "l2"])
 def test_perturbation_equals_numpy(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("strategies.distillation.losses.PERTURBATION_TEMPERATURE", 2.0)
-    clients = [Linear(RNG.normal(size=(3, 16)), RNG.normal(size=3)) for _ in range(2)]
-    server = co_boosting(clients, perturbation=form, perturbation_size=0.25)
+    weights, biases = RNG.normal(size=(2, 3, 16)), RNG.normal(size=(2, 3))
+    server = co_boosting(weights, biases, perturbation=form, perturbation_size=0.25)
     server.combiner.load_state_dict({"weights": torch.tensor([0.2, 0.6])})
-    weight = 0.25 * clients[0].weight + 0.75 * clients[1].weight
-    bias = 0.25 * clients[0].bias + 0.75 * clients[1].bias
+    weight, bias = (0.25 * one + 0.75 * other for one, other in (weights, biases))
     x = RNG.normal(size=(5, 1, 4, 4))
     u = 2 * torch.rand(5, 3, generator=torch.Generator().manual_seed(4)).double().numpy() - 1
     if form == "l2":  # the gradient of u . (W x + b)
@@ -172,11 +166,8 @@ def test_perturbation_equals_numpy(form: str, monkeypatch: pytest.MonkeyPatch) -
 def test_weights_of_two_clients_move_as_by_hand() -> None:
     # Client 0 always says class 1, client 1 always class 0, and class 1 is what the images shall have. The loss falls
     # with w_0 and rises with w_1: two batches of two images are two steps of 0.3 from (0.5, 0.5), then the clip.
-    says = np.array([0.0, 4.0])
-    server = co_boosting(
-        [Linear(np.zeros((2, 16)), says), Linear(np.zeros((2, 16)), says[::-1].copy())],
-        reweighting_step=0.3, reweighting_decay=1.0, batch_size=2,
-    )  # fmt: skip
+    says = np.array([[0.0, 4.0], [4.0, 0.0]])
+    server = co_boosting(np.zeros((2, 2, 16)), says, reweighting_step=0.3, reweighting_decay=1.0, batch_size=2)
     server.reweight(0)
     assert server.combiner.weights.tolist() == [0.5, 0.5], "without images the weights stay"
     server.stage.pool.add(images=torch.zeros(2, 1, 4, 4), labels=torch.ones(2, dtype=torch.long))

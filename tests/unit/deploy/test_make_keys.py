@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import runpy
+import shutil
 import ssl
 import stat
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from flwr.cli.supernode.register import try_load_public_key
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from store_faults import Faults, disk_full
 
 from strategies.flower.names import VARIABLE, read_node_keys
 
@@ -145,24 +147,15 @@ def test_keys_that_cannot_be_made_are_refused_in_one_line(
     assert not (tmp_path / "keys" / "server").exists()
 
 
-def test_keys_when_the_disk_refused_half_of_them_are_made_by_a_second_call(
+def test_keys_when_the_disk_refused_some_of_them_are_made_by_a_second_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    replace = Path.replace
-    written: list[Path] = []
-
-    def refuse(self: Path, target: Path) -> Path:
-        if target.parent.name in ("public", "hospital-a") and written:
-            raise OSError(28, "No space left on device")
-        written.extend([target] if target.parent.name in ("public", "hospital-a") else [])
-        return replace(self, target)
-
-    monkeypatch.setattr(Path, "replace", refuse)
-    assert main([str(tmp_path / "keys"), *ASKED]) == 1
-    assert len(written) == 1
-    monkeypatch.undo()
-
-    assert main([str(tmp_path / "keys"), *ASKED]) == 0
-    public = try_load_public_key(tmp_path / "keys" / "public" / "hospital-a.pub")
-    private = load_ssh_private_key((tmp_path / "keys" / "hospital-a" / "node.key").read_bytes(), None)
-    assert public_key_to_bytes(private.public_key()) == public  # type: ignore[arg-type]
+    faults, folder = Faults(monkeypatch), tmp_path / "keys"
+    for number in range(3, faults.count(lambda: main([str(tmp_path / "whole"), *ASKED]))):  # the authority is made
+        with faults.at(number, disk_full, last=10**9):
+            assert main([str(folder), *ASKED]) == 1
+        assert main([str(folder), *ASKED]) == 0
+        public = try_load_public_key(folder / "public" / "hospital-a.pub")
+        private = load_ssh_private_key((folder / "hospital-a" / "node.key").read_bytes(), None)
+        assert public_key_to_bytes(private.public_key()) == public  # type: ignore[arg-type]
+        shutil.rmtree(folder)
