@@ -48,12 +48,9 @@ def make_changed() -> Backbone:
     return Backbone("counting", 39, Changed, side=8)
 
 
-def summed(
-    cache: FeatureCache | None, data: ImageData = DATA, make: str = "make", **features: int
-) -> dict[str, torch.Tensor]:
-    config = FeaturesConfig(backbone=f"test_feature_cache:{make}", **features)
-    model = ClientSums(FeatureFunction(config), 3, cache)
-    add_up(model, Training(data, ClientConfig(), HALF))
+def summed(cache: FeatureCache | None, make: str = "make") -> dict[str, torch.Tensor]:
+    model = ClientSums(FeatureFunction(FeaturesConfig(backbone=f"test_feature_cache:{make}")), 3, cache)
+    add_up(model, Training(DATA, ClientConfig(), HALF))
     return model.state_dict()
 
 

@@ -304,28 +304,16 @@ def test_a_training_by_a_function_which_adds_no_noise_is_refused_in_a_private_ru
 
 
 @pytest.mark.parametrize("told", ["presence", "none"])
-def test_sums_of_features_which_hold_label_counts_are_not_sent_by_a_node_that_tells_no_numbers(
+def test_sums_and_votes_which_hold_label_counts_are_not_sent_by_a_node_that_tells_no_numbers(
     hospital: Nodes, told: str
 ) -> None:
-    asked = {"task": "statistics", "run-id": RUNS[0], "seed": 0}
+    node, asked = hospital(label_counts=told), {"task": "statistics", "run-id": RUNS[0], "seed": 0}
     features: dict[str, Scalar] = {"features.backbone": "torchvision:resnet18", "client.steps": 1}
-    file = f"{hospital().folder}/open/model.safetensors"
+    line = "this client does not share its examples per class, which are part of"
 
-    for settings in (features, {**features, "client.checkpoint": file}):
-        error = error_of(hospital(label_counts=told).asked(asked, settings))
-
-        assert error == (
-            "this client does not share its examples per class, which are part of sums of features: needs "
-            "'privacy.epsilon' above 0"
-        )
-
-
-@pytest.mark.parametrize("told", ["presence", "none"])
-def test_votes_which_count_the_examples_of_each_class_are_not_sent_by_a_node_that_tells_no_numbers(
-    hospital: Nodes, told: str
-) -> None:
-    line = fens_errors(hospital(label_counts=told), step="votes")[-1]
-    assert "does not share its examples per class, which are part of votes" in line
+    for settings in (features, {**features, "client.checkpoint": f"{node.folder}/open/model.safetensors"}):
+        assert error_of(node.asked(asked, settings)) == f"{line} sums of features: needs 'privacy.epsilon' above 0"
+    assert f"{line} votes" in fens_errors(node, step="votes")[-1]
 
 
 @pytest.mark.parametrize("kind", ["backdoor", "claim", "scale"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -212,9 +212,9 @@ def test_client_whose_answer_was_lost_is_asked_again_in_its_round(tmp_path: Path
 # Who is asked, and with what.
 
 
-def participants(run: Path, fraction: float, **more: Any) -> list[list[str]]:
+def participants(run: Path, fraction: float, nodes: Iterable[int], **more: Any) -> list[list[str]]:
     asked: Asked = []
-    clients = {node: trainer(f"c{node % 7}", node, asked=asked) for node in more.pop("nodes")}
+    clients = {node: trainer(f"c{node % 7}", node, asked=asked) for node in nodes}
     result_of(iterative(run, rounds=4, fraction=fraction, min_uploads=1, **more), clients)
     return [sorted(name for name, said, _ in asked if said["server-round"] == number) for number in (1, 2, 3, 4)]
 
