@@ -1,46 +1,57 @@
-"""The process of a simulation: `python -P simulation.py FOLDER SUPERLINK_PID CORES`, in place of Flower's SuperExec.
+"""The process of a simulation: `python -P simulation.py FOLDER SUPERLINK_PID CORES`.
 
-It imports and starts Ray while the SuperLink starts and the settings are read, and the clients' processes while the
-run is submitted. Then it takes the SuperLink's only run, as Flower's command for a simulation does.
+It starts Ray while the SuperLink starts and the settings are read, and the clients' processes while the run is
+submitted. Then it takes the SuperLink's only run, as Flower's SuperExec does, and goes on as `flwr-simulation`.
+It imports nothing of ours, because the run has the app's own copy.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import json
 import logging
+import os
 import sys
 import sysconfig
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-PORT = "port"  # files in the run's folder: where the SuperLink listens
-CLIENTS = "clients.json"  # how many processes train clients, and the share of the machine that each has
+# Files in the run's folder.
+PORT = "port"  # of the SuperLink, which writes it
+CLIENTS = "clients.json"  # how many processes train clients, and the share of the machine that each has; of `launch`
 _POLL_S = 0.02
 
 
 def main(folder: Path, superlink: str, cores: int) -> None:
     """Take the SuperLink's run and carry it out; the process ends with it."""
-    gc.disable()  # imports make many objects and no garbage
-    import ray
+    with _without_collections():
+        import ray
 
-    # A Ray of one run needs neither its dashboard, for which it would wait, nor its autoscaler.
-    ray._private.services.start_api_server = lambda *_, **__: (None, None)
-    ray._private.node.Node.start_monitor = lambda _: None  # type: ignore[method-assign]
-    with ThreadPoolExecutor(1) as beside:
-        imported = beside.submit(_import)
-        # In this thread, because Ray's processes end with the one that starts them.
-        ray.init(address="local", num_cpus=cores, include_dashboard=False, logging_level=logging.WARNING)
-        backend = imported.result()
+        # A Ray of one run needs neither its dashboard, for which it would wait, nor its autoscaler.
+        ray._private.services.start_api_server = lambda *_, **__: (None, None)
+        ray._private.node.Node.start_monitor = lambda _: None  # type: ignore[method-assign]
+        with ThreadPoolExecutor(1) as executor:
+            imported = executor.submit(_import)
+            # In this thread, because Ray's processes end with the one that starts them.
+            ray.init(address="local", num_cpus=cores, include_dashboard=False, logging_level=logging.WARNING)
+            raybackend = imported.result()
+    pool = _start_clients(raybackend, **json.loads(_await(folder / CLIENTS)))
+    raybackend.BasicActorPool = functools.partial(_reuse, pool)
+    _take_run(f"127.0.0.1:{_await(folder / PORT)}", superlink)
+
+
+@contextlib.contextmanager
+def _without_collections() -> Iterator[None]:
+    """Switch off the search for garbage: imports make many objects and none."""
+    gc.disable()
+    yield
     gc.freeze()
     gc.enable()
-    clients = json.loads(_await(folder / CLIENTS))
-    backend.BasicActorPool = functools.partial(_pool, _start_clients(backend, **clients))
-    _take_run(f"127.0.0.1:{_await(folder / PORT)}", superlink)
 
 
 def _import() -> Any:
@@ -58,35 +69,31 @@ def _await(place: Path) -> str:
     return place.read_text(encoding="utf-8")
 
 
-def _start_clients(backend: Any, processes: int, resources: Mapping[str, float]) -> Any:
+def _start_clients(raybackend: Any, processes: int, resources: Mapping[str, float]) -> Any:
     """Return Flower's pool of actors, which start now and import what clients need."""
-    pool = backend.BasicActorPool(backend.ClientAppActor, dict(resources), {"on_actor_init_fn": _prepare_client})
+    pool = raybackend.BasicActorPool(raybackend.ClientAppActor, dict(resources), {"on_actor_init_fn": _prepare_client})
     pool.add_actors_to_pool(min(pool.actors_capacity, processes))
     pool.actors_capacity = 0  # Flower adds that many to a new pool
     return pool
 
 
 def _prepare_client() -> None:
-    import gc
-
-    gc.disable()
-    import torch  # noqa: F401
-
-    gc.freeze()
-    gc.enable()
+    with _without_collections():
+        import torch  # noqa: F401
 
 
-def _pool(pool: Any, *_: object, **__: object) -> Any:
-    """Return the pool in place of a new one, and let its actors find the app, whose folder is known by now."""
+def _reuse(pool: Any, *_: object, **__: object) -> Any:
+    """Return the pool in place of a new one; its actors find the app, whose folder is known by now, as Flower's do."""
+    paths = list(sys.path)
+    _find_modules(pool, paths)
     for actor in pool.pool:
-        actor.__ray_call__.remote(_find_modules, list(sys.path))
+        actor.__ray_call__.remote(_find_modules, paths)
     return pool
 
 
-def _find_modules(actor: object, paths: list[str]) -> None:  # noqa: ARG001  the form of a call on an actor
-    import sys
-
+def _find_modules(_: object, paths: list[str]) -> None:
     sys.path[:0] = [path for path in paths if path not in sys.path]
+    os.environ["PYTHONPATH"] = os.pathsep.join(paths)  # for child processes
 
 
 def _take_run(address: str, superlink: str) -> None:

@@ -15,13 +15,14 @@ import json
 import math
 import os
 import queue
+import signal
 import subprocess
 import sys
 import sysconfig
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -54,7 +55,7 @@ def run_environment(folder: Path, token: str) -> dict[str, str]:
     # Flower would join the cluster with arguments that a cluster refuses; its nodes lack the app and this folder.
     given.pop(CLUSTER, None)
     return {
-        # Ray would prestart a worker per CPU, and none could serve Flower's actors, which have another environment.
+        # Ray would prestart a worker per core, however few train clients.
         "RAY_prestart_worker_first_driver": "0",
         # Ray takes lines of different clients for duplicates, and would drop most of them.
         "RAY_DEDUP_LOGS": "0",
@@ -127,7 +128,7 @@ _POLL_S = 0.1
 _TAIL = 400  # lines of the log in which the reason of a failure is sought
 _NO_DETAILS = "An error was encountered"
 _SILENCE_S = 9.0  # after so long without a log line, one is printed
-STARTING = "starting Flower and Ray: about 10 s on two idle cores"
+STARTING = "starting Flower and Ray: about 5 s on two idle cores"
 _GRACE_S = 10.0  # wait for the last log lines after the simulation's process has ended; a busy machine is slow
 
 
@@ -187,7 +188,7 @@ def launch(
             with prepare_runtime() if runtime is None else contextlib.closing(runtime) as own:
                 # Each process has its own imports, of seconds.
                 processes = max(1, min(all_cores(), num_supernodes, at_once or num_supernodes))
-                own.start_clients(processes, gpu_share(str(settings.get("client.device", "auto")), processes))
+                own.request_clients(processes, gpu_share(str(settings.get("client.device", "auto")), processes))
                 last = {name: os.environ[name] for name in _LAST if name in os.environ}
                 (own.folder / _RUN).write_text(json.dumps(last), encoding="utf-8")
                 control = Control(_await_superlink(own))
@@ -202,7 +203,7 @@ def launch(
                 own.ends_behind = _stream_log(control.lines(run_id), own.is_over, show, is_finished)
                 if own.ends_behind:
                     return Launched(0, COMPLETED, "")
-                return _verdict(control, run_id, own.is_over, [*own.log(), *tail])
+                return _verdict(control, run_id, own, tail)
         except (ComputeError, OSError) as error:
             return Launched(1, stage, with_remedy(str(error)))
 
@@ -230,8 +231,8 @@ class Runtime:
         place = self.folder / PORT
         return int(place.read_text()) if place.exists() else 0
 
-    def start_clients(self, processes: int, gpus: float) -> None:
-        """Start the processes that train clients, each with a core and a share of a GPU."""
+    def request_clients(self, processes: int, gpus: float) -> None:
+        """Tell the simulation to start the processes that train clients, each with a core and a share of a GPU."""
         asked = {"processes": processes, "resources": {"num_cpus": 1, "num_gpus": gpus}}
         place = self.folder / CLIENTS
         place.with_suffix(".new").write_text(json.dumps(asked), encoding="utf-8")
@@ -244,6 +245,16 @@ class Runtime:
     def log(self) -> list[str]:
         """Return the last lines that the processes wrote."""
         return (self.folder / _LOG).read_text(encoding="utf-8", errors="replace").splitlines()[-_TAIL:]
+
+    def death(self, log: Sequence[str]) -> str:
+        """Return why the simulation's process has ended, in one line, by its status and these lines of a log."""
+        status, cause = self.simulation.poll(), causing_error(log)
+        if cause:
+            return f"the simulation's process ended: {cause}"
+        if status in (None, -signal.SIGKILL):
+            return "the simulation's process was killed, by hand or for lack of memory"
+        how = signal.Signals(-status).name if status < 0 else f"status {status}"
+        return ": ".join(filter(None, (f"the simulation's process ended with {how}", " | ".join(log[-3:]))))
 
 
 @contextlib.contextmanager
@@ -291,6 +302,8 @@ def _await_superlink(runtime: Runtime) -> int:
     """Return the SuperLink's port once it answers."""
     deadline = time.monotonic() + _START_S
     while not ((port := runtime.port()) and _answers(port)):
+        if runtime.simulation.poll() is not None:
+            raise ComputeError(runtime.death(runtime.log()))
         if runtime.superlink.poll() is not None or time.monotonic() > deadline:
             log = runtime.log()
             tail = causing_error(log) or " | ".join(log[-3:])
@@ -316,7 +329,7 @@ def _stream_log(
     echo: Callable[[str], None],
     is_finished: Callable[[], bool],
 ) -> bool:
-    """Echo the run's log until it ends, or for a few seconds after the simulation's process has ended.
+    """Echo the run's log until it ends, or for a few seconds after the simulation's process, if there is any.
 
     Returns:
         Whether the result was there before the log's end.
@@ -330,6 +343,7 @@ def _stream_log(
 
     threading.Thread(target=read, daemon=True).start()
     deadline, began, spoken, asked = float("inf"), time.monotonic(), time.monotonic(), time.monotonic()
+    heard = False
     while (now := time.monotonic()) < deadline:
         if now - spoken >= _SILENCE_S:  # Flower and Ray print nothing while they start
             spoken = now
@@ -343,20 +357,21 @@ def _stream_log(
             line = lines.get(timeout=_POLL_S)
         except queue.Empty:
             if deadline == float("inf") and is_over():
-                deadline = time.monotonic() + _GRACE_S
+                deadline = time.monotonic() + _GRACE_S * heard
             continue
         if line is None:
             return False
-        spoken = time.monotonic()
+        heard, spoken = True, time.monotonic()
         echo(line)
     return False
 
 
-def _verdict(control: Control, run_id: str, is_over: Callable[[], bool], log: Sequence[str]) -> Launched:
+def _verdict(control: Control, run_id: str, runtime: Runtime, tail: Iterable[str]) -> Launched:
     """Wait until Flower reports an end or the run's process has ended, and return how the run ended."""
+    log = [*runtime.log(), *tail]
     cause = causing_error(log)
     while True:
-        over = is_over()  # read first, because the process reports its status before it ends
+        over = runtime.is_over()  # read first, because the process reports its status before it ends
         name, details = control.status(run_id)
         if name == COMPLETED:
             return Launched(0, COMPLETED, "")
@@ -365,6 +380,5 @@ def _verdict(control: Control, run_id: str, is_over: Callable[[], bool], log: Se
             reason = f"in the simulation: {cause}" if known else details or "Flower gives no reason"
             return Launched(1, name, with_remedy(reason))
         if over:
-            killed = "the simulation's process was killed, by hand or for lack of memory"
-            return Launched(1, "killed", with_remedy(f"the simulation's process ended: {cause}") if cause else killed)
+            return Launched(1, "killed", with_remedy(runtime.death(log)))
         time.sleep(_POLL_S)

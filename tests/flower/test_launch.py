@@ -33,7 +33,7 @@ lr.start = 0.1
 flag = false
 """
 APP = """
-import json, os, time
+import json, os, subprocess, sys, time
 from pathlib import Path
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -44,7 +44,10 @@ client = ClientApp()
 
 @client.query()
 def answer(message, context):
-    return Message(RecordDict({"facts": ConfigRecord({"pid": os.getpid(), "cwd": os.getcwd()})}), reply_to=message)
+    child = "import importlib.util as found; print(found.find_spec('probe_app').origin)"
+    module = subprocess.run([sys.executable, "-P", "-c", child], capture_output=True, text=True).stdout
+    facts = ConfigRecord({"pid": os.getpid(), "cwd": os.getcwd(), "module": module})
+    return Message(RecordDict({"facts": facts}), reply_to=message)
 
 @server.main()
 def main(grid, context):
@@ -144,6 +147,7 @@ def test_launch_passes_settings_and_returns_zero_when_the_run_completes_or_its_r
     assert len({client["pid"] for client in seen["clients"]}) == 1 or not ends
     assert any(line.startswith("one process trains the clients") for line in lines) == (ends and all_cores() > 1)
     assert {client["cwd"] for client in seen["clients"]} == {str(Path(seen["folder"]) / "cwd")}
+    assert all(client["module"].startswith(seen["folder"]) for client in seen["clients"])  # a child finds the app
     if ends:
         assert is_gone(seen)
         assert any("got 3 replies" in line for line in lines)
@@ -155,6 +159,15 @@ def test_launch_when_the_server_app_raises_returns_its_error_in_one_line(app: Pa
     assert (launched.exit_code, launched.run_status) == (1, "finished:failed")
     assert "the server does not like it" in launched.reason
     assert "\n" not in launched.reason
+
+
+def test_launch_when_no_client_can_start_returns_the_reason(app: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_OVERRIDE_RESOURCES", '{"CPU": 0}')
+    began = time.monotonic()
+    launched = launch(app, settings={}, num_supernodes=2, echo=print)
+    assert launched.exit_code == 1
+    assert "ActorPool is empty" in launched.reason
+    assert time.monotonic() - began < 60
 
 
 def test_launch_with_a_setting_that_the_app_lacks_is_refused(app: Path) -> None:
