@@ -131,7 +131,7 @@ def compare_runs(asked: Comparison, *, log: Log) -> dict[str, Any]:
     Raises:
         OptionError: A name or a setting is wrong, or the uploads do not permit a named method.
         StoreError: A folder is no run folder or no comparison, or is damaged.
-        KeyboardInterrupt: SIGINT or SIGTERM came; the log has the command that resumes the comparison.
+        KeyboardInterrupt: SIGINT or SIGTERM came; its text has the command that resumes the comparison.
     """
     with sigterm_as_interrupt():
         parent = asked.runs[0].absolute().parent
@@ -168,8 +168,7 @@ def compare_runs(asked: Comparison, *, log: Log) -> dict[str, Any]:
         try:
             failures = run_cells(cells, asked.jobs or jobs_for(cells), log)
         except KeyboardInterrupt:
-            log(f"interrupted. To resume: {facts['command']}")
-            raise
+            raise KeyboardInterrupt(f"interrupted. To resume: {facts['command']}") from None
         return _written(folder, facts, cells, failures, log)
 
 

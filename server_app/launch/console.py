@@ -135,7 +135,6 @@ class LogLines:
 
 Format = Literal["text", "json"]
 TableFormat = Literal["text", "json", "csv", "md"]
-INTERRUPTED = 130  # exit status after Ctrl-C, as shells expect it
 
 
 def say(line: str, format: Format) -> None:  # noqa: A002
@@ -174,7 +173,9 @@ def echo_to(format: Format) -> Callable[[str], None]:  # noqa: A002
 
 
 class errors:  # noqa: N801  reads as a statement: with errors(format)
-    """Print an error as one line, also as JSON in that format, and exit with status 1; with 130 after Ctrl-C.
+    """Print an error as one line, also as JSON in that format, and exit with status 1.
+
+    After Ctrl-C print "interrupted", or the text of the KeyboardInterrupt, and exit with 130.
 
     Attributes:
         facts: Further fields of the JSON, for example the run folder to resume.
@@ -191,7 +192,8 @@ class errors:  # noqa: N801  reads as a statement: with errors(format)
         if isinstance(error, OneShotError):
             _fail(str(error), self.format, self.facts)
         if isinstance(error, KeyboardInterrupt):
-            raise typer.Exit(INTERRUPTED) from None
+            sys.stderr.write(f"{str(error) or 'interrupted'}\n")
+            raise typer.Exit(130) from None  # as shells expect it
         return False
 
 

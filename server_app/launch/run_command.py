@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import shlex
-import sys
 import time
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -14,12 +13,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from fl_app.data.proxy import clients_share
 from fl_app.environment import variables
 from fl_app.node_config import SUPERNODES_VARIABLE
-from server_app.launch.console import INTERRUPTED, echo_to, errors, oneshot, progress_bar
+from server_app.launch.console import echo_to, errors, oneshot, progress_bar
 from server_app.launch.result import print_result
 from server_app.settings.build import DEFAULT_SUPERNODES, build_job, check_before_start, number_of_clients
 from server_app.settings.catalogue import toml_table
@@ -147,8 +144,7 @@ def launch_run(
                 local or _launcher(partial(_is_finished, folder, written), runtime, run.clients_at_once()),
             )
         except KeyboardInterrupt:
-            sys.stderr.write(f"interrupted.{to_go_on()}\n")
-            raise typer.Exit(INTERRUPTED) from None
+            raise KeyboardInterrupt(f"interrupted.{to_go_on()}") from None
     # An unchanged result belongs to an earlier attempt.
     result = _read_result(folder) if _result_time(folder) != written else None
     if launched.exit_code != 0 or result is None or result["status"] != "finished":
@@ -277,8 +273,7 @@ def launch_evaluation(
         try:
             launched = _start(app, run, failing, local or _launcher(lambda: False, runtime, None))
         except KeyboardInterrupt:
-            sys.stderr.write("interrupted; the results are as they were.\n")
-            raise typer.Exit(INTERRUPTED) from None
+            raise KeyboardInterrupt("interrupted; the results are as they were.") from None
     results = [result for folder in folders if (result := _finished(folder)) is not None]
     same = any(_result_time(folder) == time_ for folder, time_ in zip(folders, before, strict=True))
     if launched.exit_code != 0 or same or len(results) < len(folders):

@@ -78,8 +78,8 @@ def replay_run(
         except KeyboardInterrupt:
             own = ["--model", request.model] if request.model else []
             own += ["--evaluate", request.evaluate] if request.evaluate else []
-            log(f"interrupted. To resume: {oneshot('replay', request.run, '--resume', target.path, *own)}")
-            raise
+            command = oneshot("replay", request.run, "--resume", target.path, *own)
+            raise KeyboardInterrupt(f"interrupted. To resume: {command}") from None
         except (OneShotError, *FAILURES):
             if request.resume is None:
                 _remove_unbegun(target)

@@ -315,7 +315,7 @@ def test_a_replay_goes_on_as_a_replay_only(
     refused = oneshot("resume", target)
 
     assert ended.exit_code == 130
-    assert ended.stdout.endswith(f"interrupted. To resume: oneshot replay {run} --resume {target}\n")
+    assert ended.stderr == f"interrupted. To resume: oneshot replay {run} --resume {target}\n"
     assert refused.exit_code == 1
     assert f"To resume: oneshot replay {run} --resume {target}" in refused.stderr
     assert engine.calls == []
@@ -464,6 +464,15 @@ def test_ctrl_c_while_the_command_loads_is_one_line_and_status_130(
         entry.main()
     assert ended.value.code == 130
     assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_ctrl_c_while_settings_are_read_is_one_line_and_status_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("server_app.launch.run_command.plan_run", interrupt)
+    ended = oneshot("run", "--local")
+    assert (ended.exit_code, ended.stdout, ended.stderr) == (130, "", "interrupted\n")
 
 
 @pytest.mark.parametrize(

@@ -299,7 +299,7 @@ def test_runs_whose_clients_differ_are_compared_with_a_warning_that_names_the_di
 def test_ctrl_c_says_how_to_go_on_and_that_command_does_the_rest(
     run_folder: MakeRun, ran: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    run, lines, here = run_folder(), list[str](), vars(running)["run_cell"]
+    run, here = run_folder(), vars(running)["run_cell"]
 
     def interrupted(cell: Cell, token: str, log: Callable[[str], None]) -> str:
         if cell.method == "dw-fedens":
@@ -308,13 +308,13 @@ def test_ctrl_c_says_how_to_go_on_and_that_command_does_the_rest(
 
     monkeypatch.setattr(running, "run_cell", interrupted)
     overrides = {"tally.calibrated": True, "server.epochs": 1}
-    with pytest.raises(KeyboardInterrupt):
-        compared(run, methods="fedens,dw-fedens", log=lines.append, overrides=overrides, out=tmp_path / "out")
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        compared(run, methods="fedens,dw-fedens", overrides=overrides, out=tmp_path / "out")
     unfinished = read_json(tmp_path / "out" / "compare.json")["status"]
     monkeypatch.setattr(running, "run_cell", here)
     ran.clear()
 
-    command = lines[-1].removeprefix("interrupted. To resume: oneshot ")
+    command = str(stopped.value).removeprefix("interrupted. To resume: oneshot ")
     ended = oneshot(*command.split(), "--format", "json")
 
     assert unfinished == "unfinished"

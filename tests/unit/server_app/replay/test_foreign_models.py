@@ -142,14 +142,13 @@ def test_a_replay_that_is_ended_says_how_to_go_on_with_its_model(run: Path, monk
         signal.raise_signal(signal.SIGTERM)
 
     monkeypatch.setattr("strategies.methods.fedens.METHOD", replace(METHODS["fedens"], fit=end))
-    lines = list[str]()
 
-    with pytest.raises(KeyboardInterrupt):
-        replayed(run, "fedens", model="their_nets:net", log=lines.append)
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        replayed(run, "fedens", model="their_nets:net")
 
     (begun,) = {*run.parent.iterdir()} - {run}
     command = ["oneshot", "replay", str(run), "--resume", str(begun), "--model", "their_nets:net"]
-    assert lines[-1] == f"interrupted. To resume: {shlex.join(command)}"
+    assert str(stopped.value) == f"interrupted. To resume: {shlex.join(command)}"
 
 
 @pytest.mark.parametrize(
