@@ -302,7 +302,7 @@ def _train_as(node: Node, config: AppConfig, request: TrainRequest, start: State
             began = start_digest(model.state_dict())
         if by := config.model.train:
             refuse(config.privacy, "a training by 'model.train', which adds no noise")
-            reported = _train_by(by, model, own, training, node)
+            reported = _train_by(by, model, own, training, node, began)
         elif config.privacy.on:
             epsilon = task.train_privately(model, training, config.privacy)
         else:
@@ -325,9 +325,15 @@ def _train_as(node: Node, config: AppConfig, request: TrainRequest, start: State
     return Trained(facts, last.loss, last.accuracy, epsilon, reported), state
 
 
-def _train_by(by: str, model: torch.nn.Module, own: LocalExamples, training: Training, node: Node) -> dict[str, float]:
-    """Train a model in place by the function that ``model.train`` names, and return the numbers that it reports."""
-    began, pairs = start_digest(model.state_dict()), own.split.pairs(own.train, training.data)
+def _train_by(
+    by: str, model: torch.nn.Module, own: LocalExamples, training: Training, node: Node, began: str | None
+) -> dict[str, float]:
+    """Train a model in place by the function that ``model.train`` names, and return the numbers that it reports.
+
+    Args:
+        began: The digest of the model's weights before.
+    """
+    pairs = own.split.pairs(own.train, training.data)
     node.policy.check_code("model.train", by)
     with node.policy.reading(f"model.train {by!r}"):
         reported = train_by(by, model, pairs, training.config, seed=training.seed)

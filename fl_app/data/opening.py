@@ -129,7 +129,7 @@ def _examples(found: Any, what: str, *, least: int) -> torch.Tensor:
             f"{what} returns examples of {kind}: must be uint8 or float32 [N, channels, height, width], uint8 "
             "[N, height, width], float32 [N, features], or int64 [N, tokens]"
         )
-    if tensor.dtype == torch.uint8 and tensor.dim() == 4 and tensor.shape[3] <= 4 < min(tensor.shape[1:3]):
+    if tensor.dim() == 4 and tensor.shape[3] <= 4 < tensor.shape[1] == tensor.shape[2]:
         raise DataError(
             f"{what} returns examples of shape {list(tensor.shape)}, with the channels last: must be [N, channels, "
             "height, width], as of np.moveaxis(images, 3, 1)"

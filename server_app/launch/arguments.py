@@ -131,7 +131,7 @@ def print_overview() -> None:
             table.add_row(f"  {kind:<8}", ", ".join(names))
         console.print(heading, style="bold")
         console.print(table)
-    others = ", ".join(method["name"] for method in methods if method["any_model"])
+    others = ", ".join(method["name"] for method in methods if method["merges_weights_alone"])
     console.print(f"for a model that is no classifier (setting model.train): {others}")
     console.print("source, needs and options of a method: oneshot methods NAME")
 
@@ -143,7 +143,7 @@ def print_details(facts: Mapping[str, Any]) -> None:
     console.print(f"  {facts['assumption']}; result: {facts['kind']}")
     for need in facts["needs"]:
         console.print(f"  needs: {need}")
-    if facts["any_model"]:
+    if facts["merges_weights_alone"]:
         console.print("  takes a model that is no classifier too: setting model.train")
     if not facts["options"]:
         console.print("  no options")

@@ -71,7 +71,7 @@ The server never saw a client's data. This model may still contain what a client
 def _score_table(rows: Sequence[Row]) -> str:
     """Return the scores of all rows as a table in Markdown; without rows a sentence."""
     if not rows:
-        return "None: this result was scored on no examples."
+        return "None."
     cells = [[headline_cells(row.as_json(), name)[0] for name in row.scores] for row in rows]
     lines = [(row.name, row.kind, *texts) for row, texts in zip(rows, cells, strict=True)]
     return Table("", ("name", "kind", *map(titled, rows[-1].scores)), lines, texts=2).markdown().strip()

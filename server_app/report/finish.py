@@ -68,7 +68,8 @@ def finish(  # noqa: PLR0913  everything that a result consists of
         rows = client_rows(evaluation or {}, settings.choice.titled(report.job.config), settings.choice.kind)
     if isinstance(held_out, HeldOut):
         write_answers(folder.path, rows, held_out, report.job.num_classes)
-    rows = rows if any(row.accuracy is not None or row.scores for row in rows) else []  # no score may be finite
+    scored = bool(rows)
+    rows = rows if any(row.accuracy is not None or row.scores for row in rows) else []
     # The last row is the method's own result: the student, if it has both outcomes. Without scores there is none.
     own = rows[-1] if rows else Row(settings.choice.title, settings.choice.kind, None)
     accuracy, epochs = own.accuracy, own_epochs(report.outcome, _metrics(folder))
@@ -91,6 +92,7 @@ def finish(  # noqa: PLR0913  everything that a result consists of
         "refusals": refused,
         **_of_clients(settings, report, held_out, own),
         **({"evaluation": dict(evaluation)} if evaluation else {}),
+        **({} if rows else {"unscored": _why_unscored(settings, scored=scored, by_clients=evaluation is not None)}),
     }
     result["plots"] = _reported(folder, settings, report, rows, result=result, cost=cost, log=log)
     spent = dict.fromkeys(("evaluation", "app"), time.monotonic() - began)
@@ -101,6 +103,16 @@ def finish(  # noqa: PLR0913  everything that a result consists of
     folder.write_result(result)
     track(settings.app.tracker, folder.path, _metrics(folder), result, settings.flat, log=log)
     return result
+
+
+def _why_unscored(settings: Settings, *, scored: bool, by_clients: bool) -> str:
+    if scored:
+        return "no score is a finite number"
+    if by_clients:
+        return "no client has scored the result"
+    if settings.app.model.train and not settings.app.model.evaluate:
+        return "'model.evaluate' names no function that scores a model"
+    return "the server has no held-out examples"
 
 
 def _is_solvable(job: Job) -> bool:

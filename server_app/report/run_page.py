@@ -50,7 +50,6 @@ _TRY_MERGES = {
     "fedavg": "the plain average, to compare with",
     "ties": "keeps large changes, where an average cancels those of opposite signs",
     "tsv": "adds up the clients' changes, where each learned another task",
-    "task-arithmetic": "the average, further from the common start or nearer by server.scaling",
 }
 _REPLAYS_MOST = 3
 _PLACES = ("run-dir", "resume", "uploads", "forget", "method", "seed")
@@ -217,10 +216,10 @@ def _bytes(result: Mapping[str, Any]) -> list[Table]:
 
 
 def _may_send_sums(settings: Mapping[str, Any]) -> bool:
-    """Return whether a run's last layer was merged, and its settings permit that clients send sums of its inputs."""
+    """Return whether a run without 'finish' may have 'finish=ridge', for which clients send sums."""
     counts = settings.get("client.share-label-counts", True), settings.get("client.label-counts-as")
     noise = settings.get("privacy.epsilon")
-    return settings.get("finish") == NONE and not noise and counts[0] and counts[1] != "presence"
+    return bool(settings.get("finish") == NONE and not noise and counts[0] and counts[1] != "presence")
 
 
 def _commands(
@@ -233,8 +232,8 @@ def _commands(
 ) -> list[tuple[str, str]]:
     """Return what to try next, each with a reason; only commands that the uploads of this run permit."""
     source, method = shlex.quote(info.get("replay-of", result["run_dir"])), result["method"]
-    merges = (own := CHOICES[method].method) is not None and own.any_model
-    reasons = {**_TRY_NEXT, **(_TRY_MERGES if merges else {})}
+    merges = (chosen := CHOICES[method].method) is not None and chosen.any_model
+    reasons = {**(_TRY_MERGES if merges else {}), **_TRY_NEXT}
     others = [name for name in reasons if name != method and name in fitting]
     found = []
     if result["uploads"] and others:
@@ -247,12 +246,13 @@ def _commands(
     elif not result["uploads"]:
         found.append(("How soon it reached an accuracy", f"oneshot rounds {source}"))
     if settings and not info.get("imported-from") and not settings.get("uploads"):
-        words = ["oneshot", "run", "--method", method, "--seed", str(result["seed"] + 1)]
-        words += ["--clients", str(info["num-supernodes"])] if info.get("num-supernodes") else []
-        again = {"The same with another seed": settings}
+        again = [("The same with another seed", result["seed"] + 1, settings)]
         if merges and solvable and _may_send_sums(settings):
             why = "A last layer from the clients' sums: merged ones are poor where labels are skewed"
-            again[why] = {**settings, "finish": RIDGE}
-        for title, changed in zip(again, map(_changed, again.values()), strict=True):
-            found.append((title, shlex.join([*words, *(["--set", changed] if changed else [])])))
+            again.append((why, result["seed"], {**settings, "finish": RIDGE}))
+        clients = ["--clients", str(info["num-supernodes"])] if info.get("num-supernodes") else []
+        for title, seed, own in again:
+            changed = ["--set", text] if (text := _changed(own)) else []
+            words = ["oneshot", "run", "--method", method, "--seed", str(seed), *clients, *changed]
+            found.append((title, shlex.join(words)))
     return [*found, ("The runs of this folder", f"oneshot list {shlex.quote(str(Path(result['run_dir']).parent))}")]

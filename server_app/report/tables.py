@@ -91,8 +91,7 @@ def unscored_lines(result: Mapping[str, Any]) -> list[str]:
     """Return the line of a result without scores, and why it has none; no line for one with scores."""
     if result["table"]:
         return []
-    why = "no client has scored the result" if "evaluation" in result else "the result was scored on no examples"
-    return [f"no scores: {why}"]
+    return [f"no scores: {result.get('unscored', 'the result was scored on no examples')}"]
 
 
 def output_console() -> Console:

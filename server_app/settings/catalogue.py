@@ -139,7 +139,7 @@ class Catalogue:
     Attributes:
         assumptions: The headings of the methods' list, in order.
         methods: Name -> title, source, kind, assumption, needs and options (key -> name of a preset -> value); and
-            any_model, whether it merges models that are no classifiers.
+            merges_weights_alone, whether it merges models that are no classifiers.
         former: The keys that settings had before -> what to write in their place.
     """
 
@@ -176,7 +176,7 @@ class Catalogue:
         options.sort(key=lambda option: not option["main"])
         return {
             "name": name,
-            **{key: method[key] for key in ("title", "source", "kind", "assumption", "any_model", "needs")},
+            **{key: method[key] for key in ("title", "source", "kind", "assumption", "merges_weights_alone", "needs")},
             "options": options,
         }
 

@@ -77,7 +77,7 @@ def _method(method: Choice) -> dict[str, Any]:
     own = {"name": method.name, "title": method.title, "source": method.source, "kind": method.kind}
     keys = {o.key: o.presets or {PUBLISHED: o.default} for o in options_of(method.config, method.name)}
     merges = method.method is not None and method.method.merges_weights_alone
-    facts = {"assumption": method.assumption, "any_model": merges, "needs": sorted(needs)}
+    facts = {"assumption": method.assumption, "merges_weights_alone": merges, "needs": sorted(needs)}
     return {**own, **facts, "options": keys}
 
 

@@ -59,6 +59,8 @@ def without_collections() -> Iterator[None]:
 
     Torch and what comes with it take a fifth less time.
     """
+    import numpy  # noqa: F401  torch would import it, and then drop a Ctrl-C that comes meanwhile
+
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import tempfile
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
@@ -49,7 +50,8 @@ class ScratchTensors(Mapping[str, Tensor]):
         value = torch.empty(shape, dtype=dtype)
         with store_errors(self._folder):
             self._file.seek(begin)
-            self._file.readinto(_bytes_of(value))
+            if self._file.readinto(_bytes_of(value)) != value.nbytes:
+                raise OSError(errno.EIO, "a temporary file is shorter than it was written")
         return value
 
     def __iter__(self) -> Iterator[str]:

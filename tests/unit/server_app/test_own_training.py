@@ -208,7 +208,7 @@ def test_a_regression_is_averaged_exactly_scored_by_its_own_metrics_and_replayed
     page = (run / "report.html").read_text()
     assert all(text in page for text in ("mae on held-out examples", "weighted by their examples", *CLIENTS))
     assert "own_models:diabetes · split dirichlet over sizes, alpha 0.3 · 3 clients" in page
-    assert f"oneshot compare {run} --methods fedavg,ties,tsv,task-arithmetic" in page
+    assert f"oneshot compare {run} --methods fedavg,ties,tsv" in page
     assert f"oneshot replay {run} --method ties" in page
     assert "finish" not in page
     assert "those of the clients&#39; own training" in page or "own training" in (run / "model_card.md").read_text()

@@ -102,9 +102,9 @@ def test_a_result_that_nobody_scores_has_a_page_and_a_card_that_say_so(run_folde
     assert (result["accuracy"], result["scores"], result["table"]) == (None, {}, [])
     assert result["plots"] == ["labels.png"]
     page, card = ((place / name).read_text() for name in ("report.html", "model_card.md"))
-    assert "no scores: the result was scored on no examples" in page
+    assert "no scores: the server has no held-out examples" in page
     assert not re.search("on held-out examples|Accuracy on|<b>-", page)
-    assert "None: this result was scored on no examples." in card
+    assert "Nobody knows yet how good it is." in card
     assert "held-out" not in card
     assert any(line.startswith("no scores: ") for line in table_lines(result))
 
