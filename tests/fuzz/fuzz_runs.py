@@ -103,9 +103,8 @@ def run_apart(name: str, decoder: Decoder, *, examples: int, number: int) -> dic
         found: dict[str, Any] = ours.recv()
     except EOFError:
         child.join()
-        failure = f"the process ended with status {child.exitcode}"
-        return {"decoder": name, "tried": 0, "accepted": 0, "refused": 0, "crashed": 1, "slowest_ms": 0, "peak_mib": 0,
-                "seconds": 0, "failure": failure}  # fmt: skip
+        nothing = dict.fromkeys(("tried", "accepted", "refused", "crashed", "slowest_ms", "peak_mib", "seconds"), 0)
+        return {"decoder": name, **nothing, "failure": f"the process ended with status {child.exitcode}"}
     child.join()
     return found
 

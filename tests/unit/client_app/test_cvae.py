@@ -9,18 +9,12 @@ from fl_app.models.client_nets import Cvae, Decoder
 from strategies.core.errors import OptionError
 
 
-def cvae(shape: tuple[int, int, int] = (1, 16, 16), *, latent: int = 4) -> Cvae:
-    with torch.random.fork_rng():
-        torch.manual_seed(3)
-        return Cvae(10, shape, latent=latent)
-
-
 def uniform(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.rand(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def test_noise_is_shifted_and_scaled_by_the_posterior() -> None:
-    model = cvae().eval()
+    model = Cvae(10, (1, 16, 16), latent=4).eval()
     images, labels, noise = uniform(3, 1, 16, 16), torch.arange(3), uniform(3, 4, seed=1)
 
     with torch.no_grad():

@@ -20,13 +20,8 @@ SIGNATURES = Signatures(builders(10, (1, 16, 16)))
 State = dict[str, torch.Tensor]
 
 
-def model_state(seed: int = 0) -> State:
-    with seeded_torch(seed):
-        model = build("lenet5", num_classes=10, input_shape=(1, 16, 16))
-    return {name: value.clone() for name, value in model.state_dict().items()}
-
-
-START = model_state()
+with seeded_torch(0):
+    START = build("lenet5", num_classes=10, input_shape=(1, 16, 16)).state_dict()
 
 
 @pytest.fixture

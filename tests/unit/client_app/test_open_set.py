@@ -23,7 +23,7 @@ Floats = np.ndarray[Any, np.dtype[np.float64]]
 HALF = Normalization((0.5,), (0.5,))
 
 
-def random_generator(seed: int = 0) -> torch.Generator:
+def random_generator(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
