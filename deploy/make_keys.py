@@ -86,7 +86,7 @@ def make(folder: Path, *, servers: list[str], nodes: list[str], days: int, renew
         _write(ignored, b"*\n", private=False)  # no key is ever committed
     authority = folder / "authority" / "ca.key"
     certificate = folder / "ca.crt"
-    if not authority.exists() and not certificate.exists():
+    if not certificate.exists():
         made += _make_authority(authority, certificate)
     server = folder / "server"
     if renew_server or not (server / "server.pem").exists():
@@ -102,7 +102,11 @@ def make(folder: Path, *, servers: list[str], nodes: list[str], days: int, renew
 
 
 def _make_authority(key_file: Path, certificate_file: Path) -> list[Path]:
-    key = ec.generate_private_key(ec.SECP384R1())
+    """Make the authority's certificate, and its key unless an earlier call has written it."""
+    made = []
+    if not key_file.exists():
+        made.append(_write(key_file, _pem(ec.generate_private_key(ec.SECP384R1())), private=True))
+    key = _read_key(key_file)
     name = _named("oneshot-fl authority")
     certificate = (
         _certificate(name, name, key, AUTHORITY_DAYS)
@@ -110,10 +114,17 @@ def _make_authority(key_file: Path, certificate_file: Path) -> list[Path]:
         .add_extension(_usage(signs_certificates=True), critical=True)
         .sign(key, hashes.SHA384())
     )
-    return [
-        _write(key_file, _pem(key), private=True),
-        _write(certificate_file, certificate.public_bytes(serialization.Encoding.PEM), private=False),
-    ]
+    return [*made, _write(certificate_file, certificate.public_bytes(serialization.Encoding.PEM), private=False)]
+
+
+def _read_key(file: Path) -> Key:
+    try:
+        key = serialization.load_pem_private_key(file.read_bytes(), None)
+    except (OSError, ValueError) as error:
+        raise KeysError(f"the authority's key cannot be read from {file}: {error}") from error
+    if not isinstance(key, Key):
+        raise KeysError(f"{file} is not the key of an authority that this program made")
+    return key
 
 
 def _make_server(place: Path, key_file: Path, certificate_file: Path, servers: list[str], days: int) -> list[Path]:
@@ -121,12 +132,12 @@ def _make_server(place: Path, key_file: Path, certificate_file: Path, servers: l
         raise KeysError("--server is missing: the name or address by which the nodes reach the server")
     if not 1 <= days <= AUTHORITY_DAYS:
         raise KeysError(f"--days {days}: must be 1 to {AUTHORITY_DAYS}, the validity of the authority")
+    signer = _read_key(key_file)
     try:
-        signer = serialization.load_pem_private_key(key_file.read_bytes(), None)
         authority = x509.load_pem_x509_certificate(certificate_file.read_bytes())
     except (OSError, ValueError) as error:
-        raise KeysError(f"the authority cannot be read from {key_file} and {certificate_file}: {error}") from error
-    if not isinstance(signer, Key) or signer.public_key() != authority.public_key():
+        raise KeysError(f"the authority's certificate cannot be read from {certificate_file}: {error}") from error
+    if signer.public_key() != authority.public_key():
         raise KeysError(f"{key_file} is not the key of {certificate_file}")
     key = ec.generate_private_key(ec.SECP384R1())
     names = list(dict.fromkeys([*servers, *LOOPBACK]))

@@ -23,7 +23,7 @@ from fuzz_messages import PLACES, STATE
 from hypothesis import strategies as st
 from PIL import Image
 
-from client_app.keeping import KeptModel
+from client_app.keeping import KeptModel, Trained
 from fl_app.data import open_split
 from fl_app.node_config import read_nodes
 from server_app.doctor.data import NodeConfig
@@ -40,7 +40,7 @@ from strategies.run.checkpoint import CheckpointFolder
 from strategies.run.ensembles import load_ensemble, save_ensemble
 from strategies.run.files import JsonLines, read_weights, weights_bytes
 from strategies.run.run_folder import RunFolder
-from strategies.run.traffic import Traffic
+from strategies.run.traffic import Moved, Traffic
 from strategies.run.uploads import UploadStore
 
 ROOT = Path(tempfile.mkdtemp(prefix="files-", dir=PLACES))
@@ -54,6 +54,7 @@ def _file(name: str, read: Callable[[Path], Any]) -> Callable[[bytes], Any]:
     def write_and_read(data: bytes) -> Any:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
+        path.chmod(0o600)
         return read(path)
 
     return write_and_read
@@ -112,11 +113,10 @@ def _refuse_nothing(found: Any) -> Any:
     return found
 
 
-TRAINED = {"architecture": "net", "num_examples": 9, "label_counts": [1, 2, 3, 3], "loss": 0.5, "accuracy": 0.5,
-           "ranges": {"0": [0.0, 1.0]}}  # fmt: skip
-(ROOT / "state" / RUN_ID).mkdir(parents=True)
-(ROOT / "state" / RUN_ID / "alice-1.safetensors").write_bytes(WEIGHTS)
-
+STATES = ROOT / "state" / RUN_ID
+COPY, MEMORY = KeptModel(str(ROOT / "state"), RUN_ID, "alice", 1), RoundState(STATES, "alice")
+COPY.save(Trained(UploadFacts("alice", "net", 9, (1, 2, 3, 3), ranges={"0": (0.0, 1.0)}), 0.5, 0.5), STATE)
+MEMORY.save(3, STATE)
 
 CACHE, KEY = LogitCache(str(ROOT / "state"), RUN_ID, "alice", "held"), "cd" * 32
 CACHE.save(KEY, Logits(("a", "b"), np.zeros((2, 3, 4), np.float32), np.arange(3), np.zeros(0, np.float32)))
@@ -302,8 +302,11 @@ def _findings(read: Callable[[Path], Any]) -> Callable[[Path], Any]:
 
 def _certificates(path: Path) -> Any:
     (path.parent / "server.key").write_bytes(SERVER_KEY)
+    (path.parent / "server.key").chmod(0o600)
     yield certificate(path)
-    yield from server_certificate(ServerFiles(path, path, path.parent / "server.key"), ("localhost",))
+    yield from server_certificate(
+        ServerFiles(ROOT / "keys" / "ca.crt", path, path.parent / "server.key"), ("localhost",)
+    )
 
 
 NOTHING = (LookupError,)
@@ -317,17 +320,16 @@ FILES: dict[str, Decoder] = {
         _file("round/uploads.jsonl", lambda path: UploadStore(path.parent).records()),
     ),
     "traffic.json": Decoder(
-        json_bytes({"upload": {"up": {"alice": 3}, "down": {"alice": 4}}}),
+        json_bytes(Traffic({"upload": Moved({"alice": 3}, {"alice": 4})}).as_json()),
         _file("traffic.json", Traffic.read),
     ),
     "weights file": Decoder(safetensors_files(WEIGHTS), _file("a.safetensors", read_weights), look=_tensors),
     "stage checkpoint": Decoder(json_bytes(INDEX), _load_checkpoint),
     "ensemble": Decoder(json_bytes(ENSEMBLE), _file("ensemble/ensemble.json",
                         lambda path: load_ensemble(path.parent, {"net": net}))),
-    "round state": Decoder(safetensors_files(WEIGHTS), _kept("alice-state-3.safetensors",
-                           lambda: RoundState(ROOT / "state" / RUN_ID, "alice").before(4)), NOTHING),
-    "client's copy": Decoder(json_bytes(TRAINED), _kept("alice-1.json",
-                             lambda: KeptModel(str(ROOT / "state"), RUN_ID, "alice", 1).load()), NOTHING),
+    "round state": Decoder(safetensors_files((STATES / "alice-state-3.safetensors").read_bytes()),
+                           _kept("alice-state-3.safetensors", lambda: MEMORY.before(4)), NOTHING),
+    "client's copy": Decoder(json_bytes(read_json(STATES / "alice-1.json")), _kept("alice-1.json", COPY.load), NOTHING),
     "kept logits": Decoder(mutated(LOGITS.read_bytes()),
                            _kept(LOGITS.name, lambda: CACHE.known(["a"]), LOGITS.parent), NOTHING),
     "torch checkpoint": Decoder(st.one_of(mutated(*PICKLES), HOSTILE_PICKLES),

@@ -29,11 +29,11 @@ values = st.recursive(
 
 @st.composite
 def mutated(draw: st.DrawFn, *good: bytes, most: int = 4) -> bytes:
-    """Good bytes with a few changes; rarely bytes that never were good."""
-    if draw(st.integers(0, 19)) == 0:
+    """Good bytes with a few changes, at first with none; rarely bytes that never were good."""
+    if draw(st.integers(0, 19)) == 19:
         return draw(st.binary(max_size=300))
     data = draw(st.sampled_from(good))
-    for _ in range(draw(st.integers(1, most))):
+    for _ in range(draw(st.integers(0, most))):
         data = _changed(draw, data, draw(st.sampled_from(good)))
     return data
 
@@ -66,9 +66,9 @@ def _changed(draw: st.DrawFn, data: bytes, other: bytes) -> bytes:
 
 @st.composite
 def mangled(draw: st.DrawFn, *good: Any, junk: st.SearchStrategy[Any] = values) -> Any:
-    """A tree of dicts and lists in which something is dropped, doubled, or replaced by something else."""
+    """A tree of dicts and lists in which something is dropped, doubled, or replaced; at first unchanged."""
     tree = copy.deepcopy(draw(st.sampled_from(good)))
-    for _ in range(draw(st.integers(1, 3))):
+    for _ in range(draw(st.integers(0, 3))):
         tree = _mangled(draw, tree, junk)
     return tree
 
