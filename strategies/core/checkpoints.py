@@ -305,10 +305,13 @@ def _read_shards(index: Path, read: Callable[[Path], Mapping[str, Any]]) -> dict
     return found
 
 
+_MAPPED = 4 * 2**20
+
+
 class OpenFile(Mapping[str, torch.Tensor]):
     """The tensors of a safetensors file or its shards, each read when it is asked for.
 
-    A file is mapped into memory for one tensor at a time: what stays mapped counts as memory of the process.
+    What was read of a mapped file counts as memory of the process, so it is opened anew after :data:`_MAPPED` bytes.
 
     Args:
         path: The file, or the index of shards.
@@ -326,12 +329,19 @@ class OpenFile(Mapping[str, torch.Tensor]):
             self._files: dict[str, Path] = _read_shards(path, _places_in) if sharded else _places_in(path)
         own = _strip_prefix(dict.fromkeys(self._files, torch.empty(0))) if bare else self._files
         self._names = dict(zip(own, self._files, strict=True))
+        self._open: tuple[Path, Any] | None = None
+        self._read = 0  # bytes of the open file
 
     def __getitem__(self, name: str) -> torch.Tensor:
         stored = self._names[name]
         path = self._files[stored]
-        with _readable(path), _opened(path) as file:
-            value: torch.Tensor = file.get_tensor(stored)
+        with _readable(path):
+            if self._open is None or self._open[0] != path:
+                self._open, self._read = (path, _opened(path)), 0
+            value: torch.Tensor = self._open[1].get_tensor(stored)
+        self._read += value.nbytes
+        if self._read >= _MAPPED:
+            self._open = None
         return value
 
     def __iter__(self) -> Iterator[str]:

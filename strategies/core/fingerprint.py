@@ -42,7 +42,7 @@ def dense(name: str, value: Tensor | np.ndarray) -> Tensor:
     """
     try:
         if isinstance(value, Tensor):
-            return value.detach().to("cpu").contiguous()
+            return value.detach().to("cpu").contiguous().resolve_conj().resolve_neg()
         # torch knows neither foreign byte orders nor negative strides; a copy has neither.
         return torch.from_numpy(np.array(value, dtype=value.dtype.newbyteorder("="), order="C", copy=True))
     except (AttributeError, NotImplementedError, RuntimeError, TypeError) as error:
@@ -55,8 +55,13 @@ def weights_sha256(state: Weights) -> str:
     for name in sorted(state):
         tensor = dense(name, state[name])
         digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+        digest.update(bytes_of(tensor))
     return digest.hexdigest()
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """Return the memory of a dense tensor, see :func:`dense`."""
+    return tensor.reshape(-1).view(torch.uint8).numpy().data
 
 
 def encode_fingerprint(fields: Mapping[str, Any]) -> Tensor:

@@ -28,7 +28,7 @@ from ..core.durable import (
     write_facts,
 )
 from ..core.errors import StoreError
-from ..core.fingerprint import Weights, dense, weights_sha256
+from ..core.fingerprint import Weights, bytes_of, dense, weights_sha256
 
 
 def weights_bytes(state: Weights) -> bytes:
@@ -63,7 +63,7 @@ def _pieces(state: Weights) -> Iterator[bytes | memoryview]:
     text = text.ljust(-(-len(text) // 8) * 8)
     yield struct.pack("<Q", len(text)) + text
     for name in header:
-        yield dense(name, state[name]).reshape(-1).view(torch.uint8).numpy().data
+        yield bytes_of(dense(name, state[name]))
 
 
 def save_weights(path: Path, state: Weights) -> str:

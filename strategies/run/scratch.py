@@ -6,14 +6,16 @@ import errno
 import tempfile
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import cast
+from typing import IO, cast
 
 import torch
 from torch import Tensor
 
 from ..core.durable import store_errors
 from ..core.facts import State
+from ..core.fingerprint import bytes_of, dense
 
 
 def to_scratch(folder: Path, tensors: Iterable[tuple[str, Tensor]]) -> State:
@@ -37,11 +39,11 @@ class ScratchTensors(Mapping[str, Tensor]):
         self._folder, end = folder, 0
         with store_errors(folder):
             self._file = tempfile.TemporaryFile(dir=folder, prefix=".scratch.", suffix=".tmp")  # noqa: SIM115
-            weakref.finalize(self, self._file.close)
+            weakref.finalize(self, _close, self._file)
         for name, value in tensors:
-            own = value.detach().cpu().contiguous()
+            own = dense(name, value)
             with store_errors(folder):
-                self._file.write(_bytes_of(own))
+                self._file.write(bytes_of(own))
             self._places[name] = end, own.dtype, own.shape
             end += own.nbytes
 
@@ -50,7 +52,7 @@ class ScratchTensors(Mapping[str, Tensor]):
         value = torch.empty(shape, dtype=dtype)
         with store_errors(self._folder):
             self._file.seek(begin)
-            if self._file.readinto(_bytes_of(value)) != value.nbytes:
+            if self._file.readinto(bytes_of(value)) != value.nbytes:
                 raise OSError(errno.EIO, "a temporary file is shorter than it was written")
         return value
 
@@ -60,6 +62,10 @@ class ScratchTensors(Mapping[str, Tensor]):
     def __len__(self) -> int:
         return len(self._places)
 
+    def __reduce__(self) -> tuple[type[dict[str, Tensor]], tuple[dict[str, Tensor]]]:
+        return dict, (dict(self),)
 
-def _bytes_of(value: Tensor) -> memoryview:
-    return value.reshape(-1).view(torch.uint8).numpy().data
+
+def _close(file: IO[bytes]) -> None:
+    with suppress(OSError):  # of a disk that refused to be written to, and does again
+        file.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import resource
 import struct
@@ -22,6 +23,7 @@ from strategies.core.fingerprint import weights_sha256
 from strategies.core.toml import read_toml
 from strategies.run.checkpoint import unflatten
 from strategies.run.files import JsonLines, read_weights, save_weights, weights_bytes, write_json
+from strategies.run.scratch import to_scratch
 from strategies.run.traffic import Traffic
 from strategies.run.uploads import UploadStore
 
@@ -224,3 +226,19 @@ def test_numbers_that_no_file_of_ours_holds_are_damage(tmp_path: Path) -> None:
 def test_toml_that_would_take_all_memory_or_cannot_be_printed_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"nested too deeply|of more than"):
         read_toml(text)
+
+
+def test_tensors_that_wait_on_the_disk_come_back_as_they_were(tmp_path: Path) -> None:
+    tensors = {
+        "scalar": torch.tensor(2.5), "none": torch.zeros(0, 3), "whole": torch.arange(6).view(2, 3).T,
+        "half": torch.randn(4).bfloat16(), "flags": torch.tensor([True, False]),
+        "complex": torch.randn(3, dtype=torch.complex64).conj(), "expanded": torch.ones(1).expand(5),
+    }  # fmt: skip
+    waiting = to_scratch(tmp_path, tensors.items())
+
+    for found in (waiting, copy.deepcopy(waiting)):
+        assert list(found) == list(tensors)
+        for name, value in tensors.items():
+            assert found[name].dtype == value.dtype
+            assert torch.equal(found[name], value)
+    assert list(tmp_path.iterdir()) == []  # its file has no name
