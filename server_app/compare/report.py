@@ -219,8 +219,11 @@ def _rounded(value: float, digits: int) -> float | None:
 
 
 def best_of(lines: Sequence[Line]) -> Line | None:
-    """Return the line with the best mean headline score, the least log loss; None if none has a score."""
-    scored = [line for line in lines if line.score is not None]
+    """Return the line with the best mean headline score, the least log loss; None if none has a score.
+
+    None also for a score of the user's own, of which is not known whether more or less is better.
+    """
+    scored = [line for line in lines if line.score is not None and line.metric in HEADLINES]
     sign = -1 if any(line.metric in LOWER_IS_BETTER for line in scored) else 1
     return max(scored, key=lambda line: sign * (line.score or 0.0), default=None)
 

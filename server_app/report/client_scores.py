@@ -11,6 +11,7 @@ from server_app.report.drawing import COLOURS, legend_beside, row_figure
 from server_app.report.evaluation import Row
 from server_app.report.tables import Table, gain_text, places_of, scale_of, titled, unit_of
 from strategies.core.errors import shorten_list
+from strategies.core.facts import HEADLINES
 from strategies.scores.exchange import CHOICE, FEDAVG, OWN, RESULT, ClientScores, Evaluation
 from strategies.scores.values import LOWER_IS_BETTER, Score, as_json, describe, gain, mean_of, scores_of, verdict
 
@@ -28,12 +29,13 @@ def evaluation_facts(
 
     Args:
         where: ``"clients"`` or ``"both"``.
-        metric: The headline score, which the gains are in.
+        metric: The headline score, which the gains are in; of scores by a function of the user's own the first where
+            it does not return this one.
         grouped: Whether examples have groups, such as patients; a client that shares less than all sums sends none.
     """
     pooled = {}
     if any(client.count for client in evaluation.clients):  # scores by a function of the user's own
-        return _facts_of_values(evaluation, where)
+        return _facts_of_values(evaluation, where, metric)
     for model in (OWN, FEDAVG, RESULT, CHOICE):
         if (sums := evaluation.pooled(model)) is not None:
             pooled[model] = {name: round(score.value, 6) for name, score in scores_of(sums).items()}
@@ -62,13 +64,14 @@ def evaluation_facts(
     }
 
 
-def _facts_of_values(evaluation: Evaluation, where: str) -> dict[str, Any]:
+def _facts_of_values(evaluation: Evaluation, where: str, metric: str) -> dict[str, Any]:
     """Return the entry of scores by a function of the user's own, as means over the clients, weighted by examples."""
     pooled = {
         model: {name: round(value, 6) for name, value in found.items()}
         for model in (OWN, FEDAVG, RESULT)
         if (found := evaluation.mean(model))
     }
+    found = pooled.get(RESULT, {})
     clients = [
         {
             "client": client.client,
@@ -87,7 +90,7 @@ def _facts_of_values(evaluation: Evaluation, where: str) -> dict[str, Any]:
     }
     return {
         "on": where,
-        "metric": next(iter(pooled.get(RESULT, {})), "accuracy"),
+        "metric": metric if metric in found else next(iter(found), metric),
         "clients": clients,
         "pooled": pooled,
         "described": described,
@@ -165,11 +168,14 @@ def missing_lines(facts: Facts) -> list[str]:
 
 
 def chosen_of(results: Sequence[Facts]) -> str:
-    """Return the folder of the best of several results on the half of the examples that chooses; empty if unknown."""
+    """Return the folder of the best of several results on the half of the examples that chooses; empty if unknown.
+
+    Of a score of the user's own it is not known whether more is better, so none is chosen by it.
+    """
     scores = {}
     for result in results:
         facts = result["evaluation"]
-        if (score := facts["pooled"].get(CHOICE, {}).get(facts["metric"])) is not None:
+        if facts["metric"] in HEADLINES and (score := facts["pooled"].get(CHOICE, {}).get(facts["metric"])) is not None:
             scores[result["run_dir"]] = -score if facts["metric"] in LOWER_IS_BETTER else score
     return max(scores, key=lambda name: scores[name]) if len(scores) == len(results) > 1 else ""
 

@@ -14,6 +14,7 @@ from method_fakes import telling
 
 from server_app.report.card import model_card
 from server_app.report.client_scores import (
+    chosen_of,
     client_lines,
     client_table,
     confusion_tables,
@@ -37,7 +38,7 @@ from strategies.combiners.outcomes import load_model
 from strategies.method import Method
 from strategies.run.run_folder import RunFolder
 from strategies.run.stage import StageReport, keep_outcome
-from strategies.scores.exchange import OWN, RESULT, ClientScores, Evaluation
+from strategies.scores.exchange import CHOICE, OWN, RESULT, ClientScores, Evaluation
 from strategies.scores.sums import Answers
 
 RESULTS = [Row("FedAvg (one shot)", "baseline", 40.0), Row("FedENS", "ensemble", 60.0), Row("DENSE", "student", 61.5)]
@@ -223,6 +224,24 @@ def test_a_client_that_cannot_be_compared_is_said_to_be_so() -> None:
     assert summary_line({**facts, "clients": [{**facts["clients"][0], "gain": lost}]}) == (
         "Joining helps 0 of 1 clients; the median client loses 2.0 points; for 1 the difference may be chance."
     )
+
+
+@pytest.mark.parametrize(("metric", "chosen"), [("accuracy", "b"), ("log-loss", "a"), ("mae", "")])
+def test_a_result_is_chosen_by_scores_of_which_the_better_is_known(metric: str, chosen: str) -> None:
+    results = [
+        {"run_dir": name, "evaluation": {"metric": metric, "pooled": {CHOICE: {metric: value}}}}
+        for name, value in (("a", 0.25), ("b", 0.75))
+    ]
+    assert chosen_of(results) == chosen
+
+
+@pytest.mark.parametrize(("metric", "headline"), [("mae", "mae"), ("r2", "r2"), ("accuracy", "mae"), ("mse", "mae")])
+def test_scores_of_the_user_s_own_are_headed_by_the_one_that_metric_names(metric: str, headline: str) -> None:
+    values = {RESULT: {"mae": 2.5, "r2": 0.75}}
+    facts = evaluation_facts(Evaluation((ClientScores("north", {}, values=values, count=5),), {}), "both", metric)
+
+    assert facts["metric"] == headline
+    assert client_lines(facts) == [f"north: {headline} on 5 own examples: result {values[RESULT][headline]:.2f}"]
 
 
 def test_the_log_says_which_clients_share_less_and_what_the_scores_of_all_count() -> None:
