@@ -204,7 +204,9 @@ def evaluate(
         0 if outcome.ensemble is None or _is_of_all(method) else 1 + (outcome.ensemble.precision != PLAIN.precision)
     )
     own = uploads * passes + (outcome.student is not None)
-    models = uploads * held_out.member_passes * (method.uploads in PREDICTING) + averaged + own
+    # Models that are no classifiers are scored alone, and in no ensemble.
+    once = held_out.member_passes if report.job.num_classes else 1
+    models = uploads * once * (method.uploads in PREDICTING) + averaged + own
     total, done = models * held_out.num_batches, 0
     with Journal(None, log, label="evaluation", unit="batch") as journal:
 

@@ -112,6 +112,8 @@ def _why_unscored(settings: Settings, *, scored: bool, by_clients: bool) -> str:
         return "no client has scored the result"
     if settings.app.model.train and not settings.app.model.evaluate:
         return "'model.evaluate' names no function that scores a model"
+    if settings.app.evaluate.on == "none":
+        return "'evaluate.on' is 'none'"
     return "the server has no held-out examples"
 
 
