@@ -232,7 +232,8 @@ class OneShot(RunStrategy):
             arrays = self.rounds.run(self.folder, grid, arrays, timeout=timeout, train_config=config)
             result.train_metrics_clientapp |= {n: MetricRecord(dict(m)) for n, m in self.rounds.train_metrics.items()}
             for number, metrics in result.train_metrics_clientapp.items():
-                log_scores(f"Metrics of the clients' training, round {number}", metrics)
+                if metrics:  # a training that returns None has none
+                    log_scores(f"Metrics of the clients' training, round {number}", metrics)
             began, outcome = time.monotonic(), self.report.outcome
             if outcome.student is not None:
                 result.arrays = arrays

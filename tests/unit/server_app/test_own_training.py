@@ -180,7 +180,9 @@ def predicted(state: dict[str, Any], rows: Any) -> Any:
 
 def test_a_regression_is_averaged_exactly_scored_by_its_own_metrics_and_replayed(oneshot: Any, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    result, _ = completed(oneshot("run", **OWN, evaluate__on="both", run_dir=str(run)))
+    result, log = completed(oneshot("run", **OWN, evaluate__on="both", run_dir=str(run)))
+    assert "Metrics of the clients' training, round 1" in log
+    assert "evaluation: batch 4 of 4" in log  # three clients and their average
 
     states, sizes = uploads_of(run)
     student = load_file(run / "student.safetensors")
@@ -230,7 +232,8 @@ def test_a_regression_is_averaged_exactly_scored_by_its_own_metrics_and_replayed
 @pytest.mark.usefixtures("ran")
 def test_the_clients_score_several_results_by_their_own_metrics(oneshot: Any, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    result, _ = completed(oneshot("run", **OWN, evaluate__on="clients", run_dir=str(run)))
+    result, _ = completed(oneshot("run", **OWN, metric="r2", evaluate__on="clients", run_dir=str(run)))
+    assert result["metric"] == result["evaluation"]["metric"] == "r2"
     assert result["table"][-1]["scores"]["mae"]["value"] == result["evaluation"]["pooled"]["result"]["mae"]
 
     compared, _ = completed(oneshot("compare", run, "--methods", "fedavg,ties", "--on", "clients"))
@@ -241,7 +244,8 @@ def test_the_clients_score_several_results_by_their_own_metrics(oneshot: Any, tm
 
 def test_a_head_of_several_labels_learns_them(oneshot: Any) -> None:
     own = {"data__name": "own_models:labels", "model__name": "mlp", "model__train": "own_models:train_labels"}
-    result, _ = completed(oneshot("run", **{**OWN, **own, "model__evaluate": "own_models:hamming"}))
+    result, log = completed(oneshot("run", **{**OWN, **own, "model__evaluate": "own_models:hamming"}))
+    assert "Metrics of the clients' training" not in log
 
     assert result["table"][-1]["scores"]["right"]["value"] > 0.85  # 0.5 by chance
     states, _ = uploads_of(Path(result["run_dir"]))
