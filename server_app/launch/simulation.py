@@ -49,9 +49,11 @@ def main(folder: Path, superlink: str, cores: int) -> None:
 def _without_collections() -> Iterator[None]:
     """Switch off the search for garbage: imports make many objects and none."""
     gc.disable()
-    yield
-    gc.freeze()
-    gc.enable()
+    try:
+        yield
+        gc.freeze()
+    finally:
+        gc.enable()
 
 
 def _import() -> Any:

@@ -247,14 +247,19 @@ class Runtime:
         return (self.folder / _LOG).read_text(encoding="utf-8", errors="replace").splitlines()[-_TAIL:]
 
     def death(self, log: Sequence[str]) -> str:
-        """Return why the simulation's process has ended, in one line, by its status and these lines of a log."""
-        status, cause = self.simulation.poll(), causing_error(log)
-        if cause:
-            return f"the simulation's process ended: {cause}"
-        if status in (None, -signal.SIGKILL):
-            return "the simulation's process was killed, by hand or for lack of memory"
-        how = signal.Signals(-status).name if status < 0 else f"status {status}"
-        return ": ".join(filter(None, (f"the simulation's process ended with {how}", " | ".join(log[-3:]))))
+        """Return why a process of the runtime has ended, in one line, by its status and these lines of a log.
+
+        The simulation's process if it has ended, else the SuperLink.
+        """
+        ended = self.simulation.poll() is not None
+        what = "the simulation's process" if ended else "Flower's SuperLink"
+        status = (self.simulation if ended else self.superlink).wait()
+        if cause := causing_error(log):
+            return f"{what} ended: {cause}"
+        if status == -signal.SIGKILL:
+            return f"{what} was killed, by hand or for lack of memory"
+        how = f"status {status}" if status >= 0 else f"signal {-status} ({signal.strsignal(-status) or 'unknown'})"
+        return ": ".join(filter(None, (f"{what} ended with {how}", " | ".join(log[-3:]))))
 
 
 @contextlib.contextmanager
@@ -329,7 +334,9 @@ def _stream_log(
     echo: Callable[[str], None],
     is_finished: Callable[[], bool],
 ) -> bool:
-    """Echo the run's log until it ends, or for a few seconds after the simulation's process, if there is any.
+    """Echo the run's log until it ends, or until the simulation or the SuperLink has ended.
+
+    If a line has come by then, the others have :data:`_GRACE_S` more to arrive.
 
     Returns:
         Whether the result was there before the log's end.

@@ -1,7 +1,9 @@
-"""The environment of a run's processes, and the GPUs of its clients."""
+"""The environment of a run's processes, the GPUs of its clients, and how its processes ended."""
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
 import os
 import subprocess
@@ -14,7 +16,8 @@ import torch
 from fl_app.environment import RUN_VARIABLE
 from fl_app.node_config import SUPERNODES_VARIABLE
 from server_app.launch.control import shipped_files
-from server_app.launch.superlink import gpu_share, run_environment
+from server_app.launch.simulation import _without_collections
+from server_app.launch.superlink import Runtime, gpu_share, run_environment
 from strategies.core import offline
 
 
@@ -86,3 +89,46 @@ def test_a_process_that_starts_before_the_run_is_known_finds_its_variables_when_
     )
 
     assert said.stdout.strip() == "3"
+
+
+RUNS, DIES = "sleep 60", "kill -{} $$"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the words for signals are the system's")
+@pytest.mark.parametrize(
+    ("simulation", "superlink", "said"),
+    [
+        (DIES.format(9), RUNS, "the simulation's process was killed, by hand or for lack of memory"),
+        (DIES.format(15), RUNS, "the simulation's process ended with signal 15 (Terminated): last | line"),
+        (DIES.format(36), RUNS, "the simulation's process ended with signal 36 (Real-time signal 2): last | line"),
+        ("exit 3", "exit 4", "the simulation's process ended with status 3: last | line"),
+        (RUNS, "exit 4", "Flower's SuperLink ended with status 4: last | line"),
+        (RUNS, DIES.format(9), "Flower's SuperLink was killed, by hand or for lack of memory"),
+    ],
+)
+def test_the_process_that_has_ended_is_named_with_its_status(
+    tmp_path: Path, simulation: str, superlink: str, said: str
+) -> None:
+    with contextlib.ExitStack() as stack:
+        runtime, started = Runtime(tmp_path, stack.close), []
+        for command in (simulation, superlink):
+            process = subprocess.Popen(["bash", "-c", f"{'exec ' * (command == RUNS)}{command}"])
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            started.append(process)
+            if command != RUNS:
+                process.wait()
+        runtime.simulation, runtime.superlink = started
+        assert runtime.death(["last", "line"]) == said
+
+
+def test_garbage_is_collected_again_after_imports_that_fail() -> None:
+    seen = list[bool]()
+
+    def fail() -> None:
+        seen.append(gc.isenabled())
+        raise ImportError
+
+    with pytest.raises(ImportError), _without_collections():
+        fail()
+    assert (seen, gc.isenabled()) == ([False], True)
