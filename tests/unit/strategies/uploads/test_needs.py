@@ -86,7 +86,7 @@ def test_proxy_has_the_type_of_its_examples(shape: tuple[int, int, int], dtype: 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_feddf_learns_from_rows_and_from_tokens_as_they_are(precision: str) -> None:
-    config = FedDfConfig(epochs=40, batch_size=8, student_lr=0.5, teacher_precision=precision)
+    config = FedDfConfig(epochs=120, batch_size=8, student_lr=0.5, teacher_precision=precision)
     rows = torch.randn(16, *ROW, generator=torch.Generator().manual_seed(0))
     words = torch.arange(600, 696).view(16, 1, 1, 6)  # bfloat16 would round these
     for shape, proxy in ((ROW, rows), (TEXT, words)):
@@ -96,9 +96,10 @@ def test_feddf_learns_from_rows_and_from_tokens_as_they_are(precision: str) -> N
         student = given.builders["net"]()
         student.load_state_dict(state)
         taught = torch.stack([model_of(upload, given.builders)(proxy) for upload in given.uploads]).mean(0).softmax(1)
+        torch.manual_seed(1)
         fresh = given.builders["net"]()
         apart, before = ((model(proxy).softmax(1) - taught).abs().max() for model in (student, fresh))
-        assert apart < 0.5 * before
+        assert apart < 0.2 * before
 
 
 # Finite weights whose model answers with numbers that are not finite.

@@ -242,19 +242,19 @@ one = {"w": torch.ones(2)}
 merge([one, one], method, start=one, log=str)  # what a merge imports
 
 
-def own_bytes():  # with the pages of mapped files
+def resident_bytes():  # with the pages of mapped files
     return int(next(row for row in open("/proc/self/status") if row.startswith("VmRSS")).split()[1]) * 1024
 
 
 def watch():
     while True:
-        seen.append(own_bytes())
+        seen.append(resident_bytes())
         time.sleep(0.002)
 
 
 seen = []
 threading.Thread(target=watch, daemon=True).start()
-held = own_bytes()
+held = resident_bytes()
 found = merge(models, method, start=place / "base", folder=place / "merged", log=str).outcome.student
 print("tensors", (max(seen) - held) / size, len(seen))
 assert len(seen) > 100 and max(seen) - held < 16 * size
