@@ -19,6 +19,8 @@ from packaging.requirements import Requirement
 
 from hatch_build import write_package
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 hub = importlib.import_module("flwr.cli.app_cmd.publish")  # its package has a function of the same name
 PINNED = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)

@@ -20,6 +20,8 @@ from hatchling.build import build_editable, build_wheel
 
 from hatch_build import HOMES, app_project, packaged, renamed
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 FOREIGN = "WHOSE = 'theirs'\n"
 SERVER = """
@@ -198,7 +200,6 @@ def test_a_clone_knows_the_installed_name_for_the_same_modules() -> None:
     subprocess.run([sys.executable, "-c", lines], cwd=ROOT, check=True, timeout=60)
 
 
-@pytest.mark.slow
 def test_installed_beside_a_foreign_package_of_the_old_name_both_work(python: Path, tmp_path: Path) -> None:
     code = """
         import json, sys
@@ -222,7 +223,6 @@ def test_installed_beside_a_foreign_package_of_the_old_name_both_work(python: Pa
     assert (ours, module, shape) == ([], "oneshot_fl.flower.strategies", [2, 3])
 
 
-@pytest.mark.slow
 def test_the_installed_command_helps_and_reads_settings_by_name(python: Path, tmp_path: Path) -> None:
     oneshot = python.with_name("oneshot")
 
@@ -244,7 +244,6 @@ def ward(tmp_path: Path) -> Path:
     return project
 
 
-@pytest.mark.slow
 @pytest.mark.ray
 def test_the_installed_app_runs_in_a_project_with_its_own_strategies(python: Path, ward: Path, tmp_path: Path) -> None:
     small = (

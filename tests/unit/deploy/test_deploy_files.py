@@ -103,6 +103,7 @@ def test_every_unit_stops_flower_from_installing_and_from_telemetry() -> None:
     assert variables("superlink.env")["MALLOC_ARENA_MAX"] == "1"
 
 
+@pytest.mark.slow
 def test_image_installs_this_project_from_the_files_that_it_copies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

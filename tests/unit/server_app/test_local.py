@@ -51,6 +51,7 @@ def test_a_method_of_every_kind_runs_to_a_finished_result(oneshot: Any, method: 
     assert result["table"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ran")
 def test_clients_of_a_finished_run_score_its_result_and_those_of_replays(oneshot: Any, tmp_path: Path) -> None:
     place = tmp_path / "run"
@@ -129,6 +130,7 @@ def test_an_evaluation_is_refused_where_clients_kept_no_examples(oneshot: Any, t
     assert (place / "result.json").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_a_run_that_is_interrupted_while_a_client_trains_resumes_to_the_same_bits(
     oneshot: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,6 +159,7 @@ def test_a_run_that_is_interrupted_while_a_client_trains_resumes_to_the_same_bit
     assert oneshot("run", method="dense", run_dir=str(run))[0] == 1  # the folder holds a run
 
 
+@pytest.mark.slow
 def test_a_run_that_is_interrupted_while_its_clients_score_resumes_to_the_same_scores(
     oneshot: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

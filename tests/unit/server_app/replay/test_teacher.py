@@ -27,6 +27,7 @@ def ended_with(run: Path, combiner: str, weights: dict[str, torch.Tensor]) -> Pa
     return run
 
 
+@pytest.mark.slow
 def test_a_replay_distils_the_ensemble_that_the_run_ended_with(run_folder: MakeRun) -> None:
     mean = ended_with(run_folder(name="mean"), "mean", {})
     first = ended_with(run_folder(name="first"), "weighted", {"weights": torch.tensor([1.0, 0.0, 0.0])})
@@ -52,6 +53,7 @@ def test_fens_on_the_server_has_its_share_with_labels(small: dict[str, Any]) -> 
 SOLE = {"data__proxy": 0.0, "distill__steps": 3, "distill__batch_size": 8}
 
 
+@pytest.mark.slow
 def test_a_replay_distils_the_teacher_of_another_replay_on_the_images_that_it_stored(run_folder: MakeRun) -> None:
     run = run_folder()
     made = Path(replayed(run, "co-boosting", store_images=12)["run_dir"])
@@ -68,6 +70,7 @@ def test_a_replay_distils_the_teacher_of_another_replay_on_the_images_that_it_st
     assert learned["table"][-1]["name"] == "Distilled on stored images"
 
 
+@pytest.mark.slow
 def test_a_replay_distils_the_uploads_as_tally_combines_them(run_folder: MakeRun) -> None:
     run = run_folder("lenet5", "mnist-cnn", "lenet5")
     plain, tally = (replayed(run, "co-boosting", teacher=teacher) for teacher in ("method", "tally"))

@@ -48,6 +48,7 @@ def scale_first(run: Path) -> None:
     (run / "uploads.jsonl").write_text("".join(json.dumps(with_digest(row)) + "\n" for row in rows))
 
 
+@pytest.mark.slow
 @pytest.mark.plots
 def test_a_replay_with_exclude_leaves_the_suspect_out_and_tells_it_everywhere(run_folder: MakeRun) -> None:
     run = run_folder("lenet5", "lenet5", "lenet5")

@@ -33,6 +33,7 @@ def head_of(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "student.safetensors")
 
 
+@pytest.mark.slow
 def test_the_card_s_code_loads_the_head_with_its_backbone(finished: tuple[Path, dict[str, Any]]) -> None:
     folder, result = finished
     card = (folder / "model_card.md").read_text()
