@@ -24,8 +24,8 @@ def pytest_configure() -> None:
 LONGEST = (
     "test_deploy_tls.py", "test_faults_deployment.py", "test_compare.py", "test_launch.py", "test_local_runs.py",
     "test_published_loops.py", "test_compute_kept.py", "test_faults.py", "test_wheel.py", "test_published.py",
-    "test_plugin.py", "test_compute_ray_actors.py", "test_replay.py", "test_offline.py",
-    "test_export.py", "test_local.py", "test_scores.py", "test_compute_shards.py", "test_changed_bits.py", "test_cli.py",
+    "test_plugin.py", "test_compute_ray_actors.py", "test_replay.py", "test_offline.py", "test_local.py",
+    "test_export.py", "test_compute_shards.py", "test_changed_bits.py", "test_scores.py", "test_cli.py",
     "test_methods.py",
 )  # fmt: skip
 
