@@ -814,27 +814,31 @@ def _open_uploads(
     """Return any models as uploads, by name, one tensor at a time, and the start, all by the same names.
 
     The names are those of the module that ``model`` builds, else of the start, else of the first model that all others
-    fit.
+    and the start fit: a file of a start may lack counters and tied tensors.
     """
-    states, clients = STATES in copies.builders, sorted(kept)
-    if states or copies.architectures:
-        wanted = _signature(_open(kept[clients[0]]) if start is None else start)
-    else:
-        wanted = next(iter(Signatures(copies.builders).values()))
-    if start is not None:
-        with blaming("start"):
-            start = _named(start, wanted, notes, "start")
+    bare, clients = STATES in copies.builders or bool(copies.architectures), sorted(kept)
+    first = kept[clients[0]]
+
+    def opened(wanted: Signature, whose: str) -> tuple[tuple[Upload, ...], Mapping[str, torch.Tensor] | None]:
+        said = list[str]()
+        began = _as_student(start, wanted, said)
+        uploads = _open_as(wanted, kept, facts, copies, said, whose)
+        notes.extend(said)
+        return uploads, began
+
     whose = "the others" if start is None else "the start"
     try:
-        return _open_as(wanted, kept, facts, copies, notes, whose), start
+        if bare:
+            return opened(_signature(_open(first) if start is None else start), whose)
+        return opened(next(iter(Signatures(copies.builders).values())), whose)
     except UploadError:
-        if start is not None or not states:
+        if not bare:
             raise
-        shapes = [_shapes(_open(kept[client])) for client in clients]
-        for client in clients[1:]:
+        shapes = [_shapes(_open(kept[client])) for client in clients] + ([] if start is None else [_shapes(start)])
+        for client in clients:
             wanted = _signature(_open(kept[client]))
             if all(fits(own, wanted) for own in shapes):
-                return _open_as(wanted, kept, facts, copies, notes), None
+                return opened(wanted, "the others")
         raise
 
 
@@ -844,7 +848,7 @@ def _open_as(
     facts: Mapping[str, UploadFacts],
     copies: Copies,
     notes: list[str],
-    whose: str = "the others",
+    whose: str,
 ) -> tuple[Upload, ...]:
     """Return the checked uploads by a model's names; ``whose`` they are, for errors."""
     uploads, form, said = [], tensor_form("tensors", exact=False), list[str]()

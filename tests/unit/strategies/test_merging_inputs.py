@@ -203,6 +203,11 @@ def test_any_models_merge_whatever_their_names(tmp_path: Path, method: str, wrap
         found = {name.removeprefix("model."): value for name, value in found.items()}  # the first model's own names
         assert found.keys() == wanted.keys()
         torch.testing.assert_close(found, wanted)
+    if starts[0] is not None:
+        began = wrap(base, tmp_path / "start.safetensors")
+        for models in ([one, other], [one.state_dict(), other.state_dict()]):
+            found = merge(models, method, model=build, start=began).outcome.student
+            torch.testing.assert_close({name.removeprefix("model."): value for name, value in found.items()}, wanted)
     with pytest.raises(UploadError, match=r"tensors do not fit the (others|start): missing nothing; not expected more"):
         merge([one.state_dict(), {**other.state_dict(), "more": torch.ones(1)}], method, start=starts[0])
 
