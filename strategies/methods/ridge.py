@@ -28,7 +28,7 @@ from ..core.options import Always, config_class, option
 from ..core.stage_options import max_share
 from ..method import Job, Method, Outcome, Plan, Progress
 from ..statistics.choice import choose_penalty, value_clients
-from ..statistics.heads import LAMBDAS, Head, balance_classes, ridge_head, solve_ridge
+from ..statistics.heads import LAMBDAS, Head, balance_classes, ridge_head, solve_regression
 from ..statistics.sums import Statistics
 from ..statistics.uploaded import ClientSumsOnServer, check_second, head_state
 
@@ -295,13 +295,9 @@ def ridge_regression(clients: Iterable[RegressionSums], penalty: float = 0.0) ->
 
 
 def _solve(sums: RegressionSums, penalty: float) -> nn.Linear:
-    scatter, right = sums.scatter.clone(), sums.cross.T.clone()
-    mean, targets = sums.mean[: len(scatter)], sums.mean[len(scatter) :]
-    strength = penalty * float(torch.trace(scatter)) / len(mean)
-    # Features that are constant over all examples leave no scatter: the regression is then the targets' mean.
-    weight = solve_ridge(scatter, right, strength).T if strength > 0 else torch.zeros_like(right.T)
-    model = nn.Linear(len(mean), len(targets), dtype=torch.float64)
+    weight, bias = solve_regression(sums.scatter.clone(), sums.cross.T, sums.mean, penalty)
+    model = nn.Linear(weight.shape[1], weight.shape[0], dtype=torch.float64)
     with torch.no_grad():
         model.weight.copy_(weight)
-        model.bias.copy_(targets - weight @ mean)
+        model.bias.copy_(bias)
     return model.requires_grad_(False)

@@ -132,6 +132,24 @@ def solve_ridge(scatter: Tensor, right: Tensor, strength: float) -> Tensor:
     return torch.cholesky_solve(right, factor)
 
 
+def solve_regression(scatter: Tensor, right: Tensor, mean: Tensor, penalty: float) -> tuple[Tensor, Tensor]:
+    """Return W [m, d] and b [m] of the ridge regression ``y = W f + b``, where the bias is not penalised.
+
+    Args:
+        scatter: A [d, d], of the features around their mean, as a sum or a mean over examples; changed in place.
+        right: R [d, m], of features and targets around their means, likewise.
+        mean: Of the features, then of the targets [d + m].
+        penalty: lambda, in units of A's mean eigenvalue. Without scatter W is 0, and b the targets' mean.
+
+    Raises:
+        LinAlgError: See :func:`solve_ridge`.
+    """
+    features, targets = mean[: len(scatter)], mean[len(scatter) :]
+    strength = penalty * float(torch.trace(scatter)) / len(scatter)
+    weight = solve_ridge(scatter, right, strength).T if strength > 0 else torch.zeros_like(right.T)
+    return weight, targets - weight @ features
+
+
 class Lda:
     """Linear discriminants with one covariance for all classes, for every shrinkage from one eigendecomposition.
 
