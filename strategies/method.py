@@ -116,6 +116,11 @@ class Job:
     collect: Callable[[Iterable[tuple[str, torch.Tensor]]], State] = dict
 
     @property
+    def means_of_examples(self) -> bool:
+        """Whether the student's weights are means over a client's examples, as its builder says by this name."""
+        return bool(getattr(self.builders.get(self.student), "means_of_examples", False))
+
+    @property
     def refines(self) -> bool:
         """Whether ``start`` is the uploads' combination, which no client started from and a method fine-tunes."""
         return self.start is not None and self.clients_seed is None
@@ -335,6 +340,11 @@ class Method:
     client_phase: ClientPhase | None = None
     in_rounds: InRounds = field(default_factory=InRounds)
     any_model: bool = False
+
+    @property
+    def averages_weights(self) -> bool:
+        """Whether it averages weights as they are, whatever they started from and whatever clients measure."""
+        return self.merges_weights_alone and Need.COMMON_START not in self.needs
 
     @property
     def merges_weights_alone(self) -> bool:

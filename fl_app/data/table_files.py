@@ -251,8 +251,9 @@ def schema_of(folder: Path, *, label: str, sha256: str = "", numbers: bool = Fal
         raise OptionError(f"setting 'data.label' is {label!r}: must be a column that {SCHEMA_FILE} does not have")
     if not (schema.classes or numbers):
         raise OptionError(
-            f"schema {folder / SCHEMA_FILE} has no classes: must name those of column {label!r}; only a function "
-            "that 'model.train' names learns its numbers, as oneshot_fl.fl_app.models.regression:add_up"
+            f"schema {folder / SCHEMA_FILE} has no classes: if column {label!r} holds numbers, 'model.train' must name "
+            "a function that learns them; for a ridge regression set method=fedavg, model.name, model.train and "
+            "model.evaluate as docs/methods/ridge.md shows. If it holds classes, the schema must name them"
         )
     return schema
 

@@ -213,6 +213,14 @@ class OwnArchitecture:
     num_classes: int
     input_shape: Shape
 
+    @property
+    def means_of_examples(self) -> bool:
+        """Whether the weights are means over a client's examples, which only an average by their numbers merges.
+
+        It is a class attribute of such a module.
+        """
+        return bool(getattr(self.function, "means_of_examples", False))
+
     def __call__(self) -> nn.Module:
         """Return a new model; its weights are drawn from torch's global generator.
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import time
 
 from ..combiners.update_gate import merge_uploads
+from ..core.errors import OptionError
 from ..core.options import config_class, option
 from ..core.seeds import build_module
 from ..method import Job, Method, Need, Outcome, Progress, State
@@ -71,6 +72,19 @@ def _buffers(job: Job) -> list[str]:
     return [name for name, _ in model.named_buffers() if name in state and len(names_with(name, state)) == 1]
 
 
+def check_weights(job: Job) -> None:
+    """Refuse equal weights for weights that are means over examples.
+
+    Raises:
+        OptionError: Names the option.
+    """
+    if job.means_of_examples and job.config.weights != "examples":
+        raise OptionError(
+            f"setting 'fedavg.weights' is {job.config.weights!r}: must be 'examples' with {job.student!r}, whose "
+            "weights are means over a client's examples"
+        )
+
+
 METHOD = Method(
     name="fedavg",
     title="FedAvg (one shot)",
@@ -79,5 +93,6 @@ METHOD = Method(
     fit=fit,
     needs=frozenset({Need.SAME_ARCHITECTURE}),
     kind="baseline",
+    check=check_weights,
     any_model=True,
 )

@@ -51,6 +51,11 @@ def check_needs(method: Method, job: Job) -> None:
         OptionError: Names the method, the need and the clients, or the shape, that do not meet it.
     """
     _check_kind(method, job)
+    if job.means_of_examples and not method.averages_weights:
+        raise OptionError(
+            f"method {method.name!r} does not merge the weights of {job.student!r}, which are means over a client's "
+            f"examples: only their average is that of all examples. Choose another method: {list_fitting_methods(job)}"
+        )
     _check_teacher(method, job)
     missing = method.needs & _lacking(job)
     _check_examples(method, job)
@@ -231,6 +236,8 @@ def find_fitting_methods(job: Job) -> list[str]:
         if method.all_needs(config) & lacking or not kinds <= {method.uploads}:
             return False
         if not (job.num_classes or method.any_model):
+            return False
+        if job.means_of_examples and not method.averages_weights:
             return False
         if method.in_rounds.draws_by_round and not job.refines:
             return False

@@ -146,7 +146,7 @@ X = f"{TWO}[columns.x]\n"
         ("", r"columns is NoneType: must be a table \[columns.NAME\] per column"),
         (
             "[columns.x]",
-            "schema.toml has no classes: must name those of column 'outcome'; only .* 'model.train' names learns",
+            "schema.toml has no classes: if column 'outcome' holds numbers, 'model.train' must name a function",
         ),
         ("classes = []\n[columns.x]", "classes is .*: must be a list of at least two different words"),
         ('classes = ["a", "a"]\n[columns.x]', "classes is .*: must be a list of at least two different words"),

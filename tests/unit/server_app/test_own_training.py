@@ -155,6 +155,11 @@ OWN: dict[str, Scalar] = {
     "model__train": "own_models:train", "model__evaluate": "own_models:evaluate", "data__proxy": 0.0,
 }  # fmt: skip
 SOLVER = "oneshot_fl.fl_app.models.regression"
+REGRESSION: dict[str, Scalar] = {
+    "data__name": "own_models:linnerud", "model__name": f"{SOLVER}:Regression", "model__train": f"{SOLVER}:train",
+    "model__evaluate": f"{SOLVER}:evaluate",
+}  # fmt: skip
+ALONE = f"does not merge the weights of '{SOLVER}:Regression', which are means over a client's examples"
 CLIENTS = ("client-000", "client-001", "client-002")
 
 
@@ -269,8 +274,8 @@ def test_numbers_in_the_hospitals_tables_are_learned(oneshot: Any, tmp_path: Pat
     assert result["scores"]["mae"]["value"] == pytest.approx(np.abs(wrong).mean(), rel=1e-5)
     _, sizes = uploads_of(Path(result["run_dir"]))
     assert sizes == [114, 114, 114]
-    of_all = {"model__name": f"{SOLVER}:Regression", "model__train": f"{SOLVER}:add_up", "client__weight_decay": 0.01}
-    result, _ = completed(oneshot("run", **{**OWN, **own, **of_all, "model__evaluate": f"{SOLVER}:scores"}))
+    of_all = {"model__name": f"{SOLVER}:Regression", "model__train": f"{SOLVER}:train", "client__weight_decay": 0.01}
+    result, _ = completed(oneshot("run", **{**OWN, **own, **of_all, "model__evaluate": f"{SOLVER}:evaluate"}))
     rows, numbers = frame[:342].to_numpy()[:, :-1] / 0.05, frame[:342].to_numpy()[:, -1]
     around = rows - rows.mean(0)
     strength = 0.01 * (around**2).sum() / 10
@@ -278,13 +283,12 @@ def test_numbers_in_the_hospitals_tables_are_learned(oneshot: Any, tmp_path: Pat
     wrong = numbers.mean() + (held[:, :-1] / 0.05 - rows.mean(0)) @ weight - held[:, -1]
     assert result["scores"]["mae"]["value"] == pytest.approx(np.abs(wrong).mean(), rel=1e-6)
     refused = oneshot("run", **{**OWN, **own, "model__train": "", "model__evaluate": ""})[1]
-    assert "has no classes: must name those" in refused["error"]
+    assert "has no classes: if column 'target' holds numbers, 'model.train' must name a function" in refused["error"]
 
 
 def test_a_ridge_regression_is_that_of_all_examples_in_one_place(oneshot: Any) -> None:
     """Of three targets at once, whatever the clients have; for the page's command."""
-    own = {"data__name": "own_models:linnerud", "model__name": f"{SOLVER}:Regression", "client__weight_decay": 0.1}
-    own |= {"model__train": f"{SOLVER}:add_up", "model__evaluate": f"{SOLVER}:scores", "data__alpha": 5.0}
+    own = {**REGRESSION, "client__weight_decay": 0.1, "data__alpha": 5.0, "fedavg__bn_buffers": "first"}
     result, _ = completed(oneshot("run", **{**OWN, **own}))
 
     rows, targets = load_linnerud(return_X_y=True)
@@ -306,6 +310,14 @@ def test_a_ridge_regression_is_that_of_all_examples_in_one_place(oneshot: Any) -
     np.testing.assert_allclose(model.solve()[0].T.numpy(), weight, rtol=1e-6)
     pooled = ridge_regression([RegressionSums.of(*map(torch.from_numpy, (rows, targets)))], 0.1)
     np.testing.assert_allclose(model.solve()[1].numpy(), pooled.bias.numpy(), rtol=1e-6)
+
+    run = Path(result["run_dir"])
+    page = (run / "report.html").read_text()
+    assert "oneshot run" in page
+    assert not any(command in page for command in ("oneshot replay", "oneshot compare"))
+    with pytest.raises(OptionError, match=f"method 'ties' {ALONE}"):
+        replayed(run, "ties")
+    assert f"method 'ties' {ALONE}" in oneshot("compare", run, "--methods", "fedavg,ties")[1]["error"]
 
 
 def test_an_autoencoder_learns_the_images_of_a_named_data_set(oneshot: Any) -> None:
@@ -335,6 +347,10 @@ MUST = ": must train the model that it gets, in place, and return None"
         ({"model__evaluate": "own_models:hamming"}, "model.evaluate 'own_models:hamming' fails"),
         ({"model__train": "own_models:train_to_a_net"}, f"by its annotation{MUST}"),
         ({"metric": "r3"}, "setting 'metric' is 'r3': must be one of mae, r2, which model.evaluate"),
+        *(({**REGRESSION, "method": name}, f"'{name}' {ALONE}") for name in ("task-arithmetic", "ties", "dare", "tsv")),
+        ({**REGRESSION, "fedavg__weights": "uniform"}, "'fedavg.weights' is 'uniform': must be 'examples' with"),
+        ({**REGRESSION, "model__name": "mlp"}, "TypeError: model is Sequential: 'model.name' must be "),
+        ({**REGRESSION, "data__name": "digits"}, "data has 256 features and 1 targets per example: must have 256 and"),
         ({"metric": "r2", "model__train": "", "model__evaluate": ""}, "setting 'metric' is 'r2': must be one of 'acc"),
     ],
 )
