@@ -317,10 +317,12 @@ def table_of(comparison: Mapping[str, Any], lines: Sequence[Line], *, work: bool
 def _why_unscored(comparison: Mapping[str, Any]) -> str:
     """Return why no result has an accuracy, and what gives one."""
     if comparison.get("results"):
-        return "No accuracies: this machine has no held-out examples; the next table has the clients' scores on theirs."
+        return (
+            "No accuracies: the runs score on no held-out examples; the next table has the clients' scores on theirs."
+        )
     if comparison["data"]:
         return (
-            "No accuracies: this machine has no held-out examples; --on clients has the runs' clients score the "
+            "No accuracies: the runs score on no held-out examples; --on clients has the runs' clients score the "
             "results on theirs."
         )
     return (
