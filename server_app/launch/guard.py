@@ -96,14 +96,15 @@ def clean_up(token: str, folder: Path) -> None:
 
 
 def members(token: str, folder: Path) -> list[Any]:
-    """List the living processes of a run except the caller, as psutil's."""
+    """List the living processes of a run, as psutil's, except the caller and guardians, which end what is theirs."""
     alive = [process for process in psutil.process_iter(["ppid", "status"]) if process.info["status"] != "zombie"]
     family = {process.pid for process in alive if _carries(process, token, folder)}
     children: set[int] = set(family)
     while children:
         children = {process.pid for process in alive if process.info["ppid"] in children} - family
         family |= children
-    return [process for process in alive if process.pid in family - {os.getpid()}]
+    own = [process for process in alive if process.pid in family - {os.getpid()}]
+    return [process for process in own if not _is_guardian(process)]
 
 
 def main(token: str, folder: Path) -> None:
@@ -127,6 +128,13 @@ def _start_guardian(token: str, folder: Path) -> subprocess.Popen[bytes]:
         cwd="/",
         start_new_session=True,
     )
+
+
+def _is_guardian(process: Any) -> bool:
+    try:
+        return str(Path(__file__).resolve()) in process.cmdline()[:3]
+    except (psutil.Error, OSError):
+        return False
 
 
 def _carries(process: Any, token: str, folder: Path) -> bool:

@@ -31,6 +31,19 @@ ORPHAN = textwrap.dedent(
     """
 )
 
+# A process that guards an orphan, and says where.
+OWNER = textwrap.dedent(
+    """
+    import os, subprocess, sys, time
+    from server_app.launch import guard
+    with guard.guarded() as (folder, token):
+        command = [sys.executable, "-c", sys.argv[1]]
+        orphan = subprocess.run(command, env={**os.environ, guard.TOKEN_KEY: token}, stdout=subprocess.PIPE).stdout
+        print(folder, int(orphan), flush=True)
+        time.sleep(60)
+    """
+)
+
 
 def carrying(token: str) -> dict[str, str]:
     return {**os.environ, guard.TOKEN_KEY: token}
@@ -92,19 +105,17 @@ def test_guarded_when_block_ends_removes_folder_and_orphans(stranger: subprocess
     assert stranger.poll() is None
 
 
+def test_guarded_when_it_ends_guarded_processes_lets_their_guardians_clean_up() -> None:
+    with guard.guarded() as (_, token):
+        command = [sys.executable, "-c", OWNER, ORPHAN]
+        inner = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=carrying(token))
+        folder, orphan = inner.stdout.readline().split()  # type: ignore[union-attr]
+    inner.communicate()
+    assert within(5, lambda: not is_alive(int(orphan)) and not Path(folder).exists())
+
+
 def test_guarded_when_owners_group_is_killed_cleans_up(stranger: subprocess.Popen[bytes]) -> None:
-    script = textwrap.dedent(
-        """
-        import os, subprocess, sys, time
-        from server_app.launch import guard
-        with guard.guarded() as (folder, token):
-            command = [sys.executable, "-c", sys.argv[1]]
-            orphan = subprocess.run(command, env={**os.environ, guard.TOKEN_KEY: token}, stdout=subprocess.PIPE).stdout
-            print(folder, int(orphan), flush=True)
-            time.sleep(60)
-        """
-    )
-    command = [sys.executable, "-c", script, ORPHAN]
+    command = [sys.executable, "-c", OWNER, ORPHAN]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as owner:
         folder, orphan = owner.stdout.readline().split()
         assert is_alive(int(orphan))
