@@ -103,8 +103,8 @@ def members(token: str, folder: Path) -> list[Any]:
     while children:
         children = {process.pid for process in alive if process.info["ppid"] in children} - family
         family |= children
-    own = [process for process in alive if process.pid in family - {os.getpid()}]
-    return [process for process in own if not _is_guardian(process)]
+    family.discard(os.getpid())
+    return [process for process in alive if process.pid in family and not _is_guardian(process)]
 
 
 def main(token: str, folder: Path) -> None:

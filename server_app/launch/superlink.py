@@ -35,6 +35,7 @@ from server_app.launch.guard import TOKEN_KEY, guarded, sigterm_as_interrupt
 from server_app.launch.simulation import CLIENTS, PORT
 from server_app.settings.commit import COMMIT_VARIABLE
 from strategies.core import offline
+from strategies.core.durable import atomic_write
 from strategies.core.errors import ComputeError, causing_error, with_remedy
 from strategies.core.options import Scalar
 from strategies.core.places import expand_user
@@ -234,9 +235,7 @@ class Runtime:
     def request_clients(self, processes: int, gpus: float) -> None:
         """Tell the simulation to start the processes that train clients, each with a core and a share of a GPU."""
         asked = {"processes": processes, "resources": {"num_cpus": 1, "num_gpus": gpus}}
-        place = self.folder / CLIENTS
-        place.with_suffix(".new").write_text(json.dumps(asked), encoding="utf-8")
-        place.with_suffix(".new").rename(place)
+        atomic_write(self.folder / CLIENTS, json.dumps(asked).encode())
 
     def is_over(self) -> bool:
         """Return whether the simulation, or the SuperLink that it needs, has ended."""

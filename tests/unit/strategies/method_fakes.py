@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -141,7 +142,7 @@ class Book(Silent):
 
 
 @dataclass(kw_only=True)
-class ClientsHere:
+class ClientsHere(ABC):
     """Clients that answer in this process; ``answers`` has what they say to questions.
 
     Attributes:
@@ -153,8 +154,8 @@ class ClientsHere:
     refused: list[tuple[str, str]] = field(default_factory=list)
     mib_per_client: float = 0.0
 
-    def answers(self, questions: Any, phase: str) -> Iterable[Answer]:
-        raise NotImplementedError
+    @abstractmethod
+    def answers(self, questions: Any, phase: str) -> Iterable[Answer]: ...
 
     def ask(
         self,
